@@ -16,8 +16,11 @@ BIN    := $(VENV)/bin
 PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
           $(BIN)/python -m pip install --no-input
 PYTEST := $(BIN)/python -m pytest -q
-# Half of what slow tests take is waiting, so there is one process more than there are processors.
-SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+# A test may take longer than the ten minutes after which pytest ends one that hangs.
+UNHURRIED := -o faulthandler_timeout=0
+# Tests wait for much of their time, so there is one process more than there are processors.
+# A process that dies (pytest ends one whose test hangs) is replaced once, and its test is tried again: not for ever.
+SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart=1
 # What a small dose tries is what `make test` does not.
 HUNT   := TIDELOG_DOSE=$(DOSE) $(PYTEST) $(if $(filter small,$(DOSE)),-m hunt)
 # What is tried on Kafka too.
@@ -30,11 +33,11 @@ export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check check-code check-tests format bench clients \
-        bench-report hunt sim kill-test cluster-test transactions compat compat-table fuzz properties other-hunts build clean
+        bench-report hunt sim kill-test cluster-test transactions spark-chaos compat compat-table fuzz properties other-hunts build clean
 
 help:
 	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth; BROKERS=3: a cluster)"
-	@echo "make check      format, lint, strict types, import contracts, fast tests (four minutes on two processors)"
+	@echo "make check      format, lint, strict types, import contracts, fast tests (two to three minutes on two processors)"
 	@echo "make test       every test but the hunts (ten minutes on two processors)"
 	@echo "make format     rewrite the code in the house format"
 	@echo "make bench      measure Tidelog beside Apache Kafka"
@@ -46,6 +49,7 @@ help:
 	@echo "make cluster-test  200 faults in a cluster of seven, 50 failovers, the named cases of replication"
 	@echo "make transactions  random transactions of several clients, every history judged"
 	@echo "make chaos      pipelined producers under kills and pauses, Java's too (MINUTES=5 RUNS=20)"
+	@echo "make spark-chaos  a Spark job from topic to topic, killed at every step, and its brokers (MINUTES=5)"
 	@echo "make sim        simulated disks and clusters (SEED=7 replays one run)"
 	@echo "make fuzz       coverage-guided fuzzing (MINUTES=60), then make properties"
 	@echo "make properties properties tried much harder than in make test"
@@ -87,7 +91,7 @@ check-code: $(VENV)/.dev-installed
 	$(BIN)/mypy
 
 check-tests: $(VENV)/.dev-installed
-	$(PYTEST) $(SPREAD) -n $(PROCESSORS) -m "not slow and not hunt" $(addprefix --ignore=tests/,$(ALL_SLOW)) $(ARGS)
+	$(PYTEST) $(SPREAD) -m "not slow and not hunt" $(addprefix --ignore=tests/,$(ALL_SLOW)) $(ARGS)
 
 format: $(VENV)/.dev-installed
 	$(BIN)/ruff format .
@@ -104,7 +108,10 @@ hunt: sim kill-test cluster-test transactions compat fuzz other-hunts
 
 chaos: $(VENV)/.dev-installed
 	TIDELOG_CHAOS_MINUTES=$(or $(MINUTES),5) TIDELOG_CHAOS_RUNS=$(or $(RUNS),20) \
-	  $(BIN)/python -m pytest -s -q tests/cluster/test_producer_epochs.py $(ARGS)
+	  $(PYTEST) $(UNHURRIED) -s tests/cluster/test_producer_epochs.py $(ARGS)
+
+spark-chaos: $(VENV)/.dev-installed
+	TIDELOG_SPARK_CHAOS_MINUTES=$(or $(MINUTES),5) $(PYTEST) $(UNHURRIED) -s tests/spark/test_exactly_once_chaos.py $(ARGS)
 
 sim: $(VENV)/.dev-installed
 	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(HUNT) $(SPREAD) $(SIMULATIONS) $(ARGS)
@@ -131,7 +138,7 @@ properties: $(VENV)/.dev-installed
 
 # So that no hunt is forgotten; 5 says that there is none but those above.
 other-hunts: $(VENV)/.dev-installed
-	TIDELOG_DOSE=$(DOSE) $(PYTEST) -m hunt $(addprefix --ignore=,$(SIMULATIONS) tests/cluster tests/transactions tests/compatibility tests/properties) || [ $$? -eq 5 ]
+	TIDELOG_DOSE=$(DOSE) $(PYTEST) $(UNHURRIED) -m hunt $(addprefix --ignore=,$(SIMULATIONS) tests/cluster tests/transactions tests/compatibility tests/properties) || [ $$? -eq 5 ]
 
 clients: $(VENV)/.dev-installed
 	@$(BIN)/python -m tests.compatibility.clients.install

@@ -35,7 +35,9 @@ DOSES = {
     "TIDELOG_KILLS": Dose(5, 100),
     "TIDELOG_FAULTS": Dose(6, 200),
     "TIDELOG_FAILOVERS": Dose(2, 50),
-    # tests/unit/testing: starts and stops of embedded brokers and clusters in a row
+    # tests/spark: minutes of a Spark job from topic to topic that is killed again and again
+    "TIDELOG_SPARK_CHAOS_MINUTES": Dose(1, 30),
+    # tests/unit/testing: starts and stops of embedded brokers and clusters in a row, and spread over xdist's workers
     "TIDELOG_EMBEDDED_STARTS": Dose(6, 200),
     # damaged files
     "TIDELOG_DAMAGE": Dose(4, 100),

@@ -20,17 +20,22 @@ if TYPE_CHECKING:
     from tidelog.client.consuming.consumer import Consumer
     from tidelog.client.consuming.log_truncation import LogTruncation
     from tidelog.client.consuming.subscription import RebalanceListener
+    from tidelog.client.metrics import ConsumerMetrics, ProducerMetrics
     from tidelog.client.model import (
         ConsumerGroupMetadata,
         ConsumerRecord,
         NewTopic,
         OffsetAndMetadata,
         OffsetAndTimestamp,
+        ProducerRecord,
         RecordMetadata,
         Replica,
         TopicPartition,
+        WrittenRange,
     )
+    from tidelog.client.producing.interceptors import ProducerInterceptor
     from tidelog.client.producing.producer import Producer
+    from tidelog.client.producing.send_group import BatchSendError
     from tidelog.client.producing.transaction_errors import (
         ProducerFenced,
         TransactionAbortable,
@@ -46,11 +51,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Admin",
     "Assignor",
+    "BatchSendError",
     "ConfigChange",
     "ConfigError",
     "ConfigResource",
     "Consumer",
     "ConsumerGroupMetadata",
+    "ConsumerMetrics",
     "ConsumerRecord",
     "EmbeddedBroker",
     "EmbeddedCluster",
@@ -63,6 +70,9 @@ __all__ = [
     "OffsetAndTimestamp",
     "Producer",
     "ProducerFenced",
+    "ProducerInterceptor",
+    "ProducerMetrics",
+    "ProducerRecord",
     "RebalanceListener",
     "RecordMetadata",
     "Replica",
@@ -72,17 +82,20 @@ __all__ = [
     "TransactionError",
     "TransactionFatal",
     "TransactionTimeout",
+    "WrittenRange",
     "__version__",
 ]
 
 _HOMES: dict[str, str] = {
     "Admin": "client.admin.client",
     "Assignor": "client.assignment.assignors",
+    "BatchSendError": "client.producing.send_group",
     "ConfigChange": "client.admin.configs",
     "ConfigError": "protocol.errors",
     "ConfigResource": "client.admin.configs",
     "Consumer": "client.consuming.consumer",
     "ConsumerGroupMetadata": "client.model",
+    "ConsumerMetrics": "client.metrics",
     "ConsumerRecord": "client.model",
     "EmbeddedBroker": "testing.embedded",
     "EmbeddedCluster": "testing.cluster",
@@ -95,6 +108,9 @@ _HOMES: dict[str, str] = {
     "OffsetAndTimestamp": "client.model",
     "Producer": "client.producing.producer",
     "ProducerFenced": "client.producing.transaction_errors",
+    "ProducerInterceptor": "client.producing.interceptors",
+    "ProducerMetrics": "client.metrics",
+    "ProducerRecord": "client.model",
     "RebalanceListener": "client.consuming.subscription",
     "RecordMetadata": "client.model",
     "Replica": "client.model",
@@ -104,6 +120,7 @@ _HOMES: dict[str, str] = {
     "TransactionError": "client.producing.transaction_errors",
     "TransactionFatal": "client.producing.transaction_errors",
     "TransactionTimeout": "client.producing.transaction_errors",
+    "WrittenRange": "client.model",
 }
 
 

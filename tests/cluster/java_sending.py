@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+from tests.patience import PATIENCE_S, join
 from tidelog.bench import peers
 
 SETTINGS = {
@@ -73,8 +74,8 @@ class JavaSending:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
-        self._thread.join()
+        self._process.wait(PATIENCE_S)
+        join(self._thread)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

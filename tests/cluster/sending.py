@@ -7,16 +7,19 @@ thread of their own.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.cluster.checking import UNKNOWN_OFFSET, Scanned, Sent
+from tests.patience import PATIENCE_S, join
 
 confluent = pytest.importorskip(
     "confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')"
@@ -34,6 +37,8 @@ class Sending:
         self.topic, self.partitions = topic, partitions
         self.sent = [Sent() for _ in range(partitions)]
         self.failures: list[Any] = []
+        self.client_log: deque[str] = deque(maxlen=5000)
+        """The last lines of the client's own log, where it is kept."""
         self.lock = threading.Lock()
         self._bootstrap = bootstrap
         self._rate = records_per_second
@@ -90,7 +95,7 @@ class Sending:
 
     def end(self) -> None:
         self._stop.set()
-        self._thread.join()
+        join(self._thread, 5 * PATIENCE_S)
 
     def acknowledged(self) -> list[dict[int, int]]:
         with self.lock:
@@ -98,6 +103,17 @@ class Sending:
 
     def records(self) -> int:
         return sum(len(one.timestamps_ms) for one in self.sent)
+
+
+class _Lines(logging.Handler):
+    """Keeps the last lines."""
+
+    def __init__(self, lines: deque[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record))
 
 
 class ConfluentSending(Sending):
@@ -113,11 +129,21 @@ class ConfluentSending(Sending):
                 "linger.ms": 3,
                 "message.timeout.ms": 300_000,
                 **IMPATIENT,
-                "log_level": 0,
+                # What the client says of its sequences and its epoch, for a failure's report.
+                "debug": "eos",
+                "log_level": 7,
                 "error_cb": self._on_error,
                 **(settings or {}),
-            }
+            },
+            logger=self._logger(),
         )
+
+    def _logger(self) -> logging.Logger:
+        logger = logging.Logger(f"librdkafka {self.topic}", logging.DEBUG)
+        handler = _Lines(self.client_log)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+        logger.addHandler(handler)
+        return logger
 
     def _on_error(self, error: Any) -> None:
         if error.fatal():

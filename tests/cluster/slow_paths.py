@@ -10,6 +10,7 @@ import struct
 import threading
 from types import TracebackType
 
+from tests.patience import PATIENCE_S, join
 from tests.stream_server import StreamServer
 
 PRODUCE = 0
@@ -31,9 +32,9 @@ class SlowPaths:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        join(self._thread)
         self._loop.close()
 
     def port(self, target_port: int) -> int:
@@ -56,7 +57,7 @@ class SlowPaths:
 
         server = StreamServer(pass_on)
         self._servers.append(server)
-        asyncio.run_coroutine_threadsafe(server.listen(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(server.listen(), self._loop).result(PATIENCE_S)
         return server.port
 
     async def _requests(self, reader: asyncio.StreamReader, broker: asyncio.StreamWriter) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.asking import await_healthy, confluent, create_topic, rotated
 from tests.cluster.conftest import NewCluster
+from tests.patience import PATIENCE_S, join
 from tidelog import Consumer, Producer
 from tidelog.bench.metadata import ask
 from tidelog.testing.cluster import EmbeddedCluster
@@ -59,7 +60,7 @@ class Reader(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join()
+        join(self, 2 * PATIENCE_S)
 
 
 def coordinator(cluster: EmbeddedCluster, group: str) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, line_of
 from tidelog.bench.metadata import await_brokers
 from tidelog.testing.ports import free_port
 from tidelog.testing.processes import accepts, answers_metadata
@@ -86,7 +87,7 @@ def test_three_brokers_are_started_broken_and_mended(terminal: Terminal) -> None
     assert not is_alive(nodes[2]["pid"])
     assert terminal.nodes()[2]["state"] == "killed"
     assert terminal.nodes()[2]["pid"] is None
-    assert "does not run" in terminal("pause", "2", expected=1)
+    assert "is not running" in terminal("pause", "2", expected=1)
     terminal("pause", "3")
     assert terminal.states() == {1: "running", 2: "killed", 3: "paused"}
     assert "resumed node 3" in terminal("resume")
@@ -110,14 +111,25 @@ def test_the_same_cluster_is_started_again_with_what_it_knows(terminal: Terminal
     admin = [sys.executable, "-m", "tidelog", "topics"]
     reach = ["-b", f"127.0.0.1:{terminal.port}"]
     environment = terminal.environment()
-    subprocess.run([*admin, "create", "kept", "-r", "3", *reach], check=True, env=environment, capture_output=True)
+    subprocess.run(
+        [*admin, "create", "kept", "-r", "3", *reach],
+        check=True,
+        env=environment,
+        capture_output=True,
+        timeout=PATIENCE_S,
+    )
     cluster_id = json.loads((terminal.directory / "cluster.json").read_text())["cluster_id"]
     terminal("stop")
     assert "made with --brokers 3, not 4" in terminal("start", "--brokers", "4", "--detach", expected=1)
     assert cluster_id in terminal("start", "--detach")
     assert "is running already" in terminal("start", "--detach", expected=1)
     described = subprocess.run(
-        [*admin, "describe", "kept", "--json", *reach], check=True, env=environment, capture_output=True, text=True
+        [*admin, "describe", "kept", "--json", *reach],
+        check=True,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     ).stdout
     (topic,) = json.loads(described)
     assert len(topic["partitions"]) == 3
@@ -138,7 +150,13 @@ def test_balance_tells_who_carries_what(terminal: Terminal) -> None:
     await_brokers([terminal.port + index for index in range(3)], 3)
     environment = terminal.environment()
     create = [sys.executable, "-m", "tidelog", "topics", "create", "one", "-p", "1", "-r", "1"]
-    subprocess.run([*create, "-b", f"127.0.0.1:{terminal.port}"], check=True, env=environment, capture_output=True)
+    subprocess.run(
+        [*create, "-b", f"127.0.0.1:{terminal.port}"],
+        check=True,
+        env=environment,
+        capture_output=True,
+        timeout=PATIENCE_S,
+    )
     words = ("--seconds", "0.5", "--measure", "leaders", "--measure", "open files")
     found = json.loads(terminal("balance", *words, "--json"))
     by_broker = {each["id"]: each for each in found["brokers"]}
@@ -161,9 +179,9 @@ def test_the_terminal_that_shows_the_cluster_ends_it(terminal: Terminal, number:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert shown.stdout is not None
-    assert "ready in" in shown.stdout.readline()
+    assert "ready in" in line_of(shown)
     terminal("kill", "2")
-    assert shown.stdout.readline().strip() == "node 2: killed"
+    assert line_of(shown).strip() == "node 2: killed"
     terminal("restart", "2")
     pids = [each["pid"] for each in terminal.nodes().values()]
     assert all(map(is_alive, pids))
@@ -183,7 +201,7 @@ def test_a_process_that_got_the_id_later_is_left_alone(terminal: Terminal) -> No
     try:
         content["nodes"][0]["pid"] = stranger.pid
         file.write_text(json.dumps(content))
-        assert "does not run (died)" in terminal("kill", "1", expected=1)
+        assert "is not running (died)" in terminal("kill", "1", expected=1)
         assert terminal.states() == {1: "died"}
         terminal("stop")
         assert stranger.poll() is None

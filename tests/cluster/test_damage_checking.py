@@ -11,8 +11,10 @@ import pytest
 from tests.cluster.damage.cases import NAMED, Case, drawn
 from tests.cluster.damage.injuries import BATCH_WAYS, Injury, inflict
 from tests.cluster.damage.records import number_of, value_of
-from tests.cluster.damage.replicas import Log, check_companions, check_replicas, read_log
+from tests.cluster.damage.replicas import Log, check_compacted, check_companions, check_replicas, read_log
 from tests.cluster.damage.trial import Trial
+from tests.unit.storage.batches import NOW, Logs, batch
+from tests.unit.storage.cleaning import clean
 from tidelog.bench.frames import record_batch
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.log.directory import LogDirectory
@@ -68,6 +70,31 @@ def test_every_kind_of_damage_to_batches_is_seen(logs: dict[int, Log], way: str,
         for file, data in before.items():
             file.write_bytes(data)
         assert check_again(logs) == []
+
+
+def test_a_replica_that_cleaned_its_log_is_whole_and_one_that_lost_a_key_is_not(tmp_path: Path) -> None:
+    """A repair may begin a segment on one node alone; then this node's cleaner cleans the one before."""
+    for node in (1, 2, 3):
+        made = Logs(tmp_path / str(node), LogConfig(cleanup_policy=frozenset({"compact"})))
+        for number in range(40):
+            made.append(batch(key=b"%d" % (number % 4), value=b"%d" % number))
+        if node > 1:
+            made.log.roll(NOW)
+            made.append(batch(key=b"last"))
+            clean(made.log)
+        else:
+            made.append(batch(key=b"last"))
+        made.close()
+
+    def found() -> list[str]:
+        logs = {node: read_log(tmp_path / str(node) / "t-0", compacted=True) for node in (1, 2, 3)}
+        return check_compacted(logs, max(log.end for log in logs.values()))
+
+    assert len(read_log(tmp_path / "2" / "t-0", compacted=True).batches) < 10
+    assert found() == []
+    first = tmp_path / "2" / "t-0" / "00000000000000000000.log"
+    first.write_bytes(b"")
+    assert "differs in 4 keys" in found()[0]
 
 
 @pytest.mark.parametrize("target", ["index", "timeindex"])

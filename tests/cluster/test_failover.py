@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from tests.cluster.asking import (
 from tests.cluster.conftest import PEER, NewCluster
 from tests.compatibility.wire import Closed, Wire
 from tests.doses import DOSES, dose
+from tests.patience import PATIENCE_S, join
 from tidelog.testing.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.hunt
@@ -38,6 +40,8 @@ pytestmark = pytest.mark.hunt
 FAILOVERS = dose("TIDELOG_FAILOVERS")
 TOPIC = "failover"
 EVERY_S = 0.004
+# Of a longer pause the nodes' logs are printed.
+LONG_S = 0.3
 SERVED = b"a record of another producer"
 _TOPIC_ALREADY_EXISTS = 36
 # The large dose is for a machine that does nothing else. The small one shows on any machine that nobody waits until
@@ -105,7 +109,7 @@ class Pulse:
 
     def end(self) -> None:
         self._stop.set()
-        self._thread.join()
+        join(self._thread, 2 * PATIENCE_S)
 
     def value(self, number: int) -> bytes:
         return b"%d of %d" % (number, self.name)
@@ -141,6 +145,22 @@ def report(what: str, pauses_s: list[float]) -> tuple[float, float]:
     return median_ms, worst_ms
 
 
+class NodeLogs:
+    """What the nodes have logged since this was made."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self._files = {node: server.output_file for node, server in cluster.nodes.items()}
+        self._sizes = {node: file.stat().st_size for node, file in self._files.items()}
+
+    def show(self, title: str) -> None:
+        print(title)
+        for node, file in self._files.items():
+            with file.open("rb") as log:
+                log.seek(self._sizes[node])
+                lines = log.read(20_000).decode(errors="replace").splitlines()
+            print("\n".join(f"  node {node}: {line}" for line in lines))
+
+
 @pytest.mark.parametrize("layout", ["combined", "apart"])
 def test_a_leader_is_killed(new_cluster: NewCluster, layout: str) -> None:
     cluster = new_cluster(3, controllers=3 if layout == "apart" else 0, options=OPTIONS)
@@ -149,10 +169,13 @@ def test_a_leader_is_killed(new_cluster: NewCluster, layout: str) -> None:
     for number in range(FAILOVERS):
         with Pulse(cluster.bootstrap_servers, TOPIC, number) as pulse:
             time.sleep(0.3)
-            leader = current_leader(cluster)
-            moment = time.monotonic()
+            leader, active = current_leader(cluster), active_controller(cluster)
+            logs = NodeLogs(cluster)
+            moment, clock = time.monotonic(), datetime.now().isoformat(timespec="milliseconds")
             cluster.kill(leader)
             pauses_s.append(pulse.pause_after(moment))
+        if pauses_s[-1] > LONG_S:
+            logs.show(f"{pauses_s[-1] * 1000:.0f} ms after {clock}: leader {leader}, active controller {active}")
         pulses.append(pulse)
         cluster.restart(leader)
         await_healthy(cluster, [TOPIC])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import NewCluster
+from tests.patience import PATIENCE_S
 from tidelog.client import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.testing.processes import TidelogProcess
@@ -27,7 +28,7 @@ SIZE_MB = 4
 
 
 def run(*command: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode:
         pytest.skip(f"{' '.join(command)}: {done.stderr.strip()}")
 
@@ -82,9 +83,10 @@ async def read(bootstrap: str, topic: str) -> list[int]:
         consumer.assign([partition])
         end = (await consumer.end_offsets([partition]))[partition]
         found: list[int] = []
-        while await consumer.position(partition) < end:
-            for records in (await consumer.poll(timeout_ms=500)).values():
-                found += [int((record.value or b"").partition(b":")[0]) for record in records]
+        async with asyncio.timeout(2 * PATIENCE_S):
+            while await consumer.position(partition) < end:
+                for records in (await consumer.poll(timeout_ms=500)).values():
+                    found += [int((record.value or b"").partition(b":")[0]) for record in records]
         return found
 
 
@@ -161,8 +163,10 @@ def test_others_lead_what_was_on_a_full_volume(new_cluster: NewCluster, tmp_path
     name = there[0]
     values = asyncio.run(_send_all(cluster.bootstrap_servers, name, 400))
     assert asyncio.run(read(cluster.bootstrap_servers, name)) == values
-    leaders = asyncio.run(_leaders(cluster.bootstrap_servers, names))
-    assert leaders[name] in (2, 3)
+    deadline = time.monotonic() + PATIENCE_S
+    while (leaders := asyncio.run(_leaders(cluster.bootstrap_servers, names)))[name] not in (2, 3):
+        assert time.monotonic() < deadline, leaders
+        time.sleep(0.05)
     assert any(leader == 1 for leader in leaders.values()), "the other directory serves on"
 
 

@@ -163,6 +163,8 @@ def hunt(
             records, batches = check_everything(cluster, sendings, java_sendings)
         except BaseException:
             print("\n".join(faults.history[-80:]))
+            for sending in sendings:
+                (directory / f"{sending.topic}.log").write_text("\n".join(sending.client_log))
             raise
     assert committing.commits > duration_s / 10, "the consumer hardly ran"
     assert all(sending.records() > rate / 15 * duration_s for sending in sendings), "the producers hardly ran"

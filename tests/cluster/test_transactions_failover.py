@@ -128,7 +128,8 @@ async def test_commits_survive_the_death_of_the_coordinator_and_of_leaders(new_c
         for task in done:
             task.result()
         is_over.set()
-        await running
+        async with asyncio.timeout(2 * PATIENCE_S):
+            await running
     values = await read_committed(cluster.bootstrap_servers, topic)
     for seen in values:
         assert seen == sorted(set(seen)), "a record is there twice, or out of order"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.compatibility.filling import CODECS, patiently
+from tests.patience import PATIENCE_S, line_of
 from tidelog.testing.processes import ServerProcess
 
 confluent = pytest.importorskip(
@@ -193,7 +194,7 @@ def test_a_member_that_dies_loses_its_partitions(
     )
     try:
         assert child.stdout is not None
-        assert child.stdout.readline() == b"assigned\n"
+        assert line_of(child) == b"assigned\n"
         members.append(Member(server, group, topic, "range"))
         deadline = time.monotonic() + 90
         while len(members[0].partitions) != 2:
@@ -201,7 +202,7 @@ def test_a_member_that_dies_loses_its_partitions(
             members[0].poll()
     finally:
         child.kill()
-        child.communicate()
+        child.communicate(timeout=PATIENCE_S)
     settle(members, 4)
 
 

@@ -226,7 +226,13 @@ def test_a_plan_is_proposed_as_by_our_own_command(tool: Tool, cluster: Cluster, 
     theirs = tool(REASSIGN, "--generate", "--topics-to-move-json-file", str(file), "--broker-list", brokers)
     words = ("reassign", "--generate", "--topics-to-move-json", str(file), "--broker-list", brokers)
     where = ("--bootstrap-server", cluster.bootstrap_servers)
-    done = subprocess.run([sys.executable, "-m", "tidelog", *words, *where], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tidelog", *words, *where],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
     proposed = []
     for lines in (theirs.splitlines(), done.stdout.splitlines()):
         assert lines[:4] == theirs.splitlines()[:4]

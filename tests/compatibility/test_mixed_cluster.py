@@ -93,6 +93,7 @@ class MixedCluster:
             check=True,
             cwd=root,
             env={**os.environ, "PYTHONPATH": str(root)},
+            timeout=PATIENCE_S,
         )
 
     def stop(self) -> None:

@@ -23,12 +23,6 @@ from tidelog.testing.processes import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CONNECTOR = (
-    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
-    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
-    ("org.apache.kafka", "kafka-clients", "3.9.2"),
-    ("org.apache.commons", "commons-pool2", "2.13.1"),
-)
 FORMATS = ("kafka", "tidelog")
 TIME = 1_700_000_000_123
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def spark(need_java: None) -> Iterator[Any]:
     pytest.importorskip("pyspark")
     try:
-        jars = sorted(map(str, peers.jars("spark", CONNECTOR).glob("*.jar")))
+        jars = sorted(map(str, peers.jars("spark", peers.SPARK_CONNECTOR).glob("*.jar")))
     except peers.PeerUnavailable as unavailable:
         pytest.skip(str(unavailable))
     os.environ.update(PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")

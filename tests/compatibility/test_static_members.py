@@ -43,6 +43,11 @@ class Member:
             on_lost=lambda _, partitions: self.events.append(f"lost {_numbers(partitions)}"),
         )
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last rebalance has come to its end here. Without new partitions its end is an empty "+"."""
+        return self.events[-1:] != [] and self.events[-1].startswith("+")
+
     def owned(self) -> set[int]:
         return {partition.partition for partition in self.consumer.assignment()}
 
@@ -75,7 +80,14 @@ def test_a_restart_within_the_session_moves_nothing(server: ServerProcess, new_t
 
     first, second = start("one"), start("two")
     poll_until(
-        lambda: len(first.owned() | second.owned()) == 4 and bool(first.owned() and second.owned()), first, second
+        lambda: (
+            len(first.owned() | second.owned()) == 4
+            and bool(first.owned() and second.owned())
+            and first.is_settled
+            and second.is_settled
+        ),
+        first,
+        second,
     )
     owned = second.owned()
     before = {each.instance_id: each for each in described(server, group).members}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.compatibility.clients.client import Client
+from tests.compatibility.clients.known import KINDS, Missing, environment
 from tests.patience import PATIENCE_S
+from tidelog.client.sync import Admin, Producer
 from tidelog.testing.processes import ServerProcess
 
 NewTopic = Callable[..., str]
@@ -106,3 +110,39 @@ def test_kafka_python(server: ServerProcess, new_topic: NewTopic) -> None:
         (producer.abort_transaction if number % 2 else producer.commit_transaction)()
     producer.close()
     assert committed(server, topic, ROUNDS) == expected()
+
+
+def client_of(kind: str, server: ServerProcess, directory: Path) -> Client:
+    """A stock client that is not Python's, or skip with the reason."""
+    try:
+        command = KINDS[kind].command()
+    except Missing as reason:
+        pytest.skip(f"{kind}: {reason}")
+    return Client(kind, command, server.bootstrap_servers, directory / f"{kind}.log", environment(KINDS[kind]))
+
+
+@pytest.mark.parametrize("kind", ["kafkajs", "franz-go"])
+def test_a_client_of_another_language(server: ServerProcess, new_topic: NewTopic, tmp_path: Path, kind: str) -> None:
+    topic = new_topic(partitions=2)
+    with client_of(kind, server, tmp_path) as client:
+        refusal = client.ask("transact", topic=topic, group=f"group-{topic}", rounds=ROUNDS)
+    assert "FENCED" in refusal or "INVALID_PRODUCER_EPOCH" in refusal, refusal
+    assert committed(server, topic, ROUNDS) == expected()
+    if kind == "kafkajs":
+        with Admin(bootstrap_servers=server.bootstrap_servers) as admin:
+            offsets = admin.list_group_offsets(f"group-{topic}", require_stable=True)
+        assert [each.offset for each in offsets.values()] == [ROUNDS - 1], "the last round was aborted"
+
+
+@pytest.mark.parametrize("kind", ["franz-go"])
+def test_what_is_read_and_written_in_one_transaction(
+    server: ServerProcess, new_topic: NewTopic, tmp_path: Path, kind: str
+) -> None:
+    """Its transaction session: a group's offsets and the records made of them, every second transaction aborted."""
+    given, got = new_topic(partitions=2), new_topic(partitions=2)
+    with Producer(bootstrap_servers=server.bootstrap_servers) as producer:
+        for number in range(30):
+            producer.send(given, f"{number}".encode(), partition=number % 2).result(PATIENCE_S)
+    with client_of(kind, server, tmp_path) as client:
+        assert client.ask("copy", name=given, topic=got, group=f"group-{got}", count=30) == 30
+    assert committed(server, got, 30) == sorted(map(str, range(30)))

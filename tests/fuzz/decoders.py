@@ -85,14 +85,15 @@ class _Owner:
     """Answers every frame with itself: at once, later, later and alone, or in many pieces, as its first byte says."""
 
     frame_bytes_max = FRAME_BYTES_MAX
+    dispatch_pipelined: Any = None
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.parked: list[tuple[Deferred, bytes]] = []
         self.due: list[Callable[[], None]] = []
         self.reserved_bytes = 0
-        self.wakes = DeferredCallbacks(cast(Any, None))
-        self.turns = FairScheduler(self.due.append)
+        self.callbacks = DeferredCallbacks(cast(Any, None))
+        self.scheduler = FairScheduler(self.due.append)
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
         data = bytes(frame)

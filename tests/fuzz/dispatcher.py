@@ -117,7 +117,7 @@ class LivingNode:
         ]
         self.send(framed(CreateTopicsRequest(topics=topics, timeout_ms=5000), 7), 5.0)
         self.topic_id: bytes = self.image.topics_by_name["t"].topic_id
-        self.served: dict[int, range] = self._node._dispatchers[-1].served
+        self.served: dict[int, range] = self._node._dispatchers[-1].supported_versions
 
     @property
     def image(self) -> Any:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        timeout=5 * PATIENCE_S,
     )
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -41,7 +41,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         taken = self.accumulator.append(queue, 1_000 + ticket, None, value, (), ticket, self.now_ms)
         charge = len(value) + RECORD_OVERHEAD_BYTES
         used = sum(self.sizes.values())
-        assert taken == (used == 0 or used + charge <= MEMORY_BYTES)
+        assert (taken is not None) == (used == 0 or used + charge <= MEMORY_BYTES)
         if taken:
             self.next_ticket += 1
             self.unended[partition].append(ticket)

@@ -146,6 +146,7 @@ class World:
         self.now_ms = 0.0
         self.next_ticket = 0
         self.identities = 1
+        self.expires = True
 
     def choose(self, options: int) -> int:
         """0 when the choices have run out: the friendliest option is always the first."""
@@ -162,7 +163,7 @@ class World:
 
     def pump(self) -> None:
         """As `Sender`: expire, settle, then one request with the head of every partition that may be sent."""
-        for batch in self.accumulator.expired_batches(self.now_ms):
+        for batch in self.accumulator.expired_batches(self.now_ms) if self.expires else ():
             self.fail(batch)
         self.session.restart_partitions()
         if self.session.needs_identity:
@@ -222,8 +223,13 @@ class World:
                 self.session.handle_acknowledgement(each)
                 self.accumulator.complete(each)
                 self.acknowledged.update(each.tickets)
-        elif self.session.handle_error(batch, code, node_id) is Verdict.RETRY:
+            return
+        verdict = self.session.handle_error(batch, code, node_id)
+        if verdict is Verdict.RETRY:
             self.accumulator.put_back(batch, self.now_ms + self.choose(2) * 5)
+        elif verdict is Verdict.UNKNOWN:
+            for each in self.session.batches_until(batch):
+                self.fail(each)
         elif code is ErrorCode.MESSAGE_TOO_LARGE and batch.record_count > 1 and self.choose(4):
             self.session.handle_split(batch, self.accumulator.split(batch))
         else:
@@ -317,8 +323,9 @@ class World:
         self.heal()
 
     def heal(self) -> None:
-        """From here on everything works; in bounded time nothing may be left."""
+        """From here on everything works; in bounded time nothing may be left, and nothing waits for its expiry."""
         self.choices = iter(())
+        self.expires = False
         for _ in range(60 + self.accumulator.incomplete_count):
             for step in (self.pump, self.deliver, self.hear):
                 step()
@@ -476,6 +483,7 @@ class BelievesAnyReplica(ProducerSession):
         return super().handle_error(batch, code, node_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sabotaged",
     [

@@ -635,6 +635,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "name", "bug"), BUGS)
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, where: type, name: str, bug: Any):
     monkeypatch.setattr(where, name, bug)

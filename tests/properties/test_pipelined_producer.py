@@ -26,7 +26,7 @@ PID = 7
 IN_FLIGHT_MAX = 5
 TIMEOUT_MS = 2000
 STEPS = ["send"] * 6 + ["judge"] * 8 + ["receive"] * 4 + ["run"] * 3
-STEPS += ["shrink", "grow", "grow", "elect", "turn", "turn", "break", "stop", "start", "forget", "tell"]
+STEPS += ["shrink", "grow", "grow", "cut", "elect", "turn", "turn", "break", "stop", "start", "forget", "tell"]
 SENT_AGAIN = {
     ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
@@ -144,6 +144,9 @@ class World:
             cluster.heal()
             cluster.loop.run_for(600)
             self.agree()
+        elif what == "cut":
+            node_id = number % 3 + 1
+            cluster.cut.update((node_id, other) for other in cluster.broker_epochs if other != node_id)
         elif what == "elect" and living:
             cluster.elect(living[number % len(living)], isr)
         elif what == "turn":
@@ -252,6 +255,14 @@ def run(steps: list[tuple[str, int]]) -> None:
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 11)), max_size=120))
 def test_a_pipeline_is_never_told_of_a_gap_and_nothing_is_lost_or_doubled(steps: list[tuple[str, int]]) -> None:
     run(steps)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_leader_that_leads_again_knows_what_it_cut_before_what_it_refused(count: int) -> None:
+    """It appends the first batches, loses the lead, refuses the next one, cuts the first ones, and leads again."""
+    steps = [("send", 0), ("judge", 0), ("run", 2), ("run", 2), ("receive", 0), *[("send", 0)] * 4]
+    steps += [*[("judge", 0)] * count, ("cut", 0), ("elect", 1), ("judge", 0), ("grow", 0), ("elect", 0), ("judge", 0)]
+    run([*steps, *[("receive", 0)] * 3])
 
 
 NARROW = ["send", "send", "shrink", "judge", "run", "grow", "judge", "receive", "receive"]

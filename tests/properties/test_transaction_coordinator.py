@@ -24,7 +24,7 @@ def run_histories(seeds: range, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 2, 3))])
 def test_what_must_hold_in_every_history(version: int, chunk: int):
     run_histories(range(chunk * 10, chunk * 10 + 10), version)
 
@@ -135,6 +135,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", MISTAKES)
 def test_a_planted_mistake_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)

@@ -1,4 +1,4 @@
-"""The short way for the batches that clients usually send does nothing that the general way does not do.
+"""The short ways for the usual batches of clients and coordinators do nothing that the general way does not do.
 
 Two logs are given the same batches, good and bad; one of them knows the general way alone. Answers, refusals, bytes
 and what the logs remember must be the same.
@@ -54,9 +54,9 @@ def sent(rng: random.Random) -> tuple[bytes, int, int]:
     return bytes(data), rng.choice((0, 0, 0, 1)), NOW + rng.choice((0, 0, 5_000))
 
 
-def append(logs: Logs, data: bytes, epoch: int, now_ms: int) -> Any:
+def append(logs: Logs, data: bytes, epoch: int, now_ms: int, from_client: bool) -> Any:
     try:
-        info = logs.log.append_as_leader(memoryview(bytearray(data)), epoch, now_ms)
+        info = logs.log.append_as_leader(memoryview(bytearray(data)), epoch, now_ms, from_client=from_client)
     except KafkaError as error:
         return error.code, error.message, error.record_errors
     except NeedsInspection:
@@ -89,9 +89,18 @@ def remembered(log: PartitionLog) -> Any:
 
 @given(
     st.integers(0, 2**32),
-    st.sampled_from(({}, {"flush_messages": 2}, {"message_timestamp_type": "LogAppendTime"}, {"segment_ms": 3_000})),
+    st.booleans(),
+    st.sampled_from(
+        (
+            {},
+            {"cleanup_policy": frozenset({"compact"})},
+            {"flush_messages": 2},
+            {"message_timestamp_type": "LogAppendTime"},
+            {"segment_ms": 3_000},
+        )
+    ),
 )
-def test_the_short_way_and_the_general_way_agree(seed: int, settings: dict[str, Any]) -> None:
+def test_the_short_way_and_the_general_way_agree(seed: int, from_client: bool, settings: dict[str, Any]) -> None:
     rng = random.Random(seed)
     config = LogConfig(
         segment_bytes=5_000, index_interval_bytes=200, segment_index_bytes=64, max_message_bytes=1_200,
@@ -104,9 +113,9 @@ def test_the_short_way_and_the_general_way_agree(seed: int, settings: dict[str, 
                 for logs in (usual, general):
                     logs.log.segments.active.file.truncate(logs.log.segments.active.size_bytes // 2)
             data, epoch, now_ms = sent(rng)
-            answer = append(usual, data, epoch, now_ms)
+            answer = append(usual, data, epoch, now_ms, from_client)
             with patch.object(PartitionLog, "_append_usual", lambda *_: None):
-                assert append(general, data, epoch, now_ms) == answer
+                assert append(general, data, epoch, now_ms, from_client) == answer
             assert remembered(usual.log) == remembered(general.log)
         files = [
             {path.name: path.read_bytes() for path in sorted(logs.folder.glob("*.log"))} for logs in (usual, general)

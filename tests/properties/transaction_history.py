@@ -132,7 +132,7 @@ class History:
 
     def _markers(self) -> None:
         """Some leaders of partitions have written what they were sent."""
-        for marker, on_done, _ in list(self.world.markers.waiting):
+        for marker, on_done in list(self.world.markers.waiting):
             done = frozenset(self.rng.sample(sorted(marker.partitions), self.rng.randint(0, len(marker.partitions))))
             self._written(marker, done)
             if done:
@@ -173,7 +173,7 @@ class History:
             ports.commit(0)
             self.world.advance(200)
             self._check()
-            for marker, _, _ in markers.waiting:
+            for marker, _ in markers.waiting:
                 self._written(marker, marker.partitions)
             self.world.write_markers()
             if not any(metadata.state in PREPARED for metadata in _committed(self.world).values()):

@@ -108,7 +108,7 @@ class Faults:
     # Ends
 
     def kill(self, node: SimulatedNode, amount: float) -> None:
-        if node.running:
+        if node.running and not self._is_over:  # an operator who replaces a disk comes later, and may come too late
             node.kill()
             self._back(node, amount)
 

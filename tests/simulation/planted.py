@@ -70,8 +70,8 @@ def repair_from_a_stale_replica(patch: Any) -> None:
     """What another replica has at these offsets is taken, whichever leader wrote it."""
     begin = RangeRepair.__init__
 
-    def credulous(repair: RangeRepair, *of: Any) -> None:
-        begin(repair, *of)
+    def credulous(repair: RangeRepair, *of: Any, **named: Any) -> None:
+        begin(repair, *of, **named)
         repair._epoch = repair._epoch_max = -1
         repair._knows_epochs = False
 

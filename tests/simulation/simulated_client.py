@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from tidelog.client.network import cluster
-from tidelog.client.producing import producer
+from tidelog.client.producing import producer, record_appender
 
 
 class _Clock:
@@ -18,6 +18,10 @@ class _Clock:
     @staticmethod
     def time() -> float:
         return _host().clock_ms() / 1000
+
+    @staticmethod
+    def time_ns() -> int:
+        return int(_host().clock_ms()) * 1_000_000
 
 
 class _Chance:
@@ -36,7 +40,8 @@ def _host() -> Any:
 def simulated_client() -> Iterator[None]:
     """While it lasts, clients take time and chance from the simulated loop they run on."""
     places: list[tuple[Any, str, Any]] = [
-        (producer, "time", _Clock), (producer, "random", _Chance), (cluster, "random", _Chance)
+        (producer, "time", _Clock), (record_appender, "time", _Clock),
+        (producer, "random", _Chance), (cluster, "random", _Chance),
     ]  # fmt: skip
     kept = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, replacement in places:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CALLBACKS_PER_TURN_MAX = 2_000
 TURN_S = 100e-6
 TICK_S = 1e-6
+_set_running_loop = events._set_running_loop
 
 
 class SimulatedTimer(asyncio.TimerHandle):
@@ -43,8 +44,9 @@ class SimulatedTimer(asyncio.TimerHandle):
         self._loop = loop
         self._context = context
         self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+
+    def __repr__(self) -> str:
+        return f"<SimulatedTimer {self._callback!r}>"
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -96,7 +98,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        now = self.world.now * self._rate
+        when = (now if now > self._fired_at else self._fired_at) + delay
+        return self.call_at(when, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
@@ -121,7 +125,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def inject(self, callback: Callable[..., None], *args: Any) -> None:
         """What comes from outside (the network): run it now, or when this process runs again."""
-        self.enter(SimulatedTimer(0.0, callback, args, self, None))
+        if self.alive:
+            self._ready.append(SimulatedTimer(0.0, callback, args, self, None))
+            self._turn()
 
     def _turn(self) -> None:
         self._turn_due = False
@@ -130,7 +136,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         ready = self._ready
         count = 0
         self._is_running = True
-        events._set_running_loop(self)
+        _set_running_loop(self)
         try:
             while ready and self.alive:
                 handle = ready.popleft()
@@ -143,19 +149,21 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                     self.world.after(TURN_S, self._turn)
                     break
                 try:
-                    if handle._context is None:
+                    context = handle._context
+                    if context is None:
                         handle._callback(*handle._args)
                     else:
-                        handle._context.run(handle._callback, *handle._args)
+                        context.run(handle._callback, *handle._args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
                     self.call_exception_handler({"message": f"exception in {handle!r}", "exception": error})
         finally:
-            events._set_running_loop(None)
+            _set_running_loop(None)
             self._is_running = False
-        if self.world.on_step is not None and self.alive:
-            self.world.on_step(self)
+        on_step = self.world.on_step
+        if on_step is not None and self.alive:
+            on_step(self)
 
     # Futures, tasks, threads
 
@@ -245,7 +253,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """At the end of the world."""
         self.kill()
         tasks, self._tasks = list(self._tasks), {}
-        events._set_running_loop(self)
+        _set_running_loop(self)
         try:
             for task in tasks:
                 coroutine: Any = task.get_coro()
@@ -254,7 +262,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 except BaseException:
                     pass
         finally:
-            events._set_running_loop(None)
+            _set_running_loop(None)
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.doses import seeds
+from tests.simulation.cluster import SimulatedNode
+from tests.simulation.cluster_faults import Fault, Faults
 from tests.simulation.cluster_history import ClusterHistory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +35,29 @@ REGRESSIONS = (21, 29, 44, 52, 116, 1011, 2032, 15286, 15532, 16044, 46463, 5002
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_what_once_broke_stays_mended(seed: int):
     ClusterHistory(seed).run()
+
+
+@pytest.mark.slow
+def test_no_node_is_killed_when_all_is_mended(monkeypatch: pytest.MonkeyPatch):
+    """A disk that fills at the end of the faults would be replaced seconds later, while the history is judged."""
+    times: dict[str, list[float]] = {"heal": [], "kill": []}
+    history = ClusterHistory(3, [])
+    history.planned = [Fault(history.duration_s - 0.1, "fill_disk", 2, 0.9)]
+
+    def note(owner: type, name: str) -> None:
+        method = getattr(owner, name)
+
+        def noted(self: object, *arguments: object) -> None:
+            times[name].append(history.world.now)
+            method(self, *arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(Faults, "heal")
+    note(SimulatedNode, "kill")
+    history.run()
+    [healed] = times["heal"]
+    assert not [at for at in times["kill"] if at > healed]
 
 
 SAME = """

@@ -197,6 +197,7 @@ PLANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plant", "invariant"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_caught(plant: Plant, invariant: str, monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)

@@ -17,7 +17,7 @@ from tests.simulation.stage import TOPIC, Stage, stage
 from tests.simulation.world import Broken
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
-from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_explained_gaps
+from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, LEADER_EPOCH_FILE, encode_explained_gaps
 
 LARGE = b"x" * (INLINE_BYTES_MAX + 1)
 """Followers are sent smaller records from memory."""
@@ -65,6 +65,13 @@ def damage_what_is_not_read(
     if copied_by is not None:
         play.until("one follower has all", lambda: play.replica(copied_by).log.log_end_offset == 6)
     zero_batch(play, 1, offset_lost)
+
+
+def put(play: Stage, node_id: int, name: str, content: bytes) -> None:
+    """The content of a small file beside the log, on the device."""
+    inode = files_of(play.node(node_id).host.disk)[f"{TOPIC}-0/{name}"]
+    inode.sync()
+    inode.data, inode.durable = bytearray(content), content
 
 
 def is_whole(play: Stage) -> bool:
@@ -126,6 +133,7 @@ def test_a_leader_that_lost_records_does_not_wait_for_ever_for_a_replica_that_is
         damage_what_is_not_read(play, behind=(2,))
         play.resume(2)
         play.until("the other replica in sync leads", lambda: play.leader == 2, 60)
+        play.until("the old leader follows", lambda: play.isr == [1, 2])
         assert play.refused(b"on") == ErrorCode.NONE
 
 
@@ -177,3 +185,25 @@ def test_a_follower_that_takes_any_gap_is_caught(monkeypatch: pytest.MonkeyPatch
     planted.accept_any_gap(monkeypatch)
     with pytest.raises(Broken, match="FollowersTakeNoGap"):
         follow_a_leader_with_a_gap()
+
+
+def test_followers_cut_nothing_for_a_wrong_epoch_file_of_a_leader_that_lost_a_batch() -> None:
+    """Both cut what was committed at the offset in the file, and the only copies of the lost batch with it."""
+    with stage(log_roll_ms="300", min_insync_replicas="2") as play:
+        play.up()
+        for number in range(5):
+            play.send(b"%d" % number)
+            play.wait(0.5)
+        play.invariants.clear()  # they would read the log of node 1
+        play.node(1).stop()  # a start after a kill would read the batches
+        play.until("2 leads, and 1 is gone", lambda: play.leader == 2 and not play.node(1).running)
+        put(play, 1, LEADER_EPOCH_FILE, b"0\n2\n0 0\n1 2\n")
+        zero_batch(play, 1, 3)
+        play.node(1).start()
+        play.until("1 is back", lambda: play.isr == [1, 2, 3])
+        play.node(2).kill()
+        play.until("1 leads", lambda: play.leader == 1)
+        play.node(2).start()
+        play.send(b"5")
+        play.until("all are in sync", lambda: is_whole(play), 60)
+        assert play.values(2) == play.values(3) == [b"%d" % number for number in range(6)]

@@ -45,6 +45,19 @@ def test_nothing_is_lost_to_a_bad_disk(chosen: range) -> None:
         DamageHistory(seed).run()
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(215, id="the end of a cut log lies inside of a batch, by its checkpoints"),
+        pytest.param(470, id="the same behind damage that was repaired"),
+        pytest.param(537, id="a broker replays a metadata record that changed after it was checked"),
+    ],
+)
+@pytest.mark.slow
+def test_seeds_of_past_failures(seed: int) -> None:
+    DamageHistory(seed).run()
+
+
 @pytest.mark.slow
 def test_a_seed_with_a_bad_disk_does_the_same_again() -> None:
     def trace() -> str:

@@ -152,13 +152,14 @@ PLANTS = [
     (scan_without_the_crc, "LogIsAPrefixOfWhatWasAppended"),
     (leave_segments_behind_a_gap, "LogIsAPrefixOfWhatWasAppended"),
     # It takes longer to find than all others together.
-    pytest.param(keep_the_clean_marker, "AcknowledgedRecordsArePresent", marks=pytest.mark.slow),
+    (keep_the_clean_marker, "AcknowledgedRecordsArePresent"),
     (delete_before_the_log_start_is_checkpointed, "LogStartIsWhereItWasPut"),
     (trust_a_snapshot_from_the_future, "ProducersAreRemembered"),
     (forget_sequences_on_replay, "ProducersAreRemembered"),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plant", "invariant"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_caught(plant: Plant, invariant: str, monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)

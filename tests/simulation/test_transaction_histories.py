@@ -6,6 +6,10 @@ runs that many. Mistakes that are planted in the broker must be found by the sam
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from tests.simulation.planted import Plant
 from tests.simulation.transaction_history import TransactionHistory
 from tests.transactions.checker import Kind
 
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 300
 KILLS: dict[str, Any] = {"weights": {"kill": 10, "kill_leader": 10, "pause": 4}}
 
@@ -24,6 +29,12 @@ KILLS: dict[str, Any] = {"weights": {"kill": 10, "kill_leader": 10, "pause": 4}}
 def test_transactions_survive_what_a_bad_world_does(chosen: range):
     for seed in chosen:
         TransactionHistory(seed).run()
+
+
+@pytest.mark.slow
+def test_a_metadata_log_that_is_fetched_again_is_looked_at_afterwards():
+    """A power cut in a write leaves a damaged record, which the node finds when it has fetched what follows."""
+    TransactionHistory(20374).run()
 
 
 # What each may be caught by, and the options of its histories.
@@ -59,3 +70,25 @@ def test_a_planted_mistake_is_found(
                 return
             others.add(str(error)[:200])
     pytest.fail(f"not found by {names} in {SEEDS} histories, only by {sorted(others)}")
+
+
+SAME = """
+from tests.simulation.transaction_history import TransactionHistory
+print(TransactionHistory({seed}).run())
+"""
+
+
+@pytest.mark.slow
+def test_a_seed_is_the_same_history_in_another_process():
+    """Its transactions have several partitions: the order of their markers is not that of a set."""
+
+    def trace(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", SAME.format(seed=41061)]
+        done = subprocess.run(
+            command, check=False, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert trace("1") == trace("2")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from random import Random
+from struct import pack
 from typing import Any
 
 START_S = 1_000.0
@@ -50,7 +51,7 @@ class World:
 
     def record(self, data: bytes) -> None:
         """Make this moment and these bytes part of the trace."""
-        self._trace = zlib.crc32(data, zlib.crc32(b"%.9f" % self.now, self._trace))
+        self._trace = zlib.crc32(data, zlib.crc32(pack("<d", self.now), self._trace))
 
     @property
     def trace(self) -> str:
@@ -62,12 +63,12 @@ class World:
 
     def run_until(self, deadline: float, done: Callable[[], bool] | None = None) -> bool:
         """Let time pass until then, or until `done`; False when the time ran out. Raises Broken."""
-        queue = self._queue
+        queue, failures = self._queue, self.failures
         while queue and queue[0][0] <= deadline:
             self.now, _, callback, args = heappop(queue)
             self.events += 1
             callback(*args)
-            if self.failures:
+            if failures:
                 raise Broken(self.failures[0])
             if self.events > EVENTS_MAX:
                 raise Broken(f"HistoriesEnd: {self.events} events")

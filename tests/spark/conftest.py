@@ -7,27 +7,22 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.spark.spark_home import spark_environment
 from tidelog.testing.processes import TidelogProcess
-
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A light local session with two cores; skipped where Spark or Java is missing."""
     pytest.importorskip("pyspark")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("needs Java")
     # The session's helper processes import the source from the checkout.
-    paths = filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH")))
-    os.environ.update(
-        PYTHONPATH=os.pathsep.join(paths), PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", TZ="UTC"
-    )
+    os.environ.update(spark_environment(tmp_path_factory.mktemp("spark")), PYSPARK_PYTHON=sys.executable, TZ="UTC")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from pyspark.sql import SparkSession

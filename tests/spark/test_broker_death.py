@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import join
 from tidelog.bench.clusters import Running
 from tidelog.client import NewTopic, sync
 from tidelog.testing.cluster import EmbeddedCluster
@@ -60,6 +61,6 @@ def test_a_batch_read_survives_the_death_of_a_broker(spark: Any, tmp_path: Path)
             was_killed = killed.is_set()
         finally:
             killed.set()
-            killer.join()
+            join(killer)
         assert was_killed, "the read was over before the broker could be killed"
         assert (row["count"], row["distinct"], row["sum"]) == (RECORDS, RECORDS, RECORDS * (RECORDS - 1) // 2)

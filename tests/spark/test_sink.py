@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Consumer
 
@@ -20,7 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 def topic(node) -> str:
     name = f"sink-{uuid.uuid4().hex[:12]}"
     with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
-        admin.create_topics([NewTopic(name, 3)])
+        # Some of its records are years old: on a slow machine retention would come before the read.
+        admin.create_topics([NewTopic(name, 3, configs={"retention.ms": "-1"})])
     return name
 
 
@@ -41,7 +44,9 @@ def records(node, topic: str, isolation: str = "read_committed") -> list[Any]:
         ends = consumer.end_offsets(partitions)
         consumer.assign(partitions)
         found: list[Any] = []
+        deadline = time.monotonic() + 2 * PATIENCE_S
         while any(consumer.position(partition) < end for partition, end in ends.items()):
+            assert time.monotonic() < deadline, f"{len(found)} records are read, the ends are {ends}"
             for some in consumer.poll(1000).values():
                 found += some
         return found
@@ -103,9 +108,10 @@ def test_a_row_without_a_topic_fails_the_write(spark, node, topic):
         sink(frame.write.mode("append"), node).save()
 
 
-def test_a_batch_write_with_transactions_is_committed_whole(spark, node, topic):
+@pytest.mark.parametrize("atomic", ["false", "true"])
+def test_a_batch_write_with_transactions_is_committed_whole(spark, node, topic, atomic):
     frame = spark.range(0, 3000, numPartitions=3).selectExpr("cast(id as string) value")
-    sink(frame.write.mode("append"), node, topic=topic, exactlyOnce="true").save()
+    sink(frame.write.mode("append"), node, topic=topic, exactlyOnce="true", atomic=atomic).save()
     assert sorted(int(record.value) for record in records(node, topic)) == list(range(3000))
 
 
@@ -116,6 +122,19 @@ def test_a_batch_write_that_fails_leaves_nothing_to_see(spark, node, topic):
     with pytest.raises(Exception, match="broken"):
         sink(frame.write.mode("append"), node, topic=topic, exactlyOnce="true").save()
     assert records(node, topic) == []
+
+
+def test_speculation_is_refused_where_rows_are_to_be_written_once(spark, node, topic):
+    frame = spark.range(3).selectExpr("cast(id as string) value")
+    # So a task sees the session's setting.
+    spark.sparkContext.setLocalProperty("spark.speculation", "true")
+    try:
+        with pytest.raises(Exception, match=r"exactlyOnce cannot be used with spark\.speculation=true"):
+            sink(frame.write.mode("append"), node, topic=topic, exactlyOnce="true").save()
+        sink(frame.write.mode("append"), node, topic=topic).save()
+    finally:
+        spark.sparkContext.setLocalProperty("spark.speculation", None)
+    assert sorted(record.value for record in records(node, topic)) == [b"0", b"1", b"2"]
 
 
 class Stream:
@@ -132,11 +151,14 @@ class Stream:
         (home / f"{self.count:08d}.txt").write_text(text)
         self.count += rows
 
-    def run(self, **options: str) -> None:
+    def run(self, counted: bool = False, **options: str) -> None:
         frame = self.spark.readStream.schema("value string").text(str(self.directory / "in"))
+        if counted:
+            frame = frame.groupBy().agg({"*": "count"}).selectExpr("cast(`count(1)` as string) value")
         writer = sink(frame.writeStream, self.node, topic=self.topic, **options)
+        writer = writer.outputMode("complete" if counted else "append")
         writer = writer.option("checkpointLocation", str(self.directory / "checkpoint"))
-        query = writer.trigger(availableNow=True).start()
+        query = writer.queryName(f"into-{self.topic}").trigger(availableNow=True).start()
         query.awaitTermination()
 
     def forget_the_last_commit(self) -> None:
@@ -155,14 +177,15 @@ def stream(spark, node, topic, tmp_path):
     return Stream(spark, node, topic, tmp_path)
 
 
-def test_a_replayed_micro_batch_is_written_once(stream):
+@pytest.mark.parametrize("atomic", ["false", "true"])
+def test_a_replayed_micro_batch_is_written_once(stream, atomic):
     stream.add(100)
-    stream.run(exactlyOnce="true")
+    stream.run(exactlyOnce="true", atomic=atomic)
     stream.add(100)
-    stream.run(exactlyOnce="true")
+    stream.run(exactlyOnce="true", atomic=atomic)
     stream.forget_the_last_commit()
     stream.add(100)
-    stream.run(exactlyOnce="true")
+    stream.run(exactlyOnce="true", atomic=atomic)
     assert stream.written() == Counter(range(300))
 
 
@@ -172,3 +195,40 @@ def test_without_transactions_a_replay_is_written_again(stream):
     stream.forget_the_last_commit()
     stream.run()
     assert stream.written() == Counter(dict.fromkeys(range(50), 2))
+
+
+def test_the_mode_complete_appends_the_whole_result_of_each_micro_batch(stream):
+    """As Spark's own connector does."""
+    stream.add(10)
+    stream.run(counted=True, exactlyOnce="true")
+    stream.add(5)
+    stream.run(counted=True, exactlyOnce="true")
+    assert stream.written() == Counter([10, 15])
+
+
+# In New York the hour from 05:00 UTC comes twice that day, and in Chatham all is 45 minutes aside.
+ZONES = ("America/New_York", "Pacific/Chatham", "UTC")
+HOUR_MS = 3_600_000
+TIMES_MS = [1_730_610_000_123 + hour * HOUR_MS for hour in range(4)] + [0, 1, 1_710_054_000_999]
+
+
+def test_a_timestamp_is_the_same_moment_in_every_time_zone_of_a_session(spark, node, topic):
+    zone_before = spark.conf.get("spark.sql.session.timeZone")
+    rows = [(f"{time_ms}", time_ms) for time_ms in TIMES_MS]
+    shown: list[tuple[str, set[tuple[int, str, bool]]]] = []
+    try:
+        for zone in ZONES:
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            frame = spark.createDataFrame(rows, "value string, at long")
+            frame = frame.selectExpr("value", "timestamp_millis(at) timestamp", "0 partition")
+            sink(frame.write.mode("append"), node, topic=topic).save()
+            reader = spark.read.format("tidelog").option("kafka.bootstrap.servers", node.bootstrap_servers)
+            read = reader.option("subscribe", topic).load()
+            text = "cast(timestamp as string) = cast(timestamp_millis(cast(cast(value as string) as bigint)) as string)"
+            found = read.selectExpr("unix_millis(timestamp) at", "cast(value as string) value", f"{text} is_shown")
+            shown.append((zone, {(row.at, row.value, row.is_shown) for row in found.collect()}))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone_before)
+    assert Counter(record.timestamp_ms for record in records(node, topic)) == Counter(TIMES_MS * len(ZONES))
+    for zone, seen in shown:
+        assert seen == {(time_ms, f"{time_ms}", True) for time_ms in TIMES_MS}, zone

@@ -163,3 +163,4 @@ def test_what_cannot_be_streamed_says_why(topic, options, says):
     with pytest.raises(Exception) as failure:
         run(topic.stream("refused", **options))
     assert says in str(failure.value)
+    assert "UnboundLocalError" not in str(failure.value)  # of Spark, where the reader is not made

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.spark.spark_home import spark_environment
 from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Producer
 
 pytestmark = [pytest.mark.hunt, pytest.mark.filterwarnings("ignore")]
 
-ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).with_name("killed_job.py")
 RECORDS = 80
 # A task has a reader of its own, so that only its first call can be meant.
@@ -35,8 +35,7 @@ STEPS = (
 
 
 def job(plan: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = os.environ | spark_environment(Path(plan["directory"])) | {"PYSPARK_PYTHON": sys.executable}
     return subprocess.run(
         [sys.executable, str(JOB), json.dumps(plan)],
         env=environment,

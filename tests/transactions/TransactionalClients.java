@@ -276,6 +276,7 @@ public class TransactionalClients {
 
     public static void main(String[] arguments) throws Exception {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        tell(Map.of("reply", -1, "result", "started"));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             JsonNode request = JSON.readTree(line);
             String name = request.get("client").asText();

@@ -194,6 +194,11 @@ class ConfluentClient:
             reason = error.args[0]
             may_abort = reason.txn_requires_abort() and not reason.fatal()
             raise ClientError(f"{call.__name__}: {reason.name()}: {reason.str()}", may_abort=may_abort) from error
+        except SystemError as error:
+            if not isinstance(error.__cause__, confluent.KafkaException):
+                raise
+            # The binding lets a fatal error of the client out so when it appears while a call waits.
+            raise ClientError(f"{call.__name__}: {error.__cause__}", may_abort=False) from error
 
     @staticmethod
     def _drop(producer: Any) -> None:

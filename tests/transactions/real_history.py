@@ -159,7 +159,7 @@ class RealHistory:
             worker.deadline = time.monotonic() + work_s
             worker.start()
         for worker in self._workers:
-            worker.join()
+            worker.join(work_s + 180)
         for worker in self._chain_workers:
             worker.stopping.set()
         for worker in everyone:

@@ -33,7 +33,7 @@ class Totals:
     def add(self, history: RealHistory, faults: Faults) -> None:
         counts = self.counts
         counts["histories"] += 1
-        counts["faults"] += sum(what.split()[0] in FAULTS or what.startswith("stop") for _, what in faults.log)
+        counts["faults"] += sum(what.split()[0] in (*FAULTS, "stop") for _, what in faults.log)
         for operation in history.history.operations:
             if operation.outcome is Outcome.PLAIN and not any(operation.sends()):
                 continue
@@ -65,7 +65,8 @@ def run_histories(
             replicas=min(3, len(cluster.broker_ids)), is_patient=bool(faults),
         )  # fmt: skip
         history.create_topics()
-        striking = Faults(cluster, faults, random.Random(seed))
+        topics = (history.topics.topic, history.topics.input_topic)
+        striking = Faults(cluster, faults, random.Random(seed), topics)
         striking.start()
         try:
             history.run(work_s=40.0)
@@ -107,9 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     totals = Totals()
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         version = options.transaction_version
-        with running_cluster(
-            options.server, Path(directory), options.brokers, version, cuttable="cut" in faults
-        ) as cluster:
+        with running_cluster(options.server, Path(directory), options.brokers, version, faults) as cluster:
             try:
                 run_histories(
                     cluster, totals, seeds=range(options.seed, options.seed + options.histories), faults=faults,

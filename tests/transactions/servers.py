@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tests.cluster.asking import SAFE_DOWNGRADE, set_feature
 from tests.cluster.conftest import SWIFT, kafka_node
+from tests.patience import PATIENCE_S, join
+from tests.transactions.operators import Operators, two_directories
 from tidelog.bench.metadata import await_brokers
 from tidelog.testing.cluster import EmbeddedCluster, forked_node
 
@@ -22,17 +24,15 @@ OPTIONS = {
     "auto.create.topics.enable": "false",
     "group.min.session.timeout.ms": "1000",
 }
-FAULTS = ("kill", "pause", "cut", "restart")
+FAULTS = ("kill", "pause", "cut", "restart", "operate")
 
 
 @contextmanager
 def running_cluster(
-    kind: str, directory: Path, brokers: int, transaction_version: int | None, *, cuttable: bool
+    kind: str, directory: Path, brokers: int, transaction_version: int | None, faults: Sequence[str]
 ) -> Iterator[EmbeddedCluster]:
-    cluster = EmbeddedCluster(
-        brokers, directory, config=OPTIONS, cuttable=cuttable,
-        make_node=kafka_node if kind == "kafka" else forked_node,
-    )  # fmt: skip
+    make_node = kafka_node if kind == "kafka" else two_directories if "operate" in faults else forked_node
+    cluster = EmbeddedCluster(brokers, directory, config=OPTIONS, cuttable="cut" in faults, make_node=make_node)
     with cluster:
         try:
             await_brokers((cluster.nodes[node].port for node in cluster.broker_ids), brokers)
@@ -46,11 +46,14 @@ def running_cluster(
 class Faults:
     """Strikes again and again on a thread of its own, between `start` and `end`; `end` mends everything."""
 
-    def __init__(self, cluster: EmbeddedCluster, kinds: Sequence[str], choice: random.Random) -> None:
+    def __init__(
+        self, cluster: EmbeddedCluster, kinds: Sequence[str], choice: random.Random, topics: Sequence[str]
+    ) -> None:
         assert set(kinds) <= set(FAULTS), kinds
         assert "cut" not in kinds or cluster.links is not None
         self._cluster, self._kinds, self._choice = cluster, list(kinds), choice
         self.log: list[tuple[float, str]] = []
+        self._operators = Operators(cluster, topics, choice) if "operate" in kinds else None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="faults")
 
@@ -62,8 +65,10 @@ class Faults:
         """When every node runs and is ready again."""
         self._stop.set()
         if self._kinds:
-            self._thread.join()
+            join(self._thread, 5 * PATIENCE_S)
         self._cluster.restore(120)
+        if self._operators is not None:
+            self._operators.close()
 
     def _note(self, what: str) -> None:
         self.log.append((time.monotonic(), what))
@@ -74,7 +79,8 @@ class Faults:
     def _run(self) -> None:
         self._rest(0.2, 0.5, 1.0)
         ways: dict[str, Callable[[list[int]], None]] = {
-            "kill": self._kill, "pause": self._pause, "cut": self._cut, "restart": self._restart
+            "kill": self._kill, "pause": self._pause, "cut": self._cut, "restart": self._restart,
+            "operate": self._operate,
         }  # fmt: skip
         while not self._stop.is_set():
             brokers = self._cluster.broker_ids
@@ -98,6 +104,10 @@ class Faults:
             self._cluster.links.down(node)
         self._note(f"start {node}")
         self._cluster.launch(node)
+
+    def _operate(self, nodes: list[int]) -> None:
+        assert self._operators is not None
+        self._note(f"operate {self._operators.operate()}")
 
     def _pause(self, nodes: list[int]) -> None:
         self._note(f"pause {nodes}")

@@ -232,6 +232,7 @@ def test_what_a_correct_broker_does_is_clean(first: int):
         assert check(ModelRun(Random(seed)).history()) == [], f"seed {seed}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("corrupt", "kind"), CORRUPTIONS, ids=lambda value: getattr(value, "__name__", ""))
 def test_random_histories_with_one_corruption_are_found(corrupt: Callable[[History, Random], bool], kind: Kind):
     found = 0

@@ -32,7 +32,7 @@ def everyone() -> list[str]:
 def hunt(directory: Path, brokers: int, histories: int, faults: Sequence[str], clients: Sequence[str]) -> None:
     print(f"seed {SEED}")
     totals = Totals()
-    with running_cluster("tidelog", directory, brokers, None, cuttable="cut" in faults) as cluster:
+    with running_cluster("tidelog", directory, brokers, None, faults) as cluster:
         seeds = range(SEED, SEED + histories)
         run_histories(cluster, totals, seeds=seeds, faults=faults, clients=clients, keep=directory / "broken")
     print(totals)
@@ -52,6 +52,6 @@ def test_one_node(tmp_path: Path, faults: str):
 
 
 @pytest.mark.hunt
-@pytest.mark.parametrize("faults", ["", "kill,pause,cut,restart"])
+@pytest.mark.parametrize("faults", ["", "kill,pause,cut,restart", "operate", "operate,kill,pause"])
 def test_three_nodes(tmp_path: Path, faults: str):
     hunt(tmp_path, 3, HISTORIES, tuple(filter(None, faults.split(","))), everyone())

@@ -196,3 +196,24 @@ async def test_tables_go_into_frames_and_queries(brokers: str, recipe: Any, name
         await asyncio.wait_for(recipe(name)(handle), PATIENCE_S)
     if library != "duckdb":
         assert sorted(int(value) for value in values) == list(range(RECORDS))
+
+
+async def test_tables_are_copied_to_another_topic(brokers: str, recipe: Any) -> None:
+    pytest.importorskip("pyarrow")
+    await fill(brokers)
+    async with Admin(bootstrap_servers=brokers) as admin:
+        await admin.create_topics([NewTopic("copies", num_partitions=3)])
+    written: list[Any] = []
+
+    async def handle(ranges: list[Any]) -> None:
+        written.extend(ranges)
+        if sum(each.record_count for each in written) == RECORDS:
+            raise Enough
+
+    with pytest.raises(Enough):
+        await asyncio.wait_for(recipe("copied_tables")(handle), PATIENCE_S)
+    async with Consumer("copies", bootstrap_servers=brokers, auto_offset_reset="earliest") as consumer:
+        values: list[int] = []
+        while len(values) < RECORDS:
+            values += [int(each.value or b"") for batch in (await consumer.poll(1000)).values() for each in batch]
+    assert sorted(values) == list(range(RECORDS))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, line_of
 from tests.unit.test_documented_commands import parse
 from tidelog import EmbeddedBroker
 from tidelog.broker.config.node_config import NodeConfig
@@ -21,6 +21,7 @@ from tidelog.cli.commands import cli
 from tidelog.client import TopicPartition
 from tidelog.client.sync import Admin, Consumer, Producer
 from tidelog.testing.ports import free_port
+from tidelog.testing.processes import accepts
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTING = (ROOT / "docs" / "testing.md").read_text()
@@ -31,10 +32,42 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(len(blocks(TESTING, "python"))))
+EXAMPLES = [block for block in blocks(TESTING, "python") if not block.startswith("# conftest.py")]
+(CONFTEST,) = [block for block in blocks(TESTING, "python") if block not in EXAMPLES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_an_example_of_a_test_passes(number: int, tmp_path: Path):
-    file = tmp_path / "test_example.py"
-    file.write_text(blocks(TESTING, "python")[number])
+    (tmp_path / "test_example.py").write_text(EXAMPLES[number])
+    run_pytest(tmp_path)
+
+
+USERS_TEST = """
+import pytest
+from tidelog.client.sync import Producer
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_broker_is_there(number):
+    with Producer(bootstrap_servers="127.0.0.1:9092") as producer:
+        producer.send_and_wait("orders", b"x")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_conftest_for_a_port_serves_every_worker(workers: int, tmp_path: Path):
+    port = str(free_port())
+    (tmp_path / "conftest.py").write_text(CONFTEST.replace("9092", port))
+    (tmp_path / "test_users.py").write_text(USERS_TEST.replace("9092", port))
+    run_pytest(tmp_path, *(["-p", "xdist", "-n", str(workers)] if workers else []))
+    assert not accepts(int(port))
+
+
+def run_pytest(directory: Path, *arguments: str) -> None:
+    # The plugin of this checkout, whichever is installed; and not as a part of the run that this test belongs to.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         [
             sys.executable,
@@ -45,11 +78,10 @@ def test_an_example_of_a_test_passes(number: int, tmp_path: Path):
             "tidelog.testing.pytest_plugin",
             "-p",
             "no:cacheprovider",
-            str(file),
+            *arguments,
         ],
-        cwd=tmp_path,
-        # The plugin of this checkout, whichever is installed.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=directory,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=4 * PATIENCE_S,
@@ -113,7 +145,7 @@ def test_the_container_starts_a_node_that_is_found_healthy(tmp_path: Path):
     )
     try:
         assert process.stdout is not None
-        assert "ready" in process.stdout.readline()
+        assert "ready" in line_of(process)
         check = [sys.executable, *(word.replace("9404", str(port)) for word in health[1:])]
         assert subprocess.run(check, timeout=PATIENCE_S, check=False).returncode == 0
         process.terminate()
@@ -122,7 +154,7 @@ def test_the_container_starts_a_node_that_is_found_healthy(tmp_path: Path):
         assert subprocess.run(check, stderr=subprocess.DEVNULL, timeout=PATIENCE_S, check=False).returncode == 1
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=PATIENCE_S)
 
 
 def test_a_directory_is_backed_up_and_put_back(tmp_path: Path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
+from tests.patience import PATIENCE_S
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.client import sync
 
@@ -35,7 +36,7 @@ def test_importing_the_package_loads_none_of_it() -> None:
         "tidelog.KafkaError, tidelog.Producer;"
         "assert not any(name.startswith(('tidelog.broker', 'tidelog.storage')) for name in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=PATIENCE_S)
 
 
 def test_a_wrong_option_of_a_client_and_a_wrong_key_of_a_broker_are_caught_alike() -> None:

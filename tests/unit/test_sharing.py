@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.sharing import scope_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +41,7 @@ def test_pytest_keeps_a_file_in_one_process() -> None:
             capture_output=True,
             text=True,
             check=True,
+            timeout=4 * PATIENCE_S,
         )
         return {line.split("]")[0] for line in done.stdout.splitlines() if line.startswith("[gw")}
 

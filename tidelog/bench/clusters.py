@@ -1,4 +1,4 @@
-"""What a scenario or a test needs from several nodes, whoever made them, and a single node seen that way.
+"""The interface to several nodes for scenarios and tests, and a single node with the same interface.
 
 `peers.KafkaCluster` and `testing.cluster.EmbeddedCluster` are such clusters. Everything here is on loopback.
 """
@@ -49,6 +49,7 @@ class Alone:
 class Running:
     """A cluster inside a `with` block: ready when every broker lists every broker, stopped at the end.
 
+    An interrupt kills the nodes: the user waits, and nothing reads their data again.
     `ready_s` is from the launch of the first process to that moment. Formatting, where that is a step of its own, comes
     before it.
     """
@@ -76,7 +77,10 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.cluster.stop()
+        if isinstance(error, KeyboardInterrupt):
+            kill(self.cluster.nodes.values())
+        else:
+            self.cluster.stop()
 
 
 def kill(nodes: Iterable[ServerProcess]) -> None:

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from tidelog.bench.clusters import Alone, Cluster, Running
+from tidelog.bench.figures import one_line_with_type
 from tidelog.bench.peers import KafkaCluster, KafkaProcess, PeerUnavailable
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios import (
@@ -32,9 +33,11 @@ from tidelog.bench.scenarios import (
     librdkafka,
     produce_raw,
     replica_fetch,
+    transaction_load,
     transactions,
 )
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario, client_errors
+from tidelog.protocol.errors import KafkaError
 from tidelog.testing.cluster import EmbeddedCluster, tidelog_node
 from tidelog.testing.processes import ServerFailed, TidelogProcess
 from tidelog.testing.usage import free_bytes, warm_pages
@@ -60,10 +63,12 @@ def kafka(directory: Path, brokers: int, options: Mapping[str, str] = OPTIONS) -
 
 MAKERS: dict[str, Callable[..., Cluster]] = {OURS: tidelog, THEIRS: kafka}
 FAILURES: tuple[type[Exception], ...] = (
-    *(BenchError, ServerFailed, PeerUnavailable, OSError),
+    *(BenchError, ServerFailed, PeerUnavailable, OSError, KafkaError),
     *(struct.error, LookupError),  # an answer that is not what was asked for
     *client_errors(),
 )
+OnFigures = Callable[[Scenario, str, Mapping[str, float]], None]
+"""Gets the scenario, the contestant and the figures of one measurement; none where it failed."""
 # The kernel hands out free pages in no order: only when all are warm does no row meet a cold one.
 _TOUCHED_SHARE = 0.85
 
@@ -102,9 +107,17 @@ class Row:
 
 def catalogue() -> list[Scenario]:
     """Every scenario, in the order of the table: one node first."""
-    modules = (produce_raw, librdkafka, fetch_raw, end_to_end, replica_fetch, transactions, compaction, footprint)
+    modules = (
+        *(produce_raw, librdkafka, fetch_raw, end_to_end, replica_fetch, transactions, transaction_load),
+        *(compaction, footprint),
+    )
     found = [scenario for module in modules for scenario in module.scenarios()]
     return sorted(found, key=lambda scenario: scenario.brokers)
+
+
+def rows_of(scenarios: Sequence[Scenario]) -> list[Row]:
+    """An empty row for each metric of each scenario."""
+    return [Row(scenario, metric) for scenario in scenarios for metric in scenario.metrics]
 
 
 def select(patterns: Sequence[str]) -> list[Scenario]:
@@ -145,13 +158,16 @@ def run(
     scale: float = 1.0,
     minutes: float = math.inf,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Row]:
+    rows: Sequence[Row] | None = None,
+    on_figures: OnFigures = lambda *_: None,
+) -> Sequence[Row]:
     """Every scenario's rows, each measured at least once; no more rounds begin than end within so many minutes.
 
-    Scenarios for one node and those for three are measured after each other: no node runs that has no part.
+    Scenarios for one node and those for three are measured after each other: no node runs that has no part. The figures
+    go into `rows` (of `rows_of`) as they come, so that the caller has them after an interrupt.
     """
     began = time.monotonic()
-    rows = [Row(scenario, metric) for scenario in scenarios for metric in scenario.metrics]
+    rows = rows_of(scenarios) if rows is None else rows
     if scale == 1:
         progress("touching free memory once")
         warm_pages(int(free_bytes() * _TOUCHED_SHARE), passes_at_most=1)
@@ -159,7 +175,7 @@ def run(
     for place, brokers in enumerate(numbers):
         together = [scenario for scenario in scenarios if scenario.brokers == brokers]
         deadline = began + 60 * minutes * (place + 1) / len(numbers)
-        _Contest(together, rows, scale, progress).run(names, brokers, rounds, deadline)
+        _Contest(together, rows, scale, progress, on_figures).run(names, brokers, rounds, deadline)
     return rows
 
 
@@ -167,9 +183,15 @@ class _Contest:
     """The scenarios for one number of brokers. What fails is told in its row and not tried again by that contestant."""
 
     def __init__(
-        self, scenarios: Sequence[Scenario], rows: Sequence[Row], scale: float, progress: Callable[[str], None]
+        self,
+        scenarios: Sequence[Scenario],
+        rows: Sequence[Row],
+        scale: float,
+        progress: Callable[[str], None],
+        on_figures: OnFigures,
     ) -> None:
         self._scenarios, self._rows, self._scale, self._progress = scenarios, rows, scale, progress
+        self._on_figures = on_figures
 
     def run(self, names: Sequence[str], brokers: int, rounds: int, deadline: float) -> None:
         """Warm every contestant for every scenario, then go `rounds` times through them all, contestants in turn."""
@@ -191,6 +213,7 @@ class _Contest:
                     for row in self._rows_of(scenario):
                         if row.metric.name in figures:
                             row.figures.setdefault(contestant.name, []).append(figures[row.metric.name])
+                    self._on_figures(scenario, contestant.name, figures)
                 longest_s = max(longest_s, time.monotonic() - began)
 
     def _rows_of(self, scenario: Scenario) -> list[Row]:
@@ -202,7 +225,7 @@ class _Contest:
 
     def _failed(self, scenario: Scenario, name: str, error: Exception) -> None:
         for row in self._rows_of(scenario):
-            row.failures[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            row.failures[name] = one_line_with_type(error)
 
     def _attempt(self, scenario: Scenario, contestant: Contestant, work: Callable[[Contestant, float], Any]) -> Any:
         """What the work returns; None when it fails now or has failed before."""

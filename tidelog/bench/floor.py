@@ -1,4 +1,4 @@
-"""The least that a Produce can cost on the event loop of the broker: one read, one write to a file, one answer.
+"""The minimal cost of a Produce on the broker's event loop: one read, one write to a file, one answer.
 
 A server on uvloop in a process of its own. Of each frame it knows the size, the correlation id and where the batch must
 lie; it writes the batch to a file and answers as many bytes as a broker does. Nothing is checked, looked up or kept,

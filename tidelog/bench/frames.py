@@ -1,4 +1,4 @@
-"""Requests as ready bytes for the raw connection: Produce v9, Fetch v12, and the record batches they carry.
+"""Encoded requests for the raw connection: Produce v9, Fetch v12, and their record batches.
 
 Written out by hand, without `tidelog.protocol`: a benchmark that sends what the broker's own codecs made would agree
 with their mistakes. Only what the scenarios need is here; compression, keys and headers are librdkafka's part.

@@ -1,7 +1,7 @@
-"""What a broker says of its cluster: Metadata v4 by hand, as `frames` has the rest. Brokers, leaders, in-sync replicas.
+"""The cluster as a broker describes it: Metadata v4, encoded by hand like the requests in `frames`.
 
-Asked of one node on a connection of its own, so that the answer is that node's view; nothing is cached and nothing is
-created by asking.
+It has brokers, leaders and in-sync replicas, as one node sees them: each request uses a connection of its own. Nothing
+is cached, and no request creates a topic.
 """
 
 from __future__ import annotations

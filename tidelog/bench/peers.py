@@ -1,4 +1,4 @@
-"""Apache Kafka beside us: its jars brought by Maven into a cache, its nodes on loopback, its tools.
+"""Apache Kafka for comparisons: its jars from Maven in a cache, its nodes on loopback, its tools.
 
 Kafka is the reference that benchmarks and compatibility tests compare with; nothing of it is part of the product. The
 jars live in $KAFKA_PEER_HOME, else ~/.cache/tidelog-peer. Where Java or Maven is missing, `why_unavailable` says so in
@@ -26,6 +26,13 @@ _DEPENDENCIES = (
     ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 )
+SPARK_CONNECTOR = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", "3.9.2"),
+    ("org.apache.commons", "commons-pool2", "2.13.1"),
+)
+"""The newest of Spark's Kafka connectors that can be had."""
 # The collector settings of Kafka's own start script.
 _JVM = (
     "-server",

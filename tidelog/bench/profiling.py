@@ -1,4 +1,4 @@
-"""Why a row costs what it costs: user and kernel time per request, and the functions the time goes to.
+"""The profile of a row: user and kernel time per request, and the functions that take the time.
 
 The split is measured on undisturbed nodes. The functions come from others that run under cProfile, which
 makes every Python call dearer: read its column as shares, not as microseconds. Its clock is the thread's CPU clock: by

@@ -1,4 +1,4 @@
-"""A raw connection: ready frames out, answers in, nothing decoded but what must be checked.
+"""A raw connection: it sends encoded frames, and decodes only the checked parts of the answers.
 
 It keeps a fixed number of requests in flight on one blocking socket and takes the latency of each. Every answer must
 carry the correlation id of the oldest request in flight, have the length of an answer without errors, and say no error
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidelog.bench import frames
+from tidelog.bench.figures import percentile
 
 _JOIN_BELOW_BYTES = 65536
 _SIZE = struct.Struct(">i")
@@ -38,9 +39,15 @@ class Timing:
         return len(self.latencies_ns) / self.elapsed_s
 
     def percentile_us(self, percent: float) -> float:
-        """Nearest-rank percentile of the latencies in microseconds."""
-        ordered = sorted(self.latencies_ns)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] / 1000
+        """Nearest-rank percentile of the latencies in microseconds.
+
+        Raises:
+            BenchError: no request was timed.
+        """
+        latency_ns = percentile(sorted(self.latencies_ns), percent)
+        if latency_ns is None:
+            raise BenchError("no request was timed")
+        return latency_ns / 1000
 
 
 class RawConnection:

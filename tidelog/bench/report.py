@@ -11,8 +11,10 @@ from typing import Any
 from rich.table import Table
 
 from tidelog.bench.compare import OURS, THEIRS, Row
+from tidelog.bench.figures import number
 from tidelog.bench.peers import KAFKA_VERSION
 from tidelog.bench.scale import Weighed
+from tidelog.bench.scenarios.base import Scenario
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -43,15 +45,6 @@ def table(rows: Sequence[Row]) -> Table:
     return out
 
 
-def number(value: float | None) -> str:
-    """Three significant digits, thousands separated; a dash when not measured."""
-    if value is None:
-        return "-"
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
 def target(row: Row) -> str:
     """The targets of a metric as they are judged."""
     parts = []
@@ -77,6 +70,13 @@ def as_markdown(rows: Sequence[Row]) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def measurement(scenario: Scenario, name: str, figures: Mapping[str, float]) -> str:
+    """One line for one measurement of one broker."""
+    units = {metric.name: metric.unit for metric in scenario.metrics}
+    shown = ", ".join(f"{metric} {number(value)} {units.get(metric, '')}".strip() for metric, value in figures.items())
+    return f"{scenario.name}, {name}: {shown or 'not measured'}"
 
 
 def failures(rows: Sequence[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Many partitions on few brokers: how long creation, failover, return and start take, and what the nodes weigh.
+"""Many partitions on few brokers: the times of creation, failover, return and start, and the nodes' memory.
 
 Every step ends when it can be seen from outside: all partitions are led, by whoever is there, and each has taken a
 record with acks=all. A cluster is measured with few partitions first and with many on fresh nodes after that, so that
@@ -17,6 +17,7 @@ from pathlib import Path
 from tidelog.bench import frames
 from tidelog.bench.clusters import Running
 from tidelog.bench.compare import FAILURES, MAKERS
+from tidelog.bench.figures import one_line_with_type
 from tidelog.bench.metadata import ClusterState, ask, await_state
 from tidelog.bench.raw import BenchError, RawConnection
 from tidelog.bench.scenarios.base import CpuMeter
@@ -26,10 +27,21 @@ PARTITIONS_PER_TOPIC = 100
 # Kafka takes at most 10,000 changes in one request.
 _TOPICS_PER_REQUEST = 10
 TIMEOUT_S = 300.0
-_IDLE_S = 5.0
-_SETTLE_S = 3.0
 _RETRY_S = 0.1
 VALUE = b"v" * 100
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds of rest around the steps. The tests take shorter ones than a measurement needs."""
+
+    settle_s: float = 3.0
+    idle_s: float = 5.0
+    # Both brokers look after every log once, soon after a start.
+    first_upkeep_s: float = 20.0
+
+
+MEASURING = Waits()
 
 
 @dataclass(slots=True)
@@ -40,27 +52,39 @@ class Weighed:
     failure: str = ""
 
 
-def run(name: str, brokers: int, partitions: int, progress: Callable[[str], None] = lambda _: None) -> Weighed:
-    """All steps on a fresh cluster of the named broker; a step that fails ends the run and is told."""
-    weighed = Weighed()
+def run(
+    name: str,
+    brokers: int,
+    partitions: int,
+    progress: Callable[[str], None] = lambda _: None,
+    waits: Waits = MEASURING,
+    weighed: Weighed | None = None,
+) -> Weighed:
+    """All steps on a fresh cluster of the named broker; a step that fails ends the run and is told.
+
+    The figures go into `weighed` as they come, so that the caller has them after an interrupt.
+    """
+    weighed = Weighed() if weighed is None else weighed
     with tempfile.TemporaryDirectory(prefix="tidelog-scale-") as scratch:
         # Deleted files wait for nobody here: Kafka's own defaults.
         running = Running(MAKERS[name](Path(scratch), brokers, {}), TIMEOUT_S)
         try:
             with running:
                 _ClusterSteps(
-                    running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}")
+                    running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits
                 ).run()
         except FAILURES as error:
-            weighed.failure = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            weighed.failure = one_line_with_type(error)
     return weighed
 
 
 class Steps:
     """What the steps with one node and those with several have in common."""
 
-    def __init__(self, running: Running, partitions: int, weighed: Weighed, progress: Callable[[str], None]) -> None:
-        self._cluster, self._weighed, self._progress = running.cluster, weighed, progress
+    def __init__(
+        self, running: Running, partitions: int, weighed: Weighed, progress: Callable[[str], None], waits: Waits
+    ) -> None:
+        self._cluster, self._weighed, self._progress, self._waits = running.cluster, weighed, progress, waits
         self._nodes = list(running.cluster.nodes.values())
         self._replicas = min(3, len(self._nodes))
         self._partitions = partitions
@@ -75,12 +99,12 @@ class Steps:
         self._weighed.figures[f"{step}, s"] = time.monotonic() - began
         self._weighed.figures[f"{step}, CPU s"] = meter.used_ns / 1e9
 
-    def _idle(self, when: str, settle_s: float = _SETTLE_S) -> None:
+    def _idle(self, when: str, settle_s: float | None = None) -> None:
         self._progress(f"idle, {when}")
-        time.sleep(settle_s)
+        time.sleep(self._waits.settle_s if settle_s is None else settle_s)
         began = time.monotonic()
         with CpuMeter(self._nodes) as meter:
-            time.sleep(_IDLE_S)
+            time.sleep(self._waits.idle_s)
         elapsed_s = time.monotonic() - began
         self._weighed.figures[f"{when}: memory of a node, MiB"] = self._memory_mib()
         self._weighed.figures[f"{when}: idle CPU of a node, ms/s"] = meter.used_ns / 1e6 / elapsed_s / len(self._nodes)

@@ -1,4 +1,4 @@
-"""Many partitions and many connections on one node: what it takes to have them, to write to them, and to come back.
+"""Many partitions and connections on one node: the cost to hold them, to write to them, and to recover.
 
 The records are produced by librdkafka, round robin over all partitions, and counted after the node was killed. Memory
 per partition and per connection is what the node grew by. As in `scale`, few are measured before many, on a node of
@@ -17,32 +17,42 @@ from pathlib import Path
 
 from tidelog.bench.clusters import Running
 from tidelog.bench.compare import FAILURES, MAKERS
+from tidelog.bench.figures import one_line_with_type
 from tidelog.bench.metadata import Reader, ask, frame
 from tidelog.bench.raw import BenchError, RawConnection
-from tidelog.bench.scale import PARTITIONS_PER_TOPIC, TIMEOUT_S, VALUE, Steps, Weighed
+from tidelog.bench.scale import MEASURING, PARTITIONS_PER_TOPIC, TIMEOUT_S, VALUE, Steps, Waits, Weighed
 from tidelog.testing.usage import cpu_ns
 
 RECORDS_EACH = 3
 _LIST_OFFSETS = (2, 1)
 _LATEST = -1
 _SPARE_FILES = 1000
-_FIRST_UPKEEP_S = 20.0  # both brokers look after every log once, soon after a start
 
 
-def run(name: str, partitions: int, connections: int, progress: Callable[[str], None] = lambda _: None) -> Weighed:
-    """All steps on a fresh node of the named broker; a step that fails ends the run and is told."""
-    weighed = Weighed()
+def run(
+    name: str,
+    partitions: int,
+    connections: int,
+    progress: Callable[[str], None] = lambda _: None,
+    waits: Waits = MEASURING,
+    weighed: Weighed | None = None,
+) -> Weighed:
+    """All steps on a fresh node of the named broker; a step that fails ends the run and is told.
+
+    The figures go into `weighed` as they come, so that the caller has them after an interrupt.
+    """
+    weighed = Weighed() if weighed is None else weighed
     with tempfile.TemporaryDirectory(prefix="tidelog-scale-") as scratch:
         running = Running(MAKERS[name](Path(scratch), 1, {}), TIMEOUT_S)
         try:
             with running:
                 weighed.figures["start of an empty node, s"] = running.ready_s
                 steps = _NodeSteps(
-                    running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}")
+                    running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits
                 )
                 steps.run(connections)
         except FAILURES as error:
-            weighed.failure = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            weighed.failure = one_line_with_type(error)
     return weighed
 
 
@@ -69,7 +79,7 @@ class _NodeSteps(Steps):
         self._start("after SIGKILL")
         if (found := self._count_records()) != RECORDS_EACH * self._partitions:
             raise BenchError(f"{found:,} records are left of {RECORDS_EACH * self._partitions:,}")
-        self._idle("after SIGKILL", _FIRST_UPKEEP_S)
+        self._idle("after SIGKILL", self._waits.first_upkeep_s)
         self._progress("stop")
         began = time.monotonic()
         node.stop(TIMEOUT_S)

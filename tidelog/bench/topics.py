@@ -1,4 +1,4 @@
-"""Topics that come and go: CreateTopics v2 and DeleteTopics v1 by hand, so that a benchmark needs no client library.
+"""Creates and deletes topics: CreateTopics v2 and DeleteTopics v1 by hand, without a client library.
 
 Any broker takes them and hands them to the controller.
 """

@@ -18,12 +18,10 @@ from tidelog.broker.cluster.lifecycle import BrokerLifecycle, LifecycleSettings
 from tidelog.broker.cluster.lost_brokers import PROBE_MS_MAX, LostBrokers
 from tidelog.broker.cluster.producer_ids import ProducerIdManager, controller_blocks
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
-from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
 from tidelog.broker.coordinators.group.service import GroupCoordinatorService
 from tidelog.broker.coordinators.group_ports import GroupPorts
 from tidelog.broker.coordinators.marker_writer import MarkerWriter
 from tidelog.broker.coordinators.transaction.config import TransactionCoordinatorConfig
-from tidelog.broker.coordinators.transaction.service import TOPIC as TRANSACTIONS_TOPIC
 from tidelog.broker.coordinators.transaction.service import TransactionCoordinatorService
 from tidelog.broker.coordinators.transaction_markers import TransactionMarkers
 from tidelog.broker.coordinators.transaction_verifier import CoordinatorVerifier
@@ -38,6 +36,7 @@ from tidelog.broker.replicas.replica_moves import ReplicaMoves
 from tidelog.broker.replicas.scrubber import Scrubber
 from tidelog.broker.replicas.unclean_leaders import UncleanLeaders
 from tidelog.broker.replicas.upkeep import Upkeep
+from tidelog.protocol.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidelog.protocol.uuids import uuid_to_text
 from tidelog.replication.controller.metadata.image import METADATA_VERSION, TRANSACTION_VERSION
 from tidelog.replication.controller.metadata.image_delta import everything
@@ -108,6 +107,7 @@ class BrokerSide:
             channel=channel,
             settings=LifecycleSettings(
                 config.integer("broker.heartbeat.interval.ms"),
+                session_timeout_ms=config.integer("broker.session.timeout.ms"),
                 directory_failure_timeout_ms=config.integer("log.dir.failure.timeout.ms"),
             ),
             loop=loop,
@@ -177,6 +177,7 @@ class BrokerSide:
             on_appended=self.partitions.flushes.flush_if_due,
             on_link=self._on_link,
             on_gap=lambda partition, gap: self.repairs.report_gap(partition, gap),
+            on_cold=lambda cold: self.partitions.run_cold(cold, lambda: None),
         )
 
     def _cordoned(self) -> list[bytes] | None:
@@ -191,6 +192,7 @@ class BrokerSide:
             GroupPorts(OFFSETS_TOPIC, self.partitions, self._loop, self._ports.clock_ms),
             self._ports.rng,
             lambda: self._partition_count(OFFSETS_TOPIC, "offsets.topic.num.partitions"),
+            self.lifecycle.has_session,
         )
 
     def _make_transactions(self) -> None:

@@ -163,7 +163,10 @@ class MetadataSide:
         try:
             response = await self._channel.call(self._identity.registration(self._node_id), 0)
             if response.error_code:
-                logger.warning("the active controller refuses this one: %s", ErrorCode(response.error_code).name)
+                logger.warning(
+                    "the active controller refuses the registration of this controller: %s",
+                    ErrorCode(response.error_code).name,
+                )
         except KafkaError as error:
             logger.info("this controller is not registered with the active one yet: %s", error)
         finally:

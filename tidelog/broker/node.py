@@ -15,8 +15,8 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tidelog.broker.apis.api_tables import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.apis.dispatch import Dispatcher
-from tidelog.broker.apis.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.apis.services import Services, missing
 from tidelog.broker.broker_side import BrokerSide
 from tidelog.broker.cluster.controller_channel import ControllerChannel
@@ -108,7 +108,7 @@ class Node:
         check_served(self.config)
         idle = keys_without_effect(self.config)
         if idle:
-            logger.warning("configuration taken without effect: %s", ", ".join(idle))
+            logger.warning("these configuration keys have no effect: %s", ", ".join(idle))
         for listener in self.config.listeners:
             self._sockets.append((listener.name, self._ports.bind(listener.host, listener.port)))
         self._bound_ports = {name: sock.getsockname()[1] for name, sock in self._sockets}
@@ -187,8 +187,8 @@ class Node:
                 self._on_failure,
             )  # fmt: skip
         broker: Any = self._broker
-        turns = FairScheduler(loop.call_soon, ports.stopwatch)
-        inspections = Inspections(loop, ports.inspector, turns)
+        scheduler = FairScheduler(loop.call_soon, ports.stopwatch)
+        inspections = Inspections(loop, ports.inspector, scheduler)
         services = self._services = Services(
             config=config,
             settings=self.settings,
@@ -211,31 +211,33 @@ class Node:
             rng=ports.rng,
             broker_epoch=lambda: broker.lifecycle.epoch if broker else -1,
             requests=RequestCounters(ports.stopwatch or loop.time),
-            turns=turns,
+            scheduler=scheduler,
             inspections=inspections,
             **({"lost_brokers": broker.lost_brokers} if broker else {}),
         )
-        wakes = broker.partitions.wakes if broker else DeferredCallbacks(loop)
+        callbacks = broker.partitions.callbacks if broker else DeferredCallbacks(loop)
         if config.is_controller:
             dispatcher = self._controller_dispatcher = Dispatcher(services, CONTROLLER_APIS, FORWARDED)
             services.embedded = dispatcher.embedded
             self._dispatchers.append(dispatcher)
             limits = server_limits(self.settings, ports.files_max)
-            self._controller_server = Server(limits, dispatcher.dispatch_cold, loop.time, wakes, turns)
+            self._controller_server = Server(limits, dispatcher.dispatch_cold, loop.time, callbacks, scheduler)
         if config.is_broker:
             dispatcher = Dispatcher(services, BROKER_APIS, FORWARDED)
             self._dispatchers.append(dispatcher)
             limits = server_limits(self.settings, ports.files_max)
             own = [listener for listener in config.listeners if listener.name not in config.controller_listener_names]
             protected = config.inter_broker_listener if len(own) > 1 else None
-            self._broker_server = Server(limits, dispatcher.dispatch, loop.time, wakes, turns, protected)
+            self._broker_server = Server(
+                limits, dispatcher.dispatch, loop.time, callbacks, scheduler, protected, dispatcher.dispatch_pipelined
+            )
         self.settings.subscribe(LIMIT_KEYS, self._limit_servers)
 
     def _limit_servers(self) -> None:
         try:
             limits = server_limits(self.settings, self._ports.files_max)
         except ConfigError as error:
-            logger.error("the limits on connections stay as they are: %s", error)
+            logger.error("the limits on connections do not change: %s", error)
             return
         for server in (self._controller_server, self._broker_server):
             if server is not None:

@@ -1,6 +1,6 @@
 """The command line: `tidelog ...`.
 
-One file or room for each command; `commands.py` is the table that loads a command when its word is used.
-Commands talk to clusters through `client/`. Only `start`, `format` and `log` know the server and its files.
-Nothing else in the house imports this room.
+Each command has a file or a package; `commands.py` is the table that loads a command on its first use.
+Commands reach clusters through `client/`. Only `start`, `format` and `log` use the server and its files.
+No other package imports this one.
 """

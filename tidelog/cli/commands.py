@@ -1,6 +1,6 @@
-"""The command table: which file answers to which word, loaded when its word is used, and how failures are shown.
+"""The command table, which loads a command's file on its first use, and the output of failures.
 
-Each command's file defines one click command named `command`. Nothing here knows what a command does.
+Each command's file defines one click command named `command`. This module does not depend on what a command does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported one at a time; its help needs none of them."""
+    """A group that imports only the command that is run; its help imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Names the nearest command for one that does not exist."""
+        """Suggest the nearest command for an unknown one."""
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = get_close_matches(name, _COMMANDS, n=1)
@@ -84,7 +84,7 @@ def cli() -> None:
 
 
 def run(words: list[str]) -> int:
-    """Runs one command; an expected failure becomes one line on standard error."""
+    """Run one command; an expected failure becomes one line on standard error."""
     from tidelog.protocol.errors import KafkaError
 
     _open_what_is_closed()
@@ -101,7 +101,7 @@ def run(words: list[str]) -> int:
     except KafkaError as error:
         return fail(f"{error}{_hint(error)}")
     except BrokenPipeError:
-        # Whoever read the output has seen enough, as `head` does.
+        # The reader of the output has closed the pipe, as `head` does.
         swallow_output()
         return 1
     except OSError as error:
@@ -110,14 +110,14 @@ def run(words: list[str]) -> int:
 
 
 def _hint(error: KafkaError) -> str:
-    """What to do where no broker answered."""
+    """Advice for the user if no broker answered."""
     if not (error.message or "").startswith("no broker reached"):
         return ""
     return " (-b HOST:PORT or TIDELOG_BOOTSTRAP_SERVER say where the cluster is, `tidelog start` runs a node)"
 
 
 def _open_what_is_closed() -> None:
-    """Standard streams that the caller closed (`>&-`) read as empty and swallow what is written."""
+    """Replace standard streams that the caller has closed (`>&-`) by the null device."""
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stdout is None:

@@ -1,7 +1,7 @@
-"""What the client commands share: where the cluster is, client options by `-X`, running a coroutine, printing.
+"""The common part of the client commands: the bootstrap option, client options by `-X`, coroutines, printing.
 
-Tables are plain text, aligned, never wrapped and never coloured, so that they can be cut and grepped; every command
-that prints one has `--json` beside it, one JSON value on standard output.
+Tables are plain aligned text without wrapping or colours, so that `cut` and `grep` can process them. Every command that
+prints a table also has `--json`, which prints one JSON value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import click
 Result = TypeVar("Result")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-# Somebody sits and waits: give up sooner than a service would.
+# A user waits at the terminal, so a command gives up sooner than a service would.
 PATIENCE_MS = 5_000
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -27,7 +27,7 @@ _DEFAULT_PORT = 9092
 
 
 def with_ports(text: str) -> str:
-    """Bootstrap servers as host:port; Kafka's port where there is none."""
+    """Bootstrap servers as host:port, with Kafka's port by default."""
     return ",".join(map(_with_port, text.split(",")))
 
 
@@ -62,7 +62,7 @@ as_json = click.option("--json", "json_wanted", is_flag=True, help="Print JSON."
 
 
 def overriding(what: str) -> Callable[[Decorated], Decorated]:
-    """Gives a command `-o key=value`: configuration by Kafka's names, as the parameter `overrides`."""
+    """Add the option `-o key=value` to a command: configuration by Kafka's names, as the parameter `overrides`."""
     return click.option(
         "-o",
         "--override",
@@ -75,7 +75,7 @@ def overriding(what: str) -> Callable[[Decorated], Decorated]:
 
 
 def key_values(values: Sequence[str]) -> dict[str, str]:
-    """`["a=1", "b=2"]` as a mapping; a usage error for anything else."""
+    """`["a=1", "b=2"]` as a mapping. Raises a usage error."""
     pairs = {}
     for value in values:
         key, equals, text = value.partition("=")
@@ -86,19 +86,19 @@ def key_values(values: Sequence[str]) -> dict[str, str]:
 
 
 def connecting(function: Decorated) -> Decorated:
-    """Gives a command the options that reach a cluster: `bootstrap` and `properties`."""
+    """Add the options that a connection to a cluster needs: `bootstrap` and `properties`."""
     return _BOOTSTRAP(_PROPERTIES(function))
 
 
 def client_options(bootstrap: str, properties: dict[str, str], **own: Any) -> dict[str, Any]:
-    """Keyword arguments of a client; what the user gave by `-X` wins over the command's own choice."""
+    """The keyword arguments of a client; the user's `-X` options take precedence over the command's."""
     given = {key.replace(".", "_"): value for key, value in properties.items()}
     patience = {"default_api_timeout_ms": PATIENCE_MS, "socket_connection_setup_timeout_ms": PATIENCE_MS}
     return {"bootstrap_servers": bootstrap, "client_id": "tidelog-cli", **patience, **own, **given}
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a command's coroutine. An option no client knows is wrong usage, Ctrl-C that nothing awaits a failure."""
+    """Run a command's coroutine. An unknown client option is a usage error; an unhandled Ctrl-C is a failure."""
     from tidelog.protocol.errors import ConfigError
 
     try:
@@ -110,7 +110,7 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 def fail(message: str) -> int:
-    """One line on standard error, and the exit code of a failure."""
+    """Print one line on standard error; returns the exit code of a failure."""
     click.echo(f"tidelog: {' '.join(message.split())}", err=True)
     return 1
 
@@ -121,7 +121,7 @@ def reason(error: OSError) -> str:
 
 
 def swallow_output() -> None:
-    """From now on standard output goes nowhere, what is still in its buffer too: nobody reads it any more."""
+    """Discard standard output from now on, with its buffer, because its reader has closed it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -133,7 +133,7 @@ def as_count(things: Sized, noun: str) -> str:
 
 
 def as_bytes(size: int) -> str:
-    """`1.4 MiB`; a dash for a size that is not known."""
+    """`1.4 MiB`; a dash for an unknown size."""
     if size < 0:
         return "-"
     amount = float(size)
@@ -145,7 +145,7 @@ def as_bytes(size: int) -> str:
 
 
 def as_time(timestamp_ms: int) -> str:
-    """`2026-03-01T12:00:00.000Z`; a dash where there is none, or none that a calendar has."""
+    """`2026-03-01T12:00:00.000Z`; a dash for a negative timestamp, the number for one outside the calendar."""
     try:
         moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC) if timestamp_ms >= 0 else None
     except (OverflowError, ValueError, OSError):
@@ -154,18 +154,18 @@ def as_time(timestamp_ms: int) -> str:
 
 
 def time_in(text: str) -> int:
-    """ms since 1970, as such or as a date and time, which is UTC unless it says otherwise. Raises a usage error."""
+    """Milliseconds since 1970, from a number or a date and time (UTC by default). Raises a usage error."""
     if text.isdecimal() and len(text) < 18:
         return int(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no time: expected ms since 1970, or YYYY-MM-DDTHH:MM:SS") from None
+        raise click.BadParameter(f"{text!r} is not a time: expected ms since 1970, or YYYY-MM-DDTHH:MM:SS") from None
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def say_count(count: int) -> None:
-    """On standard error, beside the data."""
+    """Print the count on standard error, apart from the data."""
     click.echo(f"{count:,} record{'' if count == 1 else 's'}", err=True)
 
 
@@ -174,7 +174,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as their widest cell; numbers to the right."""
+    """Print columns as wide as their widest cell, with numbers right-aligned."""
     texts = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [list(header), *texts]) for column in range(len(header))]
     right = [bool(rows) and all(isinstance(row[column], int) for row in rows) for column in range(len(header))]

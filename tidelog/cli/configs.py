@@ -1,6 +1,6 @@
-"""`tidelog configs`: describe and alter what is set for topics, brokers, their loggers, groups, metrics subscriptions.
+"""`tidelog configs`: describes and alters configs of topics, brokers, loggers, groups and metrics subscriptions.
 
-Through the admin client of any Kafka-compatible cluster; which values are allowed is the cluster's to say.
+It uses the admin client, so it works with any Kafka-compatible cluster. The cluster validates the values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidelog.client import Admin
 from tidelog.client.admin.configs import APPEND, DELETE, SUBTRACT, ConfigChange, ConfigResource
 from tidelog.client.model import ConfigEntry
 
-# What the commands call a kind -> what the client does.
+# The commands' name of a resource kind -> the client's name.
 _KINDS = {
     "topics": "topic",
     "brokers": "broker",
@@ -34,7 +34,7 @@ _KINDS = {
     "groups": "group",
     "client-metrics": "client-metrics",
 }
-# DescribeConfigs' source of a value.
+# The sources of values in DescribeConfigs.
 _SOURCES = {
     1: "topic",
     2: "broker",
@@ -80,7 +80,7 @@ def describe(
     keys: tuple[str, ...],
     json_wanted: bool,
 ) -> None:
-    """Print what is set at run time for NAMES, or for all there are of that kind.
+    """Print the dynamic configs of NAMES, or of all resources of that kind.
 
     \b
     Example:
@@ -137,9 +137,9 @@ def alter(
     dry_run: bool,
     json_wanted: bool,
 ) -> None:
-    """Change configs of NAMES while the cluster runs. What takes effect at once is said in the documentation.
+    """Change configs of NAMES while the cluster runs. The documentation lists the configs that take effect at once.
 
-    A config that Kafka does not know gets a warning with the nearest one. Whether it is taken is the cluster's to say.
+    A config that Kafka does not know gets a warning with a suggestion. The cluster decides whether to accept it.
 
     \b
     Example:
@@ -150,7 +150,9 @@ def alter(
     """
     resources = _named(kind, names, for_all)
     if not resources:
-        raise click.UsageError("name what is to be changed" + (", or --default" if kind == "brokers" else ""))
+        raise click.UsageError(
+            "give the name of the resource to change" + (", or --default" if kind == "brokers" else "")
+        )
     changes = [
         *(ConfigChange(key, value) for key, value in key_values(sets).items()),
         *(ConfigChange(key, None, DELETE) for key in deletes),
@@ -158,7 +160,7 @@ def alter(
         *(ConfigChange(key, value, SUBTRACT) for key, value in key_values(subtracts).items()),
     ]
     if not changes:
-        raise click.UsageError("nothing to change: --set, --delete, --append or --subtract is wanted")
+        raise click.UsageError("nothing to change: give --set, --delete, --append or --subtract")
 
     warn_of_unknown(kind, [change.name for change in changes])
 
@@ -176,7 +178,7 @@ def alter(
 
 
 def warn_of_unknown(kind: str, names: Iterable[str]) -> None:
-    """A line on standard error for each name that is no config of this kind in Kafka 4.3, with the nearest one."""
+    """Print a line on standard error for each name that is no config of this kind in Kafka 4.3, with a suggestion."""
     known = _known_configs(kind)
     for name in names:
         if not known or name in known or name.startswith(FREE_PREFIXES):
@@ -187,7 +189,7 @@ def warn_of_unknown(kind: str, names: Iterable[str]) -> None:
 
 
 def _known_configs(kind: str) -> set[str]:
-    """Empty for broker-loggers, which each version names as it likes."""
+    """The known config names; empty for broker-loggers, whose names differ between versions."""
     from tidelog.broker.config.definitions import BROKER, CLIENT_METRICS, DYNAMIC_ONLY, GROUP, TOPIC
 
     tables: dict[str, set[str]] = {
@@ -201,16 +203,16 @@ def _known_configs(kind: str) -> set[str]:
 
 def _named(kind: str, names: tuple[str, ...], for_all: bool) -> list[ConfigResource]:
     if for_all and (kind != "brokers" or names):
-        raise click.UsageError("--default is about all brokers: `brokers --default`, without names")
+        raise click.UsageError("--default is only for all brokers: `brokers --default`, without names")
     if for_all:
         return [ConfigResource("broker", "")]
     if kind.startswith("broker") and not all(name.isdecimal() for name in names):
-        raise click.UsageError("a broker is named by its id, a number")
+        raise click.UsageError("a broker's name is its id, a number")
     return [ConfigResource(_KINDS[kind], name) for name in names]
 
 
 async def _all_of(admin: Admin, kind: str) -> list[ConfigResource]:
-    """In ways that older clusters know too, where there are such."""
+    """All resources of a kind. The requests are those that older clusters also support, if such exist."""
     if kind == "topic":
         return [ConfigResource(kind, name) for name in await admin.list_topics(include_internal=True)]
     if kind in ("broker", "broker-logger"):

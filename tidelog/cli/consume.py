@@ -1,8 +1,7 @@
 """`tidelog consume`: print the records of topics, by assignment or as a member of a group.
 
-Records go to standard output as bytes, everything said about them to standard error. Ends by itself at
-`--max-messages`, at `--until-end`, at `--until-time` or after `--timeout-ms` of silence, else by Ctrl-C, which is its
-normal end.
+Records go to standard output as bytes, messages to standard error. The command ends at `--max-messages`, `--until-end`
+or `--until-time`, or after `--timeout-ms` without a record. Otherwise Ctrl-C ends it normally.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _POLL_RECORDS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to read and when to stop."""
+    """The records to read, and the conditions to stop."""
 
     topics: tuple[str, ...]
     pattern: str | None
@@ -44,7 +43,7 @@ class Selection:
 
 def _offset(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and value not in ("earliest", "latest") and not value.removeprefix("-").isdecimal():
-        raise click.BadParameter(f"{value!r} is neither earliest, latest nor a whole number")
+        raise click.BadParameter(f"{value!r} is not earliest, latest or a whole number")
     return value
 
 
@@ -56,7 +55,7 @@ def _pattern(context: click.Context, parameter: click.Parameter, value: str | No
     try:
         re.compile(value or "")
     except re.error as error:
-        raise click.BadParameter(f"{value!r} is no regular expression: {error}") from None
+        raise click.BadParameter(f"{value!r} is not a regular expression: {error}") from None
     return value
 
 
@@ -90,8 +89,8 @@ def command(
     """Print the records of each TOPIC, a line each.
 
     A TEMPLATE may name {topic}, {partition}, {offset}, {timestamp}, {key}, {value} and {headers}. A TIME is ms since
-    1970 or YYYY-MM-DDTHH:MM:SS, UTC unless it says otherwise; --until-time in the future is waited for. Topics are
-    matched with --include once, at the start; in a group also those created later.
+    1970 or YYYY-MM-DDTHH:MM:SS, UTC by default; the command waits for an --until-time in the future. --include is
+    matched with the topics at the start; in a group also with topics created later.
 
     \b
     Examples:
@@ -124,21 +123,21 @@ def command(
 
 
 def _selection(*, from_beginning: bool, offset: str | None, **selected: Any) -> Selection:
-    """The options together. Raises a usage error where they contradict each other."""
+    """The selection of the options. Raises a usage error if they contradict each other."""
     if from_beginning and offset not in (None, "earliest"):
-        raise click.UsageError("--from-beginning and --offset contradict each other")
+        raise click.UsageError("give --from-beginning or --offset, not both")
     start = offset or ("earliest" if from_beginning else "latest")
     chosen = Selection(offset=start, **selected)
     if bool(chosen.topics) == (chosen.pattern is not None):
-        raise click.UsageError("wanted: TOPIC, several of them, or --include PATTERN")
+        raise click.UsageError("give one or several TOPICs, or --include PATTERN")
     if chosen.from_ms is not None and (offset or from_beginning):
-        raise click.UsageError("--from-time says where to begin: it takes no --offset or --from-beginning")
+        raise click.UsageError("--from-time sets the start: it cannot be used with --offset or --from-beginning")
     if chosen.until_ms is not None and (chosen.until_end or (chosen.from_ms or 0) > chosen.until_ms):
-        raise click.UsageError("--until-time is to be later than --from-time, and takes no --until-end")
+        raise click.UsageError("--until-time must be later than --from-time, and cannot be used with --until-end")
     bounded = chosen.until_end or chosen.from_ms is not None or chosen.until_ms is not None
     if chosen.group is not None and (chosen.partition is not None or start not in ("earliest", "latest") or bounded):
         raise click.UsageError(
-            "a group shares out the partitions: --group takes no --partition, --until-end, number or time"
+            "a group assigns the partitions: --group cannot be used with --partition, --until-end, a number or a time"
         )
     return chosen
 
@@ -149,7 +148,7 @@ def _waits_for_new_records(selection: Selection) -> bool:
 
 
 async def _consume(options: dict[str, Any], selection: Selection, render: Render) -> int:
-    """Prints until told to stop; how many records."""
+    """Print records until a condition or a signal to stop. Returns the number of records."""
     stopping = asyncio.Event()
     async with Consumer(**options) as consumer:
         reading = _Reading(consumer, selection)
@@ -160,7 +159,7 @@ async def _consume(options: dict[str, Any], selection: Selection, render: Render
 
 
 class _Reading:
-    """A consumer, and where it stops: `_stops` has the offset of each partition that has one."""
+    """A consumer, and the offsets at which it stops (`_stops`, by partition)."""
 
     def __init__(self, consumer: Consumer, selection: Selection) -> None:
         self._consumer = consumer
@@ -169,10 +168,10 @@ class _Reading:
         self._waits_for_time = False
         self._count = 0
 
-    # -- where to begin
+    # --- start offsets
 
     async def prepare(self) -> None:
-        """Subscribes, or assigns and seeks. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        """Subscribe, or assign and seek. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
         consumer, selection = self._consumer, self._selection
         if selection.group is not None and selection.pattern is not None:
             consumer.subscribe(pattern=selection.pattern)
@@ -229,12 +228,13 @@ class _Reading:
                 consumer.seek(partition, min(max(begins[partition], offset), ends[partition]))
 
     def _is_past(self) -> bool:
-        """Up to a time that is over: what comes from now on is not meant."""
+        """Whether --until-time is in the past, so that records from now on are not selected."""
         return self._selection.until_ms is not None and not self._waits_for_time
 
     async def _stop_at_time(self, chosen: list[TopicPartition], until_ms: int, ends: dict[TopicPartition, int]) -> None:
-        """The offsets of the first records at that time or later. A partition without one has its end, if the time is
-        over; else it is read on until it is."""
+        """Stop each partition at its first record of that time or later. A partition without such a record stops at its
+        end if the time is past; otherwise it is read until that time.
+        """
         found = await self._consumer.offsets_for_times(dict.fromkeys(chosen, until_ms))
         self._waits_for_time = until_ms > time.time() * 1000
         for partition in chosen:
@@ -244,7 +244,7 @@ class _Reading:
             elif not self._waits_for_time:
                 self._stops[partition] = ends[partition]
 
-    # -- until the end
+    #  stop conditions
 
     async def print_all(self, render: Render, stopping: asyncio.Event) -> int:
         loop, consumer, selection = asyncio.get_running_loop(), self._consumer, self._selection
@@ -268,7 +268,7 @@ class _Reading:
         return self._count
 
     def _is_wanted(self, partition: TopicPartition, offset: int, timestamp_ms: int) -> bool:
-        """Before the partition's stop; the first record of a time that was waited for becomes its stop."""
+        """Whether the record precedes the partition's stop. The first record at or after --until-time sets the stop."""
         until_ms = self._selection.until_ms
         if partition not in self._stops and until_ms is not None and timestamp_ms >= until_ms:
             self._stops[partition] = offset

@@ -1,4 +1,4 @@
-"""`tidelog elect-leaders`: give partitions their first replica as leader again, or any that lives."""
+"""`tidelog elect-leaders`: elects the preferred (first) replica of partitions, or with --unclean any live replica."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def command(
       tidelog elect-leaders --unclean --topic flights --partition 3
     """
     if (everywhere, file is not None, topic is not None).count(True) != 1 or (numbers and topic is None):
-        raise click.UsageError("one of --all, --json FILE or --topic NAME is wanted, and --partition only with --topic")
+        raise click.UsageError("give one of --all, --json FILE or --topic NAME, and --partition only with --topic")
 
     async def ask() -> dict[TopicPartition, KafkaError | None]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
@@ -57,7 +57,7 @@ def command(
     outcomes = run(ask())
     if output_json:
         return _as_json(outcomes)
-    return _told(outcomes)
+    return _report(outcomes)
 
 
 def _read(path: Path) -> list[TopicPartition]:
@@ -80,7 +80,7 @@ def _as_json(outcomes: dict[TopicPartition, KafkaError | None]) -> int:
     return int(any(state not in ("elected", "not needed") for state in states.values()))
 
 
-def _told(outcomes: dict[TopicPartition, KafkaError | None]) -> int:
+def _report(outcomes: dict[TopicPartition, KafkaError | None]) -> int:
     elected: list[TopicPartition] = []
     failed = 0
     for partition, error in sorted(outcomes.items()):

@@ -1,6 +1,7 @@
-"""`tidelog format`: give a node's directories the cluster id that all nodes of its cluster share, and its first voters.
+"""`tidelog format`: writes the cluster id and the first voters to a node's directories.
 
-A node that is alone formats its directories by itself; nodes of a cluster must agree beforehand, as in Kafka.
+A single node formats its directories by itself. The nodes of a cluster need the same cluster id beforehand, as in
+Kafka.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def command(
 
 
 def _format(config: NodeConfig, cluster_id: str | None, standalone: bool, voters: list[Voter]) -> dict[str, Any]:
-    """What was formatted, for `--json`; the same goes to standard error for people, beside the id."""
+    """Format the directories. Returns the result for `--json`, and prints it on standard error for users."""
     from tidelog.protocol.uuids import uuid_to_text
     from tidelog.replication.quorum.files.initial_voters import write_initial_voters
     from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterSet
@@ -140,7 +141,7 @@ def _own_endpoints(config: NodeConfig) -> tuple[tuple[str, Endpoint], ...]:
 
 
 def _check_voters(config: NodeConfig, standalone: bool, voters: list[Voter]) -> None:
-    """Raises ConfigError where first voters are named for a node that could not be one of their quorum."""
+    """Raises ConfigError for first voters if the node's configuration does not allow a quorum with dynamic voters."""
     if standalone and voters:
         raise ConfigError("--standalone and --initial-controllers exclude each other")
     if config.quorum_voters:

@@ -1,6 +1,6 @@
-"""The `tidelog` command: hands its words to `cli/commands.py`, which loads the one command they name.
+"""The `tidelog` command: passes its arguments to `cli/commands.py`, which loads the command.
 
-Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usage.
+Exit codes: 0 done, 1 failed (with one line on standard error), 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Run one command and return its exit code."""
     from tidelog.cli.commands import run
 
     return run(sys.argv[1:] if arguments is None else list(arguments))

@@ -1,8 +1,8 @@
-"""`tidelog produce`: every line of standard input becomes a record.
+"""`tidelog produce`: sends every line of standard input as a record.
 
-Lines are bytes and are sent as they are, without their newline, or are JSON objects as `tidelog consume --json` prints.
-Reading stands still while the producer's buffer is full, so any amount can be piped in. The first record that is
-refused ends the command with exit code 1.
+A line is sent as its bytes without the newline, or is a JSON object as printed by `tidelog consume --json`. The command
+reads no input while the producer's buffer is full, so any amount can be piped in. The first refused record ends the
+command with exit code 1.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def command(
     """Send each line of standard input to TOPIC.
 
     With --input-format json a line is an object with value or value_base64, value_hex or value_json, the same for key,
-    and topic, partition, timestamp_ms and headers. TOPIC, --partition and --repartition win over what it says.
+    and topic, partition, timestamp_ms and headers. TOPIC, --partition and --repartition override those of the object.
 
     \b
     Examples:
@@ -76,11 +76,11 @@ def command(
       tidelog consume flights -o earliest -e --json | tidelog produce copy -F json
     """
     if repartition and partition is not None:
-        raise click.UsageError("--partition and --repartition contradict each other")
+        raise click.UsageError("give --partition or --repartition, not both")
     target = Target(topic, partition, repartition)
     parse = _parser(target, **shape)
     options = client_options(bootstrap, properties, compression_type=compression, acks=acks, max_block_ms=PATIENCE_MS)
-    # The first failure is what this command ends with; there is no need to hear of every batch behind it.
+    # The command ends with its first failure, so the failures of later batches need no log lines.
     logging.getLogger("tidelog.client.producing.sender").addHandler(logging.NullHandler())
     if sys.stdin.isatty() and sys.stderr.isatty():
         click.echo("each line is a record; Ctrl-D ends", err=True)
@@ -93,7 +93,7 @@ def command(
 
 
 class Sent:
-    """What was acknowledged."""
+    """The acknowledged records."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -109,7 +109,7 @@ class Sent:
         return sorted({partition.topic for partition in self._offsets})
 
     def partitions(self) -> list[dict[str, str | int | None]]:
-        """The first and last offset in each; None with acks=0, where nothing is said of them."""
+        """The first and last offset per partition; None with acks=0, because no answer has them."""
         return [
             {
                 "topic": partition.topic,
@@ -122,7 +122,7 @@ class Sent:
 
 
 class Target(NamedTuple):
-    """Where records go, whatever they say themselves."""
+    """The topic and partition of the options, which take precedence over those of a JSON record."""
 
     topic: str | None
     partition: int | None
@@ -132,7 +132,7 @@ class Target(NamedTuple):
 def _parser(
     target: Target, input_format: str, key_separator: str | None, null_marker: str | None, **how: Any
 ) -> Callable[[bytes], ParsedRecord]:
-    """What makes a record of a line; it raises ValueError or ClickException. Raises a usage error."""
+    """The function from a line to a record, which raises ValueError or ClickException. Raises a usage error."""
     shape = Shape(key_separator, null_marker, **how)
     if input_format == "lines":
         if key_separator == "":
@@ -146,7 +146,7 @@ def _parser(
         or (how["key_format"], how["value_format"]) != ("text",) * 2
     ):
         raise click.UsageError(
-            "JSON objects say their keys themselves: no --key-separator, --null, --key-format or --value-format"
+            "JSON objects contain their keys: --key-separator, --null, --key-format and --value-format cannot be used"
         )
 
     def parse(line: bytes) -> ParsedRecord:
@@ -159,7 +159,7 @@ def _parser(
 
 
 class Shape:
-    """How a line becomes a key and a value."""
+    """The conversion of a line to a key and a value."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Shape:
         ]
 
     def parse(self, line: bytes) -> ParsedRecord:
-        """Raises ValueError for a key or value that is not of its format."""
+        """Raises ValueError for a key or value that does not have its format."""
         key, value = self.split(line)
         if key is not None:
             key = decode(key, self._key_format)
@@ -186,7 +186,7 @@ class Shape:
         return ParsedRecord(None, None, None, key, value, self.headers)
 
     def split(self, line: bytes) -> tuple[bytes | None, bytes | None]:
-        """(key, value); without a separator in a line that should have one, a usage error."""
+        """(key, value). Raises a ClickException for a line without the separator."""
         if self._separator is None:
             return None, self._or_null(line)
         key, separator, value = line.partition(self._separator)
@@ -200,7 +200,7 @@ class Shape:
 
 
 async def _produce(options: dict[str, Any], target: Target, parse: Callable[[bytes], ParsedRecord]) -> Sent:
-    """Sends until the input ends; what was acknowledged."""
+    """Send records until the input ends. Returns the acknowledged records."""
     pending: deque[asyncio.Future[RecordMetadata]] = deque()
     sent = Sent()
     async with Producer(**options) as producer:
@@ -233,8 +233,8 @@ async def _send(producer: Producer, target: Target, record: ParsedRecord) -> asy
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Lines as they come: what is there is taken at once, so that typing by hand works as well as a pipe."""
-    begun: list[bytes] = []  # the pieces of a line whose end has not come yet
+    """Yield each line as soon as it is complete, so that typed input works as well as a pipe."""
+    begun: list[bytes] = []  # the pieces of an incomplete line
     while chunk := await _read(descriptor):
         first, newline, after = chunk.partition(b"\n")
         begun.append(first)
@@ -252,7 +252,7 @@ async def _lines(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def _read(descriptor: int) -> bytes:
-    """The next bytes, empty at the end. Not in a thread: one that reads a terminal would hold up Ctrl-C."""
+    """The next bytes, empty at the end. Uses no thread, because a thread that reads a terminal delays Ctrl-C."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     try:

@@ -1,4 +1,4 @@
-"""`tidelog producers`: who has written to partitions of a topic with a producer id, as their leaders remember it."""
+"""`tidelog producers`: the idempotent producers of a topic's partitions, as their leaders know them."""
 
 from __future__ import annotations
 

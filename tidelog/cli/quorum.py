@@ -1,4 +1,4 @@
-"""`tidelog quorum`: the metadata quorum as its leader sees it, and who votes in it."""
+"""`tidelog quorum`: describes the metadata quorum, and adds and removes voters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command() -> None:
 @as_json
 @connecting
 def describe(bootstrap: str, properties: dict[str, str], view: str, json_wanted: bool) -> None:
-    """Print who leads the metadata quorum and who votes in it.
+    """Print the leader, the voters and the observers of the metadata quorum.
 
     \b
     Example:
@@ -65,7 +65,7 @@ def add_voter(
     properties: dict[str, str],
     json_wanted: bool,
 ) -> None:
-    """Make the controller NODE_ID, which is running and not a voter yet, one. DIRECTORY_ID is in its meta.properties.
+    """Make the running controller NODE_ID a voter. DIRECTORY_ID is in its meta.properties.
 
     \b
     Example:
@@ -114,7 +114,7 @@ def _directory(text: str) -> bytes:
     try:
         return uuid_from_text(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no directory id") from None
+        raise click.BadParameter(f"{text!r} is not a directory id") from None
 
 
 def _endpoint(text: str) -> tuple[str, str, int]:
@@ -174,7 +174,7 @@ def _print_replication(quorum: QuorumDescription) -> None:
 
 
 def _roles(quorum: QuorumDescription) -> list[tuple[str, QuorumReplica]]:
-    """The leader first."""
+    """(role, replica) of all replicas: the leader first, then other voters, then observers."""
     voters = sorted(quorum.voters, key=lambda each: (each.node_id != quorum.leader_id, each.node_id))
     roles = [("leader" if each.node_id == quorum.leader_id else "follower", each) for each in voters]
     return roles + [("observer", each) for each in sorted(quorum.observers, key=lambda each: each.node_id)]

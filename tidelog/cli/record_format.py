@@ -1,8 +1,8 @@
-"""How records are written and read on a terminal: a template over bytes, or a JSON object a line. Pure.
+"""The text forms of records: a template over bytes, or one JSON object per line. Pure.
 
-A template is Python's own brace syntax with the names of `FIELDS`, nothing else of it: no attributes, no indexes, no
-format specifications. `from_json` reads what `json_writer` writes, so that records can be copied through a file: the
-name of a field says how its bytes are written (`value`: text, `value_base64`, `value_hex`, `value_json`).
+A template has Python's brace syntax with the names of `FIELDS`, without attributes, indexes and format specifications.
+`from_json` reads the output of `json_writer`, so that records can be copied through a file. The name of a JSON field
+states the form of its bytes (`value`: text, `value_base64`, `value_hex`, `value_json`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Render = Callable[[ConsumerRecord], bytes]
 
 
 class ParsedRecord(NamedTuple):
-    """A record to be sent; None where the line says nothing of it."""
+    """A record to send; None for a field that the line does not have."""
 
     topic: str | None
     partition: int | None
@@ -39,7 +39,7 @@ class ParsedRecord(NamedTuple):
 
 
 def encode(data: bytes, form: str) -> bytes:
-    """Bytes as text of that form on one line. As JSON only what is JSON; else they stay as they are."""
+    """Bytes as text of that form on one line. With the form `json`, bytes that are not JSON stay unchanged."""
     if form == "hex":
         return data.hex().encode()
     if form == "base64":
@@ -51,7 +51,7 @@ def encode(data: bytes, form: str) -> bytes:
 
 
 def decode(data: bytes, form: str) -> bytes:
-    """The bytes that a text of that form stands for. Raises ValueError."""
+    """The bytes of a text of that form. Raises ValueError."""
     if form == "hex":
         try:
             return bytes.fromhex(data.decode())
@@ -72,7 +72,7 @@ def _shown(data: bytes) -> str:
 
 
 def _json_line(data: bytes) -> str | None:
-    """JSON on one line, as it stands where it has no line break; None if it is not JSON."""
+    """JSON on one line, unchanged if it has no line break; None if it is not JSON."""
     try:
         text = data.decode()
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -106,7 +106,7 @@ FIELDS: dict[str, Render] = {
 
 
 def compile_template(template: str, key_form: str = "text", value_form: str = "text") -> Render:
-    """A function from a record to its line, newline included. Raises ValueError for a field that does not exist."""
+    """A function from a record to its line with a newline. Raises ValueError for an unknown field."""
     fields = {
         **FIELDS,
         "key": lambda record: NULL if record.key is None else encode(record.key, key_form),
@@ -138,8 +138,8 @@ def json_writer(key_form: str = "text", value_form: str = "text") -> Render:
 
 
 def as_json(record: ConsumerRecord, key_form: str = "text", value_form: str = "text") -> bytes:
-    """One JSON object on one line. What is not of its form (text: UTF-8) stands as base64 under `key_base64` or
-    `value_base64`.
+    """One JSON object on one line. A key or value that does not have its form (text: UTF-8) becomes base64 under
+    `key_base64` or `value_base64`.
     """
     shown: dict[str, Any] = {
         "topic": record.topic,
@@ -183,7 +183,7 @@ _MEMBERS = frozenset(
 
 
 def from_json(line: bytes) -> ParsedRecord:
-    """What `as_json` wrote, its offset aside. Raises ValueError with what is wrong."""
+    """The record of a line of `as_json`, without its offset. Raises ValueError with a description."""
     try:
         shown = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -210,7 +210,7 @@ def from_json(line: bytes) -> ParsedRecord:
 
 
 def _timestamp(given: Any) -> int | None:
-    """-1 is how a record without a timestamp is written."""
+    """The timestamp, or None for -1, the form of a record without a timestamp."""
     return None if given == -1 else _whole("timestamp_ms", given, _TIMESTAMP_MAX)
 
 

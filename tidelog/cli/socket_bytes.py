@@ -1,7 +1,7 @@
-"""How many bytes each process on this machine has sent and received over TCP, asked of the kernel (sock_diag).
+"""The bytes that a process on this machine has sent and received over TCP, from the kernel (sock_diag).
 
-Counted per socket by the kernel itself, so nothing in the process has to count. What a closed connection carried is no
-longer known, which is why callers take the difference of two moments not far apart, socket by socket.
+The kernel counts per socket, so the process need not count. The counters of a closed connection are lost. Therefore
+callers take the difference of two close moments, socket by socket.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ _BYTES_ACKED_AT, _BYTES_RECEIVED_AT = 120, 128
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes that left and bytes that came in, on one connection."""
+    """The sent and received bytes of one connection."""
 
     sent: int
     received: int
 
 
 def per_socket() -> dict[int, Carried]:
-    """Socket inode -> what it carried; every established TCP connection of this network namespace. OSError without."""
+    """Socket inode -> its bytes, for all established TCP connections of this network namespace. Raises OSError without
+    sock_diag.
+    """
     found: dict[int, Carried] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as netlink:
         netlink.settimeout(2)
@@ -49,7 +51,7 @@ def per_socket() -> dict[int, Carried]:
 
 
 def _read(data: bytes, found: dict[int, Carried]) -> bool:
-    """The messages of one datagram; False when they were the last."""
+    """Read the messages of one datagram. Returns False after the last message."""
     position = 0
     while position + _HEADER.size <= len(data):
         size, kind, _, _, _ = _HEADER.unpack_from(data, position)
@@ -74,7 +76,7 @@ def _read(data: bytes, found: dict[int, Carried]) -> bool:
 
 
 def inodes(pid: int) -> set[int]:
-    """The sockets that a process has open; empty when it is gone or not ours to look into."""
+    """The open sockets of a process; empty if it is gone or not readable for this user."""
     found = set()
     try:
         with os.scandir(Path("/proc", str(pid), "fd")) as entries:
@@ -91,7 +93,7 @@ def inodes(pid: int) -> set[int]:
 
 
 def carried_between(before: Mapping[int, Carried], after: Mapping[int, Carried], owned: Iterable[int]) -> Carried:
-    """What these sockets carried from one moment to the other; a socket that is new began with nothing."""
+    """The bytes of these sockets between two moments; a new socket started at 0."""
     sent = received = 0
     nothing = Carried(0, 0)
     for inode in owned:

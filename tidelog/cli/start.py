@@ -1,7 +1,7 @@
-"""`tidelog start`: one node in this process, until SIGTERM or SIGINT.
+"""`tidelog start`: runs one node in this process, until SIGTERM or SIGINT.
 
-Turns what can be wrong from outside (a configuration, a port, a directory) into one line on standard error; whatever
-else is raised is a bug and shows its traceback. What a node does is in `broker/node.py`.
+An external error (a configuration, a port, a directory) becomes one line on standard error. Any other exception is a
+bug and shows its traceback. `broker/node.py` implements the node.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def command(file: str | None, overrides: dict[str, str]) -> int:
     """Run a node until SIGTERM or Ctrl-C.
 
     Without arguments: broker and controller in one, on 127.0.0.1:9092, data in ./tidelog-data, which is created and
-    formatted when it is not there. FILE is YAML (or Java properties) with Kafka's own configuration names. The first
-    line printed says the address that clients are told.
+    formatted if it does not exist. FILE is YAML (or Java properties) with Kafka's own configuration names. The first
+    line of output has the advertised address.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def command(file: str | None, overrides: dict[str, str]) -> int:
 
 
 def start(file: str | None, overrides: dict[str, str]) -> int:
-    """Runs a node until it is told to stop; the exit code."""
+    """Run a node until a signal stops it. Returns the exit code."""
     try:
         config = NodeConfig.load(Path(file) if file is not None else None, overrides)
     except ConfigError as error:
@@ -52,7 +52,6 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     from tidelog.broker.node import run_node
     from tidelog.replication.controller.metadata.records import MetadataError
     from tidelog.replication.quorum.driver import InconsistentVoters
-    from tidelog.replication.quorum.files.vote_store import CorruptQuorumState
     from tidelog.replication.quorum.raft.snapshot import CorruptSnapshot
     from tidelog.storage.files.disk import DirectoryInUse
     from tidelog.storage.files.meta_properties import ForeignDirectory
@@ -64,7 +63,7 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
         _event_loop_run(_until_told(run_node(config, announce)))
     except (ConfigError, CorruptLog, DirectoryInUse, ForeignDirectory) as error:
         return fail(str(error))
-    except (CorruptSnapshot, CorruptQuorumState, InconsistentVoters, MetadataError) as error:
+    except (CorruptSnapshot, InconsistentVoters, MetadataError) as error:
         return fail(str(error))
     except OSError as error:
         hint = ""
@@ -75,21 +74,21 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
 
 
 def _allow_files() -> None:
-    """As many open files as the system lets us have; shells and services begin with few."""
+    """Raise the limit of open files to the system's maximum, because shells and services start with a low one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # macOS counts otherwise
+        except (OSError, ValueError):  # macOS may refuse its own maximum
             pass
 
 
 def announce(line: str) -> None:
-    """Prints the first line: ready, and at which address."""
+    """Print the first line: the node is ready, with its address."""
     try:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody listens; the node is there all the same
+    except BrokenPipeError:  # the reader has closed the pipe; the node runs on
         swallow_output()
 
 
@@ -97,14 +96,14 @@ def _event_loop_run(main: Coroutine[Any, Any, None]) -> None:
     factory: Callable[[], asyncio.AbstractEventLoop] | None
     try:
         from uvloop import new_event_loop as factory
-    except ImportError:  # no uvloop on this platform; the node is the same, only slower
+    except ImportError:  # without uvloop the node works, only slower
         factory = None
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main)
 
 
 async def _until_told(node: Coroutine[Any, Any, None]) -> None:
-    """Runs the node; the first SIGTERM or SIGINT cancels it, its clean way out, and later ones change nothing."""
+    """Run the node. The first SIGTERM or SIGINT cancels it for a clean stop; later signals are ignored."""
     task = asyncio.ensure_future(node)
     loop = asyncio.get_running_loop()
     told = False

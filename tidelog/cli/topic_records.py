@@ -1,4 +1,4 @@
-"""`tidelog topics offsets` and `tidelog topics delete-records`: where the logs of a topic begin and end."""
+"""`tidelog topics offsets` and `tidelog topics delete-records`: the first and last offsets of a topic's logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidelog.client import Admin, OffsetAndTimestamp, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _TIMES = {"earliest": "earliest", "latest": "latest", "max-timestamp": "max_timestamp"}
-_NUMBERS = {"-1": "latest", "-2": "earliest", "-3": "max_timestamp"}  # as Kafka's tool takes them
+_NUMBERS = {"-1": "latest", "-2": "earliest", "-3": "max_timestamp"}  # the values of Kafka's tool
 
 
 def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
@@ -91,7 +91,7 @@ def offsets(
 
 
 def _at_time(answers: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> list[dict[str, Any]]:
-    """None for an offset: no record is that late."""
+    """The rows of the answers. The offset is None if no record has that time or a later one."""
     return [
         {
             "topic": partition.topic,
@@ -104,7 +104,7 @@ def _at_time(answers: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> lis
 
 
 async def partitions_of(admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]) -> list[TopicPartition]:
-    """The partitions of these topics; only those numbered so, where numbers are given. Raises KafkaError."""
+    """The partitions of these topics, all or only those in `numbers`. Raises KafkaError."""
     topics = await admin.describe_topics(names)
     found = []
     for name in dict.fromkeys(names):
@@ -117,7 +117,7 @@ async def partitions_of(admin: Admin, names: tuple[str, ...], numbers: tuple[int
 
 
 async def bounds_of(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-    """The first offset of each, and the one that the next record will have."""
+    """The log start offset and the end offset of each partition."""
     first = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
     end = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
 
@@ -163,7 +163,7 @@ def delete_records(
     kinds = (before_offset is not None, before_time is not None, everything, file is not None)
     if kinds.count(True) != 1 or (file is None) == (name is None) or (file is not None and numbers):
         raise click.UsageError(
-            "wanted: NAME with one of --before-offset, --before-time or --all, or --offset-json-file alone"
+            "give NAME with one of --before-offset, --before-time or --all, or --offset-json-file alone"
         )
     planned = None if file is None else _read(file)
     before_ms = None if before_time is None else time_in(before_time)
@@ -201,5 +201,5 @@ def _read(path: Path) -> dict[TopicPartition, int]:
         form = '{"partitions":[{"topic":"t","partition":0,"offset":9}],"version":1}'
         raise click.ClickException(f"{path}: expected {form}") from None
     if not found or len(found) != len(rows):
-        raise click.ClickException(f"{path}: {'names no partition' if not found else 'names a partition twice'}")
+        raise click.ClickException(f"{path}: {'it names no partition' if not found else 'it names a partition twice'}")
     return found

@@ -1,6 +1,6 @@
-"""`tidelog topics`: list, create, describe, alter, delete, through the admin client of any Kafka-compatible cluster.
+"""`tidelog topics`: lists, creates, describes, alters and deletes topics of any Kafka-compatible cluster.
 
-Not here: `topics offsets` and `topics delete-records`, which are in `topic_records.py`.
+`topic_records.py` has `topics offsets` and `topics delete-records`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Moves = dict[TopicPartition, PartitionReassignment]
 Configs = dict[str, dict[str, str | None]]
 Details = dict[TopicPartition, dict[str, int | None]]
 
-_TOPIC_CONFIG = 1  # DescribeConfigs' source of a value set for the topic
+_TOPIC_CONFIG = 1  # the source in DescribeConfigs of a topic's own value
 
 
 @click.group("topics", context_settings=HELP)
@@ -106,7 +106,7 @@ def create(
     replicas = _assignment(assignment)
     warn_of_unknown("topics", key_values(configs))
     if replicas and (partitions or replication_factor):
-        raise click.UsageError("--assignment says both how many partitions and how many replicas")
+        raise click.UsageError("--assignment already gives the numbers of partitions and replicas")
     topic = NewTopic(name, partitions or -1, replication_factor or -1, key_values(configs), dict(enumerate(replicas)))
 
     async def ask() -> bytes | None:
@@ -130,7 +130,7 @@ def create(
 
 
 def _assignment(text: str | None) -> list[list[int]]:
-    """`1:2,2:3` as the replicas of each partition; the same form as kafka-topics takes."""
+    """`1:2,2:3` as the replicas of each partition, in the form of kafka-topics."""
     try:
         return [[int(broker) for broker in part.split(":")] for part in text.split(",")] if text else []
     except ValueError:
@@ -156,7 +156,7 @@ def describe(
     all_configs: bool,
     json_wanted: bool,
 ) -> None:
-    """Print who holds each partition of the topics NAMES, of all topics without NAMES.
+    """Print the leader and the replicas of each partition of the topics NAMES, of all topics without NAMES.
 
     Replicas that a move is only adding do not make a partition under-replicated.
 
@@ -201,7 +201,7 @@ def describe(
 
 
 def _chosen(topic: TopicDescription, wanted: str | None, moves: Moves) -> TopicDescription:
-    """The topic with those of its partitions that are asked for."""
+    """The topic with only the selected partitions."""
     if wanted is None:
         return topic
     if wanted == "under-replicated":
@@ -212,7 +212,7 @@ def _chosen(topic: TopicDescription, wanted: str | None, moves: Moves) -> TopicD
 
 
 async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool, offsets: bool) -> Details:
-    """Sizes and offsets by partition, None for what cannot be known without a leader."""
+    """Sizes and offsets by partition, None for unknown values of a partition without a leader."""
     led = {TopicPartition(topic.name, part.partition): part.leader for topic in topics for part in topic.partitions}
     details: Details = {partition: {} for partition in led}
     if sizes:
@@ -265,9 +265,9 @@ def alter(
     """
     changes: dict[str, str | None] = {**key_values(configs), **dict.fromkeys(deleted)}
     if partitions is None and not changes:
-        raise click.UsageError("nothing to change: --partitions, --config or --delete-config is wanted")
+        raise click.UsageError("nothing to change: give --partitions, --config or --delete-config")
     if assignment and partitions is None:
-        raise click.UsageError("--assignment is about new partitions: --partitions says how many there shall be")
+        raise click.UsageError("--assignment is only for new partitions: give their new total number with --partitions")
     placed = {name: _assignment(assignment)} if assignment else None
     warn_of_unknown("topics", changes)
 
@@ -351,7 +351,7 @@ def _lacks_replicas(topic: str, partition: PartitionDescription, moves: Moves) -
 
 
 def _configs(entries: dict[str, ConfigEntry], *, everything: bool) -> dict[str, str | None]:
-    """What was set for the topic itself; with `everything` also what it has from its broker."""
+    """The topic's own configs; with `everything` also the values from the broker."""
     return {name: entry.value for name, entry in entries.items() if everything or entry.source == _TOPIC_CONFIG}
 
 

@@ -1,4 +1,4 @@
-"""`tidelog transactions`: list, describe, see what holds back readers, find what hangs, and end it."""
+"""`tidelog transactions`: lists and describes transactions, and finds and ends those that hang or block readers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def describe(ids: tuple[str, ...], bootstrap: str, properties: dict[str, str], j
 def blocking(
     names: tuple[str, ...], numbers: tuple[int, ...], bootstrap: str, properties: dict[str, str], json_wanted: bool
 ) -> None:
-    """Print who holds back the last stable offset of partitions, and since when; of the topics NAMES or of all.
+    """Print the transactions that hold back last stable offsets, in the topics NAMES or in all.
 
     Readers with isolation.level=read_committed get no records from the last stable offset on.
 
@@ -247,7 +247,7 @@ def terminate(transactional_id: str, bootstrap: str, properties: dict[str, str],
 
     async def fence() -> tuple[int, int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            await admin.describe_transactions([transactional_id])  # an unknown id would be created
+            await admin.describe_transactions([transactional_id])  # refuses an unknown id, which fencing would create
             result = (await admin.fence_producers([transactional_id]))[transactional_id]
             if isinstance(result, KafkaError):
                 raise result

@@ -14,16 +14,21 @@ if TYPE_CHECKING:
     from tidelog.client.consuming.consumer import Consumer
     from tidelog.client.consuming.log_truncation import LogTruncation
     from tidelog.client.consuming.subscription import RebalanceListener
+    from tidelog.client.metrics import ConsumerMetrics, ProducerMetrics
     from tidelog.client.model import (
         ConsumerGroupMetadata,
         ConsumerRecord,
         NewTopic,
         OffsetAndMetadata,
         OffsetAndTimestamp,
+        ProducerRecord,
         RecordMetadata,
         TopicPartition,
+        WrittenRange,
     )
+    from tidelog.client.producing.interceptors import ProducerInterceptor
     from tidelog.client.producing.producer import Producer
+    from tidelog.client.producing.send_group import BatchSendError
     from tidelog.client.producing.transaction_errors import (
         ProducerFenced,
         TransactionAbortable,
@@ -36,9 +41,11 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Admin": "admin.client",
+    "BatchSendError": "producing.send_group",
     "ConfigError": "config",
     "Consumer": "consuming.consumer",
     "ConsumerGroupMetadata": "model",
+    "ConsumerMetrics": "metrics",
     "ConsumerRecord": "model",
     "LogTruncation": "consuming.log_truncation",
     "NewTopic": "model",
@@ -46,6 +53,9 @@ _MODULES = {
     "OffsetAndTimestamp": "model",
     "Producer": "producing.producer",
     "ProducerFenced": "producing.transaction_errors",
+    "ProducerInterceptor": "producing.interceptors",
+    "ProducerMetrics": "metrics",
+    "ProducerRecord": "model",
     "RebalanceListener": "consuming.subscription",
     "RecordMetadata": "model",
     "TopicPartition": "model",
@@ -54,13 +64,16 @@ _MODULES = {
     "TransactionError": "producing.transaction_errors",
     "TransactionFatal": "producing.transaction_errors",
     "TransactionTimeout": "producing.transaction_errors",
+    "WrittenRange": "model",
 }
 
 __all__ = [
     "Admin",
+    "BatchSendError",
     "ConfigError",
     "Consumer",
     "ConsumerGroupMetadata",
+    "ConsumerMetrics",
     "ConsumerRecord",
     "LogTruncation",
     "NewTopic",
@@ -68,6 +81,9 @@ __all__ = [
     "OffsetAndTimestamp",
     "Producer",
     "ProducerFenced",
+    "ProducerInterceptor",
+    "ProducerMetrics",
+    "ProducerRecord",
     "RebalanceListener",
     "RecordMetadata",
     "TopicPartition",
@@ -76,6 +92,7 @@ __all__ = [
     "TransactionError",
     "TransactionFatal",
     "TransactionTimeout",
+    "WrittenRange",
 ]
 
 

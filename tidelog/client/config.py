@@ -22,6 +22,8 @@ Serializer = Callable[[Any], bytes | None]
 Deserializer = Callable[[bytes], Any]
 _DELIVERY_TIMEOUT_MS = 120_000
 _INT32_MAX = 2**31 - 1
+_STRING_BYTES_MAX = 2**15 - 1
+"""The longest string that fits into a request header, a subscription and the record of a group."""
 
 
 def _number(default: int, minimum: int = 0, maximum: int = _INT32_MAX) -> Any:
@@ -41,19 +43,33 @@ class ClientConfig:
     """Options of every client."""
 
     bootstrap_servers: str | Sequence[str] = "127.0.0.1:9092"
+    """`host:port` of one broker or several; the client learns of the others from them."""
     client_id: str = "tidelog"
+    """A name for the broker's log and metrics."""
     client_rack: str = ""
+    """The rack of the consumer; it fetches from a replica of this rack when the leader names one (KIP-392)."""
     security_protocol: str = _choice("PLAINTEXT", "PLAINTEXT")
+    """Only `PLAINTEXT` so far."""
     request_timeout_ms: int = _number(30_000, 1)
+    """The time that a broker has for one response."""
     default_api_timeout_ms: int = _number(60_000, 1)
+    """The time that a call may take, with all its attempts, when it has no limit of its own."""
     retries: int = _number(_INT32_MAX)
+    """Attempts after the first one. The time limits end them before this number does."""
     retry_backoff_ms: int = _number(100)
+    """The wait before the second attempt; it doubles from attempt to attempt."""
     retry_backoff_max_ms: int = _number(1_000)
+    """The longest wait between two attempts."""
     reconnect_backoff_ms: int = _number(50)
+    """The wait before a second connection to a broker that refused one; it doubles."""
     reconnect_backoff_max_ms: int = _number(1_000)
+    """The longest wait between two connections to one broker."""
     socket_connection_setup_timeout_ms: int = _number(10_000, 1)
+    """The time that a connection may take to open."""
     connections_max_idle_ms: int = _number(540_000, 1)
+    """An idle connection is closed after this time."""
     metadata_max_age_ms: int = _number(300_000, 1)
+    """Leaders and partitions are asked for again after this time."""
     receive_message_max_bytes: int = _number(100_000_000, 1_000)
     """The maximum size of a response (librdkafka's `receive.message.max.bytes`).
 
@@ -67,6 +83,8 @@ class ClientConfig:
         values: dict[str, Any] = {}
         for option, value in options.items():
             name = option.replace(".", "_")
+            if name in values:
+                raise ConfigError(f"{name} is given twice, with dots and with underscores")
             if name not in fields_by_name:
                 close_matches = get_close_matches(name, fields_by_name, n=1)
                 hint = f"; did you mean {close_matches[0]}?" if close_matches else ""
@@ -87,7 +105,9 @@ class ClientConfig:
     def bootstrap_addresses(self) -> list[tuple[str, int]]:
         """(host, port) of each bootstrap server. Raises ConfigError."""
         servers = self.bootstrap_servers
-        texts = servers.split(",") if isinstance(servers, str) else list(servers)
+        texts = servers.split(",") if isinstance(servers, str) else servers
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"bootstrap_servers must be host:port or a list of them, not {servers!r}")
         addresses = [_address(text.strip()) for text in texts if text.strip()]
         if not addresses:
             raise ConfigError("bootstrap_servers is empty; give host:port, several separated by commas")
@@ -128,9 +148,19 @@ def _convert(name: str, type_name: str, value: Any, rules: Mapping[str, Any]) ->
             raise ConfigError(f"{name} must be a string, not {value!r}")
         if rules.get("choices") and value not in rules["choices"]:
             raise ConfigError(f"{name} must be one of {', '.join(rules['choices'])}, not {value!r}")
+        _check_string(name, value)
     elif type_name in ("Serializer", "Deserializer") and not callable(value):
         raise ConfigError(f"{name} must be a function, not {value!r}")
     return value
+
+
+def _check_string(name: str, value: str) -> None:
+    try:
+        size_bytes = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name} is not text that UTF-8 can encode: {error.reason}") from None
+    if size_bytes > _STRING_BYTES_MAX:
+        raise ConfigError(f"{name} must be at most {_STRING_BYTES_MAX} bytes, not {size_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,25 +173,54 @@ class ProducerConfig(ClientConfig):
     """Options of `Producer`."""
 
     acks: str = _choice("all", "all", "-1", "0", "1")
+    """`0`: no response; `1`: the leader has the record; `all`: every in-sync replica has it."""
     enable_idempotence: bool | None = None
     """None: on, unless acks, retries or the requests in flight exclude it (as Kafka's default)."""
     batch_size: int = _number(16_384)
+    """Uncompressed bytes of a partition's records after which a batch is sent."""
     linger_ms: int = _number(5)
+    """A batch that is not full is sent after this time."""
     buffer_memory: int = _number(33_554_432)
+    """Bytes of records that wait for their acknowledgement, with 128 for the bookkeeping of each.
+
+    `send` waits when they are used up.
+    """
     max_block_ms: int = _number(60_000)
+    """The time that `send` waits for memory or metadata, and that each call of a transaction may take."""
     delivery_timeout_ms: int = _number(_DELIVERY_TIMEOUT_MS)
+    """The time from `send` to the record's acknowledgement or failure."""
     max_request_size: int = _number(1_048_576)
+    """Bytes of the largest record and of the largest request."""
     max_in_flight_requests_per_connection: int = _number(5, 1)
+    """Requests to one broker without a response. Idempotence allows at most 5."""
     compression_type: str = _choice("none", *CODECS)
+    """The codec of the batches."""
     compression_level: int | None = None
+    """The codec's level; None: the codec's default."""
     partitioner: str | CustomPartitioner = "default"
+    """How the partition of a record is chosen.
+
+    `default` is murmur2 of the key as in Java, and sticky without a key. `sticky` and `round_robin` ignore keys. A
+    function is called as `(topic, key, value, partition_count) -> int`.
+    """
     partitioner_ignore_keys: bool = False
+    """Records with a key are partitioned as those without."""
+    partitioner_adaptive_partitioning_enable: bool = True
+    """Records without a key go less often to partitions whose batches wait (KIP-794)."""
+    partitioner_availability_timeout_ms: int = _number(0)
+    """Records without a key avoid partitions whose leader takes no batch for longer; 0: they do not."""
+    interceptors: Sequence[Any] = ()
+    """Objects whose `on_send` sees each record before it is sent, and whose `on_acknowledgement` its outcome."""
     metadata_max_idle_ms: int = _number(300_000, 5_000)
+    """A topic that gets no record for this time is forgotten."""
     key_serializer: Serializer | None = None
+    """Makes bytes of a key."""
     value_serializer: Serializer | None = None
+    """Makes bytes of a value."""
     transactional_id: str | None = None
     """The name under which transactions survive a restart of the program; None: no transactions."""
     transaction_timeout_ms: int = _number(60_000, 1)
+    """The coordinator aborts a transaction that is open longer, and fences its producer."""
 
     @property
     def required_acks(self) -> int:
@@ -197,6 +256,12 @@ class ProducerConfig(ClientConfig):
             )
         if not callable(self.partitioner) and self.partitioner not in ("default", "sticky", "round_robin"):
             raise ConfigError(f"partitioner must be default, sticky, round_robin or callable, not {self.partitioner!r}")
+        if isinstance(self.interceptors, str) or not isinstance(self.interceptors, Sequence):
+            raise ConfigError(f"interceptors must be a list of objects, not {self.interceptors!r}")
+        for interceptor in self.interceptors:
+            for method in ("on_send", "on_acknowledgement"):
+                if isinstance(interceptor, type) or not callable(getattr(interceptor, method, None)):
+                    raise ConfigError(f"interceptors: {interceptor!r} is no object with a method {method}")
         if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
             raise ConfigError(
                 f"delivery_timeout_ms ({self.delivery_timeout_ms}) must be at least linger_ms + request_timeout_ms "
@@ -213,28 +278,52 @@ class ConsumerConfig(ClientConfig):
     """Options of `Consumer`."""
 
     group_id: str | None = None
+    """The consumer group; None: the consumer reads without a group."""
     group_instance_id: str | None = None
+    """The name of a static member, which may restart within the session timeout without a rebalance."""
     group_protocol: str = _choice("classic", "classic", "consumer")
+    """`consumer` is the protocol of KIP-848."""
     group_remote_assignor: str | None = None
+    """The assignor of the broker, with `group_protocol="consumer"`."""
     partition_assignment_strategy: str | Assignor | Sequence[str | Assignor] = ("range", "cooperative-sticky")
+    """The assignors that this member offers to its group, the preferred one first.
+
+    Each is `range`, `roundrobin`, `sticky`, `cooperative-sticky` or an object that is an `Assignor`.
+    """
     session_timeout_ms: int = _number(45_000, 1)
+    """The coordinator removes a member that is silent for this time."""
     heartbeat_interval_ms: int = _number(3_000, 1)
+    """The time between two heartbeats."""
     max_poll_interval_ms: int = _number(300_000, 1)
+    """A member that does not poll for this time leaves its group."""
     max_poll_records: int = _number(500, 1)
+    """Records that one poll returns at most."""
     enable_auto_commit: bool | None = None
     """None: on with a group."""
     auto_commit_interval_ms: int = _number(5_000)
+    """The time between two automatic commits."""
     auto_offset_reset: str = _choice("latest", "earliest", "latest", "none")
+    """Where to read without a committed offset, or when the position is gone; `none` raises."""
     isolation_level: str = _choice("read_uncommitted", "read_uncommitted", "read_committed")
+    """`read_committed` returns no record of an aborted or open transaction."""
     fetch_min_bytes: int = _number(1)
+    """The broker answers a fetch when it has so many bytes, or after `fetch_max_wait_ms`."""
     fetch_max_bytes: int = _number(52_428_800, 1)
+    """Bytes of one response of a fetch."""
     fetch_max_wait_ms: int = _number(500)
+    """The time that the broker waits for `fetch_min_bytes`."""
     max_partition_fetch_bytes: int = _number(1_048_576, 1)
+    """Bytes of one partition in one response."""
     check_crcs: bool = True
+    """Verify the checksum of each batch."""
     allow_auto_create_topics: bool = True
+    """A missing topic that is read is created, where the broker allows it."""
     exclude_internal_topics: bool = True
+    """A pattern does not match internal topics."""
     key_deserializer: Deserializer | None = None
+    """Makes a key of bytes."""
     value_deserializer: Deserializer | None = None
+    """Makes a value of bytes."""
 
     @property
     def strategies(self) -> list[str]:
@@ -292,6 +381,8 @@ class ConsumerConfig(ClientConfig):
             raise ConfigError("group_id must not be empty; leave it out to read without a group")
         if self.enable_auto_commit and self.group_id is None:
             raise ConfigError("enable_auto_commit needs a group_id")
+        if self.group_instance_id == "":
+            raise ConfigError("group_instance_id must not be empty; leave it out for a dynamic member")
         if self.group_instance_id is not None and self.group_id is None:
             raise ConfigError("group_instance_id needs a group_id")
         self._check_protocol()

@@ -6,11 +6,12 @@ are milliseconds since the epoch. Offsets are absolute. -1 means "unknown" where
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 EARLIEST_TIMESTAMP = -2
 LATEST_TIMESTAMP = -1
@@ -18,6 +19,9 @@ MAX_TIMESTAMP = -3
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
+_TOPIC_NAME_CHARACTERS_MAX = 249
+_PARTITION_MAX = 2**31 - 1
+_OFFSET_MAX = 2**63 - 1
 
 
 class TopicPartition(NamedTuple):
@@ -33,11 +37,35 @@ class TopicPartition(NamedTuple):
 def as_partition(value: Any) -> TopicPartition:
     """Convert a TopicPartition or a plain (topic, number).
 
-    Raises TypeError for other values, such as a topic name.
+    Raises TypeError for other values, such as a topic name; ValueError and KafkaError for a number or a name
+    that no partition has.
     """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int):
+        if not 0 <= value[1] <= _PARTITION_MAX:
+            raise ValueError(f"there is no partition {value[1]} of {value[0]!r}: partitions are numbered from 0 on")
+        check_topic_name(value[0])
         return value if isinstance(value, TopicPartition) else TopicPartition(*value)
     raise TypeError(f"expected a TopicPartition, not {value!r}")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a string can be sent; one with a lone surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_topic_name(name: str) -> None:
+    """Raise KafkaError(INVALID_TOPIC_EXCEPTION) for a name with which no request can be sent. Other names that
+    are not legal are for the broker to refuse.
+    """
+    if len(name) > _TOPIC_NAME_CHARACTERS_MAX:
+        shown = f"{name[:30]!r}... has {len(name)} characters, at most {_TOPIC_NAME_CHARACTERS_MAX} are allowed"
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"the topic name {shown}")
+    if not is_utf8(name):
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"the topic name {name!r} cannot be written as UTF-8")
 
 
 def as_names(value: Iterable[str]) -> list[str]:
@@ -48,6 +76,8 @@ def as_names(value: Iterable[str]) -> list[str]:
     names = value if isinstance(value, str) else list(value)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"expected a list of topic names, not {names!r}")
+    for name in names:
+        check_topic_name(name)
     return names
 
 
@@ -63,6 +93,28 @@ class RecordMetadata(NamedTuple):
     partition: int
     offset: int
     timestamp_ms: int
+
+
+class ProducerRecord(NamedTuple):
+    """One record of `send_many` and `send_batch`. `value` and `key` as for `send`."""
+
+    value: Any = None
+    key: Any = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class WrittenRange(NamedTuple):
+    """Consecutive records of one call in the log: `record_count` offsets from `base_offset` on.
+
+    `base_offset` is -1 when it is unknown, as `RecordMetadata.offset`.
+    """
+
+    topic: str
+    partition: int
+    base_offset: int
+    record_count: int
 
 
 class ConsumerRecord(NamedTuple):
@@ -85,6 +137,21 @@ class OffsetAndMetadata(NamedTuple):
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
+
+
+def as_offset(partition: TopicPartition, value: Any) -> OffsetAndMetadata:
+    """A position from a number or an OffsetAndMetadata. Raises TypeError, ValueError."""
+    try:
+        target = (
+            value._replace(offset=operator.index(value.offset))
+            if isinstance(value, OffsetAndMetadata)
+            else OffsetAndMetadata(operator.index(value))
+        )
+    except TypeError:
+        raise TypeError(f"{partition}: an offset is a number or an OffsetAndMetadata, not {value!r}") from None
+    if not 0 <= target.offset <= _OFFSET_MAX:
+        raise ValueError(f"{partition}: {target.offset} is not an offset, which is between 0 and 2^63 - 1")
+    return target
 
 
 class ConsumerGroupMetadata(NamedTuple):

@@ -8,7 +8,7 @@ pass over them is needed. `tests/unit/protocol/test_hot.py` holds every version 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
+from struct import Struct, unpack_from
 from struct import error as StructError
 from typing import NamedTuple, Protocol, cast
 
@@ -154,6 +154,56 @@ def decode_one_produce(frame: memoryview, position: int, version: int) -> OnePro
         return name.decode(), index, frame[start:end], acks, timeout_ms
     except (IndexError, StructError, UnicodeDecodeError):
         return None  # `decode_produce` says what is wrong with it
+
+
+class PipelinedProduces(NamedTuple):
+    """Several requests of one client for one partition, each with the form of a `OneProduce`."""
+
+    topic: str
+    partition_index: int
+    acks: int
+    timeout_ms: int
+    correlation_ids: list[int]
+    batches: list[memoryview]
+
+
+def decode_pipelined_produces(frames: Sequence[memoryview], position: int, version: int) -> PipelinedProduces | None:
+    """The requests at the start of `frames` that differ only in correlation id and batch; None if there is only one.
+
+    `position`: where the first one's body begins. A request in a different form ends them, and so does a batch whose
+    size needs more than two bytes.
+    """
+    first = frames[0]
+    one = decode_one_produce(first, position, version)
+    if one is None:
+        return None
+    topic, index, _, acks, timeout_ms = one
+    records_at = position + first[position + 8] + 13
+    layout = f">4si{records_at - 8}sBB"
+    head: tuple[bytes, bytes] | None = None
+    correlation_ids, batches = [], []
+    for frame in frames:
+        if len(frame) < records_at + 5:
+            break
+        key_and_version, correlation_id, rest, size, size_high = unpack_from(layout, frame)
+        if head is None:
+            head = key_and_version, rest
+        elif head != (key_and_version, rest):
+            break
+        start = records_at + 1
+        if size >= 0x80:
+            if size_high >= 0x80:
+                break
+            size += (size_high << 7) - 0x80
+            start += 1
+        end = start + size - 1
+        if not size or end + 3 != len(frame) or frame[end] or frame[end + 1] or frame[end + 2]:
+            break
+        correlation_ids.append(correlation_id)
+        batches.append(frame[start:end])
+    if len(batches) < 2:
+        return None
+    return PipelinedProduces(topic, index, acks, timeout_ms, correlation_ids, batches)
 
 
 def encode_one_produced(

@@ -1,1 +1,1 @@
-"""Replicas that agree: partitions, the metadata quorum and the controller."""
+"""Replication: partitions, the metadata quorum and the controller."""

@@ -1,8 +1,8 @@
-"""The replicas that follow, and the fetching for them: one link and one fetch session for each leading broker.
+"""Fetching for the replicas that follow: one link and one fetch session for each leading broker.
 
-Decisions are `follower.py`'s, bytes are `protocol/hot_replication.py`'s; the shell around one link is
-`leader_link.py`. Given in are the way to connect, the clock, the chance and whom to tell of a failure or of records
-that wait for the device. Invariant: a partition is fetched by at most one link, that of the leader last followed.
+`follower.py` decides, `protocol/hot_replication.py` encodes and decodes, `leader_link.py` handles one link. The caller
+passes in the connections, the clock, the randomness, and callbacks for failures and for records that wait for the
+device. Invariant: at most one link fetches a partition, the link to the leader last followed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Connect, Endpoint
     from tidelog.storage.segments.append import UnexplainedGap
+    from tidelog.storage.segments.reader import ColdRead
 
 
 class ReplicaFetchers:
-    """`endpoint_of(broker id)` is asked at every attempt to connect; None: not known now, so try again later.
+    """`endpoint_of(broker id)` is called at every attempt to connect; None: unknown now, so the link retries later.
 
-    `on_failed(partition, error)`: its log cannot be used; it is followed no longer. `on_appended(partition)`: records
-    wait for the device (flush.messages); `resume` is to be called when they are on it. `on_link(leader, is up)`: the
-    link to a leader broke, or it answers. `on_gap(partition, gap)`: a leader's records go on behind offsets that it
-    does not have.
+    `on_failed(partition, error)`: the log cannot be used, and the fetching has ended. `on_appended(partition)`: records
+    wait for the device (flush.messages); the caller calls `resume` when they are on it. `on_link(leader, is up)`: the
+    link broke, or its leader has answered. `on_gap(partition, gap)`: offsets are missing in a leader's records.
+    `on_cold(read)`: a segment must be examined on a thread before the log is truncated.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ReplicaFetchers:
         on_appended: Callable[[Partition], None],
         on_link: Callable[[int, bool], None] = lambda leader_id, is_up: None,
         on_gap: Callable[[Partition, UnexplainedGap], None] = lambda partition, gap: None,
+        on_cold: Callable[[ColdRead], None] = lambda cold: cold.warm(),
     ) -> None:
         self.node_id = node_id
         self.broker_epoch = broker_epoch
@@ -62,8 +64,9 @@ class ReplicaFetchers:
         self.throttle = Throttle()
         self.on_link = on_link
         self.on_gap = on_gap
+        self.on_cold = on_cold
         self.bytes_in = 0
-        """Of record batches fetched since the start."""
+        """Bytes of record batches fetched since the start."""
         self._on_failed = on_failed
         self._links: dict[int, ReplicaFetcher] = {}
         self._followed: dict[Partition, tuple[ReplicaFetcher, Followed]] = {}
@@ -71,7 +74,7 @@ class ReplicaFetchers:
         self._closed = False
 
     def template(self) -> RequestTemplate:
-        """What every request of this node says, as long as it is registered as it is now."""
+        """The part that all requests of this node share; it holds while the broker epoch stays the same."""
         settings = self.settings
         return RequestTemplate(
             self.node_id, self.broker_epoch(), settings.fetch_wait_ms, settings.min_bytes,
@@ -80,7 +83,7 @@ class ReplicaFetchers:
 
     @property
     def lag_records_max(self) -> int:
-        """Of all that is followed, how many committed records the one furthest behind lacks (Kafka's MaxLag)."""
+        """The number of committed records that the most lagging partition lacks (Kafka's MaxLag)."""
         lags = (each.leader_high_watermark - each.log.log_end_offset for _, each in self._followed.values())
         return max(0, max(lags, default=0))
 
@@ -90,7 +93,7 @@ class ReplicaFetchers:
         return sum(each.failures > 0 for _, each in self._followed.values())
 
     def follow(self, partition: Partition) -> None:
-        """Fetch from the leader the partition names, at its epoch; what was followed before is let go."""
+        """Fetch from the partition's leader at its leader epoch, instead of any earlier leader."""
         self.unfollow(partition)
         leader_id = partition.leader_id
         if self._closed or leader_id < 0 or leader_id == self.node_id or partition.offline:
@@ -113,13 +116,13 @@ class ReplicaFetchers:
             self._loop_soon(link)
 
     def resume(self, partition: Partition) -> None:
-        """The device has what was held back for it."""
+        """The partition's records are on the device: fetch it again."""
         found = self._followed.get(partition)
         if found is not None:
             found[0].resume(found[1])
 
     def brokers_changed(self, broker_ids: Iterable[int]) -> None:
-        """They registered anew or somewhere else: no reason to wait any longer before trying them again."""
+        """Connect at once to brokers whose registration has changed, without the rest of the pause."""
         for broker_id in sorted(broker_ids):
             link = self._links.get(broker_id)
             if link is not None:
@@ -130,7 +133,7 @@ class ReplicaFetchers:
         self._on_failed(partition, error)
 
     def close(self) -> None:
-        """Nothing is fetched or appended from now on."""
+        """Stop all fetching and appending."""
         self._closed = True
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -140,7 +143,7 @@ class ReplicaFetchers:
             link.close()
 
     def _loop_soon(self, link: ReplicaFetcher) -> None:
-        """Close a link that has nothing to fetch, but not between two changes of one image."""
+        """Close an idle link in the next loop iteration, because the same image may still add a partition to it."""
 
         def close_if_idle() -> None:
             if not link.followed and self._links.get(link.leader_id) is link:
@@ -154,7 +157,7 @@ class ReplicaFetchers:
             self._watchdog = self.loop.call_later(self.settings.request_timeout_ms / 2000, self._watch)
 
     def _watch(self) -> None:
-        """One coarse deadline for all: a link without an answer between two looks is given up at the second."""
+        """One coarse deadline for all links: a link with no response between two checks is closed at the second."""
         self._watchdog = None
         for link in list(self._links.values()):
             link.check_progress()

@@ -1,4 +1,4 @@
-"""How much a follower asks for at once, and how long it waits, before and after a failure."""
+"""A follower's settings: the sizes of its fetches, and its waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FetcherSettings:
 
     @classmethod
     def from_node(cls, integer: Callable[[str], int]) -> FetcherSettings:
-        """`integer` looks a configuration up by its name."""
+        """`integer`: returns the value of a configuration by its name."""
         return cls(
             fetch_wait_ms=integer("replica.fetch.wait.max.ms"),
             min_bytes=integer("replica.fetch.min.bytes"),

@@ -1,4 +1,4 @@
-"""One partition as a link to its leader fetches it: which request mentioned it last, and whether the session has it."""
+"""The state of one partition in a link to its leader: its last request, and whether the fetch session has it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Key = tuple[bytes, int]
 
 
 class Followed:
-    """One partition as this link fetches it. `asked`: the number of the request that last mentioned it.
+    """One partition in a link. `asked`: the number of the request that last mentioned it.
 
-    `leader_high_watermark` is what the leader last said of it; -1 nothing yet.
+    `asked_offset`: the fetch offset in that request. `leader_high_watermark`: from the leader's last response, or -1.
     """
 
     __slots__ = (

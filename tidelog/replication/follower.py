@@ -1,8 +1,8 @@
-"""What a follower decides: where to cut its log, what an error means.
+"""A follower's decisions: where to truncate its log, and how to react to an error.
 
-Pure. The rules are those of Kafka's AbstractFetcherThread with truncation on fetch
-(KIP-101, KIP-279, KIP-595). Invariant: a log is cut only below where it is known to agree with the leader's, by leader
-epochs and never by high watermark, which may be older than what was acknowledged.
+Pure. The rules are those of Kafka's AbstractFetcherThread with truncation on fetch (KIP-101, KIP-279, KIP-595).
+Invariant: a log is truncated only where it may differ from the leader's by leader epochs, never by the high watermark,
+which may be below acknowledged records.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ UNDEFINED = -1
 
 
 def truncation_offset(leader_epoch: int, leader_end: int, own_epoch: int, own_end: int, log_end: int) -> int:
-    """Where to cut, given the leader's (epoch, end) and this log's answer to the same question for that epoch.
+    """The offset to truncate to, from the leader's (epoch, end offset) and this log's (epoch, end offset).
 
-    `own_epoch` is the largest epoch here not above the leader's, `own_end` where it ends; -1 where none is known. If
-    it is a smaller one, the leader is asked again from where that one ends.
+    `own_epoch` is this log's largest epoch that is at most the leader's, or -1 if unknown; `own_end` is its end. If
+    `own_epoch` is smaller than the leader's, the next fetch starts at `own_end` and compares the logs again.
     """
     if own_epoch == UNDEFINED:
         return min(leader_end, log_end)
@@ -29,16 +29,19 @@ def truncation_offset(leader_epoch: int, leader_end: int, own_epoch: int, own_en
 
 
 class Reset(NamedTuple):
-    """What to do with a log whose end the leader does not have: cut it to `offset`, or empty it to begin there."""
+    """The repair of a log whose end is outside the leader's log: truncate it to `offset`, or empty it to start at
+    `offset`.
+    """
 
     offset: int
     empties: bool
 
 
 def out_of_range(leader_start: int, leader_end: int, log_end: int) -> Reset | None:
-    """The leader said OFFSET_OUT_OF_RANGE and has told its bounds since. None: nothing to cut, ask again.
+    """The repair after OFFSET_OUT_OF_RANGE, by the leader's bounds; None: the logs fit, so fetch again.
 
-    It ends below this log after an unclean election; it begins above it when this replica was away for long.
+    The leader's log ends below this log's end after an unclean election. It starts above this log's end if this replica
+    was away for long.
     """
     if leader_end < log_end:
         return Reset(leader_end, empties=False)
@@ -53,14 +56,14 @@ class Reaction(Enum):
     AWAIT_METADATA = "nothing to be done until the metadata says otherwise, but ask now and then"
 
 
-# What is not here is answered with RETRY.
+# Other errors mean RETRY.
 REACTIONS = {
     ErrorCode.OFFSET_OUT_OF_RANGE: Reaction.RESET,
     ErrorCode.FENCED_LEADER_EPOCH: Reaction.AWAIT_METADATA,
 }
 
 
-# The fetch session is begun anew; anything else said of a whole request is worth a pause first.
+# Errors that start a new fetch session at once. Other errors of a whole request are followed by a pause first.
 SESSION_ERRORS = (
     ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,

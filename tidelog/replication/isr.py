@@ -1,9 +1,9 @@
-"""What a leader knows of its followers: who is in sync, how far the high watermark may go, which ISR to propose.
+"""A leader's state of its followers: the in-sync replicas, the bound of the high watermark, and ISR proposals.
 
-Pure; times are monotonic milliseconds and given in. The rules are those of Kafka's Partition and Replica classes with
-KIP-497 (the *maximal* ISR while a change is on its way), KIP-903 (broker epochs) and KIP-966 (below
-min.insync.replicas the mark stands still). Invariants: a follower counts as in sync from the moment its return is
-proposed until the controller has agreed to its removal; at most one proposal is open.
+Pure; the caller passes in monotonic times in milliseconds. The rules are those of Kafka's Partition and Replica classes
+with KIP-497 (the *maximal* ISR while a change is open), KIP-903 (broker epochs) and KIP-966 (the high watermark does
+not advance below min.insync.replicas). Invariants: a follower counts as in sync from the proposal of its return until
+the controller has agreed to its removal; at most one proposal is open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ UNKNOWN_OFFSET = -1
 LONG_AGO_MS = -(2.0**62)
 
 Eligible = Callable[[int, int], bool]
-"""(broker id, the broker epoch its fetches state): may this replica join the ISR (KIP-841, KIP-903)?"""
+"""(broker id, the broker epoch of its fetches) -> whether the replica may join the ISR (KIP-841, KIP-903)."""
 
 
 class FollowerReplica:
@@ -39,10 +39,10 @@ class FollowerReplica:
         return f"<FollowerReplica {self.broker_id} at {self.log_end_offset}{' in sync' if self.in_maximal_isr else ''}>"
 
     def reset(self, now_ms: float, *, in_sync: bool) -> None:
-        """Another leader epoch has begun: who is in the ISR is given the whole lag time again, the others none.
+        """A new leader epoch begins: an ISR member gets the whole lag time again, another replica gets none.
 
-        What its log held is forgotten even where the leader is the same: an epoch in between, which this node never
-        heard of, may have had another leader, and the follower cut its log for it. (Kafka keeps what it knew.)
+        The follower's offsets become unknown even if the leader is the same. An epoch in between, unknown to this node,
+        may have had another leader, for which the follower truncated its log. (Kafka keeps the offsets.)
         """
         self.last_caught_up_ms = now_ms if in_sync else LONG_AGO_MS
         self.broker_epoch = -1
@@ -50,10 +50,11 @@ class FollowerReplica:
         self.last_fetch_ms = LONG_AGO_MS
 
     def fetched(self, offset: int, leader_end: int, now_ms: float) -> bool:
-        """Take in one fetch; whether the follower's log end has moved.
+        """Record one fetch. Returns whether the follower's log end has moved.
 
-        Caught up is who has reached the leader's end of now, or reaches the one of its previous fetch: then it was
-        caught up at that time. So a follower that is always a batch behind a busy leader stays in sync.
+        A follower that has reached the leader's log end is caught up now. A follower that has reached the leader's log
+        end of its previous fetch was caught up at that time. So a follower that is always one batch behind a busy
+        leader stays in sync.
         """
         if offset >= leader_end:
             self.last_caught_up_ms = now_ms
@@ -69,7 +70,7 @@ class FollowerReplica:
 
 
 class Proposal:
-    """A change of the ISR that the controller was asked for. `isr`: (broker id, broker epoch or -1).
+    """A requested change of the ISR. `isr`: (broker id, broker epoch or -1).
 
     `resigns`: the leader itself leaves the ISR, so that another replica leads.
     """
@@ -99,7 +100,7 @@ class Proposal:
 
 
 class InSyncReplicas:
-    """The leader's book of one partition. `isr` is what the controller has committed."""
+    """The leader's state of one partition's followers. `isr` is the ISR that the controller has committed."""
 
     __slots__ = (
         "_lag_ms_max", "_node_id", "epoch_start_offset", "followers", "isr", "leader_epoch", "partition_epoch",
@@ -117,7 +118,7 @@ class InSyncReplicas:
         self.epoch_start_offset = 0
         self.pending: Proposal | None = None
 
-    # ---------------------------------------------------------------------------------------------- what is committed
+    # ------------------------------------------------------------------------------------------------ committed state
 
     def assign(
         self,
@@ -128,7 +129,7 @@ class InSyncReplicas:
         log_end_offset: int,
         now_ms: float,
     ) -> None:
-        """Take over what the metadata log says; an open proposal is forgotten, whatever became of it."""
+        """Adopt the state of the metadata log. It includes the outcome of an open proposal, which is dropped."""
         self.replicas = tuple(replicas)
         known = self.followers
         others = [each for each in self.replicas if each != self._node_id]
@@ -149,36 +150,38 @@ class InSyncReplicas:
             follower.in_maximal_isr = follower.broker_id in self.isr or follower.broker_id == joining
 
     def min_isr(self, min_insync_replicas: int) -> int:
-        """More than there are replicas cannot be asked for (Kafka's effectiveMinIsr)."""
+        """The minimum, at most the number of replicas (Kafka's effectiveMinIsr)."""
         return min(min_insync_replicas, len(self.followers) + 1)
 
     # ------------------------------------------------------------------------------------------------ high watermark
 
     def high_watermark(self, committable: int, now_ms: Callable[[], float], eligible: Eligible) -> int:
-        """How far the mark may go: `committable`, or where the slowest in-sync replica ends.
+        """The bound of the high watermark: `committable`, or the log end of the slowest in-sync replica if lower.
 
-        One that is about to join is waited for too, or it would never reach a mark that keeps moving.
+        A caught-up replica that may join the ISR counts too. Otherwise it would never reach a high watermark that keeps
+        moving.
         """
-        mark = committable
+        high_watermark = committable
         for follower in self.followers.values():
-            if follower.log_end_offset < mark and (
+            if follower.log_end_offset < high_watermark and (
                 follower.in_maximal_isr
                 or (
                     now_ms() - follower.last_caught_up_ms <= self._lag_ms_max
                     and eligible(follower.broker_id, follower.broker_epoch)
                 )
             ):
-                mark = follower.log_end_offset
-        return mark
+                high_watermark = follower.log_end_offset
+        return high_watermark
 
     # ----------------------------------------------------------------------------------------------------- proposals
 
     def expansion(
         self, follower: FollowerReplica, high_watermark: int, own_epoch: int, eligible: Eligible
     ) -> Proposal | None:
-        """Propose to take the follower in: it has reached the mark and the start of this leader's epoch.
+        """Propose to add a follower that has reached the high watermark and the start of this leader's epoch.
 
-        Below the latter it may lack committed records whose commitment the leader has not noticed yet.
+        Below the epoch's start the follower may lack committed records, because a new leader's high watermark may be
+        too low.
         """
         end = follower.log_end_offset
         if (
@@ -194,7 +197,7 @@ class InSyncReplicas:
         return self._propose(ordered, own_epoch, adds=follower.broker_id)
 
     def shrinkage(self, leader_end: int, now_ms: float, own_epoch: int) -> Proposal | None:
-        """Propose to leave out those that have not been caught up for too long."""
+        """Propose to remove the followers that have lagged for too long."""
         if self.pending is not None:
             return None
         slow = tuple(each for each in self.isr if each != self._node_id and self._lags(each, leader_end, now_ms))
@@ -203,7 +206,7 @@ class InSyncReplicas:
         return self._propose([each for each in self.isr if each not in slow], own_epoch, removes=slow)
 
     def resignation(self, own_epoch: int) -> Proposal | None:
-        """Propose to leave the ISR as its leader: the others go on, or an eligible replica if there are none."""
+        """Propose that the leader leaves the ISR. Another ISR member, or else an eligible replica, then leads."""
         if self.pending is not None or self._node_id not in self.isr:
             return None
         others = [each for each in self.isr if each != self._node_id]
@@ -236,7 +239,7 @@ class InSyncReplicas:
         return self.pending
 
     def agreed(self, proposal: Proposal, isr: Iterable[int], leader_epoch: int, partition_epoch: int) -> bool:
-        """The controller has answered with a state; False where that is of the past."""
+        """Adopt the state in the controller's response. Returns False for an outdated state."""
         if proposal is not self.pending or leader_epoch != self.leader_epoch or partition_epoch < self.partition_epoch:
             return False
         self.isr = tuple(isr)
@@ -246,7 +249,7 @@ class InSyncReplicas:
         return True
 
     def rejected(self, proposal: Proposal) -> None:
-        """The controller says that it has not done it and never will: back to what is committed."""
+        """The controller has refused the proposal for good: return to the committed ISR."""
         if proposal is self.pending:
             self.pending = None
             self._note_maximal()

@@ -1,7 +1,7 @@
-"""Changes of the ISR on their way to the controller.
+"""Sends changes of the ISR to the controller, and passes each outcome to its partition.
 
-What becomes of a change goes back to its partition. Kafka's AlterPartitionManager. Invariant: of each partition at most
-one change is told, the one its book has open (`isr.InSyncReplicas.pending`).
+Follows Kafka's AlterPartitionManager. Invariant: a partition has at most one change in a request, its open proposal
+(`isr.InSyncReplicas.pending`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BACKOFF_MS_INITIAL = 20
 BACKOFF_MS_MAX = 1000
 
 Call = Callable[[AlterPartitionRequest, int], Awaitable[AlterPartitionResponse]]
-"""To the active controller, wherever it is. Raises KafkaError or PeerUnreachable."""
+"""A call to the active controller. Raises KafkaError or PeerUnreachable."""
 
-# The controller has not done it and never will.
+# The controller has refused the change for good.
 _REJECTED = (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED)
-# Something else has happened meanwhile; the metadata is on its way and takes the place of the proposal.
+# Another change came first. The node will receive its metadata, which replaces the proposal.
 _OVERTAKEN = (
     ErrorCode.FENCED_LEADER_EPOCH,
     ErrorCode.INVALID_UPDATE_VERSION,
@@ -69,7 +69,7 @@ class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
         self._call = call
 
     def submit(self, partition: Partition, proposal: Proposal) -> None:
-        """The newest proposal of a partition counts: an older one was overtaken by the metadata."""
+        """Send the proposal. It replaces an older one of the same partition, which newer metadata has overtaken."""
         self._report((partition.topic_id, partition.index), (partition, proposal))
 
     def _forget_overtaken(self) -> None:
@@ -78,14 +78,14 @@ class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
                 del self._open[key]
 
     async def _send(self, sent: dict[_Key, tuple[Partition, Proposal]]) -> bool:
-        """One request with all that is open; whether everything in it is settled."""
+        """Send all open changes in one request. Returns whether all of them are settled."""
         try:
             response = await self._call(self._request(sent), VERSION)
         except (KafkaError, PeerUnreachable, TimeoutError, OSError) as error:
-            logger.info("the controller was not told of %d ISR changes: %s", len(sent), error)
+            logger.info("could not send %d ISR changes to the controller: %s", len(sent), error)
             return False
         if response.error_code:
-            # STALE_BROKER_EPOCH passes when this broker has registered anew, NOT_CONTROLLER when there is another one.
+            # STALE_BROKER_EPOCH ends when this broker registers again, NOT_CONTROLLER with the next active controller.
             logger.info("the controller refused ISR changes: %s", ErrorCode(response.error_code).name)
             return False
         settled = 0
@@ -105,8 +105,8 @@ class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
                     isr, epoch = tuple(answer.isr), answer.leader_epoch
                     partition.on_proposal_agreed(proposal, isr, epoch, answer.partition_epoch)
                     continue
-                logger.info("%s: %r was answered with %s", partition, proposal, ErrorCode(code).name)
-                # A controller that takes no resignations, Kafka's, answers INVALID_REQUEST.
+                logger.info("%s: the controller answered %r with %s", partition, proposal, ErrorCode(code).name)
+                # Kafka's controller does not support resignations and answers INVALID_REQUEST.
                 if code in _REJECTED or (proposal.resigns and code == ErrorCode.INVALID_REQUEST):
                     partition.on_proposal_rejected(proposal)
         if settled:

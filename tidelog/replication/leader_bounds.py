@@ -1,4 +1,4 @@
-"""Where a leader's log begins and ends, asked over the link of a follower that is out of its range."""
+"""Requests for the start and the end of a leader's log, by a follower whose log is out of the leader's range."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OnBounds = Callable[["tuple[int, int] | None"], None]
 
 
 def ask_bounds(link: Link, node_id: int, topic: str, index: int, leader_epoch: int, on_bounds: OnBounds) -> None:
-    """Call back with (log start, log end), or None where the leader does not say; not at all if the link breaks."""
+    """Call back with (log start, log end), or with None after an error; never if the link breaks."""
     found: dict[int, int] = {}
 
     def told(timestamp: int, body: memoryview | None) -> None:

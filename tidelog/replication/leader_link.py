@@ -1,9 +1,9 @@
-"""One link to one leading broker: the fetch session for everything followed from it, and what the answers do.
+"""The link to one leading broker: the fetch session for all partitions followed from it, and the handling of responses.
 
-Bytes in, log appends out, next request: in the steady state without a message object, a future or a timer. Requests
-carry what has changed since the last one; a partition that joins while a fetch waits at the leader is asked for at once
-by a second request, never more than two are open. Invariant: an answer counts for a partition only if it was
-mentioned in that request or an earlier one and nothing has changed here since.
+In the steady state a response becomes log appends and the next request without a message object, a future or a timer.
+A request contains the partitions that have changed since the last request. A partition that joins while a fetch waits
+at the leader is requested at once by a second request; at most two are open. Invariant: a response counts for a
+partition only if its request, or an earlier one, mentioned the partition and the partition has not changed here since.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tidelog.replication.leader_bounds import ask_bounds
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.segments.append import UnexplainedGap, check_first_holds
 from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.reader import ColdRead
 
 if TYPE_CHECKING:
     import random
@@ -44,14 +45,14 @@ logger = logging.getLogger("tidelog.replication")
 
 FETCH: Final = 1
 OPEN_MAX: Final = 2
-# A leader may learn later than its follower that it leads; only what lasts is worth a line.
-FAILURES_TO_TELL: Final = 5
+# A leader may learn of its election later than its follower, so only lasting failures are logged at INFO.
+FAILURES_BEFORE_INFO: Final = 5
 EPOCH_MAX: Final = 2**31 - 1
 _OFFSET = Struct(">q")
 
 
 class LinkOwner(Protocol):
-    """What a link asks of the fetchers that it belongs to (`fetcher.ReplicaFetchers`)."""
+    """The interface of `fetcher.ReplicaFetchers` for its links."""
 
     node_id: int
     loop: asyncio.AbstractEventLoop
@@ -66,13 +67,14 @@ class LinkOwner(Protocol):
     on_appended: Callable[[Partition], None]
     on_link: Callable[[int, bool], None]
     on_gap: Callable[[Partition, UnexplainedGap], None]
+    on_cold: Callable[[ColdRead], None]
 
     def template(self) -> RequestTemplate: ...
     def failed(self, partition: Partition, error: Exception) -> None: ...
 
 
 class Delays:
-    """The partitions that a link leaves out for a while after a failure; `on_over` gets all of them together."""
+    """The partitions that a link omits for a while after a failure. `on_over` gets all of them together."""
 
     def __init__(self, fetchers: LinkOwner, on_over: Callable[[Collection[Followed]], None]) -> None:
         self._fetchers = fetchers
@@ -84,7 +86,7 @@ class Delays:
         return followed in self._delayed
 
     def add(self, followed: Followed) -> None:
-        """For longer the more often it has failed in a row; for less where others come back earlier."""
+        """Delay the partition. The pause grows with its failures in a row; it is shorter if a pause is under way."""
         followed.failures += 1
         self._delayed[followed] = None
         if self._timer is None:
@@ -114,9 +116,9 @@ class ReplicaFetcher:
         self._loop = fetchers.loop
         self._clock_ms = fetchers.clock_ms
         self._template = self._fetchers.template()
-        self._changed: dict[Followed, None] = {}  # to be mentioned in the next request
-        self._forgotten: dict[Key, None] = {}  # to be taken out of the session by it
-        self._held: dict[Followed, None] = {}  # until the device has them
+        self._changed: dict[Followed, None] = {}  # the next request mentions these
+        self._forgotten: dict[Key, None] = {}  # the next request removes these from the session
+        self._held: dict[Followed, None] = {}  # their records wait for the device
         self._throttled: dict[Followed, None] = {}
         self._delays = Delays(fetchers, self._end_delays)  # after a failure
         self._link: Link | None = None
@@ -129,14 +131,14 @@ class ReplicaFetcher:
         self._retry_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    # --------------------------------------------------------------------------------------------- what is followed
+    # ------------------------------------------------------------------------------------------ followed partitions
 
     def add(self, followed: Followed) -> None:
         self.followed[followed.key] = followed
         if followed.log.durability.blocked_from < 0:
             self._mention(followed)
             self._pump_soon()
-        else:  # its last records came while it led, or from another leader
+        else:  # its last records, from an earlier role or leader, are not on the device yet
             self._held[followed] = None
             self._fetchers.on_appended(followed.partition)
 
@@ -146,7 +148,7 @@ class ReplicaFetcher:
         followed.asked = NOT_ASKED
         self._set_aside(followed)
         if followed in self._held:
-            # The others waited for it, and nobody will resume it any more.
+            # The other partitions waited for it, and no `resume` for it will follow.
             del self._held[followed]
             self._pump_soon()
         self._delays.discard(followed)
@@ -176,12 +178,12 @@ class ReplicaFetcher:
 
     def check_progress(self) -> None:
         if self._sent > self._answered == self._answered_at_check and self._link is not None:
-            logger.warning("broker %d does not answer: the link to it is given up", self.leader_id)
+            logger.warning("broker %d does not answer: closing the connection to it", self.leader_id)
             self._broken()
         self._answered_at_check = self._answered if self._sent > self._answered else -1
 
     def _set_aside(self, followed: Followed) -> None:
-        """Neither mention it nor be told of it until it is changed again."""
+        """Remove the partition from the requests and from the session, until `_mention`."""
         self._changed.pop(followed, None)
         followed.asked = NOT_ASKED
         if followed.in_session:
@@ -189,7 +191,7 @@ class ReplicaFetcher:
             self._forgotten[followed.key] = None
 
     def _mention(self, followed: Followed) -> None:
-        """In the next request; one that was to be forgotten by it is still in the session."""
+        """Mention the partition in the next request. If that request was to remove it, the session still has it."""
         followed.asked = NOT_ASKED
         self._changed[followed] = None
         if followed.key in self._forgotten:
@@ -208,7 +210,7 @@ class ReplicaFetcher:
         self._pump()
 
     def _pump(self) -> None:
-        """Send the next request, if it is time for one."""
+        """Send the next request if one is due."""
         if self._closed or self._retry_timer is not None:
             return
         is_open = self._sent - self._answered
@@ -245,7 +247,7 @@ class ReplicaFetcher:
         link.request(FETCH, VERSION, body, self._on_answer)
 
     def _ask_on(self, followed: Followed) -> None:
-        """`_pump`, where all that has changed is what the last answer brought."""
+        """A fast `_pump`, for when only the partition of the last response has changed."""
         if self._changed.pop(followed, self) is self:
             self._pump()
             return
@@ -294,7 +296,7 @@ class ReplicaFetcher:
         self._pump()
 
     def _broken(self) -> None:
-        """The link is gone, and the session with it: begin anew after a pause."""
+        """The link is closed, and its session lost: start a new session after a pause."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -306,7 +308,7 @@ class ReplicaFetcher:
                 self._retry_later()
 
     def _begin_anew(self, session_id: int) -> None:
-        """The next request is a full one; `session_id` names the session that the leader may forget."""
+        """Make the next request a full one. `session_id`: the session that the leader may drop."""
         self._session_id, self._session_epoch = session_id, 0
         self._forgotten.clear()
         self._changed.clear()
@@ -341,7 +343,7 @@ class ReplicaFetcher:
             else:
                 self._take_all(body)
         except MalformedMessage as error:
-            logger.error("broker %d answers what is no Fetch response: %s", self.leader_id, error)
+            logger.error("the answer of broker %d is not a Fetch response: %s", self.leader_id, error)
             self._broken()
             return
         self._pump()
@@ -371,7 +373,7 @@ class ReplicaFetcher:
                 self._diverged(followed, *diverging)
             else:
                 self._take(followed, high_watermark, log_start_offset, records)
-        if not session_id:  # the leader has no place for a session: every request is a full one
+        if not session_id:  # the leader has no room for a session: every request is a full one
             self._begin_anew(0)
 
     def _take(self, followed: Followed, high_watermark: int, log_start_offset: int, records: memoryview | None) -> None:
@@ -393,7 +395,7 @@ class ReplicaFetcher:
                 if durability.is_wanted or durability.blocked_from >= 0:
                     self._fetchers.on_appended(partition)
             if partition.adopt(high_watermark, log_start_offset) and followed not in self._held:
-                self._mention(followed)  # the leader waits for it: DeleteRecords
+                self._mention(followed)  # DeleteRecords at the leader waits for the new log start
             if partition.throttled_as_follower and records:
                 self._throttle(followed, len(records), high_watermark)
             if followed.failures:
@@ -402,7 +404,7 @@ class ReplicaFetcher:
             self._cannot_write(followed, error)
 
     def _cannot_write(self, followed: Followed, error: Exception) -> None:
-        """Only this partition is held up by it: the others of this leader go on."""
+        """Delay or give up this partition only; the leader's other partitions continue."""
         partition = followed.partition
         if isinstance(error, UnexplainedGap):
             self._fetchers.on_gap(partition, error)
@@ -416,7 +418,7 @@ class ReplicaFetcher:
             self._delay(followed)
 
     def _throttle(self, followed: Followed, size_bytes: int, high_watermark: int) -> None:
-        """Fetch on only when the rate allows it; who has all that is committed is not held back."""
+        """Pause the partition until the rate allows more. A replica with all committed records is not throttled."""
         throttle, now_ms = self._fetchers.throttle, self._loop.time() * 1000
         throttle.record(size_bytes, now_ms)
         wait_ms = throttle.pause_ms(now_ms)
@@ -432,9 +434,10 @@ class ReplicaFetcher:
             self._pump()
 
     def _overlapped(self, followed: Followed, records: memoryview) -> None:
-        """Records that are here already: sent twice, or in a batch that goes on where this log ends.
+        """Handle records that this log already has: a repeated response, or a batch that spans this log's end.
 
-        Raises CORRUPT_MESSAGE for what no leader has: nothing that was committed is cut for it.
+        Raises CORRUPT_MESSAGE for a batch that overlaps committed records, because no leader sends one. Committed
+        records are not truncated for it.
         """
         log = followed.log
         if followed.asked_offset != log.log_end_offset:
@@ -448,11 +451,19 @@ class ReplicaFetcher:
 
     def _diverged(self, followed: Followed, leader_epoch: int, leader_end: int) -> None:
         log = followed.log
-        own_epoch, own_end = log.end_offset_for_epoch(leader_epoch)
+        try:
+            own_epoch, own_end = log.confirmed_end_of_epoch(leader_epoch)
+        except ColdRead as cold:
+            self._fetchers.on_cold(cold)
+            self._delay(followed)
+            return
+        except Exception as error:
+            self._cannot_write(followed, error)
+            return
         self._truncate(followed, truncation_offset(leader_epoch, leader_end, own_epoch, own_end, log.log_end_offset))
 
     def _truncate(self, followed: Followed, offset: int, *, empties: bool = False) -> None:
-        """Cut the log there, or empty it to begin there."""
+        """Truncate the log to `offset`, or empty it to start at `offset`."""
         try:
             if empties:
                 followed.log.truncate_fully_and_start_at(offset)
@@ -468,7 +479,7 @@ class ReplicaFetcher:
     def _refused(self, followed: Followed, code: int) -> None:
         partition = followed.partition
         logger.log(
-            logging.INFO if followed.failures >= FAILURES_TO_TELL else logging.DEBUG,
+            logging.INFO if followed.failures >= FAILURES_BEFORE_INFO else logging.DEBUG,
             "%s-%d at %d: broker %d answers %s", partition.topic, partition.index, followed.log.log_end_offset,
             self.leader_id, ErrorCode(code).name,
         )  # fmt: skip
@@ -478,7 +489,7 @@ class ReplicaFetcher:
             self._ask_bounds(followed)
 
     def _delay(self, followed: Followed) -> None:
-        """Leave it out for a while."""
+        """Omit the partition from requests for a while."""
         self._set_aside(followed)
         self._delays.add(followed)
 
@@ -488,7 +499,7 @@ class ReplicaFetcher:
         self._pump()
 
     def _ask_bounds(self, followed: Followed) -> None:
-        """Ask the leader where its log begins and ends, then cut this one as `follower.out_of_range` says."""
+        """Request the leader's log start and end, then truncate this log by `follower.out_of_range`."""
         link, partition = self._link, followed.partition
         if link is None:
             return

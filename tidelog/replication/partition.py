@@ -1,23 +1,25 @@
-"""One replica of one partition: its role and its log. Decides nothing by itself about replication.
+"""One replica of one partition: its role and its log.
 
-A leader appends, books its followers' fetches and moves the high watermark by what `isr.py` says; a follower appends
-what it fetched and adopts the leader's mark. Who learns of a moved mark (parked produces, waiting fetches) is given in
-as `on_advance` by the floor above, who learns of a proposed ISR as `ReplicaPorts.propose`. Invariant: the high
-watermark goes back only where the log is cut, and no reader of committed data is given an offset at or above it.
+A leader appends, records its followers' fetches and advances the high watermark by the rules of `isr.py`. A follower
+appends the batches that it fetches and adopts the leader's high watermark. `on_advance` notifies the layer above of a
+new high watermark (for parked produces and waiting fetches). `ReplicaPorts.propose` sends a proposed ISR to the
+controller. Invariant: the high watermark decreases only when the log is truncated, and a reader of committed data gets
+no offset at or above it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from tidelog.protocol.batches.record_batch import MAGIC, BatchHeader, check_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.replication.controller.metadata.image import INTERNAL_TOPICS
+from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.replication.isr import InSyncReplicas
+from tidelog.storage.log.pipelined_append import append_pipelined
 from tidelog.storage.producers.refused_batches import RefusedBatches, sequenced_header
 from tidelog.storage.segments.append import check_first_holds
 
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
     from tidelog.replication.isr import FollowerReplica, Proposal
     from tidelog.storage.log.partition_log import AppendInfo, PartitionLog, ReadResult
     from tidelog.storage.producers.verification import TransactionAppend, Verification
+    from tidelog.storage.segments.append import Batch
 
 logger = logging.getLogger("tidelog.replication")
 
 
 class Isolation(IntEnum):
-    """What a reader may see: Fetch's isolation level, and a follower, which reads to the log end."""
+    """How far a reader may read: Fetch's isolation levels, and the log end for a follower."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
@@ -41,27 +44,27 @@ class Isolation(IntEnum):
 ACKS_ALL = -1
 
 
-def _nobody(broker_id: int) -> BrokerImage | None:
+def _no_broker(broker_id: int) -> BrokerImage | None:
     return None
 
 
-def _ask_nobody(partition: Partition, proposal: Proposal) -> None:
+def _ignore_proposal(partition: Partition, proposal: Proposal) -> None:
     pass
 
 
 @dataclass(slots=True)
 class ReplicaPorts:
-    """What the replicas of one node ask of it; the defaults are those of a node without others.
+    """The interface of one node for its replicas. The defaults fit a node without peers.
 
-    `now_ms`: monotonic. `broker`: a broker as the committed metadata has it. `propose`: send a change of the ISR to
-    the controller; its outcome comes back through `Partition.on_proposal_agreed` or `on_proposal_rejected`, and is
-    counted.
+    `now_ms`: monotonic time. `broker`: a broker's registration in the committed metadata. `propose`: sends a change of
+    the ISR to the controller; the outcome comes back through `Partition.on_proposal_agreed` or `on_proposal_rejected`,
+    which count it.
     """
 
     now_ms: Callable[[], float] = lambda: 0.0
-    broker: Callable[[int], BrokerImage | None] = _nobody
+    broker: Callable[[int], BrokerImage | None] = _no_broker
     broker_epoch: Callable[[], int] = lambda: -1
-    propose: Callable[[Partition, Proposal], None] = _ask_nobody
+    propose: Callable[[Partition, Proposal], None] = _ignore_proposal
     lag_ms_max: int = 30_000
     isr_expands: int = 0
     isr_shrinks: int = 0
@@ -69,7 +72,9 @@ class ReplicaPorts:
     refused: RefusedBatches = field(default_factory=RefusedBatches)
 
     def eligible(self, broker_id: int, broker_epoch: int) -> bool:
-        """May this replica join an ISR: alive, not stopping, and the same process that fetches (KIP-841, KIP-903)."""
+        """Whether this replica may join an ISR: its broker is active, and its fetches do not state the epoch of an
+        earlier process (KIP-841, KIP-903).
+        """
         broker = self.broker(broker_id)
         return broker is not None and broker.is_active and broker_epoch in (-1, broker.epoch)
 
@@ -95,7 +100,7 @@ class Partition:
         self.topic_id = topic_id
         self.log = log
         self.future_log: PartitionLog | None = None
-        """On its way to another log directory, to take the place of `log`."""
+        """The copy in another log directory, which replaces `log` when a move ends."""
         self.is_internal = topic in INTERNAL_TOPICS
         self.leads = False
         self.offline = False
@@ -103,14 +108,14 @@ class Partition:
         self.leader_epoch = -1
         self.partition_epoch = -1
         self.in_sync = InSyncReplicas(-1, ports.lag_ms_max)
-        """The leader's book; empty while this replica does not lead."""
+        """The leader's state of the ISR and the followers; empty while this replica does not lead."""
         self.awaits_followers = False
-        """Whether an append alone cannot move the mark: somebody else is in sync, or the ISR is too small."""
+        """Whether another replica is in the maximal ISR, so that an append alone cannot advance the high watermark."""
         self.min_insync_replicas = 1
         self.refused = ports.refused.of((topic_id, index), (topic, index))
         self.throttled_as_leader = self.throttled_as_follower = False
         self.watch: Any = None
-        """Who waits for this partition; the floor above keeps it here, so that no append has to look it up."""
+        """The requests that wait for this partition. The layer above stores them here, to save appends a lookup."""
         self._on_advance = on_advance
         self._ports = ports
 
@@ -120,9 +125,10 @@ class Partition:
     # -------------------------------------------------------------------------------------------------------- role
 
     def become_leader(self, placed: PartitionImage) -> bool:
-        """Lead, or go on leading, as the metadata says; True when a leader epoch begins here.
+        """Lead, or continue to lead, by this metadata. Returns whether a leader epoch begins.
 
-        A new epoch starts at the log end (KIP-101). What an answer of the controller has told already is passed over.
+        A new epoch starts at the log end (KIP-101). Metadata that a response of the controller has already brought is
+        ignored.
         """
         begins = placed.leader_epoch > self.leader_epoch or not self.leads
         if not begins and placed.partition_epoch <= self.partition_epoch:
@@ -136,7 +142,7 @@ class Partition:
         log.producers.refused = self.refused
         proposal = self.in_sync.pending
         if proposal is not None and {member for member, _ in proposal.isr} == set(placed.isr):
-            self._count(proposal)  # the metadata came before the answer
+            self._count(proposal)  # the metadata came before the response
         self.in_sync.assign(
             placed.replicas, placed.isr, placed.leader_epoch, placed.partition_epoch, log.log_end_offset,
             ports.now_ms(),
@@ -147,7 +153,7 @@ class Partition:
         return begins
 
     def become_follower(self, placed: PartitionImage) -> bool:
-        """Follow whoever leads, or nobody (-1); True when the leader or its epoch is another one."""
+        """Follow the leader in this metadata (-1: none). Returns whether the leader or its epoch has changed."""
         if placed.leader_epoch < self.leader_epoch:
             return False
         changed = self.leads or (placed.leader, placed.leader_epoch) != (self.leader_id, self.leader_epoch)
@@ -159,10 +165,7 @@ class Partition:
         return changed
 
     def require_leader(self, current_leader_epoch: int = -1, unknown_epoch: int | None = None) -> None:
-        """Raise NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or a mismatch of epochs (KIP-320).
-
-        The epoch is not looked at when it is `unknown_epoch`, or, where that is not given, negative.
-        """
+        """Raise NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR, or the errors of `require_epoch` (KIP-320)."""
         if self.offline:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
         if not self.leads:
@@ -170,7 +173,10 @@ class Partition:
         self.require_epoch(current_leader_epoch, unknown_epoch)
 
     def require_epoch(self, current_leader_epoch: int, unknown_epoch: int | None = None) -> None:
-        """FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH, of a leader or a follower."""
+        """Raise FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH, on a leader or a follower.
+
+        `unknown_epoch` is not checked. Without `unknown_epoch`, a negative epoch is not checked.
+        """
         if current_leader_epoch in (self.leader_epoch, unknown_epoch):
             return
         if current_leader_epoch >= 0 or unknown_epoch is not None:
@@ -187,14 +193,14 @@ class Partition:
         from_client: bool = True,
         transaction: TransactionAppend | None = None,
     ) -> AppendInfo:
-        """Append client batches; `batches` must be writable, offsets and epoch are written into it.
+        """Append client batches. `batches` must be writable, because offsets and epoch are written into it.
 
-        Raises NOT_ENOUGH_REPLICAS when acks=all and the ISR is smaller than min.insync.replicas, unless the batch is in
-        the log already, and whatever the log refuses. The mark may have moved when it returns: the caller tells those
-        who wait for it, once it has done its own part, and `on_advance` is not called.
+        Raises NOT_ENOUGH_REPLICAS if acks=all and the ISR is smaller than min.insync.replicas, unless the batch is in
+        the log already. Raises the errors of the log's append. The append may advance the high watermark without a call
+        of `on_advance`: the caller notifies the waiting requests after its own work.
         """
-        book = self.in_sync
-        if required_acks == ACKS_ALL and len(book.isr) < self.min_insync_replicas and self.is_under_min_isr:
+        in_sync = self.in_sync
+        if required_acks == ACKS_ALL and len(in_sync.isr) < self.min_insync_replicas and self.is_under_min_isr:
             repeated = self._find_repeated(batches) if from_client else None
             if repeated is not None:
                 return repeated
@@ -208,18 +214,33 @@ class Partition:
             batches, self.leader_epoch, now_ms, from_client=from_client, transaction=transaction
         )
         if not self.awaits_followers:
-            if book.followers or log.durability.blocked_from >= 0 or not self.leads:
+            if in_sync.followers or log.durability.blocked_from >= 0 or not self.leads:
                 self._move_high_watermark()
             elif log.high_watermark < log.log_end_offset:
-                log.set_high_watermark(log.log_end_offset)  # what the above comes to for the only replica
+                log.set_high_watermark(log.log_end_offset)  # a shortcut for an only replica
         return info
+
+    def append_pipelined_as_leader(
+        self, batches: Sequence[memoryview], now_ms: int, required_acks: int
+    ) -> tuple[bytes, list[Batch]]:
+        """`append_as_leader` for the batches at the start that can be appended with one write.
+
+        Returns the bytes in the log and the appended batches; none, without a change, if `append_as_leader` must handle
+        the first.
+        """
+        if required_acks == ACKS_ALL and len(self.in_sync.isr) < self.min_insync_replicas and self.is_under_min_isr:
+            return b"", []
+        written = append_pipelined(self.log, batches, self.leader_epoch, now_ms)
+        if written[1] and not self.awaits_followers:
+            self._move_high_watermark()
+        return written
 
     def begin_verification(
         self, producer_id: int, producer_epoch: int, first_sequence: int, adds: bool, now_ms: int
     ) -> Verification | None:
-        """What a transactional batch that has come needs to be appended; None where it needs nothing.
+        """The verification that a transactional batch needs before its append, or None.
 
-        `adds`: the coordinator is to add this partition to the transaction, which it must hear of in any case. Raises
+        `adds`: the coordinator must add this partition to the transaction, so the verification is always needed. Raises
         INVALID_PRODUCER_EPOCH.
         """
         if not adds and not self.log.config.verifies_transactions:
@@ -227,18 +248,18 @@ class Partition:
         return self.log.producers.begin_verification(producer_id, producer_epoch, first_sequence, adds, now_ms)
 
     def _find_repeated(self, batches: memoryview) -> AppendInfo | None:
-        """Where the batch is in the log already. Its producer waits for the acknowledgement, not for a place."""
+        """The append of a batch that is in the log already, or None. Its producer only waits for an acknowledgement."""
         header = sequenced_header(batches)
         if header is None:
             return None
         repeated = self.log.producers.find_repeated(
             header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta
         )
-        # A damaged header could name another batch.
+        # A damaged header could identify another batch.
         return self.log.repeated(repeated) if repeated is not None and check_crc(batches, 0, header) else None
 
     def note_refused(self, batches: memoryview | None, code: ErrorCode, now_ms: int) -> None:
-        """A client's batch was refused with `code`, here or before it came here."""
+        """Record that a client's batch was refused with `code`, by this partition or by an earlier check."""
         header = sequenced_header(batches)
         if header is not None:
             expected = self.log.producers.expected_sequence(header.producer_id, header.producer_epoch)
@@ -246,22 +267,28 @@ class Partition:
 
     @property
     def is_under_min_isr(self) -> bool:
-        book = self.in_sync
-        return len(book.isr) < self.min_insync_replicas and len(book.isr) < book.min_isr(self.min_insync_replicas)
+        in_sync = self.in_sync
+        return len(in_sync.isr) < self.min_insync_replicas and len(in_sync.isr) < in_sync.min_isr(
+            self.min_insync_replicas
+        )
 
     def may_answer(self, last_offset: int, required_acks: int) -> bool:
-        """Whether what was appended up to `last_offset` may be acknowledged: committed for acks=all; for acks=1 in the
-        log and, where `flush.messages` asks for it, on the device (Kafka syncs before it answers)."""
+        """Whether an append up to `last_offset` may be acknowledged.
+
+        acks=all needs a committed append. acks=1 needs an append in the log, and on the device if `flush.messages`
+        demands it (Kafka syncs before it responds).
+        """
         log = self.log
         return log.high_watermark > last_offset or (required_acks != ACKS_ALL and log.committable_offset > last_offset)
 
-    # ------------------------------------------------------------------------------------- leader: followers, the mark
+    # ------------------------------------------------------------------------------- leader: followers, high watermark
 
     def follower(self, broker_id: int, broker_epoch: int, stated_epoch: int) -> FollowerReplica:
-        """The book's entry of a replica that fetches, stating this leader epoch, or -1 for none.
+        """The state of the replica that fetches. `stated_epoch`: the leader epoch of its request, or -1.
 
-        Raises UNKNOWN_LEADER_EPOCH for one that is not assigned, as far as this node knows (it asks again), and
-        NOT_LEADER_OR_FOLLOWER for a process that has been replaced by a later one (KIP-903).
+        Raises UNKNOWN_LEADER_EPOCH for a replica that is not assigned in this node's metadata; the replica retries.
+        Raises NOT_LEADER_OR_FOLLOWER for a process that a later one has replaced (KIP-903), and for an unassigned
+        replica that states no leader epoch.
         """
         follower = self.in_sync.followers.get(broker_id)
         if follower is None:
@@ -275,7 +302,9 @@ class Partition:
         return follower
 
     def follower_fetched(self, follower: FollowerReplica, fetch_offset: int, now_ms: float) -> None:
-        """A follower fetches from `fetch_offset`: it holds everything below. Its log has been found to agree."""
+        """A follower fetches from `fetch_offset`, so it holds all records below. The caller has checked that its log
+        agrees with this one.
+        """
         log = self.log
         moved = follower.fetched(fetch_offset, log.log_end_offset, now_ms)
         if not follower.in_maximal_isr:
@@ -286,49 +315,54 @@ class Partition:
             self.advance_high_watermark()
 
     def advance_high_watermark(self) -> None:
-        """Move the mark to what every in-sync replica holds: alone in the ISR, to what the flush rule lets go."""
+        """Advance the high watermark to the offset that every in-sync replica has reached.
+
+        A leader alone in the ISR advances it to the offset that the flush rule allows.
+        """
         if self._move_high_watermark():
             self._on_advance(self)
 
     def _move_high_watermark(self) -> bool:
         log = self.log
         blocked_from = log.durability.blocked_from
-        mark = log.log_end_offset if blocked_from < 0 else blocked_from
-        if not self.leads or mark <= log.high_watermark:
+        high_watermark = log.log_end_offset if blocked_from < 0 else blocked_from
+        if not self.leads or high_watermark <= log.high_watermark:
             return False
-        book = self.in_sync
-        if book.followers:
-            if len(book.isr) < self.min_insync_replicas and self.is_under_min_isr:
+        in_sync = self.in_sync
+        if in_sync.followers:
+            if len(in_sync.isr) < self.min_insync_replicas and self.is_under_min_isr:
                 return False  # KIP-966
-            mark = book.high_watermark(mark, self._ports.now_ms, self._ports.eligible)
-            if mark <= log.high_watermark:
+            high_watermark = in_sync.high_watermark(high_watermark, self._ports.now_ms, self._ports.eligible)
+            if high_watermark <= log.high_watermark:
                 return False
-        log.set_high_watermark(mark)
+        log.set_high_watermark(high_watermark)
         return True
 
     def check_isr(self) -> None:
-        """From time to time: propose to leave out who lags, and look whether the mark may move without them."""
+        """A periodic task: propose to remove lagging followers from the ISR, and advance the high watermark if
+        possible.
+        """
         if not self.leads or self.offline or not self.in_sync.followers:
             return
-        ports, book = self._ports, self.in_sync
+        ports, in_sync = self._ports, self.in_sync
         end = self.log.log_end_offset
-        if any(each.in_maximal_isr and each.log_end_offset != end for each in book.followers.values()):
+        if any(each.in_maximal_isr and each.log_end_offset != end for each in in_sync.followers.values()):
             end = self._copyable_end()
-        self._propose(book.shrinkage(end, ports.now_ms(), ports.broker_epoch()))
+        self._propose(in_sync.shrinkage(end, ports.now_ms(), ports.broker_epoch()))
         self.advance_high_watermark()
 
     def _copyable_end(self) -> int:
-        """Where followers must stop: at the log end, or at damage above the high watermark.
+        """The offset up to which followers can copy: the log end, or the first damage above the high watermark.
 
-        Whoever has come so far does not lag. Were it left out of the ISR, this replica would commit alone what it
-        cannot read, and no other could lead in its place.
+        A follower at this offset does not lag. If it left the ISR, this replica would commit alone records that it
+        cannot read, and no other replica could replace it as leader.
         """
         log = self.log
         uncommitted = (each.first_offset for _, each in log.damaged_ranges() if each.first_offset >= log.high_watermark)
         return min(uncommitted, default=log.log_end_offset)
 
     def resign(self) -> bool:
-        """Ask the controller for another leader; False while another change of the ISR is on its way."""
+        """Ask the controller for another leader. Returns False while another change of the ISR is open."""
         if not self.leads or self.offline:
             return False
         proposal = self.in_sync.resignation(self._ports.broker_epoch())
@@ -336,9 +370,9 @@ class Partition:
         return proposal is not None
 
     def delete_records_as_leader(self, offset: int) -> int:
-        """Move the log start to `offset` (-1: the high watermark), unless it is there; returns the offset meant.
+        """Advance the log start to `offset` (-1: the high watermark). Returns that offset.
 
-        Raises POLICY_VIOLATION for a topic that is compacted only, OFFSET_OUT_OF_RANGE.
+        Raises POLICY_VIOLATION for a topic that is only compacted, and OFFSET_OUT_OF_RANGE.
         """
         log = self.log
         if not log.config.is_deleted_by_age_or_size:
@@ -352,9 +386,9 @@ class Partition:
 
     @property
     def low_watermark(self) -> int:
-        """The offset at which every living replica's log starts, or an earlier one; -1 while one has not said so.
+        """The lowest log start offset of this replica and of all unfenced followers; -1 while one is unknown.
 
-        The log that is to take this one's place counts, too (Partition.lowWatermarkIfLeader).
+        The future log counts too (Kafka's Partition.lowWatermarkIfLeader).
         """
         lowest = self.log.log_start_offset
         if self.future_log is not None and self.future_log.log_start_offset < lowest:
@@ -387,7 +421,9 @@ class Partition:
             self._ports.isr_expands += 1
 
     def on_proposal_rejected(self, proposal: Proposal) -> None:
-        """The controller has refused it for good. What it may have done is not rejected: then the metadata says so."""
+        """The controller has refused the proposal for good. A proposal with an unknown outcome is not rejected: the
+        metadata shows its outcome.
+        """
         if self.leads and proposal is self.in_sync.pending:
             self._ports.isr_rejections += 1
             self.in_sync.rejected(proposal)
@@ -404,33 +440,37 @@ class Partition:
     # ------------------------------------------------------------------------------------------------------- follower
 
     def append_as_follower(self, batches: memoryview, now_ms: int) -> None:
-        """Append what the leader sent. Raises CORRUPT_MESSAGE, OFFSET_OUT_OF_RANGE, OSError, CorruptLog.
+        """Append batches of the leader. Raises CORRUPT_MESSAGE, OFFSET_OUT_OF_RANGE, OSError, CorruptLog.
 
-        An empty log takes a batch that begins before it: the leader's log may start in the middle of one.
+        An empty log accepts a batch that begins before its start, because the leader's log may start inside a batch.
         """
         assert not self.leads
         log = self.log
         if log.log_start_offset == log.log_end_offset:
-            base_offset, mark = int.from_bytes(batches[:8], "big"), log.high_watermark
+            base_offset, high_watermark = int.from_bytes(batches[:8], "big"), log.high_watermark
             if base_offset < log.log_end_offset:
                 check_first_holds(batches, log.log_end_offset)
                 log.truncate_fully_and_start_at(base_offset)
                 log.append_as_follower(batches, now_ms, epoch_max=self.leader_epoch)
-                log.set_high_watermark(mark)
+                log.set_high_watermark(high_watermark)
                 return
         log.append_as_follower(batches, now_ms, epoch_max=self.leader_epoch)
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
-        """Cut the log. Batches that go were refused when the lead was lost: what is pipelined behind them is no gap.
+        """Truncate the log, and record the removed batches as refused. Raises the errors of the log's `truncate_to`.
 
-        This replica may lead again before they come again. Raises what the log's own `truncate_to` does.
+        Their producers send them again, and this replica may lead by then. The record keeps it from treating the
+        batches that were pipelined behind them as a gap in the sequence.
         """
         log, producers = self.log, self.log.producers
         lost = sorted(
-            (batch[2], producer_id, entry.epoch, batch)
-            for producer_id, entry in producers.entries.items()
-            for batch in entry.batches
-            if batch[3] >= offset
+            (
+                (batch[2], producer_id, entry.epoch, batch)
+                for producer_id, entry in producers.entries.items()
+                for batch in entry.batches
+                if batch[3] >= offset
+            ),
+            reverse=True,  # each joins the refused batches behind it
         )
         log.truncate_to(offset)
         for first_offset, producer_id, epoch, batch in lost:
@@ -441,11 +481,12 @@ class Partition:
             self.refused.note(header, ErrorCode.NOT_LEADER_OR_FOLLOWER, expected, now_ms)
 
     def adopt(self, high_watermark: int, log_start_offset: int) -> bool:
-        """Take over the leader's marks, as far as this log reaches; whether the log starts elsewhere now."""
+        """Adopt the leader's high watermark and log start, within this log. Returns whether the log start moved."""
         log = self.log
-        mark = high_watermark if high_watermark < log.log_end_offset else log.log_end_offset
-        if mark > log.high_watermark:
-            log.set_high_watermark(mark)
+        if high_watermark > log.log_end_offset:
+            high_watermark = log.log_end_offset
+        if high_watermark > log.high_watermark:
+            log.set_high_watermark(high_watermark)
             self._on_advance(self)
         if log.log_start_offset < log_start_offset <= log.high_watermark:
             log.delete_records(log_start_offset)
@@ -459,22 +500,28 @@ class Partition:
         return self.log.high_watermark
 
     def read_bound(self, isolation: Isolation) -> int:
-        """The offset before which a reader of this isolation may read."""
+        """The offset below which a reader of this isolation may read."""
         log = self.log
         if isolation == Isolation.READ_UNCOMMITTED:
             return log.high_watermark
         return log.last_stable_offset if isolation == Isolation.READ_COMMITTED else log.log_end_offset
 
     def read(self, offset: int, max_bytes: int, isolation: Isolation, min_one_batch: bool) -> ReadResult:
-        """Whole batches from the one that holds `offset`; none between the bound and the log end.
+        """Whole batches from the one that holds `offset`, up to the isolation's bound.
 
         Raises OFFSET_OUT_OF_RANGE below the log start or above the log end, and `ColdRead` (see `storage.reader`).
         """
         return self.log.read(offset, max_bytes, self.read_bound(isolation), min_one_batch=min_one_batch)
 
     def divergence(self, last_fetched_epoch: int, fetch_offset: int) -> tuple[int, int] | None:
-        """(epoch, end offset) to which the fetcher's log must be cut back, or None when it agrees (KIP-595)."""
+        """(epoch, end offset) to which the fetcher must truncate its log, or None when the logs agree (KIP-595).
+
+        Raises Examination (a ColdRead) and DamagedRecords: nothing is truncated for an offset that is only in the file
+        of epochs.
+        """
         epoch, end_offset = self.log.end_offset_for_epoch(last_fetched_epoch)
+        if epoch >= 0 and (epoch < last_fetched_epoch or end_offset < fetch_offset):
+            epoch, end_offset = self.log.confirmed_end_of_epoch(last_fetched_epoch)
         if epoch < 0:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no end offset is known for epoch {last_fetched_epoch}")
         if fetch_offset < self.log.log_start_offset:

@@ -1,7 +1,8 @@
-"""How replication reaches other nodes: what the floor above hands in, so that no module here opens a connection.
+"""The interfaces through which replication reaches other nodes, so that no module here opens a connection.
 
-`Exchange` is for the cold calls (votes, registrations, ISR changes): a message out, a message back. `Link` is for
-fetching replicas: bytes out, bytes back in a callback, in order. Both are implemented in `broker/network/channel.py`.
+`Exchange` is for rare calls (votes, registrations, ISR changes): it sends a message and returns the response. `Link` is
+for replica fetches: it sends bytes and passes the response bytes to a callback, in order. `broker/network/channel.py`
+implements both.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Endpoint(NamedTuple):
 
 
 class PortState(Enum):
-    """What a host said to an attempt to connect: `REFUSES` means that no process listens there."""
+    """The result of an attempt to connect. `REFUSES` means that no process listens on the port."""
 
     ACCEPTS = "accepts"
     REFUSES = "refuses"
@@ -30,9 +31,9 @@ class PortState(Enum):
 
 
 class PeerUnreachable(Exception):
-    """No answer came: not connected, cut off, or too late. Whether the request had an effect is unknown.
+    """No response: no connection, a lost connection, or a timeout. The effect of the request is unknown.
 
-    `refused`: the host answered that nobody listens there, so the process is gone; never said of one that hangs.
+    `refused`: the host refused the connection, so the process is gone. A process that hangs does not cause it.
     """
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
@@ -43,8 +44,8 @@ class PeerUnreachable(Exception):
 class Exchange(Protocol):
     """Send one request, get its response. Raises PeerUnreachable.
 
-    Requests of one (endpoint, lane) share a connection and are answered in order: one that may wait at the other end
-    (a long poll) has a lane of its own.
+    Requests of one (endpoint, lane) share a connection and are answered in order. A request that may wait at the other
+    end (a long poll) has a lane of its own.
     """
 
     def __call__(
@@ -52,20 +53,20 @@ class Exchange(Protocol):
     ) -> Awaitable[Any]: ...
 
 
-# The body of one response, valid only during the call; None: the link broke before it came.
+# Receives the body of one response, valid only during the call, or None if the link broke before.
 OnResponse: TypeAlias = "Callable[[memoryview | None], None]"
 
 
 class Link(Protocol):
-    """One connection, made on the first request. Once broken it stays so: every open request gets None."""
+    """One connection, opened by the first request. A broken link stays broken, and its open requests get None."""
 
     def request(self, api_key: int, version: int, body: bytes | bytearray, on_response: OnResponse) -> None:
-        """`body`: the request behind its header. Answers come in the order of the requests."""
+        """`body`: the request after its header. Responses come in the order of the requests."""
         ...
 
     @property
     def refused(self) -> bool:
-        """Whether it broke because nobody listens at the other end."""
+        """Whether the link broke because no process listens at the other end."""
         ...
 
     def close(self) -> None:

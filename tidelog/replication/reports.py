@@ -1,7 +1,7 @@
-"""What a broker has to tell the controller: gathered, sent one request at a time, repeated until it is settled.
+"""A broker's reports to the controller: batched, sent one request at a time, and repeated until they are settled.
 
-Who tells what is the subclasses' business (`isr_changes.py`, the broker's directory assignments). Invariant: at most
-one request is open; of each key the newest report counts, and none is forgotten before it was settled or taken back.
+Subclasses define the reports (`isr_changes.py`, the broker's directory assignments). Invariant: at most one request is
+open. The newest report of a key replaces earlier ones and stays until it is settled or withdrawn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ What = TypeVar("What")
 
 
 class RetryingReporter(Generic[Key, What]):
-    """`_send` is to be given; what it settles goes through `_settle`."""
+    """A subclass implements `_send`, which calls `_settle` for each settled report."""
 
     in_one_request_max = 1 << 30
 
@@ -46,7 +46,7 @@ class RetryingReporter(Generic[Key, What]):
         self._go_on()
 
     def _settle(self, key: Key, what: What) -> bool:
-        """Whether this was still the newest; then it is done with."""
+        """Drop the report if it is still the newest of its key. Returns whether it was."""
         if self._open.get(key) != what:
             return False
         del self._open[key]
@@ -67,18 +67,18 @@ class RetryingReporter(Generic[Key, What]):
                     await asyncio.sleep(self._backoff.next_ms(self._rng) / 1000)
         finally:
             self._task = None
-        self._go_on()  # reported while the last answer was taken in
+        self._go_on()  # a report may have come after the last check
 
     async def _sent(self, sent: dict[Key, What]) -> bool:
         try:
             return await self._send(sent)
-        except Exception:  # a bug of ours, or of who answered: what is open is still to be told
-            logger.exception("%s could not tell the controller of %d", type(self).__name__, len(sent))
+        except Exception:  # a bug here or in the controller: the open reports are sent again
+            logger.exception("%s could not send %d reports to the controller", type(self).__name__, len(sent))
             return False
 
     def _forget_overtaken(self) -> None:
-        """Take back what need not be told any more."""
+        """Withdraw the reports that are no longer needed."""
 
     async def _send(self, sent: dict[Key, What]) -> bool:
-        """One request with all of these; whether every one of them is settled."""
+        """Send all these reports in one request. Returns whether all of them are settled."""
         raise NotImplementedError

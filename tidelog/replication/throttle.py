@@ -1,8 +1,8 @@
-"""How fast throttled replicas may be copied: one measure for a leader's side, one for a follower's (KIP-73).
+"""The rate limit for throttled replicas: one for the leader's side, one for the follower's (KIP-73).
 
-Pure; times are monotonic milliseconds and given in. Kafka averages over a window; here every byte pushes back the time
-at which the next may go, so that the rate holds over any span but for the last answer. Invariant: replicas in the ISR
-are never held back, whoever asks must see to that.
+Pure; the caller passes in monotonic times in milliseconds. Kafka averages over a window. Here every byte delays the
+next one, so that the rate holds over any span, except for the last response. Invariant: replicas in the ISR are never
+throttled; the callers ensure it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Throttle:
         self._free_at_ms = 0.0
 
     def record(self, size_bytes: int, now_ms: float) -> None:
-        """So many bytes of throttled replicas went over the network."""
+        """Count bytes of throttled replicas that went over the network."""
         if self.bytes_per_s < UNLIMITED:
             self._free_at_ms = max(self._free_at_ms, now_ms) + size_bytes * 1000 / max(self.bytes_per_s, 1)
 
     def pause_ms(self, now_ms: float) -> float:
-        """How long to wait before more may go; 0 where that is now."""
+        """The wait before more bytes may go; 0 for no wait."""
         return max(0.0, self._free_at_ms - now_ms) if self.bytes_per_s < UNLIMITED else 0.0
 
 

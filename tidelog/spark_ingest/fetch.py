@@ -39,6 +39,8 @@ A larger one gains nothing, and the JVM holds it whole.
 
 
 _OUT_OF_RANGE_ERRORS_MAX = 20
+UNKNOWN_TOPIC_TIMEOUT_MS = 15_000
+"""How long a task waits for a topic that the brokers do not know."""
 
 
 def read_range(
@@ -108,7 +110,7 @@ async def _chunks(
     await cluster.start()
     partition = TopicPartition(offset_range.topic, offset_range.partition)
     try:
-        first_id = (await cluster.topic(partition.topic, options.poll_timeout_ms)).topic_id
+        first_id = await _await_topic_id(cluster, partition.topic, options.poll_timeout_ms)
         expected_id = first_id if topic_id == NO_TOPIC_ID else topic_id
         async with aclosing(_chunks_of_log(cluster, options, offset_range)) as chunks:
             if first_id == expected_id:
@@ -120,14 +122,27 @@ async def _chunks(
                     return
         loss = f"topic {partition.topic!r} was created again, and the rest of {partition} is gone"
     except KafkaError as error:
+        # Brokers that do not answer are no loss: only one that does not know the topic says so.
         topic = cluster.metadata.topics.get(partition.topic)
-        is_gone = topic is None or topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        is_gone = topic is not None and topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if options.fail_on_data_loss or not is_gone:
             raise
         loss = f"topic {partition.topic!r} is gone: {error}"
     if options.fail_on_data_loss:
         raise DataLoss(loss)
     logger.warning("%s; it is left out", loss)
+
+
+async def _await_topic_id(cluster: Cluster, topic: str, timeout_ms: float) -> bytes:
+    """The id of the topic. Raises UNKNOWN_TOPIC_OR_PARTITION when the brokers do not know it."""
+    # The driver has seen the topic, so a broker that does not know it soon will not know it later.
+    known_ms = min(timeout_ms, UNKNOWN_TOPIC_TIMEOUT_MS)
+    try:
+        return (await cluster.topic(topic, known_ms)).topic_id
+    except KafkaError as error:
+        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or timeout_ms <= known_ms:
+            raise
+    return (await cluster.topic(topic, timeout_ms - known_ms)).topic_id
 
 
 async def _chunks_of_log(

@@ -249,8 +249,6 @@ class _Translation:
         while self._text.startswith("&&", self._position):
             self._position += 2
             operands.append(self._operand(is_right_side=True))
-        if self._position >= len(self._text):
-            raise _Refusal("a character class is not closed")
         self._position += 1
         characters = frozenset.intersection(*operands)
         if len(operands) > 1 and (is_negated or self._is_partly_insensitive):
@@ -270,6 +268,8 @@ class _Translation:
             nested += self._text[self._position] == "["
             characters |= self._class_part()
             parts += 1
+        if self._position >= len(self._text):
+            raise _Refusal("a character class is not closed")
         if not parts:
             raise _Refusal("&& needs characters before and after it")
         if nested and (self._text[start - 1] == "^" or (is_right_side and parts > 1)):

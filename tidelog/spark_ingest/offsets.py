@@ -124,6 +124,18 @@ async def find_ends(cluster: Cluster, options: SourceOptions) -> PresentEnds:
     return PresentEnds(ends, _ids(topics))
 
 
+async def find_log_starts(cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition]) -> Offsets:
+    """The beginnings of these logs.
+
+    With failOnDataLoss=false it omits missing topics and partitions. Raises KafkaError.
+    """
+    names = list(dict.fromkeys(partition.topic for partition in partitions))
+    topics = await _fetch_topics(cluster, options, names, omit_missing=not options.fail_on_data_loss)
+    existing = {TopicPartition(topic.name or "", each.partition_index) for topic in topics for each in topic.partitions}
+    await _await_metadata(cluster, options, topics)
+    return await list_edge_offsets(cluster, options, [each for each in partitions if each in existing], EARLIEST)
+
+
 async def ends_after(
     cluster: Cluster, options: SourceOptions, present: PresentEnds, start: Mapping[TopicPartition, int]
 ) -> PresentEnds:
@@ -338,10 +350,10 @@ def _check_complete(bound: OffsetBound, partitions: Sequence[TopicPartition]) ->
             else "; use -1 for latest"
         )
         raise ConfigError(
-            f"{bound.option} must name every partition that is read, {_join_some(missing)} is missing{hint}"
+            f"{bound.option} must name every partition that is read; it lacks {_join_some(missing)}{hint}"
         )
     if unread:
-        raise ConfigError(f"{bound.option} names {_join_some(unread)}, which is not read")
+        raise ConfigError(f"{bound.option} names partitions that are not read: {_join_some(unread)}")
 
 
 def _join_some(names: list[str]) -> str:

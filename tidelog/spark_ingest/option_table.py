@@ -176,7 +176,6 @@ FORBIDDEN: Final[Mapping[str, str]] = {
     "kafka.enable.auto.commit": "the source commits nothing by itself; commitOffsetsToGroup does in a stream",
     "kafka.interceptor.classes": "there is no JVM to run them",
 }
-SECURITY: Final = ("kafka.sasl.", "kafka.ssl.")
 
 KAFKA_SUPPORTED: Final = frozenset(
     f"kafka.{name}"

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Final
 
 from tidelog.client.config import ConsumerConfig
@@ -19,6 +18,16 @@ from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPart
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
 from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.java_pattern import compile_java_pattern
+from tidelog.spark_ingest.option_checks import (
+    check_name,
+    client_config,
+    client_options,
+    flag,
+    is_digits,
+    lower_names,
+    positive_number,
+    whole_number,
+)
 from tidelog.spark_ingest.option_table import (
     BATCH,
     BOTH,
@@ -26,7 +35,6 @@ from tidelog.spark_ingest.option_table import (
     KAFKA_SUPPORTED,
     KAFKA_WITHOUT_EFFECT,
     MODES,
-    SECURITY,
     SPELLING,
     STREAM,
     WRONG_MODE,
@@ -121,7 +129,7 @@ class SourceOptions:
         """Check and convert the options of a batch read (BATCH) or a stream (STREAM). Raises
         ConfigError.
         """
-        options = _lower(raw_options)
+        options = lower_names(raw_options)
         _check_names(options, mode)
         topics, pattern, partitions = _parse_topics(options)
         starting, ending = _starting(options, mode), _ending(options)
@@ -143,13 +151,13 @@ class SourceOptions:
             latest_when_no_timestamp_matches=_by_timestamp_strategy(options),
             min_partitions=_positive(options, "minPartitions"),
             max_records_per_partition=_positive(options, "maxRecordsPerPartition"),
-            fail_on_data_loss=_flag(options, "failOnDataLoss", True),
-            include_headers=_flag(options, "includeHeaders", False),
+            fail_on_data_loss=flag(options, "failOnDataLoss", True),
+            include_headers=flag(options, "includeHeaders", False),
             poll_timeout_ms=_positive(options, "kafkaConsumer.pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
             max_batch_bytes=_positive(options, MAX_BATCH_BYTES_OPTION) or DEFAULT_MAX_BYTES,
             fetch_offset_retries=_number(options, "fetchOffset.numRetries", 3),
             fetch_offset_retry_interval_ms=_number(options, "fetchOffset.retryIntervalMs", 10),
-            push_filters=_flag(options, "pushFilters", False),
+            push_filters=flag(options, "pushFilters", False),
             max_offsets_per_trigger=max_offsets,
             min_offsets_per_trigger=min_offsets,
             max_trigger_delay_ms=_duration_ms(options, "maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
@@ -164,28 +172,16 @@ def wants_headers(raw_options: Mapping[str, str]) -> bool:
 
     Raises ConfigError, also for an option that neither kind of read has.
     """
-    options = _lower(raw_options)
+    options = lower_names(raw_options)
     _check_names(options, BOTH)
-    return _flag(options, "includeHeaders", False)
-
-
-def _lower(raw_options: Mapping[str, str]) -> dict[str, str]:
-    return {key.lower(): str(value).strip() for key, value in raw_options.items()}
+    return flag(options, "includeHeaders", False)
 
 
 def _check_names(options: Mapping[str, str], mode: str) -> None:
     for key in options:
-        if key in FORBIDDEN:
-            raise ConfigError(f"option {key!r} is not allowed: {FORBIDDEN[key]}")
         if BOTH not in (mode, MODES.get(key, BOTH)) and MODES[key] != mode:
             raise ConfigError(f"option {SPELLING[key]!r} is not allowed in a {_KINDS[mode]}: {WRONG_MODE[key]}")
-        if key.startswith(SECURITY):
-            raise ConfigError(f"option {key!r} is not supported: the client speaks PLAINTEXT only")
-        if key in SPELLING or key in KAFKA_SUPPORTED or key in KAFKA_WITHOUT_EFFECT:
-            continue
-        close_matches = get_close_matches(key, (*SPELLING, *KAFKA_SUPPORTED, *KAFKA_WITHOUT_EFFECT), n=1)
-        hint = f"; did you mean {SPELLING.get(close_matches[0], close_matches[0])}?" if close_matches else ""
-        raise ConfigError(f"the tidelog source has no option {key!r}{hint}")
+        check_name(key, SPELLING, KAFKA_SUPPORTED | KAFKA_WITHOUT_EFFECT, FORBIDDEN, "source")
 
 
 def _parse_topics(options: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
@@ -276,7 +272,7 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_partition(text: str) -> bool:
-    return _is_digits(text) and int(text) < 2**31 and text == str(int(text))
+    return is_digits(text) and int(text) < 2**31 and text == str(int(text))
 
 
 def _is_number(value: object) -> bool:
@@ -287,7 +283,7 @@ def _bound(options: Mapping[str, str], names: tuple[str, str, str], words: Mappi
     timestamp, by_partition, offsets = names
     if timestamp.lower() in options:
         text = options[timestamp.lower()]
-        if not _is_digits(text) or int(text) >= 2**63:
+        if not is_digits(text) or int(text) >= 2**63:
             raise ConfigError(f"{timestamp} must be milliseconds since 1970, not {text!r}")
         return OffsetBound(int(text), by_time=True, option=timestamp)
     if by_partition.lower() in options:
@@ -371,14 +367,12 @@ def _by_timestamp_strategy(options: Mapping[str, str]) -> bool:
     return text == "latest"
 
 
+def _bits(name: str) -> int:
+    return 63 if name in _LONG_NUMBERS else 31
+
+
 def _number(options: Mapping[str, str], name: str, default: int) -> int:
-    text = options.get(name.lower())
-    if text is None:
-        return default
-    maximum_bits = 63 if name in _LONG_NUMBERS else 31
-    if not _is_digits(text) or int(text) >= 2**maximum_bits:
-        raise ConfigError(f"{name} must be a whole number below 2^{maximum_bits}, not {text[:40]!r}")
-    return int(text)
+    return whole_number(options, name, default, bits=_bits(name))
 
 
 def _duration_ms(options: Mapping[str, str], name: str, default_ms: int) -> int:
@@ -399,32 +393,10 @@ def _group(options: Mapping[str, str], name: str) -> str:
     return group or ""
 
 
-def _is_digits(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 20
-
-
 def _positive(options: Mapping[str, str], name: str) -> int | None:
-    number = _number(options, name, 0)
-    if number == 0 and name.lower() in options:
-        raise ConfigError(f"{name} must be at least 1")
-    return number or None
-
-
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name.lower(), str(default)).lower()
-    if text not in ("true", "false"):
-        raise ConfigError(f"{name} must be true or false, not {text!r}")
-    return text == "true"
+    return positive_number(options, name, 0, bits=_bits(name)) or None
 
 
 def _consumer(options: Mapping[str, str]) -> ConsumerConfig:
-    if not options.get("kafka.bootstrap.servers"):
-        raise ConfigError("option 'kafka.bootstrap.servers' is missing; give host:port, several separated by commas")
-    config: dict[str, Any] = {"client_id": "tidelog-spark", "max_partition_fetch_bytes": _PARTITION_FETCH_BYTES}
-    for key, value in options.items():
-        if key in KAFKA_SUPPORTED:
-            config[key.removeprefix("kafka.").replace(".", "_")] = value
-    try:
-        return ConsumerConfig.from_options(config)
-    except ConfigError as error:
-        raise ConfigError(f"kafka options: {error}") from None
+    defaults = {"client_id": "tidelog-spark", "max_partition_fetch_bytes": _PARTITION_FETCH_BYTES}
+    return client_config(ConsumerConfig, client_options(options, KAFKA_SUPPORTED, defaults))

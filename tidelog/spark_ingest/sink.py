@@ -3,10 +3,9 @@
 Without `exactlyOnce` a task's rows are in the log when the task ends, and a task that Spark runs
 again writes them again. With it a task writes one transaction and leaves it open; the driver commits
 those of all tasks. Invariants of a stream: a task's transaction carries the number of its
-micro-batch, as an offset committed with it for a group of this query and task. A task first takes
-over its transactional id, which ends what an earlier run left open, then reads that number: a
-micro-batch that is committed is not written again. So a replay neither loses nor doubles rows, when
-the rows of a task depend on its micro-batch alone.
+micro-batch (`micro_batches.py`). A task first takes over its transactional id, which ends what an
+earlier run left open, then reads that number: a micro-batch that is committed is not written again.
+So a replay neither loses nor doubles rows, when the rows of a task depend on its micro-batch alone.
 """
 
 from __future__ import annotations
@@ -18,12 +17,21 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.client.config import ConsumerConfig
-from tidelog.client.groups.coordinator import Coordinator
-from tidelog.client.model import OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.producing.detached_transactions import DetachedTransaction, end_transaction
 from tidelog.client.producing.producer import Producer
-from tidelog.protocol.errors import ConfigError, KafkaError
+from tidelog.client.sync.loop_thread import LoopThread
+from tidelog.protocol.batches.columnar_input import INPUT_COLUMNS
+from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
+from tidelog.spark_ingest.micro_batches import (
+    TaskOutcome,
+    atomic_name,
+    begin_commit,
+    check_not_begun_in_tasks,
+    committed_batch,
+    is_repeated,
+    mark,
+)
 from tidelog.spark_ingest.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -32,8 +40,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _END_TIMEOUT_MS = 60_000
-_MARK_PARTITION = 0
-_ROWS_PER_PAUSE = 1000
+_ENDED_ERRORS = frozenset(
+    (
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    )
+)
+"""The transaction was ended by its timeout or by another attempt of the task."""
 
 
 class TaskId(NamedTuple):
@@ -44,21 +59,170 @@ class TaskId(NamedTuple):
     batch: int
 
     def transactional_id(self, prefix: str) -> str:
-        return f"{prefix}-{self.query}-{self.partition}"
+        return f"{query_group(prefix, self.query)}-{self.partition}"
+
+
+def query_group(prefix: str, query: str) -> str:
+    """The group that remembers the micro-batches of a query."""
+    return f"{prefix}-{query}"
 
 
 class Written(NamedTuple):
-    """What a task has written. `transaction` is to be ended by the driver."""
+    """What a task has written."""
 
     rows: int
+    """The rows of its input, also where it has written them before."""
     transaction: DetachedTransaction | None
+    """The driver ends it."""
+    topic: str = ""
+    """The topic that the number of the micro-batch lies with."""
+    is_repeated: bool = False
+    """Whether an earlier run of the task has committed this micro-batch."""
 
 
 def write_task(options: SinkOptions, task: TaskId, batches: Iterable[pa.RecordBatch]) -> Written:
-    """Write the rows of a task. Raises ConfigError for a row without a topic, KafkaError."""
-    if options.exactly_once:
-        return asyncio.run(_write_transaction(options, task, batches))
-    return asyncio.run(_write(options, batches))
+    """Write the rows of a task. Raises ConfigError for a row that cannot be a record, KafkaError."""
+    if not options.exactly_once:
+        return _write(_Writer(options), options, batches)
+    transactional_id = task.transactional_id(options.prefix)
+    return _write(_TransactionWriter(options, transactional_id, task.batch), options, batches)
+
+
+def write_as_one(options: SinkOptions, query: str, batch: int, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write the rows of all tasks of a micro-batch as one transaction, and commit it; `batch` is -1 of a batch write.
+
+    Raises ConfigError when the micro-batch was begun in transactions of single tasks, KafkaError.
+    """
+    group = query_group(options.prefix, query)
+    if batch >= 0:
+        asyncio.run(_check_not_begun(options, group, batch))
+    written = _write(_TransactionWriter(options, atomic_name(group), batch), options, batches)
+    end_transactions(options, [written.transaction] if written.transaction else [], committed=True)
+
+
+async def _check_not_begun(options: SinkOptions, group: str, batch: int) -> None:
+    config = _common_config(options)
+    async with _connected(config) as cluster:
+        await check_not_begun_in_tasks(cluster, group, batch, config.default_api_timeout_ms)
+
+
+def _write(writer: _Writer, options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Written:
+    # The iterator blocks while Spark computes rows. The producer works in a thread of its own meanwhile.
+    thread = LoopThread()
+    try:
+        for batch in batches:  # to its end: Spark does not use a process again that leaves input behind
+            if batch.num_rows:
+                thread.run(writer.write(batch))
+        return thread.run(writer.finish())
+    except KafkaError as error:
+        raise _with_reason(error, options) from None
+    finally:
+        try:
+            thread.run(writer.close())
+        finally:
+            thread.stop()
+
+
+def _with_reason(error: KafkaError, options: SinkOptions) -> KafkaError:
+    """The error with the reasons for which a transaction ends early, where it is such an error."""
+    if not options.exactly_once or error.code not in _ENDED_ERRORS:
+        return error
+    timeout_ms = options.producer["transaction_timeout_ms"]
+    return KafkaError(
+        error.code,
+        f"{error.message}: the transaction was open for longer than kafka.transaction.timeout.ms ({timeout_ms}), or "
+        "another attempt has taken over. Its rows are not visible; a stream that is started again writes "
+        "them",
+    )
+
+
+class _Writer:
+    """The records of one task. Its coroutines run in one event loop."""
+
+    def __init__(self, options: SinkOptions, **producer_options: str) -> None:
+        self._options = options
+        self._producer = Producer(**options.producer, **producer_options)
+        self._rows = 0
+        self._unsettled = 0
+        self._failure: BaseException | None = None
+        self._settled = asyncio.Event()
+
+    async def write(self, batch: pa.RecordBatch) -> None:
+        """Send the rows. Raises the first error of earlier ones, too."""
+        for topic, rows in _by_topic(batch, self._options):
+            if self._failure is not None:
+                raise self._failure
+            try:
+                future = await self._producer.send_arrow(topic, rows)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"a row cannot be written: {error}") from None
+            self._unsettled += 1
+            self._rows += rows.num_rows
+            future.add_done_callback(self._on_done)
+
+    def _on_done(self, future: asyncio.Future[Any]) -> None:
+        self._unsettled -= 1
+        self._failure = self._failure or future.exception()
+        self._settled.set()
+
+    async def finish(self) -> Written:
+        """Wait until every row is acknowledged. Raises the first error."""
+        await self._deliver()
+        return Written(self._rows, None)
+
+    async def _deliver(self) -> None:
+        await self._producer.flush()
+        # After a flush the futures have their outcome, but their callbacks may not have run yet.
+        while self._unsettled:
+            self._settled.clear()
+            await self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """End the producer. A transaction that is not detached is aborted."""
+        await self._producer.close()
+
+
+class _TransactionWriter(_Writer):
+    """Records in one transaction, with the micro-batch's number in it as an offset of the group of the same name."""
+
+    def __init__(self, options: SinkOptions, transactional_id: str, batch: int) -> None:
+        super().__init__(options, transactional_id=transactional_id)
+        self._id = transactional_id
+        self._batch = batch
+        self._topic = ""
+        self._is_repeated = False
+
+    async def write(self, batch: pa.RecordBatch) -> None:
+        if not self._topic:
+            await self._begin(_topics(batch, self._options)[0])
+        if self._is_repeated:
+            self._rows += batch.num_rows
+        else:
+            await super().write(batch)
+
+    async def _begin(self, topic: str) -> None:
+        self._topic = topic
+        await self._producer.init_transactions()
+        if self._batch >= 0:
+            config = _common_config(self._options)
+            async with _connected(config) as cluster:
+                committed = await committed_batch(cluster, self._id, config.default_api_timeout_ms)
+            self._is_repeated = is_repeated(committed, self._batch, f"the writer {self._id!r}")
+        if self._is_repeated:
+            logger.info("micro-batch %d of %s is committed already", self._batch, self._id)
+        else:
+            await self._producer.begin_transaction()
+
+    async def finish(self) -> Written:
+        """Deliver the transaction and leave it open."""
+        if self._is_repeated or not self._topic:
+            return Written(self._rows, None, self._topic, self._is_repeated)
+        await self._deliver()
+        if self._batch >= 0:
+            await self._producer.send_offsets_to_transaction(mark(self._topic, self._batch, self._rows), self._id)
+        return Written(self._rows, await self._producer.detach_transaction(), self._topic)
 
 
 def end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransaction], *, committed: bool) -> None:
@@ -70,41 +234,37 @@ def end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransa
         asyncio.run(_end_transactions(options, transactions, committed))
 
 
-async def _write(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Written:
-    async with Producer(**options.producer) as producer:
-        rows = await _send_all(producer, options, batches)
-    return Written(rows, None)
+def commit_micro_batch(options: SinkOptions, query: str, batch: int, tasks: Sequence[Written]) -> None:
+    """Commit the transactions of all tasks of a micro-batch, given in the order of their partitions.
 
-
-async def _write_transaction(options: SinkOptions, task: TaskId, batches: Iterable[pa.RecordBatch]) -> Written:
-    rows = (row for batch in batches for row in _rows(batch, options))
-    first = next(rows, None)
-    if first is None:
-        return Written(0, None)
-    transactional_id = task.transactional_id(options.prefix)
-    async with Producer(**options.producer, transactional_id=transactional_id) as producer:
-        await producer.init_transactions()
-        mark = TopicPartition(first[0], _MARK_PARTITION)
-        if task.batch >= 0 and await _committed_batch(options, transactional_id) >= task.batch:
-            logger.info("micro-batch %d of task %s is committed already", task.batch, transactional_id)
-            return Written(0, None)
-        await producer.begin_transaction()
-        count = await _send_rows(producer, _chain(first, rows))
-        if task.batch >= 0:
-            await producer.send_offsets_to_transaction({mark: OffsetAndMetadata(task.batch + 1)}, transactional_id)
-        transaction = await producer.detach_transaction()
-    return Written(count, transaction)
-
-
-async def _committed_batch(options: SinkOptions, group: str) -> int:
-    """The last micro-batch that this task has committed, -1 for none.
-
-    The mark lies with the topic of the micro-batch's first row, so all topics are looked at.
+    Raises ConfigError, after it has aborted them, when the micro-batch was run with other tasks
+    before; KafkaError when a transaction is not committed.
     """
+    transactions = [each.transaction for each in tasks if each.transaction is not None]
+    if transactions or any(each.is_repeated for each in tasks):
+        asyncio.run(_begin_commit(options, query, batch, tasks, transactions))
+    end_transactions(options, transactions, committed=True)
+
+
+async def _begin_commit(
+    options: SinkOptions, query: str, batch: int, tasks: Sequence[Written], transactions: Sequence[DetachedTransaction]
+) -> None:
     config = _common_config(options)
-    async with _connected(config) as cluster:
-        offsets = await Coordinator(cluster, group).committed(None, config.default_api_timeout_ms, require_stable=True)
-    return max((offset.offset for offset in offsets.values()), default=0) - 1
+    outcomes = [
+        TaskOutcome(
+            TaskId(query, partition, batch).transactional_id(options.prefix),
+            task.rows,
+            None if task.transaction is None else task.topic,
+        )
+        for partition, task in enumerate(tasks)
+    ]
+    try:
+        async with _connected(config) as cluster:
+            group = query_group(options.prefix, query)
+            await begin_commit(cluster, group, outcomes, batch, config.default_api_timeout_ms)
+    except ConfigError:
+        await _end_transactions(options, transactions, committed=False)
+        raise
 
 
 _COMMON_OPTIONS = frozenset(
@@ -146,72 +306,37 @@ async def _end_transactions(options: SinkOptions, transactions: Sequence[Detache
         ]
         errors = [error for error in await asyncio.gather(*ends, return_exceptions=True) if error is not None]
     for error in errors:
-        if committed or not isinstance(error, KafkaError):
+        if not isinstance(error, KafkaError):
             raise error
+        if committed:
+            raise _with_reason(error, options)
         logger.warning("a transaction is left to its timeout: %s", error)
 
 
-Row = tuple[str, Any, Any, Any, Any, Any]
-"""Topic, value, key, headers, partition, timestamp in ms."""
+def _topics(batch: pa.RecordBatch, options: SinkOptions) -> Sequence[str]:
+    """The topics of the rows, that of the first row first. Raises ConfigError for a row without one."""
+    if options.topic:
+        return [options.topic]
+    topics: Sequence[str | None] = batch.column(_columns(batch)["topic"]).unique().to_pylist()
+    if None in topics:
+        raise ConfigError("null topic present in the data. Use the 'topic' option for setting a default topic.")
+    return topics  # type: ignore[return-value]
 
 
-async def _send_all(producer: Producer, options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> int:
-    return await _send_rows(producer, (row for batch in batches for row in _rows(batch, options)))
-
-
-async def _send_rows(producer: Producer, rows: Iterable[Row]) -> int:
-    """Send all rows and wait until all are acknowledged. Raises the first error."""
-    failures: list[BaseException] = []
-
-    def on_done(future: asyncio.Future[Any]) -> None:
-        error = future.exception()
-        if error is not None and not failures:
-            failures.append(error)
-
-    count = 0
-    for topic, value, key, headers, partition, timestamp_ms in rows:
-        future = await producer.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
-        future.add_done_callback(on_done)
-        count += 1
-        if count % _ROWS_PER_PAUSE == 0:
-            await asyncio.sleep(0)  # the rows come from a blocking iterator
-            if failures:
-                break
-    await producer.flush()
-    if failures:
-        raise failures[0]
-    return count
-
-
-def _rows(batch: pa.RecordBatch, options: SinkOptions) -> Iterator[Row]:
-    """The rows of a batch as records. Raises ConfigError for a row without a topic."""
-    columns = {name.lower(): place for place, name in enumerate(batch.schema.names)}
-
-    def values(name: str) -> Iterable[Any]:
-        place = columns.get(name)
-        return [None] * batch.num_rows if place is None else _to_python(batch.column(place), name)
-
-    topics = [options.topic] * batch.num_rows if options.topic else values("topic")
-    for topic, value, key, headers, partition, timestamp_ms in zip(
-        topics, values("value"), values("key"), values("headers"), values("partition"), values("timestamp"), strict=True
-    ):
-        if topic is None:
-            raise ConfigError("null topic present in the data. Use the 'topic' option for setting a default topic.")
-        pairs = () if headers is None else [(header["key"], header["value"]) for header in headers]
-        yield topic, value, key, pairs, partition, timestamp_ms
-
-
-def _to_python(column: pa.Array, name: str) -> list[Any]:
-    """Keys and values as bytes, a timestamp as milliseconds since 1970."""
+def _by_topic(batch: pa.RecordBatch, options: SinkOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each topic, with the columns that a record has."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    if name == "timestamp":
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
-    elif name in ("key", "value"):
-        column = column.cast(pa.binary())
-    return column.to_pylist()  # type: ignore[no-any-return]
+    topics = _topics(batch, options)
+    places = _columns(batch)
+    names = [name for name in INPUT_COLUMNS if name in places]
+    records = pa.RecordBatch.from_arrays([batch.column(places[name]) for name in names], names=names)
+    for topic in topics:
+        is_whole = len(topics) == 1
+        yield topic, records if is_whole else records.filter(pc.equal(batch.column(places["topic"]), topic))
 
 
-def _chain(first: Row, rest: Iterable[Row]) -> Iterator[Row]:
-    yield first
-    yield from rest
+def _columns(batch: pa.RecordBatch) -> dict[str, int]:
+    """The places of the columns by name. Spark names columns without regard to case."""
+    return {name.lower(): place for place, name in enumerate(batch.schema.names)}

@@ -75,21 +75,24 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
         return TidelogWriter(_parse_sink(self.options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from tidelog.protocol.errors import ConfigError
+        """The writer of a stream. As in Spark's connector the output mode complete (`overwrite`) appends
+        the whole result of each micro-batch.
+        """
         from tidelog.spark_ingest.writers import TidelogStreamWriter
 
-        if overwrite:
-            raise ConfigError("output mode complete is not allowed: records are appended to a topic; use append")
         return TidelogStreamWriter(_parse_sink(self.options, schema))
 
-    def streamReader(self, schema: StructType) -> TidelogStreamReader:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from tidelog.protocol.errors import ConfigError
         from tidelog.spark_ingest.option_table import STREAM
         from tidelog.spark_ingest.schema import projection
 
         if SupportsTriggerAvailableNow is object:  # type: ignore[comparison-overlap,unused-ignore]
             raise ConfigError("streams need PySpark 4.2 or newer")
-        return TidelogStreamReader(_parse(self.options, STREAM), projection(schema))
+        try:
+            return TidelogStreamReader(_parse(self.options, STREAM), projection(schema))
+        except ConfigError as error:
+            return RefusedStreamReader(error)
 
 
 class RangePartition(InputPartition):  # type: ignore[misc,unused-ignore]
@@ -202,6 +205,34 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()
+
+
+class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc,unused-ignore]
+    """Raises the error of a stream's options at the first call.
+
+    Where `streamReader` itself raises, Spark's message ends with an UnboundLocalError of Spark.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
 
 
 def _read(

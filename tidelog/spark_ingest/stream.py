@@ -27,6 +27,7 @@ from tidelog.spark_ingest.offsets import (
     ends_after,
     find_ends,
     find_first_offsets,
+    find_log_starts,
     list_edge_offsets,
 )
 from tidelog.spark_ingest.options import EARLIEST, SourceOptions
@@ -166,17 +167,17 @@ class StreamDriver:
     def _begin_at_log_start(
         self, ranges: Sequence[OffsetRange], new_partitions: Sequence[TopicPartition]
     ) -> tuple[OffsetRange, ...]:
-        log_starts = self._run(lambda cluster: list_edge_offsets(cluster, self._options, new_partitions, EARLIEST))
-        losses = [
-            f"the new {each} begins at {start} instead of 0" for each, start in sorted(log_starts.items()) if start
-        ]
-        self._report(losses)
-        return tuple(
-            each._replace(
-                start=min(each.end, max(each.start, log_starts.get(TopicPartition(each.topic, each.partition), 0)))
-            )
-            for each in ranges
+        log_starts = self._run(lambda cluster: find_log_starts(cluster, self._options, new_partitions))
+        self._report(
+            [f"{each} is gone" for each in new_partitions if each not in log_starts]
+            + [f"the new {each} begins at {start} instead of 0" for each, start in sorted(log_starts.items()) if start]
         )
+        begun = []
+        for each in ranges:
+            partition = TopicPartition(each.topic, each.partition)
+            log_start = log_starts.get(partition, each.end) if partition in new_partitions else 0
+            begun.append(each._replace(start=min(each.end, max(each.start, log_start))))
+        return tuple(begun)
 
     def topic_id(self, topic: str) -> bytes:
         """The id of the topic as of the last `latest_offset`; zeros where it is not known."""

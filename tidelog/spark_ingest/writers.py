@@ -10,14 +10,15 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.protocol.errors import ConfigError
-from tidelog.spark_ingest.sink import TaskId, end_transactions, write_task
+from tidelog.spark_ingest.held_rows import HeldRows, hold_rows, release_rows
+from tidelog.spark_ingest.sink import TaskId, Written, commit_micro_batch, end_transactions, write_as_one, write_task
 from tidelog.spark_ingest.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -30,11 +31,12 @@ logger = logging.getLogger(__name__)
 class TaskWritten(WriterCommitMessage):  # type: ignore[misc,unused-ignore]
     """The message of one task to the driver."""
 
-    rows: int
-    transaction: DetachedTransaction | None
+    written: Written | HeldRows
+    query: str = ""
 
 
 Messages = Sequence[WriterCommitMessage | None]
+Outcome = TypeVar("Outcome", Written, HeldRows)
 
 
 class TidelogWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-ignore]
@@ -45,12 +47,13 @@ class TidelogWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-ignore]
         self._query = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None
-        written = write_task(self._options, TaskId(self._query, context.partitionId(), -1), iterator)
-        return TaskWritten(*written)
+        context = _task_context(self._options)
+        return _write(self._options, TaskId(self._query, context.partitionId(), -1), iterator)
 
     def commit(self, messages: Messages) -> None:
+        if self._options.max_atomic_bytes:
+            _write_held(self._options, self._query, -1, messages)
+            return
         end_transactions(self._options, _transactions(messages), committed=True)
 
     def abort(self, messages: Messages) -> None:
@@ -64,21 +67,52 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc,unu
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None
+        context = _task_context(self._options)
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if self._options.exactly_once and (query is None or batch is None):
             raise ConfigError("exactlyOnce needs the number of the micro-batch, which this Spark does not tell")
         task = TaskId(query or "", context.partitionId(), int(batch or -1))
-        return TaskWritten(*write_task(self._options, task, iterator))
+        return _write(self._options, task, iterator)
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        end_transactions(self._options, _transactions(messages), committed=True)
+        query = next((each.query for each in messages if isinstance(each, TaskWritten)), "")
+        if self._options.max_atomic_bytes:
+            _write_held(self._options, query, batchId, messages)
+        elif self._options.exactly_once:
+            commit_micro_batch(self._options, query, batchId, _outcomes(messages, Written))
 
     def abort(self, messages: Messages, batchId: int) -> None:
         end_transactions(self._options, _transactions(messages), committed=False)
 
 
+def _task_context(options: SinkOptions) -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None
+    # Spark hands its settings to tasks as local properties.
+    if options.exactly_once and context.getLocalProperty("spark.speculation") == "true":
+        raise ConfigError(
+            "exactlyOnce cannot be used with spark.speculation=true: of two attempts of one task each ends the "
+            "transaction of the other. Set spark.speculation to false"
+        )
+    return context
+
+
+def _write(options: SinkOptions, task: TaskId, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+    if options.max_atomic_bytes:
+        return TaskWritten(hold_rows(iterator, options.max_atomic_bytes), task.query)
+    return TaskWritten(write_task(options, task, iterator), task.query)
+
+
+def _write_held(options: SinkOptions, query: str, batch: int, messages: Messages) -> None:
+    rows = release_rows(_outcomes(messages, HeldRows), options.max_atomic_bytes)
+    write_as_one(options, query, batch, rows)
+
+
+def _outcomes(messages: Messages, kind: type[Outcome]) -> list[Outcome]:
+    """What the tasks have done, in the order of their partitions."""
+    return [each.written for each in messages if isinstance(each, TaskWritten) and isinstance(each.written, kind)]
+
+
 def _transactions(messages: Messages) -> list[DetachedTransaction]:
-    return [each.transaction for each in messages if isinstance(each, TaskWritten) and each.transaction is not None]
+    return [each.transaction for each in _outcomes(messages, Written) if each.transaction is not None]

@@ -7,13 +7,10 @@ this interpreter.
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tidelog.testing.layout import CLIENTS, NodeLayout, cluster_layout
@@ -24,7 +21,10 @@ from tidelog.testing.processes import (
     ServerFailed,
     ServerProcess,
     TidelogProcess,
+    delete_temporary_directory,
     listed_brokers,
+    make_temporary_directory,
+    own_temporary_directory,
     random_uuid,
 )
 
@@ -67,12 +67,15 @@ class EmbeddedCluster:
         cuttable: bool = False,
         make_node: MakeNode = forked_node,
     ) -> None:
+        if brokers < 1:
+            raise ValueError(f"a cluster has one broker or more, not {brokers}")
         self.links = Links() if cuttable else None
         """The network between the nodes and the clients (`links.py`), where it can be cut."""
-        self.directory = Path(directory if directory is not None else tempfile.mkdtemp(prefix="tidelog-")).resolve()
         self._is_temporary = directory is None
+        self.directory = Path(directory).resolve() if directory is not None else make_temporary_directory("tidelog-")
         if self._is_temporary:
-            weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
+            # At the exit of the interpreter, the nodes end first (`processes.py`).
+            weakref.finalize(self, delete_temporary_directory, self.directory).atexit = False
         self._ports: list[int] = []
         weakref.finalize(self, release_ports, self._ports)
         self.layouts = cluster_layout(brokers, controllers, self._new_port, self.links)
@@ -118,6 +121,8 @@ class EmbeddedCluster:
 
     def start(self, timeout_s: float = 60.0) -> float:
         """Start every node that does not run; returns the seconds until every broker knows every other."""
+        if self._is_temporary:
+            own_temporary_directory(self.directory)  # a cluster that was stopped starts in it again
         for server in self.nodes.values():
             server.prepare()
         start_s = time.monotonic()
@@ -145,9 +150,8 @@ class EmbeddedCluster:
         `timeout_s`. A temporary directory is deleted.
         """
         for server in self.nodes.values():
-            if server.alive:
-                os.kill(server.pid, signal.SIGCONT)
-                os.kill(server.pid, signal.SIGTERM)
+            server.send_signal(signal.SIGCONT)
+            server.send_signal(signal.SIGTERM)
         deadline_s = time.monotonic() + timeout_s
         for server in self.nodes.values():
             server.stop(max(deadline_s - time.monotonic(), 0.0))
@@ -157,26 +161,31 @@ class EmbeddedCluster:
         if self.links is not None:
             self.links.close()
         if self._is_temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            delete_temporary_directory(self.directory)
 
     # Faults
 
     def kill(self, *nodes: int) -> None:
-        """SIGKILL to all these nodes at one moment."""
+        """SIGKILL to all these nodes at one moment; a node that does not run stays so."""
+        self._check_ids(nodes)
         for node in nodes:
-            os.kill(self.nodes[node].pid, signal.SIGKILL)
+            self.nodes[node].send_signal(signal.SIGKILL)
         for node in nodes:
             self.nodes[node].kill()
             if self.links is not None:
                 self.links.down(node)
 
     def pause(self, *nodes: int) -> None:
-        """SIGSTOP: these nodes hang. Their connections stay open and are not answered."""
+        """SIGSTOP: these nodes hang. Their connections stay open and are not answered. RuntimeError when one
+        does not run.
+        """
+        self._check_ids(nodes)
         for node in nodes:
             self.nodes[node].pause()
 
     def resume(self, *nodes: int) -> None:
         """SIGCONT to nodes that `pause` stopped."""
+        self._check_ids(nodes)
         for node in nodes:
             self.nodes[node].resume()
 
@@ -184,6 +193,7 @@ class EmbeddedCluster:
         """Start a node again on its data and its port, and stop it first when it runs; returns the
         seconds until it is ready.
         """
+        self._check_ids((node,))
         self.nodes[node].stop()
         start_s = time.monotonic()
         self.launch(node)
@@ -194,12 +204,18 @@ class EmbeddedCluster:
         """Let nothing pass between these nodes and all others, and the clients unless `clients` is False.
         Connections stay open, as when a cable is pulled. Needs `cuttable`.
         """
+        self._check_ids(nodes)
         others = [node for node in self.nodes if node not in nodes]
         self._network().cut(nodes, [*others, CLIENTS] if clients else others)
 
     def heal(self) -> None:
         """Let everything pass again, held bytes first."""
         self._network().heal()
+
+    def _check_ids(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            if node not in self.nodes:
+                raise ValueError(f"there is no node {node!r}; the nodes are {', '.join(map(str, self.nodes))}")
 
     def _network(self) -> Links:
         if self.links is None:

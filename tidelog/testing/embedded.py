@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +21,12 @@ from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
 from tidelog.protocol.errors import ConfigError
 from tidelog.testing.ports import free_port, release_ports
-from tidelog.testing.processes import ForkedNode
+from tidelog.testing.processes import (
+    ForkedNode,
+    delete_temporary_directory,
+    format_directory,
+    make_temporary_directory,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +40,10 @@ class EmbeddedBroker:
     """`with EmbeddedBroker() as broker:`; clients connect to `broker.bootstrap_servers`.
 
     `config`: Kafka's configuration keys, with values of their type or as text. Without a `directory`
-    each run has a new one. `start` raises the error that prevents the start: ConfigError,
-    ForeignDirectory, OSError, TimeoutError. With `process` the broker is a process of its own, which
-    `kill`, `pause` and `resume` treat as such, and the error of its start is ServerFailed.
+    each run has a new one. A new directory gets `cluster_id`, or else an id of its own. `start` raises
+    the error that prevents the start: ConfigError, ForeignDirectory, OSError, TimeoutError. With
+    `process` the broker is a process of its own, which `kill`, `pause` and `resume` treat as such, and
+    the error of its start is ServerFailed.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class EmbeddedBroker:
         config: Mapping[str, Scalar] | None = None,
         *,
         process: bool = False,
+        cluster_id: str | None = None,
     ) -> None:
         self.bootstrap_servers = ""
         """host:port of the running broker, else empty."""
@@ -55,6 +60,7 @@ class EmbeddedBroker:
         self._is_temporary = directory is None
         self._config = {name: as_text(value) for name, value in (config or {}).items()}
         self._in_process = process
+        self._cluster_id = cluster_id
         self._lock = threading.Lock()
         self._run: _ThreadRun | _ProcessRun | None = None
 
@@ -63,7 +69,7 @@ class EmbeddedBroker:
         with self._lock:
             if self._run is None:
                 if self._is_temporary:
-                    self.directory = Path(tempfile.mkdtemp(prefix="tidelog-"))
+                    self.directory = make_temporary_directory("tidelog-")
                 try:
                     self._start()
                 except BaseException:
@@ -72,15 +78,21 @@ class EmbeddedBroker:
         return self
 
     def _start(self, port: int = 0) -> None:
-        if self._in_process and port == 0:
-            port = free_port()
+        # A process is told its port. A port that the caller has chosen is the caller's to claim.
+        claimed_ports = [free_port()] if self._in_process and "listeners" not in self._config else []
         defaults = {
-            "listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{claimed_ports[0] if claimed_ports else port}",
             "log.dirs": str(self.directory),
             "group.initial.rebalance.delay.ms": "0",
         }
-        config = NodeConfig(defaults | self._config)
-        run = _ProcessRun(defaults | self._config) if self._in_process else _ThreadRun(config)
+        try:
+            config = NodeConfig(defaults | self._config)
+            if self._cluster_id is not None:
+                format_directory(config.log_dirs[0], config.node_id, self._cluster_id)
+            run = _ProcessRun(defaults | self._config, claimed_ports) if self._in_process else _ThreadRun(config)
+        except BaseException:
+            release_ports(claimed_ports)
+            raise
         try:
             self.bootstrap_servers = run.await_ready()
         except BaseException:
@@ -138,7 +150,7 @@ class EmbeddedBroker:
 
     def _clean_up(self) -> None:
         if self._is_temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            delete_temporary_directory(self.directory)
 
     def __enter__(self) -> EmbeddedBroker:
         return self.start()
@@ -152,13 +164,14 @@ class EmbeddedBroker:
 class _ProcessRun:
     """One run of the node as a process."""
 
-    def __init__(self, config: Mapping[str, str]) -> None:
+    def __init__(self, config: Mapping[str, str], claimed_ports: Sequence[int]) -> None:
+        self._claimed_ports = claimed_ports
         self._listener = config["listeners"].partition(",")[0].rpartition("//")[2]
         configured_port = int(self._listener.rpartition(":")[2])
         if configured_port == 0:
             raise ConfigError("listeners: a broker in a process of its own needs the number of its port, not 0")
         # Not in the log directory, where a node accepts no other files.
-        self._output_directory = Path(tempfile.mkdtemp(prefix="tidelog-output-"))
+        self._output_directory = make_temporary_directory("tidelog-output-")
         self.node = ForkedNode(self._output_directory, configured_port, config)
 
     def await_ready(self) -> str:
@@ -168,8 +181,8 @@ class _ProcessRun:
 
     def stop(self) -> None:
         self.node.stop(STOP_TIMEOUT_S)
-        release_ports([self.node.port])
-        shutil.rmtree(self._output_directory, ignore_errors=True)
+        release_ports(self._claimed_ports)
+        delete_temporary_directory(self._output_directory)
 
 
 class _ThreadRun:

@@ -65,11 +65,17 @@ def produced(
         consumer.assign(partitions)
         while True:
             # What the topic has now is read to its end before it is counted.
-            ends = consumer.end_offsets(partitions)
+            unread = f"topic {topic!r} was not read to its end in {timeout_s} s"
+            try:
+                ends = consumer.end_offsets(partitions)
+            except KafkaError as error:
+                _check(time.monotonic() < deadline_s, f"{unread}: {error}")
+                time.sleep(_POLL_S)
+                continue
             while any(consumer.position(partition) < end for partition, end in ends.items()):
                 for records in consumer.poll(_POLL_MS).values():
                     found += filter(wanted, records)
-                _check(time.monotonic() < deadline_s, f"topic {topic!r} was not read to its end in {timeout_s} s")
+                _check(time.monotonic() < deadline_s, unread)
             if len(found) >= count:
                 return found
             kind = "matching records" if matching is not None else "records"

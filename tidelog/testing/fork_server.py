@@ -34,6 +34,7 @@ PRELOADED = (
 _LENGTH = struct.Struct(">I")
 _PID = struct.Struct(">i")
 _REQUEST_BYTES_MAX = 1 << 24
+_CLOSE_TIMEOUT_S = 10.0
 _SET_PARENT_DEATH_SIGNAL = 1
 _servers: dict[int, ForkServer] = {}
 _servers_lock = threading.Lock()
@@ -137,10 +138,14 @@ class ForkServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def close(self) -> None:
-        """End the fork server and all its forks."""
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """End the fork server and all its forks: in good order, or by SIGKILL when it does not end in time."""
         self._socket.close()
-        self._process.wait()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_CLOSE_TIMEOUT_S)
 
 
 def fork_server(command_prefix: list[str], environment: Mapping[str, str]) -> ForkServer:

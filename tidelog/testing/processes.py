@@ -3,7 +3,8 @@
 `ServerProcess` is any broker, `TidelogProcess` a Tidelog node as the command line starts it,
 `ForkedNode` one that is forked from a process that has imported it (Kafka's is in `peers`). A broker
 is ready when a Metadata response lists at least one broker. Invariant: `stop`, the end of the `with`
-block, or any exit of this interpreter ends every process that this module started.
+block, or any exit of this interpreter ends every process that this module started, and deletes what
+`make_temporary_directory` made.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -33,6 +35,8 @@ from tidelog.testing.usage import Usage, usage
 _METADATA_NO_TOPICS = struct.pack(">hhih5si", 3, 1, 7, 5, b"probe", 0)
 _POLL_S = 0.005
 _running: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
+_temporary: dict[Path, int] = {}
+"""Temporary directories of brokers, with the process that made each: a fork deletes none of its parent's."""
 
 
 class ServerFailed(Exception):
@@ -88,8 +92,12 @@ class ServerProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def launch(self) -> None:
-        """Start the process without waiting for it."""
+        """Start the process without waiting for it. Raises ServerFailed when another process listens on
+        its port, which would be taken for this one.
+        """
         assert not self.alive, "already running"
+        if accepts(self.port):
+            raise ServerFailed(f"{self.name} did not start: its port {self.port} is in use")
         self.prepare()
         command = [*_tied_to_us(), *self.command()]
         with open(self.output_file, "ab") as output:
@@ -155,11 +163,24 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended: its id may be that of another process then."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        """SIGSTOP. Raises RuntimeError when the process does not run."""
+        self._require_alive()
+        self.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        """SIGCONT. Raises RuntimeError when the process does not run."""
+        self._require_alive()
+        self.send_signal(signal.SIGCONT)
+
+    def _require_alive(self) -> None:
+        if not self.alive:
+            raise RuntimeError(f"{self.name} on port {self.port} does not run; start it first")
 
     def stop(self, timeout_s: float = 60.0) -> int | None:
         """SIGTERM, then SIGKILL after `timeout_s`; returns the exit status."""
@@ -314,9 +335,30 @@ def listed_brokers(port: int) -> int:
         return 0
 
 
+def make_temporary_directory(prefix: str) -> Path:
+    """A new directory, which is deleted by `delete_temporary_directory`, and at the latest at the exit of this
+    interpreter.
+    """
+    return own_temporary_directory(Path(tempfile.mkdtemp(prefix=prefix)).resolve())
+
+
+def own_temporary_directory(directory: Path) -> Path:
+    """Let `delete_temporary_directory` delete this one, again."""
+    _temporary[directory] = os.getpid()
+    return directory
+
+
+def delete_temporary_directory(directory: Path) -> None:
+    """Delete what `make_temporary_directory` made, unless this process is a fork of the one that made it."""
+    if _temporary.pop(directory, None) == os.getpid():
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 @atexit.register
 def _end_all() -> None:
     for server in list(_running):
         if server._owner_pid == os.getpid():
             server.kill()
     close_fork_server()
+    for directory in list(_temporary):
+        delete_temporary_directory(directory)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.damage.records import ACK
+from tests.patience import PATIENCE_S
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -99,7 +100,7 @@ class ClientProcess:
                 self.process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait()
+                self.process.wait(PATIENCE_S)
                 self.process.returncode = 0
         self._thread.join(5)
         self.hear()

@@ -1,13 +1,14 @@
 """The files of a replica, read without any code of the broker: batches, CRCs, offsets, indexes, checkpoints.
 
-`read_log` walks the segments of one replica; `check_replicas` compares those of all; `check_companions` looks at
-the files beside a log. Each returns what is wrong, one sentence each; no sentence means whole.
+`read_log` walks the segments of one replica; `check_replicas` compares those of all, `check_compacted` those of a
+compacted topic; `check_companions` looks at the files beside a log. Each returns what is wrong, one sentence each; no
+sentence means whole.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,8 @@ class Log:
     directory: Path
     batches: list[Batch] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    contents: dict[str, bytes] = field(default_factory=dict)
+    """The bytes of the files of a compacted log, because its cleaner may replace them meanwhile."""
 
     @property
     def end(self) -> int:
@@ -78,6 +81,8 @@ def read_log(directory: Path, *, compacted: bool = False) -> Log:
             data = file.read_bytes()
         except FileNotFoundError:
             continue
+        if compacted:
+            log.contents[file.name] = data
         batches = parse_batches(data.rstrip(b"\0") if _is_preallocated(data) else data, file.name, log.faults)
         if batches and batches[0].base_offset < int(file.stem):
             log.faults.append(f"{file.name} begins with offset {batches[0].base_offset}")
@@ -118,6 +123,69 @@ def check_replicas(logs: Mapping[int, Log], start: int, end: int) -> list[str]:
                 f"{expected[at : at + 1]} and {found[at : at + 1]}"
             )
     return wrong
+
+
+def check_compacted(logs: Mapping[int, Log], end: int) -> list[str]:
+    """Every replica is whole, and has the same last record of each key: each node cleans its own log in its own time.
+
+    A repair may seal a segment on one node alone, which that node then cleans. Deleted keys do not count.
+    """
+    wrong = [f"node {node}: {log.directory.name}/{fault}" for node, log in logs.items() for fault in log.faults]
+    wrong += [
+        f"node {node}: {log.directory.name} ends at {log.end} of {end}" for node, log in logs.items() if log.end < end
+    ]
+    (one, expected), *others = ((node, _last_of_keys(log, end)) for node, log in logs.items())
+    for node, found in others:
+        different = sorted(key for key in {*expected, *found} if expected.get(key) != found.get(key))
+        if different:
+            key = different[0]
+            wrong.append(
+                f"nodes {one} and {node}: {logs[node].directory.name} differs in {len(different)} keys: of {key!r} "
+                f"they have {expected.get(key)} and {found.get(key)}"
+            )
+    return wrong
+
+
+def _last_of_keys(log: Log, end: int) -> dict[bytes, tuple[int, bytes]]:
+    """Key -> offset and value of its last record below `end`."""
+    last: dict[bytes, tuple[int, bytes]] = {}
+    for batch in log.batches:
+        for offset, key, value in _records(log.contents[batch.file], batch):
+            if offset >= end or key is None:
+                continue
+            if value is None:
+                last.pop(key, None)
+            else:
+                last[key] = offset, value
+    return last
+
+
+def _records(data: bytes, batch: Batch) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+    attributes, at = data[batch.position + 22], batch.position + BATCH_HEADER_BYTES
+    assert attributes & 7 == 0, "records of internal topics are not compressed here"
+    end = batch.position + batch.size_bytes
+    while at < end and not attributes & 32:
+        size, at = _varint(data, at)
+        following = at + size
+        _, at = _varint(data, at + 1)
+        delta, at = _varint(data, at)
+        fields: list[bytes | None] = []
+        for _ in range(2):
+            length, at = _varint(data, at)
+            fields.append(None if length < 0 else data[at : at + length])
+            at += max(0, length)
+        yield batch.base_offset + delta, fields[0], fields[1]
+        at = following
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value >> 1 ^ -(value & 1), at
 
 
 def check_companions(log: Log) -> list[str]:

@@ -23,7 +23,7 @@ from tests.cluster.damage.clients import ClientProcess
 from tests.cluster.damage.injuries import METADATA, inflict
 from tests.cluster.damage.reading import walk
 from tests.cluster.damage.records import base_timestamp_ms
-from tests.cluster.damage.replicas import Log, check_companions, check_replicas, read_log
+from tests.cluster.damage.replicas import Log, check_compacted, check_companions, check_replicas, read_log
 from tidelog.bench.metadata import ClusterState, ask, await_brokers, await_leaders
 from tidelog.bench.peers import KafkaProcess, java
 from tidelog.bench.raw import BenchError
@@ -402,7 +402,7 @@ class Trial:
         for partition in range(PARTITIONS):
             wrong += check_replicas(self._logs(f"{TOPIC}-{partition}"), 0, ends[partition])
         offsets = self._logs("__consumer_offsets-0")
-        wrong += check_replicas(offsets, 0, max(log.end for log in offsets.values()))
+        wrong += check_compacted(offsets, max(log.end for log in offsets.values()))
         metadata = self._logs(METADATA, self.cluster.nodes)
         start = max(log.batches[0].base_offset if log.batches else 0 for log in metadata.values())
         self._metadata_goal = self._metadata_goal or max(log.end for log in metadata.values())

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from tests.patience import PATIENCE_S, join
+
 ROOT = Path(__file__).resolve().parents[3]
 # Starting a JVM on two busy cores is the slowest of what is asked.
 WAIT_S = 90.0
@@ -126,8 +128,8 @@ class Client:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        self._listener.join()
+            self._process.wait(PATIENCE_S)
+        join(self._listener)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

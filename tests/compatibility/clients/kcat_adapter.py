@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compatibility.clients.speaking import headers_in, record_out, serve, to_bytes
+from tests.patience import PATIENCE_S
 
 WAIT_S = 60.0
 # Its own words for what a record has; key and value come as they are, behind their sizes. A size of -1 is null.
@@ -64,7 +65,7 @@ class Adapter:
         return done.stdout
 
     def version(self) -> str:
-        text = subprocess.run(["kcat", "-V"], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(["kcat", "-V"], capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
         found = re.search(r"Version (\S+) .*librdkafka (\S+)", text)
         assert found is not None, text
         return f"{found[1]} (librdkafka {found[2]})"

@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from types import TracebackType
 
+from tests.patience import PATIENCE_S, join
 from tests.stream_server import StreamServer
 
 Seen = dict[str, dict[int, set[int]]]
@@ -28,13 +29,13 @@ class Recorder:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._server = StreamServer(self._pass_on, limit=_PIECE)
-        asyncio.run_coroutine_threadsafe(self._server.listen(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._server.listen(), self._loop).result(PATIENCE_S)
         self.port = self._server.port
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._server.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._server.close(), self._loop).result(PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        join(self._thread)
         self._loop.close()
 
     def __enter__(self) -> Recorder:

@@ -50,6 +50,7 @@ type request struct {
 	Value      string
 	Total      int
 	Before     int64
+	Rounds     int
 }
 
 type adapter struct {
@@ -231,6 +232,10 @@ func (a *adapter) operation(ctx context.Context, r request) (any, error) {
 		return version(), nil
 	case "produce":
 		return a.produce(ctx, r)
+	case "transact":
+		return a.transact(ctx, r)
+	case "copy":
+		return a.copy(ctx, r)
 	case "read":
 		return a.read(ctx, r)
 	case "join":

@@ -110,6 +110,34 @@ const operations = {
     }
   },
 
+  // Transactions one after the other, each with a record in two partitions; every second one is aborted. Offsets of the
+  // group are sent with each: its number and one. Returns the error of a producer that another one has fenced.
+  async transact({ topic, group, rounds }) {
+    const options = { idempotent: true, maxInFlightRequests: 1, transactionalId: topic }
+    const [old, producer] = [kafka.producer(options), kafka.producer(options)]
+    const send = (transaction, value) =>
+      transaction.send({ topic, messages: [0, 1].map((partition) => ({ partition, value: `${value}-${partition}` })) })
+    try {
+      await old.connect()
+      await (await old.transaction()).abort() // it asks for its producer id now
+      await producer.connect()
+      for (let round = 0; round < rounds; round += 1) {
+        const transaction = await producer.transaction()
+        await send(transaction, round)
+        const topics = [{ topic, partitions: [{ partition: 0, offset: String(round + 1) }] }]
+        await transaction.sendOffsets({ consumerGroupId: group, topics })
+        await (round % 2 ? transaction.abort() : transaction.commit())
+      }
+      return await old
+        .transaction()
+        .then((transaction) => send(transaction, 'fenced'))
+        .then(() => 'not fenced', (error) => error.type ?? error.cause?.type ?? error.message)
+    } finally {
+      await producer.disconnect()
+      await old.disconnect()
+    }
+  },
+
   // It reads as a member of a group or not at all.
   async read({ topic, count }) {
     const found = []

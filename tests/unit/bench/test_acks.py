@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.patience import join
 from tidelog.bench.acks import chart, report, sending
 from tidelog.bench.acks.contest import Measured
 from tidelog.bench.acks.settings import ALL, Setting, all_settings, laws, studies
@@ -125,7 +126,7 @@ def broker(offset_of: Offset, delay_s: float = 0.0) -> Iterator[tuple[int, list[
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         for thread in threads:
-            thread.join()
+            join(thread)
 
 
 @pytest.mark.parametrize("acks", [1, ALL])

@@ -27,6 +27,7 @@ from kio.schema.metadata.v4.response import (
 from kio.schema.request_header.v1.header import RequestHeader
 from kio.serial import entity_reader, entity_writer
 
+from tests.patience import join
 from tidelog.bench import metadata, topics
 from tidelog.bench.raw import BenchError
 
@@ -105,7 +106,7 @@ def answering(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join()
+        join(thread)
 
 
 @pytest.mark.parametrize(("names", "told"), [(None, None), ((), ()), (("a", "bc"), ("a", "bc"))])

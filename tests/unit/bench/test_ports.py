@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, line_of
 from tidelog.testing import ports
 from tidelog.testing.ports import NoFreePort, free_port
 
@@ -62,7 +63,7 @@ def other() -> Iterator[subprocess.Popen[str]]:
     )
     yield process
     process.kill()
-    process.communicate()
+    process.communicate(timeout=PATIENCE_S)
 
 
 def test_what_another_process_has_claimed_is_not_given_until_it_ends(
@@ -70,7 +71,7 @@ def test_what_another_process_has_claimed_is_not_given_until_it_ends(
 ) -> None:
     """However it ends. Of ports that belong together none is claimed when one cannot be."""
     assert other.stdout is not None
-    port = int(other.stdout.readline())
+    port = int(line_of(other))
     only(monkeypatch, port, port)
     with pytest.raises(NoFreePort):
         free_port()
@@ -80,6 +81,6 @@ def test_what_another_process_has_claimed_is_not_given_until_it_ends(
     only(monkeypatch, port - 1, port - 1)
     assert free_port() == port - 1
     other.send_signal(signal.SIGKILL)
-    other.wait()
+    other.wait(PATIENCE_S)
     only(monkeypatch, port, port)
     assert free_port() == port

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, join, line_of
 from tidelog.bench import peers
 from tidelog.testing.ports import free_port
 from tidelog.testing.processes import ServerFailed, ServerProcess, answers_metadata
@@ -99,10 +99,10 @@ def test_a_server_ends_with_its_owner_even_when_that_is_killed(tmp_path: Path) -
         text=True,
     )
     assert owner.stdout is not None
-    port = int(owner.stdout.readline())
+    port = int(line_of(owner))
     assert answers_metadata(port)
     owner.kill()
-    owner.communicate()
+    owner.communicate(timeout=PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S
     while answers_metadata(port):
         assert time.monotonic() < deadline
@@ -121,7 +121,7 @@ def test_cpu_counts_every_thread_also_those_that_ended() -> None:
     before = cpu_ns(os.getpid())
     thread = threading.Thread(target=burn)
     thread.start()
-    thread.join()
+    join(thread)
     assert 40e6 < cpu_ns(os.getpid()) - before < 5e9
 
 
@@ -130,7 +130,7 @@ def test_cpu_and_memory_of_another_process() -> None:
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None
-        child.stdout.readline()  # until it runs
+        line_of(child)  # until it runs
         assert usage(child.pid).cpu_s > 0
         assert 1 << 20 < rss_bytes(child.pid) < 1 << 30
     finally:

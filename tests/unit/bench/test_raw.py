@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.patience import join
 from tidelog.bench import frames
 from tidelog.bench.raw import BenchError, RawConnection
 
@@ -113,5 +114,5 @@ def test_a_closed_connection_stops_the_run() -> None:
     thread.start()
     with RawConnection(listener.getsockname()[1], 5) as connection, pytest.raises((BenchError, ConnectionError)):
         connection.pipeline_produce(PLAN, 5, 1)
-    thread.join()
+    join(thread)
     listener.close()

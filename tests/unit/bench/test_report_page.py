@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidelog.bench.compare import OURS, THEIRS
+from tidelog.bench.figures import percentile
 from tidelog.bench.page.charts import as_svg
 from tidelog.bench.page.html import as_html
 from tidelog.bench.page.markdown import as_markdown, shown
@@ -22,7 +23,6 @@ from tidelog.bench.studies.results import (
     StudyResult,
     Table,
     Verdict,
-    percentile,
     rate_over_time,
 )
 
@@ -65,6 +65,20 @@ def test_a_report_goes_to_json_and_back() -> None:
 def test_what_is_no_report_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"report|Expecting"):
         Report.from_json(text)
+
+
+def test_studies_of_an_earlier_report_are_kept_with_their_origin() -> None:
+    earlier = Report("monday", "report --full", {}, {})
+    for number in (1, 2, 3):
+        earlier.studies.append(StudyResult(number, f"study {number}", "", is_complete=number != 3))
+    now = Report("tuesday", "report --scenario 2", {}, {})
+    now.keep(earlier, [2])
+    assert [study.number for study in now.studies] == [1]
+    later = Report("wednesday", "report --scenario 4", {}, {})
+    later.keep(Report.from_json(now.to_json()), [4])
+    assert [study.kept_from for study in later.studies] == ["monday, report --full"]
+    assert "Kept from an earlier run: monday, report --full." in as_markdown(later)
+    assert "Kept from an earlier run: monday, report --full." in as_html(later, "report.json")
 
 
 def test_texts_are_escaped() -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from tests.patience import PATIENCE_S, wait_until
 from tidelog.bench.acks.settings import ALL, Setting
 from tidelog.bench.compare import OURS
 from tidelog.bench.raw import BenchError
-from tidelog.bench.studies import assignors, kills, latency, plan_model, planning, runner
+from tidelog.bench.studies import assignors, endurance, kills, latency, plan_model, planning, runner
 from tidelog.bench.studies.acks_replicas import PARTITIONS, partition_verdicts
 from tidelog.bench.studies.base import Context
 from tidelog.bench.studies.command import report as report_command
+from tidelog.bench.studies.reader import Order
 from tidelog.bench.studies.results import Report, StudyResult, Table, Verdict
 
 
@@ -126,7 +132,7 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
 
 
 def test_studies_are_numbered_in_order() -> None:
-    assert [study.number for study in runner.catalogue()] == list(range(1, 10))
+    assert [study.number for study in runner.catalogue()] == list(range(1, 11))
 
 
 def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -186,14 +192,110 @@ def test_costs_are_found_in_a_report() -> None:
     assert planning.costs_of(result, OURS) == COSTS
 
 
+def test_a_reader_notes_what_comes_again_and_what_is_passed_over() -> None:
+    order = Order(2)
+    for number in (0, 1, 2, 2, 0, 3, 8, 7):
+        order.add(number)
+    assert (order.records, order.doubled) == (6, 2)
+    assert (order.missing, order.missing_count) == ([(4, 6), (5, 5)], 3)
+
+
+def an_hour(**changes: Any) -> endurance.Run:
+    """Of nine windows, all alike, and all records read."""
+    windows = [endurance.Window(60.0 * n, 10, [1.0, 2.0, 3.0, 4.0], [40.0, 40.0, 40.0], 0) for n in range(1, 10)]
+    run = endurance.Run(due=90, acknowledged=90, windows=windows, read={"records": 90, "doubled": 0, "missing": []})
+    for name, value in changes.items():
+        setattr(run, name, value)
+    return run
+
+
+def test_an_hour_is_judged_by_its_thirds_and_by_what_was_read() -> None:
+    assert holding(endurance.verdicts(OURS, an_hour())) == [True] * 5
+    passed_over = {"records": 88, "doubled": 1, "missing": [(12, 24)]}
+    assert holding(endurance.verdicts(OURS, an_hour(read=passed_over))) == [False, False, True, True, True]
+    # What was refused to the producer may be missing; that it was refused is a verdict of its own.
+    run = an_hour(acknowledged=88, failed={12, 24}, read={**passed_over, "doubled": 0})
+    assert holding(endurance.verdicts(OURS, run)) == [True, True, False, True, True]
+    run = an_hour(read={"records": 90, "doubled": 0, "missing": [], "missing_count": 1})
+    assert holding(endurance.verdicts(OURS, run)) == [False, True, True, True, True]
+    run = an_hour(acknowledged=91)
+    assert holding(endurance.verdicts(OURS, run)) == [False, True, True, True, True]
+    run = an_hour()
+    for window in run.windows[-3:]:
+        window.latencies[2], window.memory_mib = 6.1, [40.0, 40.0, 52.1]
+    assert holding(endurance.verdicts(OURS, run)) == [True, True, True, False, False]
+    # A node that is down at the end of a window does not make it small.
+    run.windows[-1].memory_mib[0] = 0.0
+    assert holding(endurance.verdicts(OURS, run)) == [True, True, True, False, False]
+
+
+def test_the_study_of_an_hour_runs_only_when_asked_for() -> None:
+    assert endurance.Endurance.number not in [study.number for study in runner.select(())]
+    assert [study.number for study in runner.select((10, 2))] == [2, 10]
+
+
+@pytest.mark.slow
+def test_an_interrupted_report_leaves_no_process_and_keeps_what_it_has(tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    # Where the tests run in the background, they and what they start ignore SIGINT.
+    program = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('tidelog', run_name='__main__', alter_sys=True)"
+    )
+    command = [sys.executable, "-c", program, "bench", "report", "--only", OURS, "--scenario", "10"]
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path / "report")], env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: len(processes_naming(scratch)) > 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+    assert processes_naming(scratch) == []
+    report = Report.from_json((tmp_path / "report" / "report.json").read_text())
+    assert report.is_interrupted
+    assert [study.is_complete for study in report.studies] == [False]
+
+
+def processes_naming(path: Path) -> list[int]:
+    """The processes whose command line has this path in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if str(path).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                pass
+    return found
+
+
+def quick_study(number: int, directory: Path) -> StudyResult:
+    arguments = ["--quick", "--only", OURS, "--scenario", str(number), "--output", str(directory)]
+    done = CliRunner().invoke(report_command, arguments)
+    assert done.exit_code == 0, done.output
+    (study,) = Report.from_json((directory / "report.json").read_text()).studies
+    assert study.is_complete
+    return study
+
+
+@pytest.mark.slow
+def test_a_quick_hour_with_kills_loses_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')")
+    study = quick_study(10, tmp_path)
+    assert holding(study.verdicts[:3]) == [True] * 3, study.verdicts
+    assert study.tables[0].rows[0][-1] == 2, "both kills"
+
+
 @pytest.mark.slow
 def test_a_quick_report_of_one_scenario_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')")
-    arguments = ["--quick", "--only", OURS, "--scenario", "5", "--output", str(tmp_path)]
-    done = CliRunner().invoke(report_command, arguments)
-    assert done.exit_code == 0, done.output
-    (study,) = Report.from_json((tmp_path / "report.json").read_text()).studies
-    assert study.is_complete
+    study = quick_study(5, tmp_path)
     laws = {verdict.statement: (verdict.holds, verdict.evidence) for verdict in study.verdicts}
     kept = [statement for statement in laws if "acknowledged record" in statement or "doubled" in statement]
     assert len(kept) == 4

@@ -24,8 +24,8 @@ PAGE = ROOT / "docs" / "configuration.md"
 HEAD = """\
 # Configuration
 
-Tidelog takes Kafka's own configuration names. A node's come from a file, `tidelog start node.yaml`, and from the
-command line, `-o key=value`, which wins:
+Tidelog uses Kafka's own configuration names. A node reads its configuration from a file, `tidelog start node.yaml`, and
+from the command line, `-o key=value`, which takes precedence:
 
 ```yaml
 # node.yaml
@@ -37,62 +37,64 @@ log:
   retention.hours: 72        # nested keys are joined by dots
 ```
 
-A `.properties` file as Kafka reads it is taken too. A key that Kafka 4.3 does not know is refused, with the nearest one
-that it does. A topic's own configs are set when it is created; what it does not set, it takes from the broker's key
-named beside it below.
+The file may also be a `.properties` file of Kafka. A node refuses a key that neither Kafka 4.3 nor Tidelog knows, and
+names the nearest known key. A topic has its own configs from its creation on. For a config that a topic does not set,
+the broker's key in the table of topic configs below applies.
 
 ## While the cluster runs
 
-Topics' configs may change at any time, brokers' where the table below says so: *cluster* for keys that can be set
-for all brokers at once and for each one, *broker* for keys that each broker has for itself. What is set is kept in
-the cluster's metadata and outlives restarts; it holds from the next request on, without a restart. Stronger comes
-first:
+Configs of topics may change at any time. The table of broker configs below shows which of them may change: *cluster*
+keys for all brokers at once and for each broker, *broker* keys for each broker only. The cluster's metadata stores
+these values, so that they survive restarts. A change takes effect without a restart. The first value in this list
+applies:
 
 1. the topic's own config;
-2. this broker's, set at run time;
-3. that of all brokers, set at run time;
-4. the node's file and command line;
+2. this broker's config, set at run time;
+3. the config of all brokers, set at run time;
+4. the node's command line and file;
 5. the default.
 
 ```
-tidelog configs describe topics flights --all                        every value and where it comes from
-tidelog configs alter topics flights --set retention.ms=3600000      the topic's own
+tidelog configs describe topics flights --all                        every value and its source
+tidelog configs alter topics flights --set retention.ms=3600000      the topic's own config
 tidelog configs alter brokers --default --set message.max.bytes=500000
-tidelog configs alter brokers 1 --set max.connections=1000 --dry-run only asks whether it would be allowed
-tidelog configs alter brokers 1 --delete max.connections             back to what is below it
+tidelog configs alter brokers 1 --set max.connections=1000 --dry-run only checks the change
+tidelog configs alter brokers 1 --delete max.connections             back to the next value of the list
 tidelog configs alter broker-loggers 1 --set tidelog.controller=DEBUG
 ```
 
-Kafka's `kafka-configs` and every admin client do the same. A broker judges its own configs, so that each is asked
-for its own; a value it cannot have is refused with Kafka's words. The numbers of threads that Kafka's brokers have
-are taken, within Kafka's limits, and change nothing. Listeners cannot change while the node runs. While eligible
-leader replicas are kept (`eligible.leader.replicas.version`, as in every new cluster), `min.insync.replicas` is one
-value for all brokers, written down when the cluster is made; topics still have their own.
+Kafka's `kafka-configs` and every admin client do the same. A broker checks changes of its own configs, so clients send
+them to that broker. It refuses invalid values with Kafka's error messages. It accepts the numbers of threads of
+Kafka's brokers, within Kafka's limits, but they have no effect. Listeners cannot change while the node runs. While
+the cluster keeps eligible leader replicas (feature `eligible.leader.replicas.version`, on in every new cluster),
+`min.insync.replicas` has one value for all brokers, which is stored when the cluster is created. Topics may still
+set their own.
 
-Levels of loggers (`tidelog.*`, and `root` for all) are TRACE, DEBUG, INFO, WARN, ERROR and FATAL, and last until
-the node stops.
+The levels of loggers (`tidelog.*`, and `root` for all) are TRACE, DEBUG, INFO, WARN, ERROR and FATAL. A changed level
+lasts until the node stops.
 
-## Where the defaults are not Kafka's
+## Defaults that differ from Kafka's
 
-Kafka has none for the first three:
+Kafka has no default for the first three keys:
 
 | key | default | why |
 |---|---|---|
 | `node.id` | `1` | a node starts without any configuration |
 | `process.roles` | `broker,controller` | the same |
-| `controller.listener.names` | empty | a node that is alone has no other controller to talk to |
-| `listeners` | `PLAINTEXT://127.0.0.1:9092` | not open to the network before somebody says so |
+| `controller.listener.names` | empty | a node that is alone connects to no other controller |
+| `listeners` | `PLAINTEXT://127.0.0.1:9092` | not open to the network without a decision |
 | `log.dir` | `./tidelog-data` | not in `/tmp` |
 | `offsets.topic.replication.factor`, `transaction.state.log.replication.factor`, `transaction.state.log.min.isr`, \
 `share.coordinator.state.topic.replication.factor`, `share.coordinator.state.topic.min.isr` | \
-`1` on a node that is alone, else Kafka's | one node cannot hold three replicas |
+`1` on a node that is alone, otherwise Kafka's | one node cannot hold three replicas |
 """
 
 
 UNSERVED = """\
-Accepted so that a configuration of Kafka's can be taken over; `DescribeConfigs` shows them. A start that sets one to
-something else than its default names it in a warning. Those that promise security stop the start, as the node would be
-open: `ssl.*`, `sasl.*`, `delegation.token.*` (also of one listener, `listener.name.NAME.ssl.*`),
+A node accepts these keys, so that it can start with the configuration file of a Kafka broker. `DescribeConfigs` shows
+them. A node logs a warning with those that have another value than their default. Keys that promise security prevent
+the start, because the node would be open: `ssl.*`, `sasl.*`, `delegation.token.*` (also of one listener,
+`listener.name.NAME.ssl.*`),
 `authorizer.class.name`, `principal.builder.class`, `security.providers`, `connections.max.reauth.ms`,
 `create.topic.policy.class.name` and `alter.config.policy.class.name`."""
 
@@ -136,7 +138,7 @@ def render() -> str:
         if name in topic:
             synonyms = ", ".join(f"`{synonym}`" for synonym, _ in TOPIC_SYNONYMS.get(name, ()))
             lines.append(_row(definition, synonyms))
-    lines += ["", "## Known, checked and described, but without effect yet", ""]
+    lines += ["", "## Keys without an effect", ""]
     lines += [UNSERVED, ""]
     lines += ["Broker: " + ", ".join(f"`{name}`" for name in sorted(set(shown) - broker)) + ".", ""]
     lines += ["Topic: " + ", ".join(f"`{name}`" for name in sorted(set(TOPIC) - topic)) + ".", ""]

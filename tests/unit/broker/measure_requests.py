@@ -27,6 +27,8 @@ from typing import Any
 
 import uvloop
 
+from tests.patience import PATIENCE_S
+
 ROUND_REQUESTS = 20_000
 WARM_REQUESTS = 3_000
 ROUNDS_OF_PROCESS = 5
@@ -125,7 +127,7 @@ async def measure(directory: str, counts_calls: bool, only: str) -> dict[str, An
     node: Any = Node(NodeConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": directory}), os_ports())
     try:
         await node.start()
-        node._services.turns._stopwatch = None  # or another process's turn on this processor counts as a long turn
+        node._services.scheduler._stopwatch = None  # or another process's turn on this processor counts as a long turn
         port = node._sockets[0][1].getsockname()[1]
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, create, port, [NewTopic("hot", 1, 1, {}), NewTopic("still", 1, 1, {})])
@@ -161,7 +163,12 @@ def in_process(tree: Path, counts_calls: bool, only: str) -> dict[str, Any]:
     """The figures of one process that runs the sources of that tree."""
     command = [sys.executable, __file__, "--child", "--only", only, *(["--calls"] if counts_calls else [])]
     done = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tree)}, cwd=tree
+        command,
+        check=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        cwd=tree,
+        timeout=PATIENCE_S,
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found

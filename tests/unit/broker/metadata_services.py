@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.unit.replication.nodes import Node
+from tidelog.broker.apis.api_tables import CONTROLLER_APIS
 from tidelog.broker.apis.dispatch import Dispatcher
-from tidelog.broker.apis.served import CONTROLLER_APIS
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.controller_channel import ControllerChannel
 from tidelog.broker.cluster.producer_ids import ProducerIdManager, controller_blocks

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.metadata_services import at_once, context, encoded, running_services
+from tidelog.broker.apis.api_tables import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.apis.dispatch import Dispatcher
-from tidelog.broker.apis.served import BROKER_APIS, CONTROLLER_APIS, FORWARDED
 from tidelog.broker.apis.services import Services
 from tidelog.broker.apis.topics import alter_configs, describe_configs, incremental_alter_configs
 from tidelog.broker.cluster.controller_channel import ControllerChannel

@@ -13,7 +13,7 @@ import pytest
 from tests.patience import until
 from tests.unit.broker.test_node import produce
 from tidelog.broker.cluster.lifecycle import BrokerLifecycle, RegistrationRefused
-from tidelog.broker.replicas.found_logs import FoundLogs
+from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
 from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.files.disk import OsDisk
@@ -124,9 +124,9 @@ def test_a_copy_on_its_way_to_another_directory_is_not_the_replica() -> None:
     key, topic_id = ("t", 0), b"t" * 16
     here = SimpleNamespace(directory_id=b"a" * 16, futures={})
     there = SimpleNamespace(directory_id=b"b" * 16, futures={key: SimpleNamespace(topic_id=topic_id)})
-    found = FoundLogs([here, there])  # type: ignore[arg-type]
-    assert not found.has(key, topic_id, here.directory_id), "it may lack anything"
-    assert found.has(key, topic_id, there.directory_id), "the metadata says that it has taken over"
+    discovered = DiscoveredLogs([here, there])  # type: ignore[arg-type]
+    assert not discovered.has(key, topic_id, here.directory_id), "it may lack anything"
+    assert discovered.has(key, topic_id, there.directory_id), "the metadata says that it has taken over"
 
 
 async def test_a_controller_that_was_killed_knows_damage_at_the_end_of_its_log(start_node: Any, tmp_path: Path) -> None:

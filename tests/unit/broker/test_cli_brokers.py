@@ -108,7 +108,7 @@ def test_records_are_deleted_up_to_an_offset_a_time_and_the_end(cli: Cli, topic:
         (["-p", "7", "--all"], 1, "UNKNOWN_TOPIC_OR_PARTITION: there is no "),
         ([], 2, "--before-offset, --before-time or --all"),
         (["--all", "--before-offset", "1"], 2, "--before-offset, --before-time or --all"),
-        (["--before-time", "soon"], 2, "'soon' is no time"),
+        (["--before-time", "soon"], 2, "'soon' is not a time"),
     ],
 )
 def test_a_wrong_deletion_deletes_nothing(cli: Cli, topic: str, words: list[str], status: int, said: str):

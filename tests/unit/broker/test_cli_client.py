@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, join
 from tidelog import EmbeddedBroker
 from tidelog.cli.main import main
 from tidelog.testing.ports import free_port
@@ -43,7 +43,7 @@ def cli(bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: 
             monkeypatch.setattr("sys.stdin", io.TextIOWrapper(source))
             capfdbinary.readouterr()
             status = main(list(words))
-        feeder.join()
+        join(feeder)
         out, err = capfdbinary.readouterr()
         return status, out, err.decode()
 
@@ -311,7 +311,7 @@ def test_ctrl_c_ends_typing_and_keeps_what_was_typed(cli: Cli, bootstrap: str):
         assert process.stderr.read() == b"tidelog: interrupted\n"
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=PATIENCE_S)
 
 
 def test_a_line_without_its_key_fails(cli: Cli):
@@ -331,7 +331,7 @@ def test_consuming_ends_with_a_signal(cli: Cli, number: signal.Signals):
     timer = threading.Timer(0.7, os.kill, (os.getpid(), number))
     timer.start()
     status, _, err = cli("consume", "endless")
-    timer.join()
+    join(timer)
     assert (status, err) == (0, "0 records\n")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.cli.cluster import nodes as cluster_nodes
 from tidelog.cli.cluster.state import (
     DIED,
@@ -33,7 +34,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield process
     process.kill()
-    process.communicate()
+    process.communicate(timeout=PATIENCE_S)
 
 
 def node_of(pid: int) -> Node:
@@ -105,7 +106,7 @@ def test_the_file_is_written_whole_and_read_again(tmp_path: Path, child: subproc
     assert again.config == {"key": "value"}
     assert again.is_there
     child.kill()
-    child.wait()
+    child.wait(PATIENCE_S)
     again.asked = STOPPED
     file.create(ClusterState("an-id", [again]))
     assert json.loads(file.path.read_text())["nodes"][0]["pid"] is None
@@ -139,3 +140,5 @@ def test_a_restart_keeps_what_a_node_has_said(tmp_path: Path, monkeypatch: pytes
         assert "traceback" in Path(f"{node.output}.1").read_text()
     finally:
         cluster_nodes.kill([node])
+    # Nor are its processes kept in the process table, where Python would say at its end that they run.
+    assert cluster_nodes._children == {}

@@ -296,7 +296,7 @@ def test_a_plan_is_proposed_in_the_words_of_kafkas_tool(cluster: StandIn, cli: C
     assert cli("reassign", "--json", written(tmp_path, proposed), "--execute")[0] == 0
     topics_file = written(tmp_path, '{"version":1,"topics":[{"topic":"flights"}]}')
     assert cli(*words, "3,9,8")[2] == "tidelog: no such brokers: 8, 9\n"
-    assert cli(*words, "3,3")[2] == "tidelog: a broker is named twice in 3,3\n"
+    assert cli(*words, "3,3")[2] == "tidelog: 3,3 names a broker twice\n"
     assert cli(*words, "3,x")[2] == "tidelog: expected a broker's id, not 'x'\n"
     assert "so many brokers are wanted, not 1" in cli(*words, "3")[2]
 

@@ -152,7 +152,7 @@ def test_exit_codes_without_a_broker(words: list[str], status: int, capsys: pyte
         assert "Example" in shown.out
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["bash", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zsh", "fish"))])
 def test_a_shell_completes_commands(shell: str):
     """As documented: click answers when a variable of its own is set."""
 

@@ -162,4 +162,4 @@ def test_an_unknown_or_missing_file_and_an_empty_directory_are_one_line(
     assert capsys.readouterr().err == f"tidelog: {tmp_path}/nothing.log: No such file or directory\n"
     (tmp_path / "empty").mkdir()
     assert main(["log", "dump", f"{tmp_path}/empty/"]) == 1
-    assert capsys.readouterr().err == f"tidelog: {tmp_path}/empty/: no file of a log directory in it\n"
+    assert capsys.readouterr().err == f"tidelog: {tmp_path}/empty/: it contains no file of a log directory\n"

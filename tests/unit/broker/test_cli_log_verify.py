@@ -139,6 +139,12 @@ def remove_an_index(made: Logs) -> tuple[Path, str]:
     return path, "wrong index"
 
 
+def remove_an_index_of_transactions(made: Logs) -> tuple[Path, str]:
+    path = made.folder / made.files("*.txnindex")[0]
+    path.unlink()
+    return path, "wrong index of transactions"
+
+
 def wrong_epochs(made: Logs) -> tuple[Path, str]:
     path = made.folder / "leader-epoch-checkpoint"
     path.write_text(path.read_text().replace("1 50", "1 60"))
@@ -173,6 +179,10 @@ DAMAGE: dict[str, Callable[[Logs], tuple[Path, str]]] = {
     "a bit of a snapshot": flip_in("*.snapshot", -1, 15, "damaged snapshot"),
     "an offset in the index of transactions": flip_in("*.txnindex", 0, 25, "wrong index of transactions"),
     "the version in the index of transactions": flip_in("*.txnindex", 0, 1, "wrong index of transactions"),
+    "a missing index of transactions": remove_an_index_of_transactions,
+    "the checksums of the indexes of transactions": flip_in(
+        "transaction-index-checksums", 0, 4, "damaged checksums of indexes of transactions"
+    ),
     "wrong epochs": wrong_epochs,
     "no epochs": no_epochs,
     "an unreadable epoch file": overwrite("t-0/leader-epoch-checkpoint", b"0\n3\n", "wrong leader epochs"),
@@ -353,7 +363,13 @@ REPAIRED: dict[str, Callable[[Any], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", REPAIRED)
+# One kind of each file; the others are for `make test`.
+FAST = ("zeros over a page", "the end is cut", "a missing index", "an unreadable epoch file")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in FAST else (pytest.mark.slow,)) for kind in REPAIRED]
+)
 def test_a_running_broker_makes_it_whole_again(
     broker: EmbeddedBroker, replica: Replica, kind: str, capsys: pytest.CaptureFixture[str]
 ):

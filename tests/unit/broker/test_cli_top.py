@@ -211,5 +211,5 @@ def test_the_live_view_ends_with_ctrl_c(broker: EmbeddedBroker, columns: int):
         assert shown.count(b"BROKER") >= 2
     finally:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
         os.close(ours)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.metadata_services import encoded
-from tidelog.broker.apis import served
+from tidelog.broker.apis import api_tables
 from tidelog.broker.apis.cluster import broker_heartbeat, describe_cluster, envelope
 from tidelog.broker.apis.cluster_roles import controller
 from tidelog.broker.apis.topics import create_partitions
@@ -32,7 +32,7 @@ NOT_CONTROLLER = KafkaError(ErrorCode.NOT_CONTROLLER)
 
 # Handlers that do no more than ask: everything served that is neither in its own test nor of a single broker.
 OWN_TESTS = {18, 19, 20, 32, 33, 37, 44, 58, 60}
-THIN = [module for module in served.CONTROLLER_APIS if module.REQUEST.API_KEY not in OWN_TESTS]
+THIN = [module for module in api_tables.CONTROLLER_APIS if module.REQUEST.API_KEY not in OWN_TESTS]
 
 
 class Asked:
@@ -110,11 +110,11 @@ def errors_in(message: Message) -> set[int]:
 
 def test_every_listener_advertises_what_it_has_handlers_for() -> None:
     hot = {0, 1}  # Produce and Fetch of records are wired into dispatch
-    assert {module.REQUEST.API_KEY for module in served.BROKER_APIS} | hot == set(SERVED)
-    assert {module.REQUEST.API_KEY for module in served.CONTROLLER_APIS} == set(CONTROLLER_SERVED)
-    assert len(served.BROKER_APIS) == len(set(served.BROKER_APIS))
-    assert len(served.CONTROLLER_APIS) == len(set(served.CONTROLLER_APIS))
-    assert set(SERVED) & set(CONTROLLER_SERVED) >= served.FORWARDED
+    assert {module.REQUEST.API_KEY for module in api_tables.BROKER_APIS} | hot == set(SERVED)
+    assert {module.REQUEST.API_KEY for module in api_tables.CONTROLLER_APIS} == set(CONTROLLER_SERVED)
+    assert len(api_tables.BROKER_APIS) == len(set(api_tables.BROKER_APIS))
+    assert len(api_tables.CONTROLLER_APIS) == len(set(api_tables.CONTROLLER_APIS))
+    assert set(SERVED) & set(CONTROLLER_SERVED) >= api_tables.FORWARDED
 
 
 # ----------------------------------------------------------------------------------------------------- asking, refusing
@@ -136,7 +136,7 @@ async def test_a_controller_that_is_not_active_is_not_asked(module: Any, version
     assert caught.value.code is ErrorCode.NOT_CONTROLLER
 
 
-@every(module for module in served.CONTROLLER_APIS if module.REQUEST.API_KEY != 18)
+@every(module for module in api_tables.CONTROLLER_APIS if module.REQUEST.API_KEY != 18)
 def test_a_refusal_says_why(module: Any, version: int) -> None:
     request = encoded(naming_something(module.REQUEST, version), version)
     answer = encoded(module.refuse(request, NOT_CONTROLLER, version), version)
@@ -156,7 +156,7 @@ def naming_something(message: type[Message], version: int) -> Any:
 
 def test_fetch_refuses_each_partition_for_clients_that_look_there() -> None:
     request = FetchRequest(topics=[FetchTopic(topic="t", partitions=[FetchPartition(partition=4)])])
-    fetch = next(api for api in served.CONTROLLER_APIS if api.REQUEST is FetchRequest)
+    fetch = next(api for api in api_tables.CONTROLLER_APIS if api.REQUEST is FetchRequest)
     old = encoded(fetch.refuse(request, NOT_CONTROLLER, 12), 12)
     assert [(each.partition_index, each.error_code) for each in old.responses[0].partitions] == [(4, 41)]
     assert fetch.refuse(request, NOT_CONTROLLER, 13).responses == []

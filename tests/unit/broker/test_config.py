@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.broker.apis.cluster_roles import at_controller
 from tidelog.broker.config.node_config import Listener, NodeConfig, nearest_keys
 from tidelog.broker.network.request import RequestContext
@@ -219,5 +220,7 @@ def test_a_topics_own_configs_win_in_storage():
 def test_importing_it_is_cheap():
     # On the path of every start: nothing heavy may come along.
     code = "import sys, tidelog.broker.config.node_config; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    ).stdout.split()
     assert not {"yaml", "click", "asyncio", "socket", "rich", "difflib"} & set(loaded)

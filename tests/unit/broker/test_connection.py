@@ -72,14 +72,15 @@ class Owner:
     """Answers each frame with what its first byte asks for."""
 
     frame_bytes_max = 200_000
+    dispatch_pipelined: Any = None
 
     def __init__(self, receive_bytes_max: int = 1 << 30) -> None:
         self.frames: list[bytes] = []
         self.due: list[Callable[[], None]] = []
         self.parked: dict[bytes, Deferred] = {}
         self.reserved_bytes = 0
-        self.wakes = DeferredCallbacks(cast(Any, None))
-        self.turns = FairScheduler(self.due.append)
+        self.callbacks = DeferredCallbacks(cast(Any, None))
+        self.scheduler = FairScheduler(self.due.append)
         self.receive_bytes_max = receive_bytes_max
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.properties.test_messages_against_kio import MESSAGES, filled
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire
-from tidelog.broker.apis.served import CONTROLLER_APIS
+from tidelog.broker.apis.api_tables import CONTROLLER_APIS
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
 from tidelog.protocol.uuids import METADATA_TOPIC_ID

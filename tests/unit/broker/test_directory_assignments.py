@@ -62,7 +62,7 @@ async def assign(controller: Controller) -> None:
         broker_id=1, broker_epoch=lambda: 5, call=controller.call, loop=asyncio.get_running_loop(), rng=random.Random(1)
     )
     for index, directory_id in ((0, HERE), (1, THERE), (2, HERE)):
-        assignments.lies_in(TOPIC, index, directory_id)
+        assignments.report(TOPIC, index, directory_id)
     assert assignments._task is not None
     await assignments._task
     assignments.close()
@@ -103,8 +103,8 @@ async def test_who_waits_hears_of_it_unless_it_was_taken_back(told_again: bytes,
     assignments = DirectoryAssignments(
         broker_id=1, broker_epoch=lambda: 5, call=controller.call, loop=asyncio.get_running_loop(), rng=random.Random(1)
     )
-    assignments.lies_in(TOPIC, 0, THERE, lambda: heard.append("accepted"))
-    assignments.lies_in(TOPIC, 0, told_again)
+    assignments.report(TOPIC, 0, THERE, lambda: heard.append("accepted"))
+    assignments.report(TOPIC, 0, told_again)
     assert assignments._task is not None
     await assignments._task
     assignments.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,24 @@ async def test_a_refused_write_takes_its_directory_offline(
     placed.running.node._broker._upkeep.checkpoint()  # type: ignore[union-attr]
     await asyncio.sleep(0.05)
     assert disk.met == untouched, "nothing is written there any more"
+
+
+async def test_a_log_whose_directory_vanished_takes_its_log_directory_offline_with_the_next_checkpoint(
+    start: Start, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    """Its open files take writes without an error, but a later start would not have them."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    home = placed.home("one")
+    shutil.rmtree(home / "one-0")
+    upkeep = placed.running.node._broker._upkeep  # type: ignore[union-attr]
+    upkeep.checkpoint()
+    await until(lambda: not upkeep._checkpointing)
+    await asyncio.sleep(0)
+    assert list(placed.running.node._directories.offline) == [str(home)]
+    wire = await placed.running.connect()
+    for topic in ("one", "two"):
+        assert await send(wire, topic, placed.batch) == (STORAGE_ERROR, -1)
+    assert await send(wire, "other", placed.batch) == (0, 1)
 
 
 async def test_a_failed_sync_is_not_tried_again_and_acknowledges_nothing(

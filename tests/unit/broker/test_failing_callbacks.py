@@ -174,7 +174,7 @@ async def test_a_handler_that_never_answers_closes_the_connection(
     wire.send(MetadataRequest(topics=[]), 9)
     assert await asyncio.wait_for(wire.reader.read(1), PATIENCE_S) == b""
     monkeypatch.undo()
-    assert ("a request that waited failed" in caplog.text) == (how == "fails"), "a node that stops is no failure"
+    assert ("a waiting request failed" in caplog.text) == (how == "fails"), "a node that stops is no failure"
     other = await running.connect()
     await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
 
@@ -250,7 +250,7 @@ def test_every_waiter_of_a_high_watermark_is_called_though_one_fails(caplog: pyt
     assert "as planned" in caplog.text
 
 
-@pytest.mark.parametrize("how", ["give_up", "give_up_acks_all"])
+@pytest.mark.parametrize("how", ["fail_waiting_requests", "fail_waiting_acks_all"])
 def test_every_waiter_is_told_that_it_waits_in_vain_though_one_fails(how: str) -> None:
     cluster = Replicas(2)
     partitions, partition = cluster.nodes[1].partitions, cluster.nodes[1].partition
@@ -258,7 +258,10 @@ def test_every_waiter_is_told_that_it_waits_in_vain_though_one_fails(how: str) -
     partitions.when_committed(partition, 1, fail, for_client=True)
     partitions.when_committed(partition, 1, told.append, for_client=True)
     code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    partitions.give_up(partition, code) if how == "give_up" else partitions.give_up_acks_all(partition)
+    if how == "fail_waiting_requests":
+        partitions.fail_waiting_requests(partition, code)
+    else:
+        partitions.fail_waiting_acks_all(partition)
     assert len(told) == 1
 
 
@@ -296,7 +299,7 @@ def test_every_waiter_of_a_deletion_is_called_though_one_fails(how: str) -> None
     assert len(deletions) == 0
 
 
-@pytest.mark.parametrize("how", ["_advanced", "touch", "role_changed"])
+@pytest.mark.parametrize("how", ["_advanced", "reported_values_changed", "role_changed"])
 def test_every_fetch_of_a_partition_is_woken_though_one_fails(how: str) -> None:
     cluster = Replicas(1)
     partitions, partition = cluster.nodes[1].partitions, cluster.nodes[1].partition

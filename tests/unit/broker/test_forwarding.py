@@ -10,9 +10,9 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.unit.broker.metadata_services import running_services
+from tidelog.broker.apis.api_tables import CONTROLLER_APIS, FORWARDED
 from tidelog.broker.apis.cluster import envelope
 from tidelog.broker.apis.dispatch import Dispatcher
-from tidelog.broker.apis.served import CONTROLLER_APIS, FORWARDED
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.unit.storage.batches import Logs, batch
 from tidelog.broker.coordinators.group_ports import GroupPorts
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
 
 
 class DamagedLog:
@@ -64,3 +68,24 @@ async def test_a_coordinator_fails_when_no_replica_has_what_is_damaged() -> None
     ports = GroupPorts("__consumer_offsets", partitions, asyncio.get_running_loop(), lambda: 0)  # type: ignore[arg-type]
     with pytest.raises(KafkaError, match="CORRUPT_MESSAGE"):
         next(ports.read_log(0))
+
+
+async def test_a_coordinator_does_not_load_a_record_that_changed_after_it_was_checked(
+    tmp_path: Path,
+) -> None:
+    made = Logs(tmp_path / "data", LogConfig())
+    made.append(*[batch(1, value=b"committed") for _ in range(3)])
+    path = made.folder / made.files("*.log")[0]
+    path.write_bytes(path.read_bytes().replace(b"committed", b"forgotten", 2)[: path.stat().st_size])
+    partitions = OneLeader(ErrorCode.CORRUPT_MESSAGE)
+    partitions.replica.log = made.log
+
+    def run_cold(cold: Any, on_done: Callable[[], None]) -> None:
+        cold.warm()
+        on_done()
+
+    partitions.run_cold = run_cold  # type: ignore[attr-defined]
+    ports = GroupPorts("__consumer_offsets", partitions, asyncio.get_running_loop(), lambda: 0)  # type: ignore[arg-type]
+    with pytest.raises(KafkaError, match="CORRUPT_MESSAGE"):
+        list(ports.read_log(0))
+    assert [each.first_offset for _, each in made.log.damaged_ranges()] == [0]

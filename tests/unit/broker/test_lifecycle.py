@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -105,7 +106,7 @@ async def test_heartbeats_go_on_after_an_answer_that_makes_no_sense(caplog: pyte
     lifecycle = made(controller)
     await lifecycle.register(3)
     await until(lambda: len(controller.heartbeats()) >= 2)
-    assert "a heartbeat came to nothing" in caplog.text
+    assert "a heartbeat failed" in caplog.text
     controller.heartbeat = lambda request: BrokerHeartbeatResponse(is_fenced=False)
     await lifecycle.become_ready()
     await lifecycle.close()
@@ -200,3 +201,27 @@ async def test_a_call_that_no_controller_answers_is_timed_out() -> None:
     with pytest.raises(KafkaError) as refused:
         await lifecycle._channel.call(BrokerHeartbeatRequest(), 1, timeout_ms=60)
     assert refused.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+async def test_a_session_begins_with_the_sending_of_a_heartbeat_that_is_acknowledged() -> None:
+    controller = ActiveController()
+    lifecycle = made(controller)
+    now_s = 100.0
+    lifecycle._loop = cast(Any, SimpleNamespace(time=lambda: now_s, create_task=lifecycle._loop.create_task))
+    await lifecycle.register(3)
+    assert not lifecycle.has_session()  # it is fenced
+    await lifecycle.become_ready()
+    assert lifecycle.has_session()
+    await lifecycle.close()
+    heartbeat = controller.heartbeats()[-1]
+    acknowledged = BrokerHeartbeatResponse(is_fenced=False)
+    now_s = 105.0
+    lifecycle._handle_response(heartbeat, acknowledged, 102.0)
+    now_s = 110.9
+    assert lifecycle.has_session()
+    now_s = 111.0
+    assert not lifecycle.has_session()
+    lifecycle._handle_response(heartbeat, acknowledged, 110.0)
+    assert lifecycle.has_session()
+    lifecycle._handle_response(heartbeat, BrokerHeartbeatResponse(is_fenced=True), 110.5)
+    assert not lifecycle.has_session()

@@ -86,7 +86,7 @@ async def test_what_is_advertised_is_what_has_a_handler(running: Any, wire: Any)
         ApiVersionsRequest(client_software_name="test", client_software_version="1"), 4, ApiVersionsResponse
     )
     advertised = {each.api_key: range(each.min_version, each.max_version + 1) for each in answer.api_keys}
-    served = running.node._dispatchers[-1].served
+    served = running.node._dispatchers[-1].supported_versions
     # Produce 0-2 are advertised and refused, as Kafka 4 does.
     assert advertised == served | {0: range(served[0].stop)}
     assert advertised == SERVED

@@ -36,8 +36,12 @@ class Waiting:
         unused: Any = None
         self.repairs = Repairs(1, unused, unused, unused, unused, clock, unused)
 
-        async def repair(partition: object) -> bool:
+        self.has_space = True
+
+        async def repair(partition: Any) -> bool:
             self.attempts.append(self.now_s)
+            if not self.has_space:
+                self.repairs._without_space.add(partition)
             return not self.ranges
 
         monkeypatch.setattr(self.repairs, "_repair", repair)
@@ -85,6 +89,17 @@ async def test_what_no_replica_has_is_asked_for_ever_more_rarely(waiting: Waitin
 async def test_what_a_replica_may_have_is_asked_for_every_few_seconds(waiting: Waiting) -> None:
     await waiting.pass_time(12)
     assert max(waiting.pauses()) == pytest.approx(module.PAUSE_S_MAX)
+
+
+async def test_what_there_is_no_space_for_is_fetched_more_rarely(waiting: Waiting) -> None:
+    waiting.has_space = False
+    await waiting.pass_time(14)
+    assert max(waiting.pauses()) == pytest.approx(module.SPACE_PAUSE_S_MAX)
+    waiting.has_space = True
+    await waiting.pass_time(2)
+    assert waiting.pauses()[-1] == pytest.approx(module.SPACE_PAUSE_S_MAX)
+    await waiting.pass_time(1)
+    assert waiting.pauses()[-1] == pytest.approx(module.PAUSE_S_MAX)
 
 
 @pytest.mark.parametrize(

@@ -531,7 +531,7 @@ async def test_who_waits_for_a_sync_of_the_old_log_is_answered_when_the_new_one_
         patch.setattr(replica_moves.ReplicaMoves, "_promote", lambda *_: None)
         await moving.order(target)
         ((replica, _),) = moving.moves._moves.values()
-        await until(lambda: replica.state is MoveState.TOLD)
+        await until(lambda: replica.state is MoveState.ASSIGNED)
         monkeypatch.setattr(FlushTask, "run", slow)
         sending = asyncio.create_task(send(moving.wire, "t", make_batch(b"a")))
         await until(lambda: replica.log.durability.recovery_point == 1)

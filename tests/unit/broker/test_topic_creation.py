@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from tidelog.broker.cluster.topic_creation import GROUP_TOPIC, TopicCreator
+from tidelog.broker.cluster.topic_creation import TopicCreator
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import OFFSETS_TOPIC
 from tidelog.replication.controller.decisions.state import NewTopic
 
 
@@ -24,7 +25,7 @@ class Controller:
 
 
 @pytest.mark.parametrize(
-    ("name", "partitions", "replicas"), [("t", 4, 2), (GROUP_TOPIC, 7, 3)], ids=["a user's", "the groups'"]
+    ("name", "partitions", "replicas"), [("t", 4, 2), (OFFSETS_TOPIC, 7, 3)], ids=["a user's", "the groups'"]
 )
 async def test_its_numbers_are_the_brokers_own(name: str, partitions: int, replicas: int) -> None:
     """The controller may be a node of its own, whose file says nothing of them."""

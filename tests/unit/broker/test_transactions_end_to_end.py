@@ -10,7 +10,8 @@ import pytest
 from tests.patience import until
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire
 from tests.unit.broker.test_node import fetch, fetched
-from tests.unit.broker.transactions import partition_of, produce, transactional
+from tests.unit.broker.transactions import marker, partition_of, produce, transactional, write_markers
+from tidelog.broker.network.request import Deferred, completed
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from tidelog.protocol.messages.add_partitions_to_txn import (
@@ -159,6 +160,79 @@ async def test_a_partition_that_does_not_exist_makes_the_whole_request_fail(read
     assert (await state(ready)).transaction_state == "Empty"
 
 
+@pytest.mark.parametrize("version", AddPartitionsToTxnRequest.VERSIONS)
+async def test_the_log_of_transactions_takes_no_part_in_them(ready: Wire, version: int):
+    """No marker is written to it, and the id would stay prepared for ever."""
+    identity = await producer(ready)
+    state_log, offsets = ("__transaction_state", 0), ("__consumer_offsets", 0)
+    assert await add(ready, identity, [T0, state_log], version=version) == [
+        ("t", 0, E.OPERATION_NOT_ATTEMPTED), (*state_log, E.TOPIC_AUTHORIZATION_FAILED),
+    ]  # fmt: skip
+    assert (await state(ready)).transaction_state == "Empty"
+    await ready.create_topic("__consumer_offsets")
+    expected = E.TOPIC_AUTHORIZATION_FAILED if version < 4 else E.NONE
+    assert await add(ready, identity, [offsets], version=version) == [(*offsets, expected)]
+
+
+async def test_a_transaction_that_has_the_log_of_transactions_ends(running: RunningNode, ready: Wire):
+    """An older version let it in."""
+    identity = await producer(ready)
+    broker: Any = running.node._broker
+    broker.transactions.add_partitions(
+        "txn", *identity, [("__transaction_state", 0)], verify_only=False, transaction_version=0
+    )
+    assert await add(ready, identity, [T0]) == [("t", 0, E.NONE)]
+    assert (await end(ready, identity, version=4)).error_code == 0
+    await wait_for(ready, "CompleteCommit")
+
+
+@pytest.mark.parametrize("version", [3, 5])
+async def test_more_partitions_than_a_transaction_holds_are_refused_in_short(ready: Wire, version: int):
+    identity = await producer(ready)
+    topics = [AddPartitionsToTxnTopic(name=name, partitions=list(range(60_000))) for name in ("t", "u")]
+    if version > 3:
+        one = AddPartitionsToTxnTransaction(
+            transactional_id="txn", producer_id=identity[0], producer_epoch=identity[1], topics=topics
+        )
+        request = AddPartitionsToTxnRequest(transactions=[one])
+    else:
+        request = AddPartitionsToTxnRequest(v3_and_below_transactional_id="txn", v3_and_below_topics=topics)
+    answer = await ready.call(request, version, AddPartitionsToTxnResponse)
+    if version > 3:
+        assert (answer.error_code, answer.results_by_transaction) == (E.INVALID_REQUEST, [])
+    else:
+        errors = [
+            (topic.name, [each.partition_error_code for each in topic.results_by_partition])
+            for topic in answer.results_by_topic_v3_and_below
+        ]
+        assert errors == [("t", [E.INVALID_REQUEST]), ("u", [E.INVALID_REQUEST])]
+
+
+async def test_a_transaction_with_as_many_partitions_as_its_record_holds_can_be_aborted(
+    running: RunningNode, ready: Wire
+):
+    """The record of the abort is a few bytes larger than that of the transaction."""
+    identity = await producer(ready)
+    broker: Any = running.node._broker
+
+    async def error_of(partitions: list[tuple[str, int]]) -> ErrorCode:
+        answer = broker.transactions.add_partitions(
+            "txn", *identity, partitions, verify_only=False, transaction_version=0
+        )
+        errors = await completed(answer) if isinstance(answer, Deferred) else answer
+        return E(next(iter(errors.values())))
+
+    topics = [f"{number:0249}" for number in range(5000)]
+    count = 3800
+    assert await error_of([(topic, 0) for topic in topics[:count]]) is E.NONE
+    for more in (256, 128, 64, 32, 16, 8, 4, 2, 1):
+        if await error_of([(topic, 0) for topic in topics[count : count + more]]) is E.NONE:
+            count += more
+    for more in (64, 32, 16, 8, 4, 2, 1):
+        await error_of([(topics[0], more + index) for index in range(more)])
+    assert (await init(ready)).error_code == 0
+
+
 async def test_the_offsets_of_a_group_join_a_transaction(ready: Wire):
     identity = await producer(ready)
     request = AddOffsetsToTxnRequest(
@@ -204,6 +278,18 @@ async def test_a_transaction_that_was_left_open_is_aborted_by_the_next_producer(
     assert await produce(ready, {T0: late}, version=12) == [E.INVALID_PRODUCER_EPOCH]
 
 
+async def test_a_transaction_ends_though_one_partition_knows_a_later_epoch(running: RunningNode, ready: Wire):
+    """An operator has ended it there. The id must not stay prepared for that."""
+    identity = await producer(ready)
+    batch = transactional(producer_id=identity[0], epoch=identity[1])
+    assert await produce(ready, {T0: batch, T1: batch}, version=12) == [E.NONE, E.NONE]
+    aborted = marker([T1], producer_id=identity[0], epoch=identity[1] + 5, is_commit=False)
+    assert await write_markers(ready, aborted) == {(identity[0], *T1): E.NONE}
+    assert (await end(ready, identity)).error_code == 0
+    await wait_for(ready, "CompleteCommit")
+    assert [partition_of(running, *each).log.last_stable_offset for each in (T0, T1)] == [2, 2]
+
+
 async def test_a_transaction_beyond_its_timeout_is_aborted(start_node: StartNode):
     running = await start_node(**{"transaction.abort.timed.out.transaction.cleanup.interval.ms": "20"})
     wire = await running.connect()
@@ -224,7 +310,7 @@ async def test_prepared_transactions_are_completed_after_a_restart(start_node: S
     identity = await producer(wire)
     assert await produce(wire, {T0: transactional(producer_id=identity[0], epoch=identity[1])}, version=12) == [E.NONE]
     broker: Any = running.node._broker
-    broker.marker_sender.send = lambda marker, on_done, on_fenced: None  # the node dies before it sends one
+    broker.marker_sender.send = lambda marker, on_done: None  # the node dies before it sends one
     assert (await end(wire, identity)).error_code == 0
     assert (await state(wire)).transaction_state == "PrepareCommit"
     await running.stop()

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from tests.patience import until
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire
-from tests.unit.broker.transactions import FakeCoordinator, commit_offsets, marker, partition_of, use, write_markers
+from tests.unit.broker.transactions import (
+    FakeCoordinator,
+    commit_offsets,
+    marker,
+    partition_of,
+    txn_offset_commit,
+    use,
+    write_markers,
+)
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
 
 E = ErrorCode
 T0 = ("t", 0)
@@ -109,3 +123,17 @@ async def test_verification_can_be_switched_off(start_node: StartNode):
     coordinator = await prepared(running, wire)
     assert await commit_offsets(wire, {T0: 1}) == {T0: E.NONE}
     assert not coordinator.asked
+
+
+async def test_very_many_offsets_are_told_apart_in_one_pass(wire: Wire, coordinator: FakeCoordinator):
+    """A client may name a partition, or topics that do not exist, as often as it likes. Others wait meanwhile."""
+    count = 5_000
+    request = txn_offset_commit({T0: 1})
+    offsets = [TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=at) for at in range(count)]
+    request.topics[0].partitions = offsets
+    request.topics += [TxnOffsetCommitRequestTopic(name=f"none-{at}", partitions=offsets[:1]) for at in range(count)]
+    began_s = time.process_time()
+    answer = await wire.call(request, 5, TxnOffsetCommitResponse)
+    assert time.process_time() - began_s < 5, "comparing each with each other takes a minute"
+    assert len(answer.topics) == count + 1
+    assert {each.error_code for each in answer.topics[0].partitions} == {E.NONE}

@@ -25,6 +25,7 @@ class Log:
     def __init__(self) -> None:
         self.log_start_offset = self.log_end_offset = 0
         self.leader_epochs = LeaderEpochs()
+        self.segments = SimpleNamespace(active=SimpleNamespace(size_bytes=1))  # it does not end in damage
 
 
 class Replica:

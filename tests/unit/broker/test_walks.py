@@ -79,6 +79,10 @@ async def test_the_walk_of_a_produce(wire: Any, make_batch: Any) -> None:
         one = await wire.call(produce("walked", first), 9, ProduceResponse)
         two = await wire.call(produce("walked", make_batch(b"2"), make_batch(b"3")), 9, ProduceResponse)
         await wire.call(produce("stamped", make_batch(b"4")), 9, ProduceResponse)
+        for _ in range(2):  # both are there when the broker reads
+            wire.send(produce("walked", make_batch(b"5")), 9)
+        for _ in range(2):
+            await wire.receive(ProduceResponse, 9)
     assert [each.base_offset for topic in one.responses for each in topic.partition_responses] == [0]
     assert [each.base_offset for topic in two.responses for each in topic.partition_responses] == [1, 0]
     assert len(walk("The walk of a Produce")) > 12

@@ -158,9 +158,9 @@ async def test_very_many_markers_are_written_in_pieces(
     ends: list[int] = []
     pause = FairScheduler.pause
 
-    async def noted(turns: FairScheduler, loop: asyncio.AbstractEventLoop) -> None:
+    async def noted(scheduler: FairScheduler, loop: asyncio.AbstractEventLoop) -> None:
         ends.append(partition_of(running).log.log_end_offset)
-        await pause(turns, loop)
+        await pause(scheduler, loop)
 
     monkeypatch.setattr(FairScheduler, "pause", noted)
     answered = await write_markers(wire, *(marker([T0], producer_id=producer_id) for producer_id in range(5)))

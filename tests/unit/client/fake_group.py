@@ -24,7 +24,8 @@ from tidelog.protocol.messages.offset_fetch import (
 )
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
-JOIN_WINDOW_S = 0.05
+# Members that join an empty group within this time start in one generation (group.initial.rebalance.delay.ms).
+INITIAL_DELAY_S = 0.05
 
 
 class _Group:
@@ -46,7 +47,11 @@ class _Group:
 
 
 class FakeGroups:
-    """All groups of a cluster. A rebalance ends when everybody has joined, or a short window has passed."""
+    """All groups of a cluster. A rebalance ends when all members have joined, or their rebalance timeout has passed.
+
+    A member that is slow to join again stays a member, as on a broker: otherwise it would lose its partitions before it
+    could commit, and a busy machine would show in what the test sees.
+    """
 
     def __init__(self) -> None:
         self.groups: dict[str, _Group] = {}
@@ -70,21 +75,29 @@ class FakeGroups:
         for waiting in group.syncing.values():
             waiting.set_result(SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
         group.syncing.clear()
-        if group.window is None:
-            group.window = asyncio.get_running_loop().call_later(JOIN_WINDOW_S, self._complete, group, True)
-        if group.joining.keys() == group.members.keys() and group.generation:
-            self._complete(group, False)
+        self._begin_rebalance(group)
+        self._complete_if_all_joined(group)
         return await future
 
-    def _complete(self, group: _Group, _timed_out: bool) -> None:
+    def _begin_rebalance(self, group: _Group) -> None:
+        if group.window is None:
+            timeout_s = max(each.rebalance_timeout_ms for each in group.members.values()) / 1000
+            delay_s = timeout_s if group.generation else INITIAL_DELAY_S
+            group.window = asyncio.get_running_loop().call_later(delay_s, self._complete, group)
+
+    def _complete_if_all_joined(self, group: _Group) -> None:
+        if group.joining and group.joining.keys() >= group.members.keys() and group.generation:
+            self._complete(group)
+
+    def _complete(self, group: _Group) -> None:
         if group.window is not None:
             group.window.cancel()
             group.window = None
+        group.members = {name: each for name, each in group.members.items() if name in group.joining}
         if not group.members:
             return
         group.generation += 1
         group.assignments = None
-        group.members = {name: each for name, each in group.members.items() if name in group.joining}
         leader = min(group.members)
         common = set.intersection(*({p.name for p in each.protocols} for each in group.members.values()))
         protocol = next(each.name for each in group.members[leader].protocols if each.name in common)
@@ -147,18 +160,16 @@ class FakeGroups:
         group = self.group(request.group_id)
         for member in [each.member_id for each in request.members] or [request.member_id]:
             group.members.pop(member, None)
-        if group.members and group.window is None:
-            group.window = asyncio.get_running_loop().call_later(JOIN_WINDOW_S, self._complete_if_any, group)
+        if group.members:
+            self._begin_rebalance(group)
+            self._complete_if_all_joined(group)
         return LeaveGroupResponse()
-
-    def _complete_if_any(self, group: _Group) -> None:
-        group.window = None
-        if group.joining:
-            self._complete(group, True)
 
     def expel(self, name: str, member: str) -> None:
         """As when its session timed out."""
-        self.group(name).members.pop(member, None)
+        group = self.group(name)
+        group.members.pop(member, None)
+        self._complete_if_all_joined(group)
 
     def commit(self, request: OffsetCommitRequest, judged: ErrorCode | None = None) -> OffsetCommitResponse:
         """`judged`: what a group of the consumer protocol says of the member."""

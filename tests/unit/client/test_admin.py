@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, join
 from tests.unit.client.fake_broker import DROP, FakeCluster, FakeNode
 from tidelog.client import Admin, NewTopic, OffsetAndMetadata, TopicPartition, sync
 from tidelog.client.config import ClientConfig
@@ -147,13 +147,13 @@ def served(**topics: int) -> Iterator[FakeCluster]:
     async def start() -> FakeCluster:
         return await FakeCluster(**topics).__aenter__()
 
-    cluster = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    cluster = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
     try:
         yield cluster
     finally:
-        asyncio.run_coroutine_threadsafe(cluster.__aexit__(), loop).result()
+        asyncio.run_coroutine_threadsafe(cluster.__aexit__(), loop).result(PATIENCE_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        join(thread)
         loop.close()
 
 
@@ -199,7 +199,7 @@ class TestBlocking:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join()
+                join(thread)
             producer.flush()
             log = [bytes(r.value or b"") for batch in cluster.topics["t"][0].batches for r in iter_records(batch)]
             for name in range(4):
@@ -224,7 +224,7 @@ class TestBlocking:
             closing = threading.Timer(0.1, reading.close)
             closing.start()
             assert list(reading) == []
-            closing.join()
+            join(closing)
             with pytest.raises(RuntimeError, match="closed"):
                 iter(reading)
             with pytest.raises(RuntimeError, match="closed"):

@@ -99,3 +99,21 @@ async def test_closing_leaves_no_socket_to_a_broker_that_does_not_read() -> None
     await asyncio.wait_for(asyncio.shield(connection._closed_future), PATIENCE_S)
     accepted.close()
     listener.close()
+
+
+async def test_a_fault_in_a_refresh_does_not_end_the_refreshes(caplog):
+    async with FakeCluster() as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, retry_backoff_ms=5))
+        await cluster.start()
+        faults = [ZeroDivisionError(), ValueError()]
+
+        def fail_twice() -> None:
+            if faults:
+                raise faults.pop()
+
+        cluster.on_metadata = fail_twice
+        cluster.request_refresh()
+        await until(lambda: not faults)
+        assert await cluster.wait_for_metadata(PATIENCE_S * 1000)
+        assert "a fault of the client" in caplog.text
+        await cluster.close()

@@ -30,6 +30,17 @@ def test_kafkas_dotted_names_and_strings_are_taken():
     assert (config.linger_ms, config.required_acks, config.idempotent) == (20, 1, False)
 
 
+@pytest.mark.parametrize("name", ["client_id", "client_rack", "group_id", "group_instance_id", "transactional_id"])
+def test_a_string_that_no_request_could_carry_is_refused_at_once(name):
+    kind = ProducerConfig if name == "transactional_id" else ConsumerConfig
+    options = {"group_id": "g"} if kind is ConsumerConfig else {}
+    kind.from_options({**options, name: "é" * 16_383})
+    with pytest.raises(ConfigError, match=f"^{name} must be at most 32767 bytes, not 32768$"):
+        kind.from_options({**options, name: "é" * 16_384})
+    with pytest.raises(ConfigError, match=f"^{name} is not text that UTF-8 can encode: surrogates not allowed$"):
+        kind.from_options({**options, name: "a\udc80"})
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
@@ -49,6 +60,7 @@ def test_kafkas_dotted_names_and_strings_are_taken():
         (ConsumerConfig, {"auto_offset_reset": "middle"}, ["auto_offset_reset", "earliest"]),
         (ConsumerConfig, {"enable_auto_commit": True}, ["enable_auto_commit needs a group_id"]),
         (ConsumerConfig, {"group_id": ""}, ["group_id must not be empty"]),
+        (ConsumerConfig, {"group_id": "g", "group_instance_id": ""}, ["group_instance_id must not be empty"]),
         (ConsumerConfig, {"partition_assignment_strategy": "random"}, ["'random'", "cooperative-sticky"]),
         (ConsumerConfig, {"heartbeat_interval_ms": 60_000}, ["heartbeat_interval_ms", "session_timeout_ms"]),
         (ConsumerConfig, {"group_instance_id": "i"}, ["group_instance_id needs a group_id"]),

@@ -16,6 +16,7 @@ from tidelog.client.network.connection import MAX_IN_FLIGHT, Connection, connect
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from tidelog.protocol.messages.headers import RequestHeader
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
@@ -190,6 +191,94 @@ async def test_a_lost_connection_fails_all_that_waits_and_says_so_once():
         assert closed == [connection]
         with pytest.raises(KafkaError, match="not connected"):
             beat(connection)
+
+
+async def test_a_callback_gets_its_response_in_the_pass_of_the_loop_that_reads_it():
+    """A raising callback is reported, and costs neither the connection nor the next response."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests = [await read_frame(reader) for _ in range(3)]
+        writer.write(b"".join(answer_beat(request, code) for code, request in enumerate(requests, 1)))
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        loop = asyncio.get_running_loop()
+        problems: list[dict[str, object]] = []
+        loop.set_exception_handler(lambda _, context: problems.append(context))
+        calls: list[object] = []
+        split_frames = connection._split_frames
+
+        def read() -> None:
+            split_frames()
+            calls.append("end")
+
+        connection._split_frames = read  # type: ignore[method-assign]
+
+        def handle(response: HeartbeatResponse | None, error: Exception | None) -> None:
+            assert response is not None
+            assert error is None
+            calls.append(response.error_code)
+            if response.error_code == 1:
+                raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "of the callback")
+            raise asyncio.CancelledError("of a future that the callback reads")
+
+        for _ in range(2):
+            connection.send_with_callback(HeartbeatRequest(group_id="g"), HeartbeatResponse, 4, PATIENCE_MS, handle)
+        assert (await beat(connection)).error_code == 3
+        assert [call for call in calls if call != "end"] == [1, 2]
+        assert calls.index("end") == 1 or calls[:3] == [1, 2, "end"]
+        assert [str(problem["exception"]) for problem in problems] == [
+            "UNKNOWN_SERVER_ERROR: of the callback",
+            "of a future that the callback reads",
+        ]
+        assert not connection.closed
+        connection.close()
+
+
+async def test_a_callback_gets_the_error_of_a_lost_connection_after_its_end():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_frame(reader)
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        calls: list[object] = []
+        connection.on_close = calls.append
+        lost = asyncio.Event()
+
+        def handle(response: HeartbeatResponse | None, error: Exception | None) -> None:
+            assert isinstance(error, KafkaError)
+            calls.append((response, error.code))
+            lost.set()
+
+        connection.send_with_callback(HeartbeatRequest(group_id="g"), HeartbeatResponse, 4, PATIENCE_MS, handle)
+        async with asyncio.timeout(PATIENCE_S):
+            await lost.wait()
+        assert calls == [connection, (None, ErrorCode.NETWORK_EXCEPTION)]
+
+
+async def test_each_request_names_its_own_api_version_and_number():
+    headers: list[tuple[RequestHeader, bytes]] = []
+
+    async def script(reader, writer):
+        for version in (0, 4, 3, 4):
+            request = await read_frame(reader)
+            header, position = RequestHeader.read(request, 0, 2 if version == 4 else 1)
+            headers.append((header, request[position:]))
+            body = HeartbeatResponse().encode(version)
+            writer.write(framed(request[4:8], body, flexible=version == 4))
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        for version in (0, 4, 3, 4):
+            await connection.send(HeartbeatRequest(group_id="g"), HeartbeatResponse, version, PATIENCE_MS)
+        connection.close()
+    first = headers[0][0].correlation_id
+    for place, (version, (header, body)) in enumerate(zip((0, 4, 3, 4), headers)):
+        assert header == RequestHeader(
+            request_api_key=12, request_api_version=version, correlation_id=first + place, client_id="test"
+        )
+        assert body == HeartbeatRequest(group_id="g").encode(version)
 
 
 async def test_unanswered_requests_are_bounded():

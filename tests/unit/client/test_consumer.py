@@ -157,7 +157,7 @@ class TestWithoutAGroup:
                 Consumer().assign(wrong)
         async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as reading:
             wrong = "0"
-            with pytest.raises(TypeError, match="t-0: an offset to commit is a number or an OffsetAndMetadata"):
+            with pytest.raises(TypeError, match="t-0: an offset is a number or an OffsetAndMetadata"):
                 await reading.commit({T0: wrong})
             wrong = [T0]
             with pytest.raises(TypeError, match="expected a TopicPartition, not "):
@@ -255,6 +255,8 @@ class TestPositions:
                 assert time.monotonic() - began > 0.15, "a pause of 50 ms, or a fifth less, follows each refusal"
                 cluster.topics["t"][0].start_offset = 0
                 fill(cluster, "t", 0, 5)
+                refused = len(cluster.sent(FetchRequest))  # the answer to the last of them may be still on its way
+                await until(lambda: len(cluster.sent(FetchRequest)) > refused)
                 assert await read(consuming, 12) == list(range(3, 15))
 
     async def test_without_a_reset_it_is_an_error_that_a_seek_cures(self):
@@ -447,13 +449,16 @@ class TestTrouble:
                 assert found == list(range(6))
                 assert codes == [ErrorCode.CORRUPT_MESSAGE] * 3
 
-    async def test_an_authorization_error_is_raised(self):
+    @pytest.mark.parametrize("code", [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CORRUPT_MESSAGE])
+    async def test_an_error_that_does_not_pass_is_raised(self, code: ErrorCode):
+        """CORRUPT_MESSAGE is retriable for producers. To consumers it says that no replica has the records whole."""
+
         def refuse(request: FetchRequest, node: FakeNode) -> FetchResponse:
             response = FetchResponse()
             for topic in request.topics:
                 for each in topic.partitions:
                     data = node._read((topic.topic, topic.topic_id, each.partition), each)
-                    data.error_code, data.records = ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
+                    data.error_code, data.records = code, None
                     answer = FetchableTopicResponse(topic=topic.topic, topic_id=topic.topic_id, partitions=[data])
                     response.responses.append(answer)
             return response
@@ -463,7 +468,9 @@ class TestTrouble:
             async with consumer(cluster, "t") as consuming:
                 with pytest.raises(KafkaError) as caught:
                     await read(consuming, 1)
-                assert caught.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                assert caught.value.code is code
+                fill(cluster, "t", 0, 3)
+                assert await read(consuming, 3) == [0, 1, 2]
 
     async def test_memory_is_bounded_by_two_answers_however_long_nobody_polls(self):
         async with FakeCluster(t=1) as cluster:

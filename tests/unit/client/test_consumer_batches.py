@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, join
 from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import FAST, T0, T1, consumer, fill
@@ -80,7 +80,7 @@ def test_the_blocking_twin_iterates_and_ends_with_close() -> None:
             found += [record.offset for record in batch[T0]]
             if len(found) == 5:
                 closing.start()
-        closing.join()
+        join(closing)
         assert found == list(range(5))
         with pytest.raises(RuntimeError, match="closed"):
             reading.batches()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,18 @@ from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 
 SOON_S = 20.0
 """Well under the minute for which a poll of an iteration waits."""
+
+
+def held(cluster: FakeCluster, request_type: Any, answer: Callable[[Any, Any], Any]) -> asyncio.Event:
+    """The next request of this type is answered once the event is set."""
+    gate = asyncio.Event()
+
+    async def hold(request: Any, node: Any) -> Any:
+        await gate.wait()
+        return answer(request, node)
+
+    cluster.script(request_type, hold)
+    return gate
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -55,13 +69,7 @@ async def test_a_poll_under_way_returns_nothing_and_the_next_one_is_refused(grou
 
 async def test_closing_while_the_start_is_under_way_leaves_nothing_behind():
     async with FakeCluster(t=1) as cluster:
-        gate = asyncio.Event()
-
-        async def hold(request, node):
-            await gate.wait()
-            return node.on_metadata(request)
-
-        cluster.script(MetadataRequest, hold)
+        gate = held(cluster, MetadataRequest, lambda request, node: node.on_metadata(request))
         before = asyncio.all_tasks()
         consuming = consumer(cluster, "t")
         starting = asyncio.create_task(consuming.start())
@@ -70,8 +78,19 @@ async def test_closing_while_the_start_is_under_way_leaves_nothing_behind():
         gate.set()
         with pytest.raises(RuntimeError, match="closed"):
             await asyncio.wait_for(starting, PATIENCE_S)
-        left = {task for task in asyncio.all_tasks() - before if "FakeNode" not in repr(task)}
+        left = {task for task in asyncio.all_tasks() - before if "StreamServer" not in repr(task)}
         assert not left
+
+
+async def test_a_poll_that_waits_for_the_start_returns_nothing_when_another_task_closes():
+    async with FakeCluster(t=1) as cluster:
+        gate = held(cluster, MetadataRequest, lambda request, node: node.on_metadata(request))
+        consuming = consumer(cluster, "t")
+        polling = asyncio.create_task(consuming.poll(120_000))
+        await until(lambda: cluster.sent(MetadataRequest))
+        await consuming.close()
+        gate.set()
+        assert await asyncio.wait_for(polling, PATIENCE_S) == {}
 
 
 async def test_two_tasks_that_start_it_at_once_make_one_client():
@@ -103,15 +122,9 @@ async def test_a_position_that_is_waited_for_ends_with_the_consumer():
 async def test_a_subscription_made_before_an_unsubscribing_that_nobody_waits_for_has_ended_stands():
     async with FakeCluster(t=1) as cluster:
         fill(cluster, "t", 0, 3)
-        gate = asyncio.Event()
-
-        async def hold(request, node):
-            await gate.wait()
-            return node.on_group(request)
-
         async with consumer(cluster, "t", group_id="g") as consuming:
             assert await read(consuming, 3) == [0, 1, 2]
-            cluster.script(OffsetCommitRequest, hold)
+            gate = held(cluster, OffsetCommitRequest, lambda request, node: node.on_group(request))
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(consuming.unsubscribe(), 0.01)
             consuming.subscribe(["t"])
@@ -156,8 +169,7 @@ async def test_a_broker_that_does_not_answer_is_waited_for_as_long_as_the_caller
         assert await read(consuming, 2) == [0, 1]
         cluster.script(silent, lambda request, node: SILENCE)
         await asyncio.wait_for(consuming.close(timeout_ms=100), SOON_S)
-        assert cluster.sent(silent)
-        assert cluster.sent(LeaveGroupRequest)
+        await until(lambda: cluster.sent(silent) and cluster.sent(LeaveGroupRequest))
         assert revoked == [[T0]]
 
 

@@ -13,6 +13,7 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, FakeCluster
 from tests.unit.client.test_consumer import T0, T1, fill, read
 from tidelog.client import Consumer, RebalanceListener, TopicPartition
+from tidelog.client.groups.consumer_membership import ConsumerMembership
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -259,6 +260,26 @@ async def test_a_member_that_does_not_poll_leaves_until_it_does() -> None:
         await until(lambda: not cluster.consumer_groups.group("g").members)
         await poll_until(lambda: len(recorder.events) == 3, reading)
         assert [event for event, _ in recorder.events] == ["assigned", "lost", "assigned"]
+
+
+async def test_a_member_that_polls_while_it_leaves_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll between the request that leaves and its response: nothing sent heartbeats any more."""
+    leaves, response = asyncio.Event(), asyncio.Event()
+    send_leave = ConsumerMembership._send_leave
+
+    async def slow(self: ConsumerMembership, request: ConsumerGroupHeartbeatRequest | None) -> None:
+        leaves.set()
+        await response.wait()
+        await send_leave(self, request)
+
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", max_poll_interval_ms=300) as reading:
+        await poll_until(lambda: reading.assignment(), reading)
+        monkeypatch.setattr(ConsumerMembership, "_send_leave", slow)
+        await asyncio.wait_for(leaves.wait(), PATIENCE_S)
+        await poll_until(lambda: not reading.assignment(), reading)
+        await reading.poll(5)
+        response.set()
+        await poll_until(lambda: reading.assignment(), reading)
 
 
 async def test_a_broker_without_the_protocol_is_one_clear_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Collection
 from typing import Any
 
@@ -169,6 +170,22 @@ class TestAListenerThatRaises:
                 await until(lambda: False, consuming)
             assert consuming.assignment() == {T0}
 
+    async def test_a_listener_that_closes_the_consumer_while_close_calls_it_is_refused(self):
+        async with FakeCluster(t=1) as cluster:
+            consuming = consumer(cluster, group_id="g")
+
+            class Reentrant(Recorded):
+                async def trouble(self, what: str) -> None:
+                    if what == "revoked":
+                        await asyncio.gather(consuming.close())  # in a task of the listener
+
+            consuming.subscribe(["t"], listener=Reentrant())
+            await until(lambda: consuming.assignment(), consuming)
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(RuntimeError, match=r"close\(\) cannot be called in a rebalance listener"):
+                    await consuming.close()
+                await consuming.close()
+
 
 class TestMembershipThatIsLost:
     async def test_an_assignment_of_a_membership_that_was_lost_since_is_not_taken_on(self):
@@ -222,6 +239,18 @@ class TestMembershipThatIsLost:
                 await consuming.commit({T0: 5})
             assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
             assert not cluster.sent(OffsetCommitRequest), "the broker would take it for a consumer without a group"
+
+    async def test_a_refused_commit_whose_caller_was_cancelled_is_no_error_of_the_program(self):
+        problems: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+        async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as consuming:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await consuming.commit({T0: 5})
+            (await consuming.commit_async({T0: 5})).cancel()
+            await asyncio.sleep(0)
+            gc.collect()
+        assert not problems
 
     async def test_a_transaction_is_told_the_membership_and_nothing_without_one(self):
         async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as consuming:

@@ -82,6 +82,45 @@ def test_a_single_partition_is_always_chosen():
         spread.record_sent(10)
 
 
+@pytest.mark.parametrize("new", [lambda: StickyPartitioner(Random(3), 100), RoundRobinPartitioner])
+def test_the_choice_with_a_size_is_the_choice_and_then_the_size(new):
+    in_one, in_two = new(), new()
+    chance = Random(4)
+    available: tuple[int, ...] = (0, 1, 2, 3)
+    for _ in range(500):
+        if chance.random() < 0.05:
+            available = tuple(chance.sample(range(6), 3))
+        size_bytes = chance.randrange(60)
+        expected = in_two.choose(available)
+        in_two.record_sent(size_bytes)
+        assert in_one.choose_for(size_bytes, available) == expected
+
+
 def test_round_robin_takes_turns():
     spread = RoundRobinPartitioner()
     assert [spread.choose((0, 2, 3)) for _ in range(6)] == [0, 2, 3, 0, 2, 3]
+
+
+def visits_of(loads: dict[int, int | None], count: int = 4_000) -> Counter[int]:
+    spread = StickyPartitioner(Random(5), 1, lambda partitions: [loads[partition] for partition in partitions])
+    available = tuple(loads)
+    visits: Counter[int] = Counter()
+    for _ in range(count):
+        visits[spread.choose(available)] += 1
+        spread.record_sent(1)
+    return visits
+
+
+def test_a_partition_with_a_longer_queue_gets_less():
+    visits = visits_of({0: 0, 1: 3, 2: 3, 3: 1})  # weights 4, 1, 1, 3
+    assert [round(visits[partition] * 9 / 4_000) for partition in range(4)] == [4, 1, 1, 3]
+
+
+def test_equal_queues_are_visited_in_rounds():
+    assert set(visits_of({0: 2, 1: 2, 2: 2, 3: 2}).values()) == {1_000}
+
+
+def test_a_partition_to_be_avoided_gets_nothing_unless_all_are():
+    assert set(visits_of({0: 0, 1: None, 2: 0})) == {0, 2}
+    assert set(visits_of({0: 5, 1: None})) == {0}
+    assert set(visits_of({0: None, 1: None}).values()) == {2_000}

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
 from tests.unit.client.test_producer import handled, numbered, producer, values
+from tests.unit.client.transacting import limited
 from tidelog.client import Producer
 from tidelog.client.model import RecordMetadata
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -43,9 +45,9 @@ async def five_unheard(cluster: FakeCluster, sending: Producer, processed: int =
 
     cluster.script(ProduceRequest, *[take] * 5)
     sent = []
-    for value in SENT[1:]:
+    for number, value in enumerate(SENT[1:], 1):
         sent.append(await sending.send("t", value))
-        await asyncio.sleep(0.005)  # a batch of its own
+        await until(lambda: taken >= number)  # a batch of its own  # noqa: B023
     return sent
 
 
@@ -71,16 +73,64 @@ async def test_what_a_killed_broker_took_unheard_is_written_once(processed):
 
 
 async def test_a_log_that_cannot_be_asked_now_is_asked_again():
-    async with FakeCluster(t=1) as cluster, producer(cluster, request_timeout_ms=300) as sending:
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
         cluster.script(
             DescribeProducersRequest,
             lambda request, node: DROP,
             lambda request, node: SILENCE,
             describe(ErrorCode.NOT_LEADER_OR_FOLLOWER),
         )
-        await asyncio.gather(*await five_unheard(cluster, sending))
+        sent = await five_unheard(cluster, sending)
+        with limited(sending, request_timeout_ms=1_000):
+            await asyncio.gather(*sent)
         assert values(cluster) == SENT
         assert len(cluster.sent(DescribeProducersRequest)) == 4
+
+
+async def test_a_batch_that_was_taken_unheard_and_is_too_large_now_ends_and_is_written_once(caplog):
+    """Its parts are no duplicates of it, so that no answer says whether it is committed."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    async with FakeCluster(t=1) as cluster, producer(cluster, linger_ms=50) as sending:
+
+        def take(request: Any, node: FakeNode) -> object:
+            handled(request, node)
+            cluster.topics["t"][0].max_batch_bytes = 200
+            return DROP
+
+        cluster.script(ProduceRequest, take)
+        sent = [await sending.send("t", value) for value in numbered(20)]
+        async with asyncio.timeout(PATIENCE_S):
+            outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        for outcome in outcomes:
+            assert isinstance(outcome, KafkaError)
+            assert outcome.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            assert "in the leader's log" in str(outcome)
+        assert len(cluster.sent(DescribeProducersRequest)) == 2
+        await sending.send_and_wait("t", b"more")
+        assert values(cluster) == [*numbered(20), b"more"]
+
+
+async def test_the_parts_of_a_batch_that_was_taken_unheard_are_acknowledged_with_the_next_batch():
+    async with FakeCluster(t=1) as cluster, producer(cluster, linger_ms=50) as sending:
+        await sending.send_and_wait("t", b"first")
+        taken = 0
+
+        def take(request: Any, node: FakeNode) -> object:
+            nonlocal taken
+            taken += 1
+            handled(request, node)
+            if taken == 1:
+                return SILENCE
+            cluster.topics["t"][0].max_batch_bytes = 200
+            return DROP
+
+        cluster.script(ProduceRequest, take, take)
+        sent = [await sending.send("t", value) for value in numbered(20)]
+        await until(lambda: taken == 1)
+        sent.append(await sending.send("t", b"next"))
+        outcomes = await asyncio.gather(*sent)
+        assert [outcome.offset for outcome in outcomes] == [-1] * 20 + [21]
+        assert values(cluster) == [b"first", *numbered(20), b"next"]
 
 
 @pytest.mark.parametrize("refused_as", [None, ErrorCode.TOPIC_AUTHORIZATION_FAILED])

@@ -94,7 +94,7 @@ async def test_a_large_record_is_not_kept_out_by_small_ones():
 
 async def test_waiting_for_room_ends_however_much_is_delivered_meanwhile(monkeypatch):
     async with crowd(max_block_ms=500) as sending:
-        monkeypatch.setattr(sending, "_append_again", lambda *_: False)
+        monkeypatch.setattr(sending._appender, "_append_again", lambda *_: False)
         with pytest.raises(KafkaError, match="no room in buffer_memory"):
             async with asyncio.timeout(PATIENCE_S):
                 await sending.send("t", b"y", partition=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -15,6 +16,7 @@ from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import FAST, T0, T1, fill
 from tidelog.client import ConsumerRecord, OffsetAndMetadata, RebalanceListener, TopicPartition, sync
+from tidelog.client.consuming.fetch_buffer import FetchBuffer
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
@@ -268,3 +270,73 @@ def test_close_waits_for_a_silent_broker_as_long_as_it_is_told():
         poll_until(consuming, lambda: consuming.position(T0) == 2 if consuming.assignment() else False)
         cluster.script(OffsetCommitRequest, lambda request, node: SILENCE)
         assert in_thread(lambda: consuming.close(timeout_ms=100)) is None
+
+
+def test_commits_in_the_background_take_the_positions_of_their_calls():
+    with served(t=1) as fake:
+        fill(fake, "t", 0, 10)
+        with consumer(fake, enable_auto_commit=False, auto_offset_reset="earliest") as consuming:
+            consuming.subscribe(["t"])
+            outcomes = []
+            for record in consuming:
+                outcomes.append(consuming.commit_async())
+                if record.offset == 9:
+                    break
+            for outcome in outcomes:
+                assert outcome.result(PATIENCE_S) is None
+            assert consuming.lag(T0) == 0
+            assert consuming.committed(T0) == {T0: OffsetAndMetadata(10, "", 0)}
+        sent = [each.topics[0].partitions[0].committed_offset for each in fake.sent(OffsetCommitRequest)]
+        assert sent == sorted(sent)
+
+
+@pytest.mark.parametrize("call", ["poll", "batches", "poll_arrow"])
+def test_records_that_an_interrupted_poll_takes_are_not_consumed(call, monkeypatch):
+    """Ctrl-C while the loop decodes: the records reach nobody, and `close` must not commit them."""
+    main = threading.main_thread().ident
+    assert main is not None
+    interrupted, handled = threading.Event(), threading.Event()
+
+    def interrupt(*_: Any) -> None:
+        handled.set()
+        raise KeyboardInterrupt
+
+    taken = FetchBuffer.take if call != "poll_arrow" else FetchBuffer.take_columns
+
+    def take(*arguments: Any) -> Any:
+        result = taken(*arguments)
+        if result and not interrupted.is_set():
+            interrupted.set()
+            signal.pthread_kill(main, signal.SIGINT)
+            assert handled.wait(PATIENCE_S)
+        return result
+
+    monkeypatch.setattr(FetchBuffer, taken.__name__, take)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        _read_interrupted(call)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert interrupted.is_set()
+
+
+def _read_interrupted(call: str) -> None:
+    with served(t=1) as fake:
+        fill(fake, "t", 0, 10)
+        options = {"auto_offset_reset": "earliest"}
+        with consumer(fake, **options) as consuming:
+            consuming.subscribe(["t"])
+            reads = {
+                "poll": lambda: poll_until(consuming, lambda: False),
+                "batches": lambda: list(consuming.batches()),
+                "poll_arrow": lambda: [consuming.poll_arrow(1_000) for _ in range(100)],
+            }
+            with pytest.raises(KeyboardInterrupt):
+                reads[call]()
+            assert consuming.position(T0) == 0
+        assert all(
+            partition.committed_offset == 0
+            for commit in fake.sent(OffsetCommitRequest)
+            for topic in commit.topics
+            for partition in topic.partitions
+        )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import logging
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, join
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_producer import FAST, numbered, values
+from tests.unit.client.transacting import finalize
 from tidelog.client.model import RecordMetadata
 from tidelog.client.sync import Producer, loop_thread
 from tidelog.client.sync.loop_thread import LoopThread
@@ -42,6 +46,32 @@ def test_a_record_that_is_waited_for_comes_after_those_sent_before(cluster):
             sending.send("t", value * 100)
         assert sending.send_and_wait("t", b"last").offset == 2_000
     assert values(cluster) == [*(value * 100 for value in numbered(2_000)), b"last"]
+
+
+def test_each_record_of_a_batch_has_its_offset_and_its_own_timestamp(cluster):
+    with producer(cluster, linger_ms=1_000) as sending:
+        futures = [sending.send("t", b"x", timestamp_ms=1_000 + at // 3) for at in range(10)]
+        sending.flush()
+        assert [future.result() for future in futures] == [
+            RecordMetadata("t", 0, at, 1_000 + at // 3) for at in range(10)
+        ]
+    with producer(cluster, linger_ms=1_000, acks=0) as sending:
+        futures = [sending.send("t", b"x", timestamp_ms=7) for _ in range(3)]
+        sending.flush()
+        assert [future.result() for future in futures] == [RecordMetadata("t", 0, -1, 7)] * 3
+
+
+def test_a_record_has_the_time_of_a_log_that_stamps_its_records(cluster):
+    def stamped(request: Any, node: Any) -> Any:
+        response = node.on_produce(request)
+        response.responses[0].partition_responses[0].log_append_time_ms = 5_000
+        return response
+
+    cluster.script(ProduceRequest, stamped)
+    with producer(cluster, linger_ms=1_000) as sending:
+        futures = [sending.send("t", b"x", timestamp_ms=7) for _ in range(3)]
+        sending.flush()
+        assert [future.result() for future in futures] == [RecordMetadata("t", 0, at, 5_000) for at in range(3)]
 
 
 def test_a_delivery_callback_sends_as_much_as_it_likes(cluster):
@@ -140,14 +170,14 @@ def test_threads_that_send_the_first_record_at_once_share_one_loop(cluster, monk
     with_all = producer(cluster)
 
     def first() -> None:
-        barrier.wait()
+        barrier.wait(PATIENCE_S)
         with_all.send("t", b"x").result(PATIENCE_S)
 
     threads = [threading.Thread(target=first) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        join(thread)
     with_all.close()
     assert len(made) == 1
     assert len(values(cluster)) == 4
@@ -176,3 +206,182 @@ def test_a_topic_that_came_late_takes_records_again(cluster, caplog):
         cluster.auto_create_partitions = 1
         assert sending.send("late", b"x").result(PATIENCE_S).offset == 0
         assert sending._missing_since == {}
+
+
+def test_a_second_close_in_another_thread_takes_nothing_from_the_first(cluster):
+    reached, released = threading.Event(), threading.Event()
+
+    async def late(request: Any, node: Any) -> Any:
+        reached.set()
+        await asyncio.to_thread(released.wait, PATIENCE_S)
+        return node.on_produce(request)
+
+    cluster.script(ProduceRequest, late)
+    # The memory holds few records, so the others stay in the queue to the loop.
+    sending = producer(cluster, buffer_memory=2_000, batch_size=200)
+    sent = [sending.send("t", b"x" * 100) for _ in range(100)]
+    assert reached.wait(PATIENCE_S)
+    closing = [threading.Thread(target=sending.close, daemon=True) for _ in range(2)]
+    for thread in closing:
+        thread.start()
+    time.sleep(0.05)
+    assert not any(future.done() for future in sent)
+    released.set()
+    for thread in closing:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert [future.result(0).offset for future in sent] == list(range(100))
+
+
+def test_a_callback_that_closes_the_producer_while_it_closes_does_not_stop_it(cluster):
+    with producer(cluster, linger_ms=100) as sending:
+        outcome: Future[Any] = Future()
+
+        def close(_: Any) -> None:
+            try:
+                sending.close()
+                outcome.set_result(None)
+            except RuntimeError as error:
+                outcome.set_result(error)
+
+        sending.send("t", b"1").add_done_callback(close)
+    assert outcome.done()
+
+
+def test_a_signal_handler_may_close_the_producer_in_any_call(cluster):
+    sending = producer(cluster)
+
+    def send_until_closed() -> None:
+        while True:
+            sending.send("t", b"x")
+            sending.flush()
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: sending.close())
+    try:
+        main = threading.main_thread().ident
+        assert main is not None
+        interrupt = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGUSR1))
+        interrupt.start()
+        with pytest.raises(RuntimeError, match="closed"):
+            send_until_closed()
+        sending.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_transaction_is_detached_with_the_records_that_were_queued(cluster):
+    finalize(cluster, 2)
+    with producer(cluster, transactional_id="tx") as sending:
+        sending.begin_transaction()
+        for value in numbered(10):
+            sending.send("t", value)
+        detached = sending.detach_transaction()
+        assert detached is not None
+        assert detached.transactional_id == "tx"
+        assert values(cluster) == numbered(10)
+
+
+def test_a_loop_that_is_busy_with_records_is_not_woken_for_each(cluster, monkeypatch):
+    with producer(cluster, linger_ms=10) as sending:
+        sending.send_and_wait("t", b"first")
+        wake_ups: list[Any] = []
+        wake = sending._wake_loop
+
+        def count_and_wake(thread: LoopThread) -> None:
+            wake_ups.append(thread)
+            wake(thread)
+
+        monkeypatch.setattr(sending, "_wake_loop", count_and_wake)
+        monkeypatch.setattr(sending, "_drain_interval_s", PATIENCE_S)
+        sending.send("t", b"second").result(PATIENCE_S)
+        assert wake_ups
+        wake_ups.clear()
+        sent = [sending.send("t", value) for value in numbered(1_000)]
+        assert not wake_ups  # the loop looks at the queue again by itself
+        # A thread that waits does not wait for that.
+        assert sent[-1].result(PATIENCE_S).offset == 1_001
+        assert len(wake_ups) == 1
+
+
+def test_the_future_of_a_record_is_one_of_the_standard_library(cluster):
+    with producer(cluster) as sending:
+        first, second = sending.send("t", b"1"), sending.send("t", 17)
+        assert not first.cancel()
+        done, pending = concurrent.futures.wait([first, second], PATIENCE_S)
+        assert (len(done), len(pending)) == (2, 0)
+        assert first.result().offset == 0
+        assert isinstance(second.exception(), TypeError)
+        with pytest.raises(TypeError, match="value must be bytes"):
+            second.result()
+        more = [sending.send("t", value) for value in numbered(50)]
+        offsets = [future.result().offset for future in concurrent.futures.as_completed(more, PATIENCE_S)]
+        assert sorted(offsets) == list(range(1, 51))
+
+        async def on_another_loop() -> int:
+            return (await asyncio.wrap_future(sending.send("t", b"x"))).offset
+
+        assert asyncio.run(on_another_loop()) == 51
+        called: list[Any] = []
+        first.add_done_callback(called.append)  # it is done already
+        assert called == [first]
+        cluster.script(ProduceRequest, lambda request, node: SILENCE)
+        late = sending.send("t", b"x")
+        with pytest.raises(TimeoutError):
+            late.result(0.01)
+        assert not late.done()
+        sending.close(0)
+        assert isinstance(late.exception(PATIENCE_S), KafkaError)
+
+
+def test_many_threads_wait_each_for_its_own_record(cluster):
+    outcomes: list[int] = []
+    with producer(cluster) as sending:
+
+        def send_and_wait() -> None:
+            outcomes.extend(sending.send_and_wait("t", b"x").offset for _ in range(50))
+
+        threads = [threading.Thread(target=send_and_wait) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert sorted(outcomes) == list(range(400))
+
+
+def test_a_callback_that_waits_for_a_record_is_refused_and_does_not_stop_the_loop(cluster):
+    outcome: Future[Any] = Future()
+    with producer(cluster) as sending:
+
+        def wait(_: Any) -> None:
+            try:
+                outcome.set_result(sending.send("t", b"2").result())
+            except RuntimeError as error:
+                outcome.set_result(error)
+
+        sending.send("t", b"1").add_done_callback(wait)
+        assert isinstance(outcome.result(PATIENCE_S), RuntimeError)
+    assert values(cluster) == [b"1", b"2"]
+
+
+def test_a_callback_that_raises_what_is_no_exception_stops_no_other_record(cluster, caplog):
+    """An `asyncio.CancelledError` and a SystemExit pass through a future of the standard library."""
+
+    def cancel(_: object) -> None:
+        raise asyncio.CancelledError
+
+    def leave(_: object) -> None:
+        raise SystemExit
+
+    calls: list[object] = []
+    with producer(cluster, linger_ms=60_000) as sending:
+        futures = [sending.send("t", b"1", partition=0) for _ in range(4)]
+        futures[0].add_done_callback(cancel)
+        futures[1].add_done_callback(leave)
+        futures[1].add_done_callback(calls.append)
+        many = sending.send_many("t", [b"2"] * 2)
+        many.add_done_callback(leave)
+        sending.flush()
+        assert [future.result(PATIENCE_S).offset for future in futures] == [0, 1, 2, 3]
+        assert many.result(PATIENCE_S)
+        assert calls == [futures[1]]
+    assert caplog.text.count("raised") == 3

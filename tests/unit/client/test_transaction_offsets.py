@@ -13,6 +13,7 @@ from tests.unit.client.transacting import (
     cluster_of,
     finalize,
     handled,
+    limited,
     refuse_group,
     refuse_offsets,
     story,
@@ -148,7 +149,7 @@ async def test_offsets_whose_fate_is_not_known_are_never_committed_by_accident(v
         cluster.script(TxnOffsetCommitRequest, then(handled, SILENCE))
         with pytest.raises(TransactionAbortable, match="send_offsets_to_transaction"):
             await sending.send_offsets_to_transaction({T0: 5}, MEMBER)
-        with pytest.raises(TransactionAbortable, match="may be committed or not"):
+        with pytest.raises(TransactionAbortable, match="may be committed or not: send_offsets_to_transaction of"):
             await sending.commit_transaction()
         assert "commit" not in story(cluster)
 
@@ -163,7 +164,7 @@ async def test_a_cancelled_commit_of_offsets_makes_the_transaction_abortable(ver
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        with pytest.raises(TransactionAbortable):
+        with pytest.raises(TransactionAbortable, match="or not: the call was cancelled"):
             await sending.commit_transaction()
         cluster.scripts.clear()
         await sending.abort_transaction()
@@ -181,9 +182,11 @@ async def test_a_broker_too_old_for_members_is_not_sent_a_commit_that_cannot_be_
 
 
 async def test_a_version_1_group_commit_without_an_answer_leads_to_a_new_epoch():
-    async with cluster_of(1) as cluster, transactional(cluster, request_timeout_ms=200) as sending:
+    async with cluster_of(1) as cluster, transactional(cluster) as sending:
         cluster.script(TxnOffsetCommitRequest, then(lambda request, node: None, SILENCE))
-        await run(sending)
+        async with sending.transaction():
+            with limited(sending, request_timeout_ms=200):
+                await sending.send_offsets_to_transaction({T0: 5}, MEMBER)
         await run(sending, 6)
         assert story(cluster).count("init") == 2
     async with cluster_of(1) as cluster, transactional(cluster) as sending:
@@ -191,3 +194,15 @@ async def test_a_version_1_group_commit_without_an_answer_leads_to_a_new_epoch()
         await run(sending)
         await run(sending, 6)
         assert story(cluster).count("init") == 1
+
+
+@pytest.mark.parametrize(
+    ("offset", "error"), [("5", TypeError), (None, TypeError), (-1, ValueError), (2**63, ValueError)]
+)
+async def test_a_wrong_offset_is_named_and_the_producer_goes_on(offset, error):
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        with pytest.raises(error, match="t-0: "):
+            async with sending.transaction():
+                await sending.send_offsets_to_transaction({T0: offset}, MEMBER)
+        await run(sending)
+        assert cluster.transactions.committed_offsets == {("g", "t", 0): 5}

@@ -13,6 +13,7 @@ from tests.unit.client.transacting import (
     cluster_of,
     finalize,
     handled,
+    limited,
     no_coordinator,
     refuse_end,
     refuse_init,
@@ -283,12 +284,17 @@ async def test_a_record_that_cannot_be_sent_makes_the_transaction_abortable():
 
 @both_versions
 async def test_a_record_that_expires_unsettled_makes_the_transaction_abortable(version):
-    options = {"request_timeout_ms": 100, "delivery_timeout_ms": 150}
-    async with cluster_of(version) as cluster, transactional(cluster, **options) as sending:
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
         await run(sending, b"0")
         cluster.script(ProduceRequest, *[SILENCE_ACTION] * 10)
+
+        async def one_that_expires() -> None:
+            async with sending.transaction():
+                with limited(sending, request_timeout_ms=100, delivery_timeout_ms=150):
+                    await asyncio.wait([await sending.send("t", b"1", partition=0)])
+
         with pytest.raises(TransactionAbortable):
-            await run(sending, b"1")
+            await one_that_expires()
         cluster.scripts.clear()
         await run(sending, b"2")
         assert [each for each in story(cluster) if each in ("commit", "abort")] == ["commit", "abort", "commit"]
@@ -302,9 +308,12 @@ def SILENCE_ACTION(request: Any, node: Any) -> Any:
 @pytest.mark.parametrize("answer", [DROP, SILENCE])
 async def test_version_1_begins_anew_after_an_end_without_an_answer(answer):
     """KAFKA-17754: the first EndTxn may arrive late and end the next transaction, which has the same epoch."""
-    async with cluster_of(1) as cluster, transactional(cluster, request_timeout_ms=200) as sending:
+    async with cluster_of(1) as cluster, transactional(cluster) as sending:
         cluster.script(EndTxnRequest, then(lambda request, node: None, answer))  # it is still under way
-        await run(sending, b"1")
+        await sending.begin_transaction()
+        await sending.send_and_wait("t", b"1", partition=0)
+        with limited(sending, request_timeout_ms=200):
+            await sending.commit_transaction()
         delayed = cluster.sent(EndTxnRequest)[0]
         await sending.begin_transaction()
         await sending.send_and_wait("t", b"2", partition=0)
@@ -385,9 +394,9 @@ async def test_a_broker_too_old_to_bump_epochs_ends_the_producer_where_it_must(v
 
 @both_versions
 async def test_without_a_coordinator_a_call_ends_in_time_and_names_the_cause(version):
-    async with cluster_of(version) as cluster, transactional(cluster, **SHORT) as sending:
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
         cluster.script(FindCoordinatorRequest, *[no_coordinator] * 1000)
-        with pytest.raises(TransactionTimeout) as caught:
+        with limited(sending, **SHORT), pytest.raises(TransactionTimeout) as caught:
             await sending.init_transactions()
         assert "init_transactions of transactional id 'tx' did not end within max_block_ms=300" in str(caught.value)
         assert "COORDINATOR_NOT_AVAILABLE" in str(caught.value)
@@ -405,20 +414,15 @@ async def test_a_bad_id_is_told_at_once(version):
 
 @both_versions
 async def test_a_commit_that_times_out_may_be_repeated(version):
-    async with cluster_of(version) as cluster, transactional(cluster, **SHORT, request_timeout_ms=1_000) as sending:
+    async with cluster_of(version) as cluster, transactional(cluster, request_timeout_ms=1_000) as sending:
         cluster.script(EndTxnRequest, then(handled, SILENCE))
         await sending.begin_transaction()
-        await sending.send("t", b"1", partition=0)
-        with pytest.raises(TransactionTimeout, match="commit_transaction"):
+        await sending.send_and_wait("t", b"1", partition=0)
+        with limited(sending, **SHORT), pytest.raises(TransactionTimeout, match="commit_transaction"):
             await sending.commit_transaction()
         with pytest.raises(RuntimeError, match="repeat commit_transaction"):
             await sending.abort_transaction()
-        while True:
-            try:
-                await sending.commit_transaction()
-                break
-            except TransactionTimeout:
-                pass
+        await sending.commit_transaction()
         await run(sending, b"2")
         assert cluster.transactions.committed == [b"1", b"2"]
 
@@ -436,7 +440,7 @@ async def test_a_block_whose_records_do_not_arrive_in_time_is_aborted(version):
 
 @both_versions
 async def test_an_abort_overtakes_a_commit_that_has_no_coordinator_yet(version):
-    async with cluster_of(version) as cluster, transactional(cluster, **SHORT) as sending:
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
         await sending.begin_transaction()
         await sending.send_and_wait("t", b"1", partition=0)
         cluster.script(EndTxnRequest, refuse_end(ErrorCode.NOT_COORDINATOR))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
@@ -41,6 +43,29 @@ def transactional(cluster: FakeCluster, **options: Any) -> Producer:
     return Producer(
         **{"bootstrap_servers": cluster.bootstrap, "linger_ms": 0, "transactional_id": "tx", **FAST, **options}
     )
+
+
+@contextmanager
+def limited(sending: Producer, **limits: int) -> Iterator[None]:
+    """Sets limits of time for the calls that are to end by them.
+
+    All others keep the long limits: a machine that stands still for a moment ends none of them.
+    """
+    config: Any = sending._config
+    before = {name: getattr(config, name) for name in limits}
+    memory: Any = sending._accumulator
+    delivery_timeout_ms = None if memory is None else memory._delivery_timeout_ms
+    try:
+        for name, value in limits.items():
+            object.__setattr__(config, name, value)
+        if memory is not None and "delivery_timeout_ms" in limits:
+            memory._delivery_timeout_ms = limits["delivery_timeout_ms"]
+        yield
+    finally:
+        for name, value in before.items():
+            object.__setattr__(config, name, value)
+        if memory is not None:
+            memory._delivery_timeout_ms = delivery_timeout_ms
 
 
 def story(cluster: FakeCluster) -> list[str]:

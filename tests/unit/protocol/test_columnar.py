@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.protocol.batches import columnar
 from tidelog.protocol.batches import compression as codecs
 from tidelog.protocol.batches.columnar import COLUMNS, arrow_schema, decode_columns
@@ -231,6 +232,20 @@ def test_pieces_are_bounded_in_rows_and_bytes(monkeypatch, codec):
     assert pieces[-1].num_rows == 1
 
 
+@pytest.mark.parametrize("codec", codecs.NAMES)
+def test_batches_that_are_larger_than_the_room_that_is_left_for_them_lose_nothing(monkeypatch, codec):
+    # Many small batches of a high ratio, so that the buffer for them is far smaller than all of them.
+    monkeypatch.setattr(columnar, "_BUFFER_BYTES_MIN", 1)
+    batches = b"".join(
+        bytes(encode_batch([(TIME, None, b"%d" % (n % 10) * (n * 97 % 4000), ())], base_offset=n, compression=codec))
+        for n in range(200)
+    )
+    pieces = list(decode_columns(batches, topic="t", partition=3))
+    assert [row for piece in pieces for row in piece["offset"].to_pylist()] == list(range(200))
+    values = [value for piece in pieces for value in piece["value"].to_pylist()]
+    assert values == [b"%d" % (n % 10) * (n * 97 % 4000) for n in range(200)]
+
+
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_a_large_batch_that_is_broken_is_refused_in_whichever_part(monkeypatch, codec):
     monkeypatch.setattr(columnar, "PIECE_ROWS", 10)
@@ -266,5 +281,7 @@ def test_importing_it_loads_no_heavy_library():
         "import sys, tidelog.protocol.batches.columnar; "
         "print([m for m in ('numpy','numba','pyarrow') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert done.stdout.strip() == "[]"

@@ -26,6 +26,35 @@ def test_what_is_compressed_comes_back(codec, data, kind):
     assert codecs.decompress(codec, kind(packed), len(data)) == data
 
 
+@pytest.mark.parametrize("codec", codecs.NAMES)
+@pytest.mark.parametrize("data", [b"", b"x", TEXT, NOISE, bytes(1_000_000)], ids=len)
+def test_it_is_decompressed_into_memory_that_has_room_and_else_not(codec, data):
+    packed = codecs.compress(codec, data)
+    room = bytearray(len(data) + 100_000)
+    assert codecs.decompress_into(codec, packed, memoryview(room)) == len(data)
+    assert room[: len(data)] == data
+    assert codecs.decompress_into(codec, packed, memoryview(bytearray(len(data)))) == len(data)
+    if data:
+        rest = bytearray(b"\xaa" * 64)
+        narrow = bytearray(len(data) - 1) + rest
+        assert codecs.decompress_into(codec, packed, memoryview(narrow)[: len(data) - 1]) is None
+        assert narrow[len(data) - 1 :] == rest
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_bytes_that_are_changed_are_decompressed_into_memory_as_they_are_else_or_not_at_all(codec):
+    packed = codecs.compress(codec, TEXT[:5000])
+    rng = random.Random(7)
+    for _ in range(300):
+        changed = bytearray(packed)
+        changed[rng.randrange(len(changed))] = rng.randrange(256)
+        room = bytearray(200_000)
+        size = codecs.decompress_into(codec, changed, memoryview(room)[:150_000])
+        assert not any(room[150_000:])
+        if size is not None:
+            assert room[:size] == codecs.decompress(codec, changed, 150_000)
+
+
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_text_gets_smaller(codec):
     assert len(codecs.compress(codec, TEXT)) < len(TEXT) / 2
@@ -128,11 +157,21 @@ def test_a_raw_snappy_length_is_not_believed():
 
 
 def test_lz4_frames_have_javas_descriptor():
-    for data in (TEXT, NOISE):
+    for data in (TEXT[:65_536], NOISE[:65_536]):
         packed = codecs.compress(codecs.LZ4, data)
         assert packed[:7] == bytes.fromhex("04224d18604082")
         assert packed[-4:] == bytes(4)
         assert bytes(cramjam.lz4.decompress(packed)) == data  # the descriptor's checksum byte is right
+
+
+@pytest.mark.parametrize("size", [65_537, 131_072, 262_144, 262_145, 600_000])
+def test_lz4_frames_of_more_than_64_kib_have_blocks_of_256(size):
+    for data in ((TEXT * (size // len(TEXT) + 1))[:size], random.Random(size).randbytes(size)):
+        packed = codecs.compress(codecs.LZ4, data)
+        assert packed[:7] == bytes.fromhex("04224d186050fb")
+        assert packed[-4:] == bytes(4)
+        assert bytes(cramjam.lz4.decompress(packed)) == data  # the descriptor's checksum byte is right
+        assert codecs.decompress(codecs.LZ4, packed) == data
 
 
 @pytest.mark.parametrize("linked", [True, False])

@@ -15,6 +15,7 @@ from tidelog.protocol.hot import (
     NodeAddress,
     ProducedPartition,
     decode_one_produce,
+    decode_pipelined_produces,
     decode_produce,
     encode_fetch_response,
     encode_one_produced,
@@ -92,6 +93,76 @@ def test_the_request_of_one_partition_is_recognised_and_no_other(case: tuple[int
     if one is not None:
         [(topic, [(index, records)])] = topics
         assert one == (topic, index, records, message.acks, message.timeout_ms)
+
+
+HEADER_BYTES = 18  # key, version, correlation id, a client id of seven bytes, no tags
+
+
+def one_produce(topic: str, index: int, records: bytes, acks: int = -1, correlation_id: int = 7) -> bytearray:
+    """A request without its size."""
+    partition = produce_messages.PartitionProduceData(index=index, records=records)
+    message = produce_messages.ProduceRequest(
+        acks=acks,
+        timeout_ms=5000,
+        topic_data=[produce_messages.TopicProduceData(name=topic, partition_data=[partition])],
+    )
+    head = b"\0\0\0\x0c" + correlation_id.to_bytes(4, "big") + b"\0\x07a-probe\0"
+    return bytearray(head + message.encode(12))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("topic", "topic", "topic", "topik", "t")),
+            st.sampled_from((0, 0, 0, 1)),
+            st.sampled_from((-1, -1, -1, 1)),
+            st.sampled_from((1, 30, 120, 126, 127, 128, 300, 16_382, 16_383)),
+            st.none() | st.tuples(st.integers(0, 400), st.integers(0, 7)),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_pipelined_requests_are_decoded_as_each_alone(cases: list[tuple[str, int, int, int, tuple[int, int] | None]]):
+    frames = []
+    for number, (topic, index, acks, size, flip) in enumerate(cases):
+        frame = one_produce(topic, index, bytes((number,)) * size, acks, number)
+        if flip is not None and flip[0] < len(frame):
+            frame[flip[0]] ^= 1 << flip[1]
+        frames.append(frame)
+    assert_decoded_as_each_alone(frames)
+
+
+@pytest.mark.parametrize("size", [1, 100, 200])
+def test_each_byte_that_makes_a_request_different_ends_the_pipelined_ones(size: int) -> None:
+    first = one_produce("topic", 0, bytes(size))
+    for place in {*range(60), *range(len(first) - 4, len(first))} & set(range(len(first))):
+        other = bytearray(first)
+        other[place] ^= 1
+        assert_decoded_as_each_alone([first, bytearray(first), other])
+    for cut in range(8, len(first)):
+        assert_decoded_as_each_alone([first, bytearray(first), first[:cut]])
+
+
+def assert_decoded_as_each_alone(data: list[bytearray]) -> None:
+    frames = [memoryview(each) for each in data]
+    decoded = decode_pipelined_produces(frames, HEADER_BYTES, 12)
+    alone = [decode_one_produce(frame, HEADER_BYTES, 12) for frame in frames]
+    alike = 0
+    for frame, one in zip(frames, alone):
+        if one is None or alone[0] is None or frame[:4] != frames[0][:4] or frame[8:18] != frames[0][8:18]:
+            break
+        if (one[:2], one[3:]) != (alone[0][:2], alone[0][3:]) or len(one[2]) > 0x3FFE:
+            break
+        alike += 1
+    if decoded is None:
+        assert alike < 2
+        return
+    topic, index, acks, timeout_ms, correlation_ids, batches = decoded
+    assert len(batches) == alike
+    for frame, one, correlation_id, records in zip(frames, alone, correlation_ids, batches):
+        assert one == (topic, index, records, acks, timeout_ms)
+        assert correlation_id == int.from_bytes(frame[4:8], "big", signed=True)
 
 
 @given(int32s, st.text(alphabet="abcå-", min_size=1, max_size=60), int32s, int64s, int64s, int64s)

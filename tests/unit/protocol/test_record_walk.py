@@ -80,6 +80,29 @@ def test_a_scan_refuses_what_the_decoder_refuses(values: list[tuple[object, ...]
     assert found == decoded
 
 
+@pytest.mark.parametrize("key", [None, 0, 20, 70])
+@pytest.mark.parametrize("value", [None, 0, 40, 57, 63, 64, 8191, 8192])
+def test_the_check_of_one_record_agrees_with_its_scan(key: int | None, value: int | None) -> None:
+    """Whatever one of its bytes is, and also if some are missing or more follow."""
+    fields = [None if size is None else bytes(size) for size in (key, value)]
+    section = section_of([(NOW_MS, *fields, ())])
+    places = {*range(10), *range(18, 30), *range(70, 82), len(section) - 1} & set(range(len(section)))
+    values = (*range(4), *range(0x10, 0x100, 0x11), 0x7F, 0x80, 0x81)
+    changed = [section[:place] + bytes((byte,)) + section[place + 1 :] for place in places for byte in values]
+    bit = [bytes((section[0] ^ 1,)) + section[1:], section[:1] + bytes((section[1] ^ 1,)) + section[2:]]
+    for each in (section, section[:-1], section[:-2], section + b"\0", section + b"\0\0", *changed, *bit):
+        try:
+            expected = len(list(scan_records(each, 1)))
+        except KafkaError:
+            expected = -1
+        try:
+            check(each, 1, b"\0\0\0\1\1\0" * 3)
+            found = 1
+        except KafkaError:
+            found = -1
+        assert found == expected, each
+
+
 @pytest.mark.parametrize("sizes", [[100] * 5000, [7, 300] * 2000, list(range(3000)), [60] * 200 + [20_000] * 200])
 def test_long_batches(sizes: list[int]) -> None:
     section = section_of([(NOW_MS + n // 7, None, bytes(size), ()) for n, size in enumerate(sizes)])

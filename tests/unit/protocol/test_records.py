@@ -400,3 +400,25 @@ def test_an_end_marker_that_is_none_is_invalid(value):
 
 def test_corrupt_record_is_a_kafka_error():
     assert CorruptRecord("why").code is ErrorCode.CORRUPT_MESSAGE
+
+
+def test_records_whose_numbers_are_at_the_ends_of_the_tables_are_read_back():
+    """Sizes, counts and time deltas up to 2047 are looked up; -1 is a null."""
+    sizes: list[int | None] = [None, 0, 1, 63, 64, 2046, 2047, 2048, 2049, 9000]
+    contents = [None if size is None else b"x" * size for size in sizes]
+    written = [(delta, key, value) for delta in (0, 2047, 2048, 2049, -1) for key in contents for value in contents]
+    written += [(number % 3, None, b"v") for number in range(2060)]
+    builder = BatchBuilder(2**30)
+    for delta, key, value in written:
+        assert builder.append(5_000 + delta, key, value)
+    read = decode_batch(builder.build())
+    assert [(record.timestamp - 5_000, record.key, record.value) for record in read] == written
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 2047), (1, 2048), (1, 2049), (2050, 0)])
+def test_one_number_alone_at_the_end_of_the_tables_is_read_back(count: int, size: int):
+    """The numbers of a record are compared with the tables together: another one may hide a bit."""
+    builder = BatchBuilder(2**30)
+    for _ in range(count):
+        assert builder.append(5_000, None, b"x" * size)
+    assert [record.value for record in decode_batch(builder.build())] == [b"x" * size] * count

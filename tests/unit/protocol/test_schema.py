@@ -147,6 +147,18 @@ def test_what_is_encoded_is_decoded(version: int):
     assert Harbour.decode(Harbour().encode(version), version) == Harbour()
 
 
+@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("size", [0, 4095, 4096, 100_000])
+def test_pieces_are_the_encoded_bytes_and_large_records_are_not_copied(version: int, size: int):
+    harbour = full(version)
+    if version >= 3:
+        harbour.cargo = bytes(size)
+    pieces = harbour.write_pieces(bytearray(b"head"), version)
+    assert b"".join(pieces) == b"head" + harbour.encode(version)
+    is_uncopied = any(piece is harbour.cargo for piece in pieces)
+    assert is_uncopied == (version >= 3 and size >= 4096)
+
+
 def test_the_bytes_of_an_old_and_a_flexible_version():
     harbour = Harbour(open=False, name="A", berths=[Berth(name="x", depth=3)])
     assert harbour.encode(0).hex(" ") == "00 00 01 41 00 00 00 01 00 01 78 00 00 00 03"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,9 @@ from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.segments.log_config import LogConfig
+
+_incarnations = itertools.count(1)
+"""A process that starts again is another incarnation than the one before it."""
 
 
 class Node:
@@ -89,7 +93,7 @@ class Node:
             probe=self._probe,
             bootstrap_values=self.raft.bootstrap_values,
         )
-        self.broker = Broker(node_id, incarnation=random.randrange(256))
+        self.broker = Broker(node_id, incarnation=next(_incarnations) % 256)
 
     def _tell(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self.told.append((image, delta))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tests.simulation.simulated_disk import SimulatedDisk
-from tests.unit.storage.batches import NOW, TOPIC_ID, batch
+from tests.unit.storage.batches import NOW, TOPIC_ID, batch, idempotent
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.replication.future_replica import FutureReplica, MoveState
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.producers.verification import TransactionAppend
 from tidelog.storage.segments.log_config import LogConfig
 
 SMALL = LogConfig(segment_bytes=600, index_interval_bytes=100)
@@ -31,12 +33,12 @@ def content(log: PartitionLog) -> list[bytes]:
 
 
 class World:
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, config: LogConfig = SMALL) -> None:
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk(random.Random(seed))
         self.homes = [LogDirectory.open(self.disk, path, node_id=1, cluster_id="C" * 22) for path in ("/a", "/b")]
-        self.present = self.homes[0].create_log("t", 0, TOPIC_ID, SMALL, NOW)
-        self.homes[1].create_future("t", 0, TOPIC_ID, SMALL, NOW)
+        self.present = self.homes[0].create_log("t", 0, TOPIC_ID, config, NOW)
+        self.homes[1].create_future("t", 0, TOPIC_ID, config, NOW)
         self.epoch = 0
         self.partition = cast(Any, SimpleNamespace(log=self.present, topic="t", index=0))
         self.future = FutureReplica(self.partition, self.homes[1].futures["t", 0], b"a" * 16, b"b" * 16)
@@ -117,12 +119,24 @@ def test_what_is_known_besides_the_records_comes_along() -> None:
     assert (found.log_start_offset, found.log_end_offset) == (1, 7)
 
 
+def test_a_transaction_that_is_being_verified_begins_in_the_other_directory() -> None:
+    world = World(config=replace(SMALL, verifies_transactions=True))
+    world.append()
+    verification = world.present.producers.begin_verification(7, 0, 0, True, NOW)
+    world.finish()
+    world.homes[1].promote_future("t", 0)
+    world.future.take_over()
+    log = world.partition.log
+    log.append_as_leader(idempotent(0, transactional=True), 0, NOW, transaction=TransactionAppend(verification))
+    assert log.producers.open_transaction_count == 1
+
+
 def test_the_controller_is_to_believe_in_the_new_place_from_when_it_is_told() -> None:
     future = World().future
-    assert future.told_directory == b"a" * 16
-    for state in (MoveState.TELLING, MoveState.TOLD):
+    assert future.assigned_directory_id == b"a" * 16
+    for state in (MoveState.ASSIGNING, MoveState.ASSIGNED):
         future.state = state
-        assert future.told_directory == b"b" * 16
+        assert future.assigned_directory_id == b"b" * 16
 
 
 def test_it_does_not_take_over_before_it_has_caught_up() -> None:

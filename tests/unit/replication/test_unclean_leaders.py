@@ -12,10 +12,12 @@ import pytest
 from tests.patience import until
 from tests.unit.replication.replicas import Replicas
 from tidelog.broker.replicas.unclean_leaders import UncleanLeaders
+from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.metadata.image import RECOVERING
 from tidelog.replication.partition import Partition
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.storage.log.damaged_end import damaged_end
 
 
 class Others:
@@ -42,6 +44,17 @@ class Others:
 VALUES = [b"%d" % number for number in range(6)]
 
 
+def lead_uncleanly(cluster: Replicas, node_id: int) -> UncleanLeaders:
+    """The node is to lead, and asks the others first."""
+    node = cluster.nodes[node_id]
+    others: Any = Others(cluster, node_id)
+    leaders = UncleanLeaders(node.partitions, others, asyncio.get_running_loop(), node.clock_ms)
+    node.hosting.set_unclean_leaders(leaders)
+    cluster.others = others  # type: ignore[attr-defined]
+    cluster.placed = replace(cluster.placed, leader_recovery_state=RECOVERING)
+    return leaders
+
+
 @pytest.fixture
 async def cluster() -> AsyncIterator[Replicas]:
     """Node 2 lost the last four of six acknowledged records while all were away; the others lost power."""
@@ -58,11 +71,7 @@ async def cluster() -> AsyncIterator[Replicas]:
     cluster.elect(-1, [])
     node = cluster.start(2)
     assert node.log.log_end_offset == 2
-    others: Any = Others(cluster, 2)
-    leaders = UncleanLeaders(node.partitions, others, asyncio.get_running_loop(), node.clock_ms)
-    node.hosting.set_unclean_leaders(leaders)
-    cluster.others = others  # type: ignore[attr-defined]
-    cluster.placed = replace(cluster.placed, leader_recovery_state=RECOVERING)
+    leaders = lead_uncleanly(cluster, 2)
     yield cluster
     await leaders.close()
 
@@ -102,3 +111,69 @@ async def test_a_log_that_went_another_way_is_not_taken(cluster: Replicas) -> No
     cluster.elect(2, [2], tell=[2])
     await until(lambda: cluster.nodes[2].partition.leads)
     assert cluster.nodes[2].log.log_end_offset == 2
+
+
+LAST = (b"3", b"4", b"5")
+
+
+@pytest.fixture
+async def damaged() -> AsyncIterator[Replicas]:
+    """Node 2 lost all batches but the first; its checkpoints name an offset inside of the last one, of offsets 3 to 5,
+    in which the other replicas began another leader epoch."""
+    cluster = Replicas(3)
+    for value in (b"0", b"1", b"2"):
+        cluster.nodes[1].produce(value)
+        cluster.loop.run_for(600)
+    cluster.elect(1, [1, 2, 3])
+    cluster.nodes[1].produce(*LAST)
+    cluster.loop.run_for(600)
+    cluster.nodes[2].log.flush()
+    cluster.nodes[2].checkpoint()
+    cluster.stop(2)
+    path = f"/data/t-0/{0:020d}.log"
+    data = cluster.disks[2].read_file(path)
+    cluster.disks[2].write_file(path, data[: [position for position, _ in iter_headers(data)][1]], sync=True)
+    cluster.elect(-1, [])
+    node = cluster.start(2)
+    damage = damaged_end(node.log)
+    assert damage is not None
+    assert (damage.first_offset, damage.end_offset) == (1, 5)
+    leaders = lead_uncleanly(cluster, 2)
+    yield cluster
+    await leaders.close()
+
+
+async def test_the_others_keep_a_batch_that_the_damaged_end_of_its_log_lies_in(damaged: Replicas) -> None:
+    """They would cut it as a whole, though only the lower bound of what this one had lies there."""
+    damaged.elect(2, [2])
+    node = damaged.nodes[2]
+    await until(lambda: node.partition.leads)
+    damaged.loop.run_for(600)
+    assert node.log.log_end_offset == 6
+    assert [(each.first_offset, each.end_offset) for _, each in node.log.damaged_ranges()] == [(1, 6)]
+    for each in (1, 3):
+        assert damaged.nodes[each].values() == [b"0", b"1", b"2", *LAST]
+    assert node.produce(b"on", acks=1).code == 0
+    damaged.loop.run_for(600)
+    assert damaged.nodes[3].values()[-1] == b"on"
+
+
+async def test_it_takes_over_what_follows_its_damaged_end(damaged: Replicas) -> None:
+    damaged.elect(1, [1, 3], tell=[1, 3])
+    damaged.nodes[1].produce(b"6")
+    damaged.loop.run_for(600)
+    damaged.elect(2, [2])
+    await until(lambda: damaged.nodes[2].partition.leads)
+    damaged.loop.run_for(600)
+    assert damaged.nodes[2].log.log_end_offset == 7
+    assert list(damaged.nodes[2].log.leader_epochs)[-1][1] == 7
+    for each in (1, 3):
+        assert damaged.nodes[each].values() == [b"0", b"1", b"2", *LAST, b"6"]
+
+
+async def test_one_that_lacks_its_last_whole_batch_is_not_asked_where_it_ends(damaged: Replicas) -> None:
+    damaged.nodes[2].log.leader_epochs.clear()
+    damaged.nodes[2].log.leader_epochs.assign(1, 0)
+    damaged.elect(2, [2], tell=[2])
+    await until(lambda: damaged.nodes[2].partition.leads)
+    assert damaged.nodes[2].log.log_end_offset == 5

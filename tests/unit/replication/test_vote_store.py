@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tidelog.protocol.batches.crc import crc32c
 from tidelog.replication.quorum.files.vote_store import (
     CorruptQuorumState,
     QuorumState,
@@ -20,8 +21,23 @@ DYNAMIC = b'{"leaderId":-1,"leaderEpoch":7,"votedId":3,"votedDirectoryId":"AAAAA
 
 
 @pytest.mark.parametrize("content", [STATIC, DYNAMIC])
-def test_kafkas_file_is_read_and_written_to_the_byte(content):
-    assert encode_quorum_state(decode_quorum_state(content)) == content
+def test_kafkas_file_is_read_and_written_to_the_byte_with_a_checksum_behind(content):
+    written = encode_quorum_state(decode_quorum_state(content))
+    assert written == content[:-1] + b',"checksum":"%08x"}' % crc32c(content)
+    assert decode_quorum_state(written) == decode_quorum_state(content)
+
+
+@pytest.mark.parametrize("content", [STATIC, DYNAMIC])
+def test_a_file_in_which_any_bit_is_another_says_the_same_or_nothing(content):
+    state = decode_quorum_state(content)
+    written = encode_quorum_state(state)
+    for bit in range(8 * len(written)):
+        damaged = bytearray(written)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            assert decode_quorum_state(bytes(damaged)) == state, damaged
+        except CorruptQuorumState:
+            pass
 
 
 def test_what_it_says():

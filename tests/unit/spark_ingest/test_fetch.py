@@ -4,6 +4,7 @@ import pytest
 
 from tidelog.client.model import EARLIEST_TIMESTAMP, OffsetAndTimestamp
 from tidelog.client.network import offsets, raw_fetch
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.sync import Admin, Producer
 from tidelog.protocol.batches.columnar import COLUMNS
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -188,6 +189,26 @@ def test_a_deleted_topic_is_left_out_where_loss_is_tolerated(node, new_topic):
     with pytest.raises(KafkaError) as failure:
         read(node, topic, 0, 5, **timeouts)
     assert failure.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_task_does_not_wait_long_for_a_topic_that_the_brokers_do_not_know(node, new_topic, monkeypatch):
+    monkeypatch.setattr(fetch, "UNKNOWN_TOPIC_TIMEOUT_MS", 300)
+    topic = new_topic(5)
+    delete(node, topic)
+    assert read(node, topic, 0, 5, failOnDataLoss="false") is None
+
+
+def test_brokers_that_do_not_answer_are_no_data_loss(node, new_topic, monkeypatch):
+    topic, waits = new_topic(5), []
+
+    async def no_answer(cluster, name, timeout_ms):
+        waits.append(timeout_ms)
+        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "no broker answers")
+
+    monkeypatch.setattr(Cluster, "topic", no_answer)
+    with pytest.raises(KafkaError, match="no broker answers"):
+        read(node, topic, 0, 5, failOnDataLoss="false")
+    assert sum(waits) == 120_000
 
 
 def test_a_leader_that_refuses_what_its_log_is_said_to_hold_ends_the_read(node, new_topic, monkeypatch):

@@ -65,11 +65,11 @@ def test_offsets_must_name_exactly_the_partitions_read(node, new_topic):
     topic = new_topic(5, 6)
     one = by_partition(topic, 2)
     three = by_partition(topic, 0, 0, 0)
-    with pytest.raises(ConfigError, match=f"{topic}-1 is missing; use -2 for earliest"):
+    with pytest.raises(ConfigError, match=f"it lacks {topic}-1; use -2 for earliest"):
         ranges(node, subscribe=topic, startingOffsets=one)
-    with pytest.raises(ConfigError, match=f"{topic}-1 is missing; use -1 for latest"):
+    with pytest.raises(ConfigError, match=f"it lacks {topic}-1; use -1 for latest"):
         ranges(node, subscribe=topic, endingOffsets=one)
-    with pytest.raises(ConfigError, match=f"{topic}-2, which is not read"):
+    with pytest.raises(ConfigError, match=f"partitions that are not read: {topic}-2"):
         ranges(node, subscribe=topic, startingOffsets=three)
 
 

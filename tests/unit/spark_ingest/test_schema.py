@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.schema import SPARK_TYPES, projection, source_schema
 
@@ -71,7 +72,9 @@ def test_the_module_spark_finds_is_cheap_and_holds_the_source():
         "import sys, pyspark.sql.datasource\nprint([n for n in ('numpy', 'pyarrow', 'asyncio') if n in sys.modules])"
     )
     outputs = [
-        subprocess.run([sys.executable, "-c", each], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", each], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+        ).stdout
         for each in (script, clean)
     ]
     assert outputs[0] == outputs[1]  # nothing beyond what pyspark itself loads

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +15,8 @@ from tidelog.client.model import NewTopic, TopicPartition
 from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ConfigError, KafkaError
 from tidelog.spark_ingest import sink
-from tidelog.spark_ingest.sink import TaskId, Written, end_transactions, write_task
+from tidelog.spark_ingest.micro_batches import CommittedBatch
+from tidelog.spark_ingest.sink import TaskId, Written, commit_micro_batch, end_transactions, write_task
 from tidelog.spark_ingest.sink_options import SinkOptions
 
 pa = pytest.importorskip("pyarrow")
@@ -139,15 +142,16 @@ def test_another_query_writes_its_own_micro_batch_0(options, topic):
 def test_a_task_without_rows_has_no_transaction(options):
     assert write_task(options, TaskId("q7", 0, 0), rows()) == Written(0, None)
     assert write_task(options, TaskId("q7", 0, 0), []) == Written(0, None)
+    commit_micro_batch(options, "q7", 0, [Written(0, None)])
 
 
 def test_without_the_guard_a_replay_doubles(options, topic, monkeypatch):
     """The planted mistake: were it not seen, the tests above would show nothing."""
 
-    async def nothing(options: SinkOptions, group: str) -> int:
-        return -1
+    async def nothing(*arguments: Any) -> CommittedBatch:
+        return CommittedBatch(-1, 0)
 
-    monkeypatch.setattr(sink, "_committed_batch", nothing)
+    monkeypatch.setattr(sink, "committed_batch", nothing)
     batch = MicroBatch(options, "q8", 0)
     batch.end(batch.write(0))
     batch.end(batch.write(0))
@@ -166,3 +170,235 @@ def test_a_row_without_a_topic_is_refused(broker):
     batch = pa.record_batch({"topic": pa.array([None], pa.string()), "value": pa.array(["x"])})
     with pytest.raises(ConfigError, match="null topic"):
         write_task(options, TaskId("q", 0, -1), [batch])
+
+
+class Query:
+    """A query whose micro-batches are divided among any number of tasks."""
+
+    def __init__(self, options: SinkOptions, name: str) -> None:
+        self.options, self.name = options, name
+
+    def run(self, batch: int, task_count: int, rows_of_batch: int = 12) -> None:
+        self.commit(batch, self.write(batch, task_count, rows_of_batch))
+
+    def write(self, batch: int, task_count: int, rows_of_batch: int = 12) -> list[Written]:
+        values = [f"{batch}/{number}" for number in range(rows_of_batch)]
+        return [
+            write_task(self.options, TaskId(self.name, task, batch), rows(*values[task::task_count]))
+            for task in range(task_count)
+        ]
+
+    def commit(self, batch: int, tasks: list[Written]) -> None:
+        commit_micro_batch(self.options, self.name, batch, tasks)
+
+
+@pytest.mark.parametrize("task_count", [1, 2, 3, 5])
+@pytest.mark.parametrize("crash", ["between_the_commits", "after_the_commits"])
+def test_a_micro_batch_that_is_divided_otherwise_when_it_is_replayed_is_written_once_or_refused(
+    options, topic, monkeypatch, task_count, crash
+):
+    query = Query(options, f"divided-{crash}-{task_count}")
+    query.run(0, 2)
+    tasks = query.write(1, 3)
+    if crash == "between_the_commits":
+        with monkeypatch.context() as planted:
+            planted.setattr(sink, "end_transactions", lambda options, transactions, committed: None)
+            query.commit(1, tasks)
+        last = tasks[-1].transaction
+        assert last is not None
+        end_transactions(options, [last], committed=True)
+    else:
+        query.commit(1, tasks)
+    if task_count != 3:
+        with pytest.raises(ConfigError, match=f"was run with 3 tasks before.* and now with {task_count}"):
+            query.run(1, task_count)
+    # What was refused has left nothing: the same tasks as before write the rest.
+    query.run(1, 3)
+    query.run(2, task_count)
+    assert written(options, topic) == Counter(f"{batch}/{row}".encode() for batch in range(3) for row in range(12))
+
+
+def test_tasks_of_a_micro_batch_that_was_not_going_to_be_committed_may_be_others(options, topic):
+    query = Query(options, "others")
+    query.write(0, 3)
+    query.run(0, 4)
+    assert written(options, topic) == Counter(f"0/{row}".encode() for row in range(12))
+
+
+class Division:
+    """A query of two tasks whose first micro-batch is committed in part, and run again with rows divided otherwise."""
+
+    def __init__(self, options: SinkOptions, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.options, self.name, self.monkeypatch = options, name, monkeypatch
+
+    def write(self, *tasks: str) -> list[Written]:
+        return [
+            write_task(self.options, TaskId(self.name, number, 0), rows(*values) if values else [])
+            for number, values in enumerate(tasks)
+        ]
+
+    def run(self, *tasks: str) -> None:
+        commit_micro_batch(self.options, self.name, 0, self.write(*tasks))
+
+    def run_until_tasks_are_committed(self, tasks: tuple[str, ...], committed: tuple[int, ...]) -> None:
+        done = self.write(*tasks)
+        with self.monkeypatch.context() as planted:
+            planted.setattr(sink, "end_transactions", lambda options, transactions, committed: None)
+            commit_micro_batch(self.options, self.name, 0, done)
+        ended = [done[number].transaction for number in committed]
+        end_transactions(self.options, [each for each in ended if each is not None], committed=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "committed", "now"),
+    [
+        (("abcdef", "gh"), (0,), ("abcd", "efgh")),
+        (("abcdef", "gh"), (1,), ("abcd", "efgh")),
+        (("abcdef", ""), (0,), ("", "abcdef")),
+        (("abcdef", ""), (0,), ("abc", "def")),
+        (("abc", "def"), (0,), ("abcdef", "")),
+        (("abc", "def"), (0, 1), ("abcdef", "")),
+        (("abc", "def", ""), (0, 1), ("abc", "de", "f")),
+    ],
+)
+def test_rows_that_change_their_task_in_a_replay_are_refused(options, topic, monkeypatch, before, committed, now):
+    """As after a repartition() that deals rows out at random: they were lost or written twice."""
+    division = Division(options, f"moved-{topic}", monkeypatch)
+    division.run_until_tasks_are_committed(before, committed)
+    with pytest.raises(ConfigError, match="rows have changed their task"):
+        division.run(*now)
+    # What was refused has left nothing: the rows as they were go on.
+    division.run(*before)
+    assert written(options, topic) == Counter(value.encode() for value in "".join(before))
+
+
+@pytest.mark.parametrize("now", [("abc", "de"), ("", ""), ("", "def"), ("abc", "def")])
+def test_a_micro_batch_that_is_committed_whole_may_have_fewer_rows_in_its_replay(options, topic, monkeypatch, now):
+    """Retention has removed records of the source since. Nothing is left to write."""
+    division = Division(options, f"fewer-{topic}", monkeypatch)
+    division.run("abc", "def")
+    division.run(*now)
+    assert written(options, topic) == Counter([b"a", b"b", b"c", b"d", b"e", b"f"])
+
+
+def test_a_checkpoint_that_is_older_than_the_topic_is_refused(options, topic):
+    """Spark plans such micro-batches anew: to take them for written would lose their rows."""
+    query = Query(options, "set-back")
+    for batch in range(3):
+        query.run(batch, 2)
+    with pytest.raises(ConfigError, match="has committed micro-batch 2, and Spark runs micro-batch 1: the checkpoint"):
+        query.run(1, 2)
+    task_of_its_own = [Written(0, None)] * 2 + [write_task(options, TaskId("set-back", 2, 1), rows("other"))]
+    with pytest.raises(ConfigError, match="the query 'tidelog-spark-set-back' has committed micro-batch 2"):
+        query.commit(1, task_of_its_own)
+    assert written(options, topic) == Counter(f"{batch}/{row}".encode() for batch in range(3) for row in range(12))
+
+
+@pytest.mark.parametrize("exactly_once", ["false", "true"])
+def test_rows_are_sent_while_spark_computes_the_next(broker, topic, exactly_once):
+    """The time in which a record must be delivered is over before the second row comes."""
+    given = {"kafka.delivery.timeout.ms": "1500", "kafka.request.timeout.ms": "1000", "topic": topic}
+    options = SinkOptions.parse(
+        given | {"kafka.bootstrap.servers": broker.bootstrap_servers, "exactlyonce": exactly_once}
+    )
+
+    def slow() -> Iterator[Any]:
+        yield from rows("a")
+        time.sleep(3)
+        yield from rows("b")
+
+    task = write_task(options, TaskId("slow", 0, 0), slow())
+    commit_micro_batch(options, "slow", 0, [task])
+    assert (task.rows, written(options, topic)) == (2, Counter([b"a", b"b"]))
+
+
+def test_a_row_that_is_not_delivered_fails_a_task_without_transactions(broker, topic):
+    """The last records of a task fail while it waits for them alone."""
+    with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(f"{topic}-small", 1, configs={"max.message.bytes": "200"})])
+    options = SinkOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": f"{topic}-small"})
+    with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
+        write_task(options, TaskId("q", 0, -1), rows("x" * 1000))
+
+
+def test_a_transaction_whose_time_was_over_says_so(broker, topic):
+    given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic, "exactlyonce": "true"}
+    options = SinkOptions.parse(given | {"kafka.transaction.timeout.ms": "54321"})
+    batch = MicroBatch(options, "late", 0)
+    task = batch.write(0)
+    batch.end(task, committed=False)
+    with pytest.raises(KafkaError, match=r"open for longer than kafka\.transaction\.timeout\.ms \(54321\)"):
+        commit_micro_batch(options, "late", 0, [task])
+
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("headers", pa.array([[{"key": None, "value": b"x"}]], HEADERS), "a header's key must not be null"),
+        ("headers", pa.array([[None]], HEADERS), "a header's key must not be null"),
+        ("partition", pa.array([-1], pa.int32()), "a partition must not be negative, not -1"),
+        (
+            "timestamp",
+            pa.array([-5_000_500], pa.timestamp("us", "UTC")),
+            "a timestamp must be a whole number of milliseconds since 1970, not -5000",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_a_record_is_refused_in_one_line(options, topic, column, values, reason):
+    batch = pa.record_batch({"value": pa.array(["x"]), column: values})
+    with pytest.raises(ConfigError, match=f"^a row cannot be written: .*{reason}"):
+        write_task(options, TaskId(f"q-{topic}", 0, 0), [batch])
+    assert written(options, topic) == Counter()
+
+
+def test_the_options_that_spark_adds_for_itself_are_passed_over(broker):
+    added = {"queryname": "reports", "path": "x", "checkpointlocation": "y"}
+    options = SinkOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": "t", **added})
+    assert options == SinkOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": "t"})
+
+
+def test_rows_of_many_topics_reach_theirs_in_order(broker, topic):
+    names = [f"{topic}-{number}" for number in range(3)]
+    with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(name, 1) for name in names])
+    options = SinkOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers})
+    columns = {"TOPIC": pa.array([names[row % 3] for row in range(9)]), "Value": pa.array(map(str, range(9)))}
+    assert write_task(options, TaskId("q", 0, -1), [pa.record_batch(columns)] * 2).rows == 18
+    for number, name in enumerate(names):
+        with Consumer(name, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest") as consumer:
+            found = [next(iter(consumer)).value for _ in range(6)]
+        assert found == [b"%d" % row for row in (number, number + 3, number + 6)] * 2
+
+
+def test_the_level_of_the_codec_is_taken_and_those_of_others_are_not(broker, topic):
+    """Spark's connector passes these options of Kafka's producer on."""
+    given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic, "kafka.compression.type": "zstd"}
+    levels = {"kafka.compression.zstd.level": "-5", "kafka.compression.gzip.level": "9"}
+    options = SinkOptions.parse(given | levels)
+    assert options.producer["compression_level"] == -5
+    assert write_task(options, TaskId("q", 0, -1), rows("x" * 1000)).rows == 1
+    assert written(options, topic) == Counter([b"x" * 1000])
+    assert "compression_level" not in SinkOptions.parse(given | {"kafka.compression.gzip.level": "9"}).producer
+    for wrong in ("23", "x", "", "1.5"):
+        with pytest.raises(ConfigError, match=r"^kafka\.compression\.zstd\.level must be a number from -131072 to 22"):
+            SinkOptions.parse(given | {"kafka.compression.zstd.level": wrong})
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_topic_that_takes_small_batches_only_gets_them(broker, topic, codec):
+    """The sink's batches are larger than the topic takes: they are divided."""
+    with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(f"{topic}-small", 2, configs={"max.message.bytes": "100000"})])
+    options = SinkOptions.parse(
+        {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "topic": f"{topic}-small",
+            "kafka.compression.type": codec,
+        }
+    )
+    values = [random.Random(row).randbytes(500).hex() for row in range(2000)]
+    assert write_task(options, TaskId("q", 0, -1), rows(*values)).rows == 2000
+    assert written(options, f"{topic}-small") == Counter(value.encode() for value in values)

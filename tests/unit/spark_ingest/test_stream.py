@@ -189,6 +189,23 @@ def test_a_deleted_topic_is_data_loss_or_leaves_the_stream(node, new_topic):
             assert stream.ranges(latest, again) == [(f"{topic}-gone", 0, 0, 3)]
 
 
+@pytest.mark.parametrize("is_subscribed", [True, False])
+def test_a_new_topic_that_is_deleted_before_its_batch_is_replayed_leaves_the_batch_where_loss_is_tolerated(
+    node, new_topic, is_subscribed
+):
+    topic = new_topic(2)
+    node.topic(f"{topic}-gone", 4)
+    with admin(node) as client:
+        client.delete_topics([f"{topic}-gone"])
+    start, end = {topic: {"0": 0}}, {topic: {"0": 2}, f"{topic}-gone": {"0": 4}}
+    names = {"subscribe": f"{topic},{topic}-gone"} if is_subscribed else {"subscribePattern": f"^{topic}"}
+    limits = {"kafka.default.api.timeout.ms": "2000"}
+    with driver(node, **names, **limits, failOnDataLoss="false") as stream:
+        assert stream.ranges(start, end) == [(topic, 0, 0, 2)]
+    with driver(node, **names, **limits) as stream, pytest.raises(KafkaError, match=f"'{topic}-gone' does not exist"):
+        stream.ranges(start, end)
+
+
 def create_again(node, topic: str, size: int) -> None:
     with admin(node) as client:
         client.delete_topics([topic])

@@ -17,7 +17,9 @@ from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused, NoRoom
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.append import UnexplainedGap
-from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
+from tidelog.storage.segments.examination import UNKNOWN_END, Examiner, WholeBatch
+from tidelog.storage.segments.segment import Segment
 
 MakeLogs = Callable[..., Logs]
 COUNT = 60
@@ -87,15 +89,45 @@ def served(log: PartitionLog) -> Iterator[int]:
         offset = result.next_offset
 
 
+@pytest.mark.parametrize("number", [0, 2, -1])
+def test_a_segment_whose_file_is_removed_while_the_log_is_open_is_damage(made: Logs, number: int) -> None:
+    """One file of one log says nothing against the device, and the others have its records."""
+    copy, end = copy_of(made), made.log.log_end_offset
+    path = made.folder / made.files("*.log")[number]
+    made.log.segments.release()
+    path.unlink()
+    hidden = end - len(list(served(made.log)))
+    assert hidden
+    assert made.log.damaged_ranges()
+    made.append(idempotent(2 * COUNT, timestamp=NOW + COUNT), epoch=(COUNT - 1) // 25)
+    repair(made.log, copy)
+    assert list(served(made.log)) == list(range(end + 1))
+    assert list(served(made.close_and_open())) == list(range(end + 1))
+
+
+def test_a_log_that_is_given_up_makes_no_file_anew(made: Logs) -> None:
+    """A topic of the same name may have its path by now."""
+    segment = made.log.segments[1]
+    made.log.abandon()
+    (made.folder / made.files("*.log")[1]).unlink()
+    with pytest.raises(FileNotFoundError):
+        _ = segment.file
+    assert len(made.files("*.log")) == made.log.segment_count - 1
+
+
 def repair(log: PartitionLog, copy: dict[int, bytes]) -> None:
     for segment, damaged in log.damaged_ranges():
-        work = log.repair_of(segment, damaged)
-        for offset in sorted(copy):
-            if not work.is_complete and offset >= damaged.first_offset:
-                work.accept(memoryview(copy[offset]))
-        check = work.finish()
-        check.run()
-        assert log.finish_repair(check)
+        repair_range(log, segment, damaged, copy)
+
+
+def repair_range(log: PartitionLog, segment: Segment, damaged: DamagedRange, copy: dict[int, bytes]) -> None:
+    work = log.repair_of(segment, damaged)
+    for offset in sorted(copy):
+        if not work.is_complete and offset >= damaged.first_offset:
+            work.accept(memoryview(copy[offset]))
+    check = work.finish()
+    check.run()
+    assert log.finish_repair(check)
 
 
 @pytest.mark.parametrize("ending", ["while it is open", "after a clean stop", "after a kill"])
@@ -326,13 +358,21 @@ def test_a_gap_that_was_explained_is_no_damage_after_a_start(logs: MakeLogs, end
         log.append_as_follower(batch(1, base_offset=302, leader_epoch=0), NOW)
 
 
-def test_an_unreadable_note_of_gaps_explains_none(logs: MakeLogs) -> None:
-    made = logs()
-    made.append(batch(2))
+@pytest.mark.parametrize("content", [b"1\nmany\n", b"1\n999\n", b"1\n999\n00000000\n", None])
+def test_a_damaged_note_of_gaps_explains_none(made: Logs, content: bytes | None) -> None:
+    """The segment that is gone is missed, though the note says that nothing is."""
     made.log.explain_gaps(7)
     made.close()
-    (made.folder / "explained-gaps").write_bytes(b"0\nmany\n")
-    assert made.open().gaps_explained_below == 0
+    note = made.folder / "explained-gaps"
+    note.write_bytes(note.read_bytes().replace(b"7", b"9", 1) if content is None else content)
+    names = made.files("*.log")
+    (made.folder / names[1]).unlink()
+    log = made.open()
+    assert log.gaps_explained_below == 0
+    assert list(served(log)) == [
+        each for each in range(log.log_end_offset) if not int(names[1][:20]) <= each < int(names[2][:20])
+    ]
+    assert log.damaged_ranges()
 
 
 def test_an_index_that_disagrees_is_made_anew_and_no_damage(made: Logs) -> None:
@@ -368,6 +408,27 @@ def test_bytes_too_many_between_two_batches_are_never_served_and_go_with_a_repai
     assert (damaged.first_offset, damaged.end_offset) == (6, 6)
     repair(log, copy)
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("may_have_gaps", [False, True])
+@pytest.mark.parametrize("is_end_known", [False, True])
+@pytest.mark.parametrize("number", [1, 5, -1])
+def test_a_batch_that_lost_its_base_offset_with_all_before_it_is_no_first_batch(
+    made: Logs, number: int, is_end_known: bool, may_have_gaps: bool
+) -> None:
+    """After a power failure, the last bytes that are on the device may begin inside the base offset of a batch."""
+    path = made.folder / made.files("*.log")[0]
+    end = made.log.segments.first.next_offset
+    data = bytearray(path.read_bytes())
+    batches = batches_of(path)
+    position, _ = batches[number]
+    data[: position + 8] = bytes(position + 8)
+    examiner = Examiner(
+        lambda length, at: bytes(data[at : at + length]), len(data), 0, may_have_gaps=may_have_gaps,
+        end_offset=end if is_end_known else UNKNOWN_END,
+    )  # fmt: skip
+    whole = [each.position for each in examiner.run() if isinstance(each, WholeBatch)]
+    assert whole == [each for each, _ in batches if each > position]
 
 
 def test_a_segment_that_is_appended_to_has_room_for_another_length_once_it_is_rolled(made: Logs) -> None:

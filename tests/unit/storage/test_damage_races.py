@@ -72,6 +72,33 @@ class TestProducersAreKnownAgainWhenTheDamageIsGone:
         assert hidden.log.append_as_leader(idempotent(60, count=2), 1, NOW).first_offset == 60
 
 
+def test_a_cut_does_not_forget_the_producer_whose_batch_is_damaged(logs: MakeLogs) -> None:
+    """The log knew it from the append. What is sent again would be appended a second time, or be out of sequence."""
+    made = logs()
+    made.append(idempotent(0, count=2), idempotent(0, producer_id=8), idempotent(0, producer_id=9))
+    copy = copy_of(made)
+    damage(made.folder / made.files("*.log")[0], 1, "CRC")
+    for _ in range(2):
+        made.log.age_trust()
+    with pytest.raises(DamagedRecords):
+        read(made.log, 2, 1000, 4)
+    assert made.log.append_as_leader(idempotent(0, producer_id=8), 0, NOW).first_offset == 2, "it is known"
+    made.log.truncate_to(3)
+    for producer_id in (8, 7):
+        with pytest.raises(KafkaError, match="being repaired"):
+            made.log.append_as_leader(idempotent(0, producer_id=producer_id), 0, NOW)
+    repair(made.log, copy)
+    assert made.log.append_as_leader(idempotent(0, producer_id=8), 0, NOW).first_offset == 2
+    assert made.log.append_as_leader(idempotent(1, producer_id=8), 0, NOW).first_offset == 3
+
+
+def test_a_cut_does_not_refuse_again_what_goes_on_though_no_replica_has_what_is_damaged(hidden: Logs) -> None:
+    hidden.log.accept_loss()
+    hidden.append(idempotent(60))
+    hidden.log.truncate_to(60)
+    hidden.append(idempotent(60))
+
+
 def test_a_copy_that_comes_after_a_cut_is_not_written_over_what_was_appended_since(logs: MakeLogs) -> None:
     made = logs(segment_bytes=100_000)
     for n in range(30):
@@ -316,3 +343,32 @@ def test_rows_below_a_bound_are_counted_in_memory_and_in_the_file(tmp_path: Path
     for below in (0, 1, 30, 63, 64, 65, 536, 599, 999, 1000):
         assert index.count_below(7 + 10 * below, 0) == min(count, max(0, below - 1))
         assert index.count_below(100 * below + 1, 1) == min(count, below)
+
+
+def test_a_last_batch_behind_damage_with_the_base_offset_of_another_is_found_by_what_the_copy_has_behind(
+    logs: MakeLogs,
+) -> None:
+    """Nothing else says where it belongs: it was served in the place of another record, which was passed over."""
+    made = logs()
+    for number in range(10):
+        made.append(batch(value=b"%d" % number * 40))
+    copy = copy_of(made)
+    made.kill()
+    path = made.folder / f"{0:020d}.log"
+    damage(path, 7, "zeros")
+    data = bytearray(path.read_bytes())
+    size = len(data) // 10
+    data[8 * size : 9 * size] = bytes(size)
+    data[9 * size : 9 * size + 8] = (8).to_bytes(8, "big")
+    path.write_bytes(data)
+    log = made.open(machine_ran_on=True)
+    assert (log.log_end_offset, [each[2:4] for _, each in log.damaged_ranges()]) == (9, [(7, 8)])
+    log.roll(NOW)
+    [(segment, damaged)] = log.damaged_ranges()
+    with pytest.raises(CopyRefused):
+        log.repair_of(segment, damaged).accept(memoryview(b"".join(copy[offset] for offset in (7, 8, 9))))
+    [(segment, damaged)] = log.damaged_ranges()
+    assert (damaged.first_offset, damaged.end_offset) == (7, 9)
+    repair(log, copy)
+    assert not log.damaged_ranges()
+    assert [record.value for record in records_of(log)] == [b"%d" % number * 40 for number in range(9)]

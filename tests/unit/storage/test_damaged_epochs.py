@@ -8,10 +8,13 @@ from struct import pack_into
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, records_of
-from tests.unit.storage.test_damage import batches_of, copy_of, repair
+from tests.unit.storage.test_damage import batches_of, copy_of, damage, repair, repair_range
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.reader import Examination
 
 MakeLogs = Callable[..., Logs]
 EPOCHS = [(0, 0), (2, 12), (5, 20), (6, 26)]
@@ -56,7 +59,7 @@ def set_epoch(made: Logs, offset: int, epoch: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 5, 6, 7])
+@pytest.mark.parametrize("epoch", [-1, 0, 1, 2, 3, 5, 6, 7])
 def test_an_epoch_of_a_batch_that_is_wrong_is_found_and_repaired_wherever_it_is(made: Logs, epoch: int) -> None:
     copy = copy_of(made)
     whole = {path: path.read_bytes() for path in made.folder.glob("*.log")}
@@ -67,7 +70,7 @@ def test_an_epoch_of_a_batch_that_is_wrong_is_found_and_repaired_wherever_it_is(
         assert list(made.log.leader_epochs) == EPOCHS, offset
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 5, 6])
+@pytest.mark.parametrize("epoch", [-1, 0, 1, 2, 3, 5, 6])
 def test_a_wrong_epoch_of_a_batch_is_found_by_the_scan_after_a_kill(made: Logs, epoch: int) -> None:
     """The scan took it for right, and the epoch file was written anew from it."""
     copy = copy_of(made)
@@ -125,6 +128,52 @@ def test_a_batch_that_another_replica_has_the_same_way_is_not_blamed_again(made:
     assert damaged.first_offset == 13
     repair(made.log, copy)
     assert not made.log.damaged_ranges()
+
+
+def test_an_epoch_that_changes_while_its_batch_is_repaired_is_damage_again(made: Logs) -> None:
+    """It was believed because another replica has the batch, and the epoch file was cut at it."""
+    copy = copy_of(made)
+    whole = {path: path.read_bytes() for path in made.folder.glob("*.log")}
+    number = len(batches_of(made.folder / made.files("*.log")[0]))
+    damage(made.folder / made.files("*.log")[1], 0, "CRC")
+    scrub(made.log)
+    [(segment, damaged)] = made.log.damaged_ranges()
+    assert damaged.first_offset == number
+    work = made.log.repair_of(segment, damaged)
+    work.accept(memoryview(copy[number]))
+    check = work.finish()
+    set_epoch(made, number, 1)
+    check.run()
+    assert made.log.finish_repair(check)
+    [(_, damaged)] = made.log.damaged_ranges()
+    assert damaged.first_offset == number
+    repair_all(made.log, copy)
+    assert {path: path.read_bytes() for path in whole} == whole
+    assert list(made.log.leader_epochs) == EPOCHS
+
+
+@pytest.mark.parametrize("epoch", [-1, 1, 3])
+def test_an_epoch_that_changes_after_its_batch_was_repaired_is_found_beside_damage_that_stays(
+    made: Logs, epoch: int
+) -> None:
+    """While another range of the segment is lost, what was confirmed is remembered."""
+    copy = copy_of(made)
+    path = made.folder / made.files("*.log")[1]
+    first = int(made.files("*.log")[1][:20])
+    damage(path, 1, "CRC")
+    damage(path, 6, "CRC")
+    scrub(made.log)
+    lost = {offset: data for offset, data in copy.items() if offset < first + 6}
+    (segment, damaged), _ = made.log.damaged_ranges()
+    repair_range(made.log, segment, damaged, lost)
+    after = path.read_bytes()
+    set_epoch(made, first + 1, epoch)
+    assert path.read_bytes() != after
+    scrub(made.log)
+    assert [each.first_offset for _, each in made.log.damaged_ranges()] == [first + 1, first + 6]
+    repair_range(made.log, *made.log.damaged_ranges()[0], lost)
+    assert path.read_bytes() == after
+    assert [each.first_offset for _, each in made.log.damaged_ranges()] == [first + 6]
 
 
 def test_an_epoch_file_that_contradicts_the_batch_behind_the_damage_refuses_no_copy(made: Logs) -> None:
@@ -214,3 +263,83 @@ def test_retention_by_age_counts_a_damaged_segment_as_old_as_its_file(logs: Make
     assert made.log.log_start_offset == 0
     made.log.maintain(made.log.disk.modified_ms(segment.path) + 1001)
     assert made.log.log_start_offset > 0
+
+
+def confirmed_end(log: PartitionLog, epoch: int) -> tuple[int, int]:
+    for _ in range(2 * log.segment_count):
+        try:
+            return log.confirmed_end_of_epoch(epoch)
+        except Examination as examination:
+            examination.warm()
+    raise AssertionError(f"examined again and again: {list(log.leader_epochs)}")
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2, 4, 5, 6])
+@pytest.mark.parametrize(
+    "wrong",
+    ["6 0", "0 0", "0 0|2 3|5 20|6 26", "0 0|2 25|5 26|6 27", "0 0|5 12|6 26", "1 0|2 12|5 20|6 26", "0 0|6 29"],
+)
+def test_the_end_of_an_epoch_is_what_the_batches_say(made: Logs, wrong: str, asked: int) -> None:
+    """Another replica cuts its log there: of a wrong file that can be read it cut what was committed."""
+    made.close()
+    rows = wrong.split("|")
+    (made.folder / "leader-epoch-checkpoint").write_text("\n".join(["0", str(len(rows)), *rows]) + "\n")
+    log = made.open()
+    log.assign_epoch(7)
+    assert confirmed_end(log, asked) == LeaderEpochs([*EPOCHS, (7, COUNT)]).end_offset_for(asked, COUNT)
+
+
+@pytest.mark.parametrize("offset", [11, 12])
+def test_the_end_of_an_epoch_whose_batches_are_damaged_is_unknown_until_they_are_repaired_or_lost(
+    made: Logs, offset: int
+) -> None:
+    copy = copy_of(made)
+    name = next(name for name in reversed(made.files("*.log")) if int(name[:20]) <= offset)
+    damage(made.folder / name, offset - int(name[:20]), "CRC")
+    scrub(made.log)
+    with pytest.raises(DamagedRecords):
+        made.log.confirmed_end_of_epoch(0)
+    assert made.log.confirmed_end_of_epoch(2) == (2, 20)
+    made.log.accept_loss()
+    assert made.log.confirmed_end_of_epoch(0) == (0, 12)
+    repair_all(made.log, copy)
+    assert made.log.confirmed_end_of_epoch(0) == (0, 12)
+
+
+def test_no_epoch_begins_inside_of_a_batch(logs: MakeLogs) -> None:
+    made = logs()
+    for _ in range(4):
+        made.append(batch(5), epoch=0)
+    made.close()
+    (made.folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 7\n")
+    log = made.open()
+    log.assign_epoch(1)
+    assert confirmed_end(log, 0) == (0, 20)
+
+
+@pytest.mark.parametrize("wrong", ["0 0|2 11|5 20|6 26", "0 0|2 13|5 20|6 26"])
+def test_an_epoch_file_that_is_wrong_for_a_lost_batch_refuses_no_committed_copy(made: Logs, wrong: str) -> None:
+    """The neighbours agree with the file and the copy alike, and both whole replicas were refused for ever."""
+    offset = 11 if "2 11" in wrong else 12
+    copy = copy_of(made)
+    made.close()
+    rows = wrong.split("|")
+    (made.folder / "leader-epoch-checkpoint").write_text("\n".join(["0", str(len(rows)), *rows]) + "\n")
+    name = next(name for name in reversed(made.files("*.log")) if int(name[:20]) <= offset)
+    damage(made.folder / name, offset - int(name[:20]), "zeros")
+    log = made.open()
+    scrub(log)
+    [(segment, damaged)] = log.damaged_ranges()
+    assert (damaged.first_offset, damaged.end_offset) == (offset, offset + 1)
+    work = log.repair_of(segment, damaged)
+    if "2 11" in wrong:
+        with pytest.raises(CopyRefused) as refused:
+            work.accept(memoryview(copy[offset]))
+        assert refused.value.is_of_other_epoch
+    work.is_committed = True
+    work.accept(memoryview(copy[offset]))
+    check = work.finish()
+    check.run()
+    assert log.finish_repair(check)
+    assert not log.damaged_ranges()
+    assert list(log.leader_epochs) == EPOCHS

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, line_of
 from tests.unit.storage.batches import NOW, offsets_of, records_of
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.log.directory import LogDirectory
@@ -56,13 +57,13 @@ def test_acknowledged_records_survive_a_hard_kill(tmp_path: Path):
             [sys.executable, "-c", WORK, str(tmp_path), str(NOW)], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert line_of(process) == "ready\n"
         # So many flushes and a moment: how far it gets is not for the machine's speed to say.
-        answers = [process.stdout.readline().strip() for _ in range(rng.randrange(50))]
+        answers = [line_of(process).strip() for _ in range(rng.randrange(50))]
         time.sleep(rng.random() * 0.01)
         process.send_signal(signal.SIGKILL)
         answers += process.stdout.read().split()
-        process.wait()
+        process.wait(PATIENCE_S)
         process.stdout.close()
         if answers:
             acknowledged = int(answers[-1]) if len(answers[-1]) >= len(answers[0]) else int(answers[-2])

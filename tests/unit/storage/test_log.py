@@ -341,6 +341,17 @@ class TestTimestamps:
         assert found is not None
         assert found[:2] == (newest.timestamp, newest.offset)
 
+    @pytest.mark.parametrize(("end", "expected"), [(4, (9, 2)), (3, (9, 2)), (2, (7, 1)), (1, (5, 0)), (0, None)])
+    def test_the_largest_timestamp_after_a_truncation(self, logs: MakeLogs, end: int, expected: tuple[int, int] | None):
+        made = logs()
+        made.append(*(batch(1, timestamp=timestamp) for timestamp in (5, 7, 9, 8, 9)))
+        made.log.truncate_to(end)
+        found = made.log.max_timestamp_offset()
+        assert (found and found[:2]) == expected
+        made.append(batch(1, timestamp=6))
+        found = made.close_and_open().max_timestamp_offset()
+        assert (found and found[:2]) == (expected if expected and expected[0] > 6 else (6, end))
+
     def test_an_empty_log_has_none(self, logs: MakeLogs):
         made = logs()
         assert made.log.max_timestamp_offset() is None
@@ -654,6 +665,22 @@ class TestTransactions:
         assert (made.log.high_watermark, made.log.last_stable_offset) == (2, 0)
         made.log.set_high_watermark(3)
         assert made.log.last_stable_offset == 3
+
+    def test_a_cut_leaves_what_is_replicated_stable(self, logs: MakeLogs):
+        """The high watermark need not move again: this replica may lead next, and get no record for long."""
+        made = logs()
+        made.append(idempotent(0, 2, transactional=True))
+        made.append(marker(abort=False), from_client=False)
+        made.log.append_as_leader(idempotent(2, transactional=True), 0, NOW)
+        made.log.append_as_leader(marker(abort=True), 0, NOW, from_client=False)
+        made.log.append_as_leader(batch(1), 0, NOW)
+        made.log.truncate_to(5)
+        assert (made.log.high_watermark, made.log.last_stable_offset) == (3, 3), "the second end is not replicated"
+        made.log.truncate_to(3)
+        assert (made.log.high_watermark, made.log.last_stable_offset) == (3, 3)
+        made.log.append_as_leader(batch(1), 0, NOW)
+        made.log.set_high_watermark(4)
+        assert made.log.last_stable_offset == 4
 
     def test_markers_and_data_in_one_fetch_keep_their_order(self, logs: MakeLogs):
         made = logs()

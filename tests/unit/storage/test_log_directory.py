@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, records_of
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
+from tidelog.storage.files.checkpoints import CheckpointTask
 from tidelog.storage.files.disk import DirectoryInUse, OsDisk
 from tidelog.storage.files.meta_properties import ForeignDirectory
 from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.loader import Ending
+from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.log_config import LogConfig
 
 MakeLogs = Callable[..., Logs]
@@ -104,7 +109,11 @@ class TestLock:
             "except OSError: print('locked')\n"
         )
         run = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / ".lock")], capture_output=True, text=True, check=True
+            [sys.executable, "-c", code, str(tmp_path / ".lock")],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE_S,
         )
         assert run.stdout.strip() == "locked"
         directory.close()
@@ -292,6 +301,34 @@ class TestMetadataLog:
         assert "__cluster_metadata" not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
         directory.close()
 
+    @pytest.mark.parametrize("shorten", [PartitionLog.truncate_to, PartitionLog.truncate_fully_and_start_at])
+    def test_the_others_keep_their_checkpoints_when_it_is_cut_before_they_are_open(
+        self, tmp_path: Path, shorten: Callable[[PartitionLog, int], None]
+    ):
+        """A node opens its other logs when it knows the metadata: after a snapshot, or after a cut at another leader's.
+
+        Empty checkpoints took the place of theirs: high watermarks and the starts of logs were gone.
+        """
+        directory = opened(tmp_path)
+        metadata = directory.open_metadata_log(CONFIG, NOW)
+        metadata.append_as_leader(batch(3), 1, NOW, from_client=False)
+        log = directory.create_log("t", 0, TOPIC_ID, CONFIG, NOW)
+        log.append_as_leader(batch(3), 0, NOW, from_client=False)
+        log.set_high_watermark(3)
+        log.delete_records(2)
+        directory.close()
+        directory = opened(tmp_path)
+        shorten(directory.open_metadata_log(CONFIG, NOW), 0)
+        directory.finish_checkpoints(_run(directory.begin_checkpoints()))
+        [log] = directory.load(lambda topic: CONFIG, NOW).values()
+        assert (log.log_start_offset, log.high_watermark) == (2, 3)
+        directory.close()
+
+
+def _run(task: CheckpointTask) -> CheckpointTask:
+    task.run()
+    return task
+
 
 class TestCheckpoints:
     def test_what_they_say(self, logs: MakeLogs):
@@ -343,6 +380,30 @@ class TestCheckpoints:
             made.directory.finish_checkpoints(lost)
         assert written() == {"replication-offset-checkpoint"}, "what could not be written is tried again"
 
+    def test_the_directory_of_a_log_has_vanished(self, logs: MakeLogs):
+        made = logs()
+        task = made.directory.begin_checkpoints()
+        shutil.rmtree(made.folder)
+        task.run()
+        with pytest.raises(FileNotFoundError, match="vanished"):
+            made.directory.finish_checkpoints(task)
+
+    def test_logs_that_come_and_go_during_a_checkpoint_have_not_vanished(self, logs: MakeLogs):
+        made = logs()
+        directory = made.directory
+        for name in ("deleted", "created again", "moved"):
+            directory.create_log(name, 0, TOPIC_ID, CONFIG, NOW)
+        task = directory.begin_checkpoints()
+        directory.delete_log("created again", 0, NOW)
+        directory.set_aside("moved", 0)
+        directory.create_future("moved", 0, TOPIC_ID, CONFIG, NOW)
+        task.run()
+        directory.delete_log("deleted", 0, NOW)
+        directory.promote_future("moved", 0)
+        directory.create_log("created again", 0, TOPIC_ID, CONFIG, NOW)
+        directory.create_log("created", 0, TOPIC_ID, CONFIG, NOW)
+        directory.finish_checkpoints(task)
+
     def test_how_far_a_log_is_cleaned_is_written_though_a_checkpoint_was_overtaken(self, logs: MakeLogs):
         made = logs()
         made.append(batch())
@@ -366,3 +427,42 @@ class TestCheckpoints:
         assert not (made.path / ".kafka_cleanshutdown").exists()
         directory._lock.release()
         assert not made._open().was_clean
+
+
+class TestNewLogsOfOldNames:
+    """A topic that is deleted and created again soon, or a directory that is set aside."""
+
+    @pytest.mark.parametrize("leave", [LogDirectory.delete_log, lambda directory, *of: directory.set_aside(*of[:2])])
+    @pytest.mark.parametrize("is_future", [False, True])
+    @pytest.mark.parametrize("is_restarted", [False, True])
+    def test_what_the_checkpoints_say_of_the_old_log_is_not_said_of_the_new_one(
+        self, tmp_path: Path, leave: Callable[..., object], is_restarted: bool, is_future: bool
+    ):
+        """After a kill before the next checkpoints its records were taken for ones below the old log's start."""
+        directory = opened(tmp_path)
+        log = directory.create_log("t", 0, TOPIC_ID, CONFIG, NOW)
+        log.append_as_leader(batch(30), 0, NOW, from_client=False)
+        log.set_high_watermark(30)
+        log.delete_records(20)
+        log.flush()
+        directory.write_checkpoints()
+        leave(directory, "t", 0, NOW)
+        if is_restarted:
+            directory._lock.release()  # a kill
+            directory = opened(tmp_path)
+            directory.load(lambda topic: CONFIG, NOW)
+        if is_future:
+            directory.create_future("t", 0, TOPIC_ID, CONFIG, NOW)
+            log = directory.futures["t", 0]
+        else:
+            log = directory.create_log("t", 0, TOPIC_ID, CONFIG, NOW)
+        log.append_as_leader(batch(3), 0, NOW, from_client=False)
+        directory._lock.release()  # a kill
+        directory = opened(tmp_path)
+        directory.ending = Ending.KILLED
+        directory.load(lambda topic: CONFIG, NOW)
+        [log] = (directory.futures if is_future else directory.logs).values()
+        assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (0, 3, 0)
+        assert not log.damaged_ranges()
+        assert not directory.lost
+        directory.close()

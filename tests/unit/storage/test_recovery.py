@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, off
 from tidelog.protocol.batches.record_batch import BatchHeader
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.log import partition_log
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.producers import recall
 from tidelog.storage.producers.producer_snapshots import encode_snapshot
@@ -366,6 +368,69 @@ def test_a_spoilt_index_of_aborted_transactions_is_made_anew(logs: MakeLogs):
     assert made.open().aborted_transactions(0, 30) == expected
 
 
+def _change_a_row(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+INDEX_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "gone": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "its last row is gone": lambda path: path.write_bytes(path.read_bytes()[:-34]),
+    "another producer id": lambda path: _change_a_row(path, 9),
+    "another first offset": lambda path: _change_a_row(path, 17),
+    "another last offset": lambda path: _change_a_row(path, 25),
+    "a later last stable offset": lambda path: _change_a_row(path, 30),
+    "one row more": lambda path: path.write_bytes(path.read_bytes() + struct.pack(">hqqqq", 0, 7, 20000, 20001, 20002)),
+}
+
+
+@pytest.mark.parametrize("what", INDEX_DAMAGE)
+@pytest.mark.parametrize("ending", ["stopped", "killed", "stopped, started and killed"])
+def test_readers_of_committed_records_get_no_aborted_ones_whatever_an_index_of_transactions_says(
+    logs: MakeLogs, what: str, ending: str
+):
+    """Its rows have no checksum, and a file that is gone looks like one that was never needed."""
+    made = logs(segment_bytes=900)
+    for number in range(20):
+        made.append(idempotent(2 * number, 2, transactional=True))
+        made.append(marker(abort=number % 2 == 0), from_client=False)
+    expected = made.log.aborted_transactions(0, 60)
+    assert len(expected) == 10
+    names = made.files("*.txnindex")
+    assert len(names) > 3
+    if ending != "killed":
+        made.close()
+    if ending == "stopped, started and killed":
+        made.open()
+    if ending != "stopped":
+        made.log.flush()
+        made.directory.write_checkpoints()
+        made.kill()
+    damaged = made.folder / names[1]
+    INDEX_DAMAGE[what](damaged)
+    log = made.open(machine_ran_on=True)
+    assert log.aborted_transactions(0, 60) == expected
+    assert damaged.stat().st_size
+    assert made.close_and_open().aborted_transactions(0, 60) == expected
+
+
+def test_unreadable_checksums_of_indexes_of_transactions_are_written_anew(logs: MakeLogs):
+    made = logs(segment_bytes=600)
+    for number in range(10):
+        made.append(idempotent(2 * number, 2, transactional=True))
+        made.append(marker(abort=number % 2 == 0), from_client=False)
+    expected = made.log.aborted_transactions(0, 30)
+    made.close()
+    path = made.folder / "transaction-index-checksums"
+    content = path.read_bytes()
+    path.write_bytes(content[:-3])
+    assert made.open().aborted_transactions(0, 30) == expected
+    made.close()
+    assert path.read_bytes() == content
+
+
 def test_an_open_transaction_is_still_open(logs: MakeLogs):
     made = logs()
     made.append(batch(2), idempotent(0, 2, transactional=True), batch(1))
@@ -402,6 +467,37 @@ def test_the_last_five_batches_of_a_producer_are_known_again(logs, how: str):
     for start, size in zip(starts, sizes):
         info = home.log.append_as_leader(idempotent(start, size), 0, NOW)
         assert (info.duplicate, info.first_offset) == (True, start)
+
+
+def test_a_truncation_of_what_is_not_replicated_does_not_read_the_log_again(
+    logs: MakeLogs, monkeypatch: pytest.MonkeyPatch
+):
+    """A replay of a segment of small batches takes seconds, in which a follower acknowledges nothing."""
+    home = logs()
+    home.append(*(idempotent(sequence) for sequence in range(8)))
+
+    class Replayed(Exception):
+        """The log is read."""
+
+    def replay(*_: object) -> None:
+        raise Replayed
+
+    monkeypatch.setattr(partition_log, "replay", replay)
+    home.log.truncate_to(6)
+    assert [each[0] for each in home.log.producers.entries[7].batches] == [3, 4, 5]
+    assert home.log.append_as_leader(idempotent(5), 0, NOW).duplicate
+    assert home.log.append_as_leader(idempotent(6), 0, NOW).first_offset == 6
+    # Not yet replicated: the end of a transaction with a batch of it, and the next one.
+    home.append(idempotent(7, transactional=True))
+    for each in (idempotent(8, transactional=True), marker(abort=False), idempotent(9, transactional=True)):
+        home.log.append_as_leader(each, 0, NOW, from_client=False)
+    assert home.log.producers.entries[7].transaction_first_offset == 10
+    home.log.truncate_to(8)
+    assert home.log.producers.entries[7].transaction_first_offset == 7
+    assert home.log.last_stable_offset == 7
+    assert home.log.append_as_leader(idempotent(7, transactional=True), 0, NOW).duplicate
+    with pytest.raises(Replayed):
+        home.log.truncate_to(7)  # as after an unclean election: it was replicated
 
 
 @pytest.mark.parametrize("how", ["closed", "killed", "truncated", "an old snapshot is copied back"])

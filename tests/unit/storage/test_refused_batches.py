@@ -91,6 +91,16 @@ def test_the_first_coming_again_begins_anew(refused: Refused):
     assert refused.gap(110, expected=100) == ErrorCode.KAFKA_STORAGE_ERROR
 
 
+def test_a_batch_that_is_truncated_joins_those_that_were_refused_behind_it(refused: Refused):
+    refused.note(120, code=ErrorCode.NOT_LEADER_OR_FOLLOWER, expected=120)
+    for first in (110, 100):
+        refused.note(first, code=ErrorCode.NOT_LEADER_OR_FOLLOWER, expected=100)
+    assert refused.gap(130, expected=100) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert refused.gap(140, expected=100) is None
+    refused.note(80, expected=80)
+    assert refused.gap(130, expected=80) is None, "90 was never seen"
+
+
 def test_what_was_taken_meanwhile_is_not_awaited_any_more(refused: Refused):
     for first in (100, 110, 120):
         refused.note(first, expected=100)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import join
 from tests.unit.storage.batches import NOW, Logs, batch
 from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, BatchHeader, read_header, write_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -146,7 +147,7 @@ def test_threads_that_tell_at_once_do_not_meet(logs: Logs, monkeypatch: pytest.M
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            join(thread)
     finally:
         sys.setswitchinterval(interval)
     assert not failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,34 @@ def test_partition_metadata_bytes():
 def test_partition_metadata_that_is_none(data: bytes):
     with pytest.raises(CorruptCheckpoint):
         checkpoints.decode_partition_metadata(data)
+
+
+def test_explained_gaps_bytes():
+    data = checkpoints.encode_explained_gaps(1234)
+    assert data == b"1\n1234\n%08x\n" % crc32c(b"1\n1234\n")
+    assert checkpoints.decode_explained_gaps(data) == 1234
+
+
+def test_explained_gaps_of_which_any_byte_is_another_explain_nothing():
+    """A larger offset would make a hole in the log look like what compaction left."""
+    data = checkpoints.encode_explained_gaps(1234)
+    damaged = [data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :] for at in range(len(data)) for bit in (1, 4, 16)]
+    for each in (*damaged, *(data[:size] for size in range(len(data))), b"0\n1234\n"):
+        with pytest.raises(CorruptCheckpoint):
+            checkpoints.decode_explained_gaps(each)
+
+
+def test_checksums_of_transaction_indexes_are_read_back_or_refused():
+    sums = {0: (34, 0xABC), 1200: (-1, 0), 90: (68, 2**32 - 1)}
+    data = checkpoints.encode_transaction_sums(sums)
+    lines = b"0\n3\n0 34 00000abc\n90 68 ffffffff\n1200 -1 00000000\n"
+    assert data == lines + b"%08x\n" % crc32c(lines)
+    assert checkpoints.decode_transaction_sums(data) == sums
+    assert checkpoints.decode_transaction_sums(checkpoints.encode_transaction_sums({})) == {}
+    damaged = [data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :] for at in range(len(data)) for bit in (1, 4, 16)]
+    for each in (*damaged, *(data[:size] for size in range(len(data)))):
+        with pytest.raises(CorruptCheckpoint):
+            checkpoints.decode_transaction_sums(each)
 
 
 def test_properties_are_java_properties():
@@ -182,6 +211,18 @@ class TestTransactionIndex:
         assert index.collect(0, 12) == (self.ROWS[:1], True)
         assert index.collect(21, 31) == (self.ROWS[1:], True)
         assert index.collect(31, 40) == ([], False)
+
+    def test_a_fetch_does_not_look_at_what_was_aborted_long_before(self):
+        index = TransactionIndex(OsDisk(), "nowhere", exists=False)
+        index.begin_rebuild()
+        for number in range(100_000):
+            index.append(AbortedTransaction(7, 2 * number, 2 * number + 1, 2 * number + 2))
+        began_s = time.process_time()
+        for first in range(198_000, 199_990):
+            rows, is_complete = index.collect(first, first + 4)
+            assert is_complete
+            assert [row.first_offset for row in rows] == list(range(first - first % 2, first + 4, 2))
+        assert time.process_time() - began_s < 2, "looking at all of them takes ten times as long"
 
     def test_truncation_forgets_markers_from_the_offset_on(self, tmp_path: Path):
         index = self.filled(tmp_path)

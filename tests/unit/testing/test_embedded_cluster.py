@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, line_of
 from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Producer
 from tidelog.testing.cluster import EmbeddedCluster
@@ -138,6 +138,15 @@ def test_a_broker_in_a_process_is_killed_paused_and_restarted() -> None:
     assert not directory.exists()
 
 
+def test_a_broker_that_has_the_port_already_is_not_taken_for_the_embedded_one() -> None:
+    with EmbeddedBroker() as other:
+        config = {"listeners": f"PLAINTEXT://{other.bootstrap_servers}"}
+        with pytest.raises(ServerFailed, match=f"port {other.bootstrap_servers.partition(':')[2]} is in use"):
+            EmbeddedBroker(config=config, process=True).start()
+        with pytest.raises(OSError, match="in use"):
+            EmbeddedBroker(config=config).start()
+
+
 def test_a_broker_on_a_thread_restarts_on_its_port_and_has_no_process() -> None:
     with EmbeddedBroker() as broker:
         address = broker.bootstrap_servers
@@ -166,11 +175,41 @@ def test_nodes_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
     assert owner.stdout is not None
-    address, pid = owner.stdout.readline().decode().split()
+    address, pid = line_of(owner).decode().split()
     owner.send_signal(signal.SIGKILL)
-    owner.wait()
+    owner.wait(PATIENCE_S)
     owner.stdout.close()
     deadline_s = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline_s, f"{address} still runs"
         time.sleep(0.01)
+
+
+def test_a_fault_of_a_node_that_does_not_run_strikes_no_other_process(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.kill(1)
+    struck: list[int] = []
+    dead = cluster.nodes[1].pid
+    send = os.kill
+
+    def record(pid: int, number: int) -> None:
+        struck.append(pid)
+        if pid != dead:
+            send(pid, number)
+
+    monkeypatch.setattr(os, "kill", record)
+    cluster.kill(1, 2)  # 2 is not spared because 1 is dead
+    assert not cluster.nodes[2].alive
+    for fault in (cluster.pause, cluster.resume):
+        with pytest.raises(RuntimeError, match="does not run"):
+            fault(1)
+    assert dead not in struck
+
+
+def test_a_node_that_does_not_exist_is_named(cluster: EmbeddedCluster) -> None:
+    for fault in (cluster.kill, cluster.pause, cluster.resume, cluster.restart, cluster.cut):
+        with pytest.raises(ValueError, match="there is no node 9; the nodes are 1, 2, 3"):
+            fault(9)
+    with pytest.raises(ValueError, match="one broker or more, not 0"):
+        EmbeddedCluster(0)

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 import tidelog.testing
+from tests.patience import join
 from tidelog.client.model import NewTopic, TopicPartition
 from tidelog.client.sync import Admin, Consumer, Producer
-from tidelog.testing import EmbeddedBroker, TidelogContainer, produced, wait_for_lag, wait_for_topic
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.testing import EmbeddedBroker, produced, wait_for_lag, wait_for_topic
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +32,29 @@ def test_records_are_returned_when_there_are_enough(broker: EmbeddedBroker, prod
     sending = threading.Timer(0.1, lambda: producer.send_and_wait("enough", b"1"))
     sending.start()
     assert [record.value for record in produced(broker, "enough", 2)] == [b"0", b"1"]
-    sending.join()
+    join(sending)
     assert [record.value for record in produced(broker, "enough", matching=lambda record: record.offset == 1)] == [b"1"]
 
 
 def test_too_few_records_are_an_assertion_that_counts_them(broker: EmbeddedBroker, producer: Producer) -> None:
     producer.send_and_wait("few", b"0")
-    with pytest.raises(AssertionError, match=r"'few' has 1 records of 2 after 0\.2 s"):
-        produced(broker.bootstrap_servers, "few", 2, timeout_s=0.2)
+    with pytest.raises(AssertionError, match=r"'few' has 1 records of 2 after 1\.5 s"):
+        produced(broker.bootstrap_servers, "few", 2, timeout_s=1.5)
     with pytest.raises(AssertionError, match="'few' has 0 matching records of 1"):
-        produced(broker, "few", matching=lambda record: record.offset == 7, timeout_s=0.2)
+        produced(broker, "few", matching=lambda record: record.offset == 7, timeout_s=1.5)
+
+
+def test_a_broker_that_does_not_answer_is_an_assertion(
+    broker: EmbeddedBroker, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer.send_and_wait("silent", b"0")
+
+    def end_offsets(*_: object) -> None:
+        raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "a leader did not answer")
+
+    monkeypatch.setattr(Consumer, "end_offsets", end_offsets)
+    with pytest.raises(AssertionError, match=r"'silent' was not read to its end .* a leader did not answer"):
+        produced(broker, "silent", timeout_s=0.2)
 
 
 def test_no_records_are_what_is_there_now(broker: EmbeddedBroker, producer: Producer) -> None:
@@ -73,23 +88,9 @@ def test_a_group_is_awaited_until_it_has_read_all(broker: EmbeddedBroker, produc
         reading = threading.Timer(0.1, consumer.commit, [{TopicPartition("read", 0): 2}])
         reading.start()
         wait_for_lag(broker, "readers")
-        reading.join()
+        join(reading)
         consumer.commit({TopicPartition("read", 1): 1})
     wait_for_lag(broker, "readers", topics=["read"])
-
-
-def test_a_suite_with_testcontainers_moves_by_one_import() -> None:
-    container = TidelogContainer("confluentinc/cp-kafka:7.6.0", port=9093).with_kraft().with_name("kafka")
-    container.with_env("KAFKA_NUM_PARTITIONS", "3").with_env("KAFKA_LISTENERS", "PLAINTEXT://:9092").with_env(
-        "TZ", "UTC"
-    )
-    with pytest.raises(RuntimeError, match="stopped"):
-        container.get_bootstrap_server()
-    with container as kafka:
-        assert kafka.get_bootstrap_server() == f"{kafka.get_container_host_ip()}:{kafka.get_exposed_port(9093)}"
-        with Producer(bootstrap_servers=kafka.get_bootstrap_server()) as producer:
-            assert producer.send_and_wait("t", b"x").offset == 0
-            assert len(producer.partitions_for("t")) == 3
 
 
 def test_names_of_the_package_are_loaded_on_use() -> None:

@@ -116,6 +116,7 @@ def test_a_run_without_the_fixtures_loads_only_the_plugin(tmp_path: Path) -> Non
     assert "1 passed" in run_pytest(tmp_path, UNUSED, "-p", "no:unraisableexception", "-p", "no:threadexception")
 
 
+@pytest.mark.slow
 def test_a_wrong_argument_of_the_marker_is_named(tmp_path: Path) -> None:
     test = "import pytest\n@pytest.mark.tidelog_topic(partition=3)\ndef test_it(tidelog_topic): ...\n"
     with pytest.raises(AssertionError, match="no argument partition"):

@@ -1,1 +1,1 @@
-"""What acks and replicas cost: `tidelog bench acks`, a study of synchronous producers on real clusters."""
+"""The cost of acks and replicas: `tidelog bench acks`, a study of synchronous producers on real clusters."""

@@ -13,6 +13,7 @@ from rich.console import Console
 from tidelog.bench.acks import chart, contest, report
 from tidelog.bench.acks.settings import all_settings, studies
 from tidelog.bench.compare import OURS, THEIRS
+from tidelog.bench.keeping import ResultFile, save_option, shown_at_the_end
 from tidelog.bench.peers import kafka_or_reason
 
 _NOTE = """Each producer waits for the answer to its record before it sends the next; with acks=0 there is no answer,
@@ -35,7 +36,16 @@ and a record counts when the leader has it. All nodes share this machine: compar
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where to draw the picture.",
 )
-def acks(numbers: Sequence[int], rounds: int, seconds: float, with_kafka: bool, json_wanted: bool, image: Path) -> None:
+@save_option
+def acks(
+    numbers: Sequence[int],
+    rounds: int,
+    seconds: float,
+    with_kafka: bool,
+    json_wanted: bool,
+    image: Path,
+    save: Path | None,
+) -> None:
     """What acks and replicas cost: synchronous producers, acks 0, 1 and all, one to four replicas.
 
     Starts four nodes on loopback with data in a temporary directory, and ends them. The three laws (acks 0 > 1 > all;
@@ -53,24 +63,33 @@ def acks(numbers: Sequence[int], rounds: int, seconds: float, with_kafka: bool, 
         else:
             errors.print(reason, style="yellow", markup=False)
     settings = all_settings(chosen)
-    with errors.status("starting", spinner="dots") as status:
-        measured = contest.run(
-            settings, brokers, rounds=rounds, seconds=seconds, progress=lambda text: status.update(text)
-        )
-    if json_wanted:
-        click.echo(report.as_json(chosen, settings, measured))
-    else:
-        console = Console(width=None if sys.stdout.isatty() else 120)
-        for study in chosen:
-            console.print(report.table(study, measured))
-        console.print(report.law_table(measured))
-        click.echo(_NOTE)
-    if find_spec("matplotlib") is None:
-        errors.print("no chart: matplotlib is not installed (pip install matplotlib)", style="yellow")
-    elif any(measured.rates(name) for name in brokers):
-        chart.draw(measured, image)
-        errors.print(f"chart: {image}", highlight=False, markup=False)
-    for failure in measured.failures:
-        errors.print(failure, style="red", markup=False)
+    measured = contest.Measured()
+    file = ResultFile(save, lambda: report.as_json(chosen, settings, measured), errors)
+
+    def show() -> None:
+        if json_wanted:
+            click.echo(report.as_json(chosen, settings, measured))
+        else:
+            console = Console(width=None if sys.stdout.isatty() else 120)
+            for study in chosen:
+                console.print(report.table(study, measured))
+            console.print(report.law_table(measured))
+            click.echo(_NOTE)
+        if find_spec("matplotlib") is None:
+            errors.print("no chart: matplotlib is not installed (pip install matplotlib)", style="yellow")
+        elif any(measured.rates(name) for name in brokers):
+            chart.draw(measured, image)
+            errors.print(f"chart: {image}", highlight=False, markup=False)
+        for failure in measured.failures:
+            errors.print(failure, style="red", markup=False)
+
+    with shown_at_the_end(show, errors), errors.status("starting", spinner="dots") as status:
+
+        def progress(text: str) -> None:
+            file.write()
+            status.update(text)
+
+        contest.run(settings, brokers, rounds=rounds, seconds=seconds, progress=progress, measured=measured)
+        file.write()
     if measured.failures:
         raise SystemExit(1)

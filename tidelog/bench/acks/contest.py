@@ -10,6 +10,7 @@ from statistics import median
 from tidelog.bench.acks.sending import RECORD_BYTES, Sent, send
 from tidelog.bench.acks.settings import Setting
 from tidelog.bench.compare import FAILURES, contestants
+from tidelog.bench.figures import one_line
 from tidelog.bench.scenarios.base import Contestant, topic
 from tidelog.testing.usage import warm_pages
 
@@ -56,7 +57,7 @@ def run(
 
     def refused(name: str, error: Exception) -> None:
         broken.add(name)
-        measured.failures.append(f"{name}: {' '.join(str(error).split())[:300]}")
+        measured.failures.append(f"{name}: {one_line(error)}")
 
     progress(f"starting {BROKERS} nodes of {' and '.join(brokers)}")
     with contestants(brokers, BROKERS, refused=refused) as field_of:

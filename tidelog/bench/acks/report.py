@@ -11,8 +11,9 @@ from rich.table import Table
 from tidelog.bench.acks.contest import BROKERS, Measured
 from tidelog.bench.acks.settings import Setting, Study, laws
 from tidelog.bench.compare import OURS, THEIRS
+from tidelog.bench.figures import number
 from tidelog.bench.peers import KAFKA_VERSION
-from tidelog.bench.report import machine, number
+from tidelog.bench.report import machine
 
 _ACKS_STYLE = {"all": "bold", "1": "", "0": "dim"}
 

@@ -15,6 +15,7 @@ from array import array
 from dataclasses import dataclass
 
 from tidelog.bench import frames
+from tidelog.bench.figures import percentile
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import Topic
 
@@ -39,10 +40,8 @@ class Sent:
 
     def percentile_us(self, percent: float) -> float | None:
         """Nearest-rank percentile of the latencies in microseconds; None with acks=0."""
-        if not self.latencies_ns:
-            return None
-        ordered = sorted(self.latencies_ns)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] / 1000
+        latency_ns = percentile(sorted(self.latencies_ns), percent)
+        return None if latency_ns is None else latency_ns / 1000
 
 
 class _Producer:

@@ -60,7 +60,9 @@ async def run(rows: int, out: Path, brokers: int = 1) -> int:
     """The whole demo; returns the exit code. Raises ChildFailed, ServerFailed or Stalled when it cannot finish."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     console = Console(highlight=False)
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tidelog-demo-") as directory:

@@ -21,6 +21,7 @@ from tidelog.bench import frames, topics
 from tidelog.bench.hostile.attacks import ATTACKS, COMPACTED, TOPIC
 from tidelog.bench.hostile.groups import thousand_groups
 from tidelog.bench.hostile.large_requests import LARGE_REQUESTS
+from tidelog.bench.keeping import INTERRUPTED, signals_as_interrupt
 from tidelog.bench.raw import RawConnection
 from tidelog.testing.ports import free_port
 from tidelog.testing.processes import ServerProcess, TidelogProcess
@@ -64,7 +65,11 @@ class Victim:
         return seen
 
     def stop(self) -> None:
-        self._process.communicate(timeout=10)
+        try:
+            self._process.communicate(timeout=10)
+        finally:
+            self._process.kill()
+            self._process.wait()
 
 
 async def under_attack(server: ServerProcess, victim: Victim, name: str, seconds: float) -> Outcome:
@@ -120,6 +125,15 @@ def shown(one: Outcome) -> str:
 
 
 def main() -> int:
+    """Exits with `INTERRUPTED` on Ctrl-C, SIGTERM and SIGHUP; the lines of the attacks until then are printed."""
+    try:
+        with signals_as_interrupt():
+            return _main()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tidelog.bench.hostile", description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each attack")
     parser.add_argument("--attack", action="append", choices=list(ALL), help="only this one; may be repeated")

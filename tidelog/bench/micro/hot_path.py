@@ -1,4 +1,4 @@
-"""What the pieces of a Produce and a Fetch cost each: codecs, checksum, batches, compression. CPU time, best rounds."""
+"""The costs of the parts of a Produce and a Fetch: codecs, checksum, batches, compression. CPU time, best rounds."""
 
 from __future__ import annotations
 

@@ -92,6 +92,8 @@ def _facts(facts: dict[str, str]) -> str:
 
 def _study(study: StudyResult, drawings: list[str]) -> str:
     parts = [f"<h2>{study.number}. {escape(study.title)}</h2>", f"<p>{escape(study.question)}</p>"]
+    if study.kept_from:
+        parts.append(f"<p>Kept from an earlier run: {escape(study.kept_from)}.</p>")
     if not study.is_complete:
         parts.append('<p class="no">Not complete.</p>')
     parts.append(_facts(study.parameters | {"took": f"{study.elapsed_s:.0f} s"}))

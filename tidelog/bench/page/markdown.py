@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidelog.bench.figures import number
 from tidelog.bench.studies.results import Cell, Report, StudyResult, Table
 
 
@@ -19,9 +20,11 @@ def as_markdown(report: Report) -> str:
 
 def _study(study: StudyResult) -> list[str]:
     lines = [f"## {study.number}. {study.title}", "", study.question, ""]
+    if study.kept_from:
+        lines += [f"Kept from an earlier run: {study.kept_from}.", ""]
     if not study.is_complete:
         lines += ["Not complete.", ""]
-    lines += [f"{name}: {value}." for name, value in study.parameters.items()]
+    lines += [f"- {name}: {value}" for name, value in study.parameters.items()]
     for table in study.tables:
         lines += ["", *as_table(table)]
     if study.verdicts:
@@ -51,14 +54,8 @@ def verdict_word(holds: bool | None) -> str:
 
 
 def shown(cell: Cell) -> str:
-    """Three significant digits, thousands separated; a dash for what was not measured."""
-    if cell is None:
-        return "-"
-    if isinstance(cell, str):
-        return cell
-    if isinstance(cell, int) or abs(cell) >= 1000:
-        return f"{cell:,.0f}"
-    return f"{cell:.3g}"
+    """A cell as text: numbers as `figures.number` writes them."""
+    return cell if isinstance(cell, str) else number(cell)
 
 
 def _escaped(cell: Cell) -> str:

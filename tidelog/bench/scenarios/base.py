@@ -1,4 +1,4 @@
-"""What every scenario shares: the server it measures, metrics with their targets, topics that come and go.
+"""The common part of all scenarios: the measured server, metrics with their targets, temporary topics.
 
 A scenario has a name, warms a server once, and measures it once per round, returning one figure per metric. It creates
 its own topic with the same settings on either broker and deletes it, so that no round reads what another wrote.

@@ -1,4 +1,4 @@
-"""What cleaning a keyed topic costs: CPU and time from the moment it is compacted until its closed segments are clean.
+"""The cost of cleaning a keyed topic: CPU and time from the change of its policy until its closed segments are clean.
 
 The topic is filled before, by librdkafka, with keys drawn at random; then cleanup.policy turns to compact and the
 cleaner, which looks for work ten times a second, does all of it in one round. The start of the cleaner counts, what it

@@ -1,4 +1,4 @@
-"""Fetch on a raw connection: what a gigabyte out costs the broker when a client takes 2 MB at a time."""
+"""Fetch on a raw connection: the broker's cost per gigabyte for a client that reads 2 MB at a time."""
 
 from __future__ import annotations
 

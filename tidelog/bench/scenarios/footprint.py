@@ -1,4 +1,4 @@
-"""What a node costs before it does anything: start to ready, idle memory, idle CPU. A fresh node each round."""
+"""The cost of an idle node: start to ready, idle memory, idle CPU. A fresh node each round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""librdkafka in and out: what a gigabyte costs the broker, and how fast a stock client goes, over 12 partitions.
+"""librdkafka in and out: the broker's cost per gigabyte, and the rate of a stock client, over 12 partitions.
 
 confluent-kafka with its own defaults but for acks=all, larger queues and no pause after a full queue; keyless records,
 no compression. The client is the limit on two cores; the broker's CPU is the figure to compare.

@@ -1,4 +1,4 @@
-"""Produce on a raw connection: what one request costs the broker, and how long it takes, with 1 and 16 in flight.
+"""Produce on a raw connection: the broker's cost per request, and the latency, with 1 and 16 in flight.
 
 acks=all, no idempotence, no compression; records of 1,000 bytes (or one of 200) in one batch per partition. On three
 brokers each partition has three replicas, the request goes to the leader, and the CPU is that of all three.

@@ -1,4 +1,4 @@
-"""What a follower's fetch costs the leader, beside what a consumer's costs it.
+"""The leader's cost of a follower's fetch, compared with a consumer's fetch.
 
 One partition, records of 1 KB, acks=all, one in flight; the CPU is the leader's alone, per record. Three ways, in turn:
 kept once and read by nobody; kept once with a consumer waiting at its end; kept twice, so that the follower fetches

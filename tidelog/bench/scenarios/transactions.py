@@ -1,7 +1,7 @@
 """A transaction of one record of 1 KB, from its begin to its acknowledged commit, one after another.
 
-By librdkafka, which speaks version 1 of the protocol, and by Tidelog's own client, which speaks
-version 2 where the cluster has it. Both write to one partition; the CPU is that of all nodes.
+By librdkafka, which speaks version 1 of the protocol, and by Tidelog's own client on uvloop,
+which speaks version 2 where the cluster has it. Both write to one partition; the CPU is that of all nodes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from tidelog.bench.raw import BenchError, Timing
 from tidelog.bench.scenarios.base import Contestant, CpuMeter, Metric, Scenario, topic
+from tidelog.client.sync.loop_thread import new_loop
 from tidelog.protocol.errors import KafkaError
 
 _VALUE = b"v" * 1000
@@ -100,7 +101,8 @@ def _by_our_client(bootstrap: str, name: str, transactional_id: str, count: int)
             return Timing(latencies, (clock() - start_ns) / 1e9)
 
     try:
-        return asyncio.run(run())
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(run())
     except KafkaError as error:
         raise BenchError(str(error)) from error
 

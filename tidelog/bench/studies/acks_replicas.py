@@ -1,4 +1,4 @@
-"""Scenarios 1 to 4: what acks, replicas, min.insync.replicas and partitions cost synchronous producers."""
+"""Scenarios 1 to 4: the cost of acks, replicas, min.insync.replicas and partitions for synchronous producers."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from tidelog.bench.compare import FAILURES, contestants
+from tidelog.bench.figures import one_line
 from tidelog.bench.metadata import await_leaders
 from tidelog.bench.scenarios.base import Contestant
 from tidelog.bench.studies.base import Context
@@ -80,7 +81,7 @@ class Assignors:
         changes: dict[tuple[str, str], float] = {}
 
         def refused(name: str, error: Exception) -> None:
-            result.failures.append(f"{name}: {' '.join(str(error).split())[:300]}")
+            result.failures.append(f"{name}: {one_line(error)}")
 
         with contestants(context.brokers, 1, refused=refused) as brokers:
             for assignor in ASSIGNORS:

@@ -1,4 +1,4 @@
-"""What every study is given, and what it has to be."""
+"""The interface of a study, and its inputs."""
 
 from __future__ import annotations
 

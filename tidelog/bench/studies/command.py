@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from tidelog.bench.compare import FAILURES, OURS, THEIRS
+from tidelog.bench.keeping import INTERRUPTED
 from tidelog.bench.page.html import as_html
 from tidelog.bench.page.markdown import as_markdown
 from tidelog.bench.peers import KAFKA_VERSION, kafka_or_reason
@@ -22,27 +23,31 @@ from tidelog.bench.studies import plan_model, planning, runner
 from tidelog.bench.studies.base import Context
 from tidelog.bench.studies.results import Report
 
-_INTERRUPTED = 130
-
 
 @click.command("report")
 @click.option("--quick", "is_quick", flag_value=True, default=False, help="Shows that everything runs, not how fast.")
-@click.option("--full", "is_quick", flag_value=False, help="The default: about an hour with Kafka.")
-@click.option("--scenario", "numbers", multiple=True, type=click.IntRange(1, 9), help="Only this one; may be repeated.")
+@click.option("--full", "is_quick", flag_value=False, help="The default: the sizes that the report is meant for.")
+@click.option(
+    "--scenario", "numbers", multiple=True, type=click.IntRange(1, 10),
+    help="Only this one; may be repeated. 10, an hour for each broker, runs only so.",
+)  # fmt: skip
 @click.option("--only", type=click.Choice([OURS, THEIRS]), help="Measure one broker alone.")
 @click.option(
     "--output", default="bench-out/report", show_default=True, type=click.Path(file_okay=False, path_type=Path),
     help="Directory for report.html, report.json and report.md.",
 )  # fmt: skip
+@click.option("--keep", is_flag=True, help="Keep the other scenarios of the report that is in the output directory.")
 @click.option(
     "--from-json",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Draw this report again; measure nothing.",
 )
-def report(is_quick: bool, numbers: Sequence[int], only: str | None, output: Path, from_json: Path | None) -> None:
-    """All benchmark scenarios on this machine, beside Apache Kafka where Java and Maven are, as one page.
+def report(
+    is_quick: bool, numbers: Sequence[int], only: str | None, output: Path, keep: bool, from_json: Path | None
+) -> None:
+    """All benchmark scenarios but the tenth on this machine, beside Apache Kafka where Java and Maven are, as one page.
 
-    Ctrl-C ends what was started and keeps what was measured.
+    Ctrl-C ends what was started and keeps what was measured; --keep goes on from there.
 
     Example: tidelog bench report --quick
     """
@@ -51,10 +56,7 @@ def report(is_quick: bool, numbers: Sequence[int], only: str | None, output: Pat
         if find_spec(package) is None:
             raise click.ClickException(f"{name} is not installed: pip install {name}")
     if from_json is not None:
-        try:
-            write(Report.from_json(from_json.read_text(encoding="utf-8")), output)
-        except ValueError as error:
-            raise click.ClickException(f"{from_json}: {error}") from error
+        write(_read(from_json), output)
         click.echo(output / "report.html")
         return
     brokers = [only] if only else [OURS, THEIRS]
@@ -63,13 +65,15 @@ def report(is_quick: bool, numbers: Sequence[int], only: str | None, output: Pat
         brokers.remove(THEIRS)
     if not brokers:
         raise SystemExit(1)
-    chosen = [study for study in runner.catalogue() if not numbers or study.number in numbers]
+    chosen = runner.select(numbers)
     arguments = ["tidelog bench report", "--quick" if is_quick else "--full"]
     arguments += [f"--scenario {number}" for number in numbers] + ([f"--only {only}"] if only else [])
     found = Report(
         datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), " ".join(arguments), machine(),
         runner.versions(KAFKA_VERSION if THEIRS in brokers else None),
     )  # fmt: skip
+    if keep and (output / "report.json").exists():
+        found.keep(_read(output / "report.json"), [study.number for study in chosen])
     start_s = time.monotonic()
     try:
         with errors.status("starting", spinner="dots") as status:
@@ -81,7 +85,7 @@ def report(is_quick: bool, numbers: Sequence[int], only: str | None, output: Pat
     except KeyboardInterrupt:
         errors.print("interrupted: what was measured is kept", style="yellow")
         click.echo(output / "report.html")
-        raise SystemExit(_INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED) from None
     for study in found.studies:
         for failure in study.failures:
             errors.print(f"{study.number}. {study.title}: {failure}", style="red", markup=False)
@@ -100,7 +104,7 @@ def report(is_quick: bool, numbers: Sequence[int], only: str | None, output: Pat
 @click.option("--retention-hours", default=168.0, show_default=True, type=click.FloatRange(0))
 @click.option(
     "--report", "report_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the costs from this report.json; else they are measured now (a minute).",
+    help="Take the costs from this report.json; else they are measured now.",
 )  # fmt: skip
 @click.option("--json", "json_", is_flag=True, help="Print JSON.")
 def plan(
@@ -139,16 +143,20 @@ def _costs(report_file: Path | None) -> plan_model.Costs:
                     OURS, planning.FULL, Context([OURS], False, lambda text: status.update(text))
                 )
             except FAILURES as error:
-                raise click.ClickException(f"the costs could not be measured: {error}") from error
-    try:
-        studies = Report.from_json(report_file.read_text(encoding="utf-8")).studies
-    except ValueError as error:
-        raise click.ClickException(f"{report_file}: {error}") from error
-    for study in studies:
+                raise click.ClickException(f"cannot measure the costs: {error}") from error
+    for study in _read(report_file).studies:
         costs = planning.costs_of(study, OURS)
         if costs is not None:
             return costs
     raise click.ClickException(f"{report_file} has no costs: tidelog bench report --scenario 9")
+
+
+def _read(file: Path) -> Report:
+    """Raises ClickException."""
+    try:
+        return Report.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{file}: {error}") from error
 
 
 def write(found: Report, output: Path) -> None:

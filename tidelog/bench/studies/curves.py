@@ -1,4 +1,4 @@
-"""What a record costs the brokers as one thing grows: record size, partitions, connections, consumers, brokers.
+"""The brokers' cost per record as one size grows: record size, partitions, connections, consumers, brokers.
 
 Each point is the CPU of all brokers together divided by the records of that point. A curve that is
 flat scales; one that rises says where it does not.
@@ -17,6 +17,7 @@ from typing import Any
 
 from tidelog.bench.clusters import Running
 from tidelog.bench.compare import FAILURES, MAKERS, OURS, THEIRS
+from tidelog.bench.figures import one_line
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import Contestant, CpuMeter, topic
 from tidelog.bench.studies.base import Context
@@ -112,7 +113,7 @@ def _draw(
                 found[name] = cost(name, point)
             except FAILURES as error:
                 found[name] = None
-                result.failures.append(f"{name}, {title.lower()}, {point:,}: {' '.join(str(error).split())[:300]}")
+                result.failures.append(f"{name}, {title.lower()}, {point:,}: {one_line(error)}")
             value = found[name]
             if value is not None:
                 lines[name].points.append((point, value))
@@ -134,7 +135,7 @@ def _alone(context: Context, brokers: int, result: StudyResult) -> Iterator[dict
                 contestant = Contestant(name, cluster, lambda _: cluster, Path(scratch), min(3, brokers))  # noqa: B023
                 _produce_cost_us(contestant, 12, 2_000 if context.is_quick else 100_000)
             except FAILURES as error:
-                result.failures.append(f"{name}: {' '.join(str(error).split())[:300]}")
+                result.failures.append(f"{name}: {one_line(error)}")
                 continue
             found[name] = contestant
         yield found

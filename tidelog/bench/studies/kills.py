@@ -19,6 +19,7 @@ from typing import Any
 
 from tidelog.bench.clusters import Cluster
 from tidelog.bench.compare import FAILURES, OPTIONS, OURS
+from tidelog.bench.figures import one_line
 from tidelog.bench.metadata import await_brokers, await_leaders
 from tidelog.bench.peers import KafkaCluster
 from tidelog.bench.raw import BenchError
@@ -104,7 +105,7 @@ class Kills:
                             context.progress(f"kills: {case}: {name}")
                             self._measure_case(cluster, name, number, case, chosen, table, charts[case], result)
                 except FAILURES as error:
-                    result.failures.append(f"{name}: {' '.join(str(error).split())[:300]}")
+                    result.failures.append(f"{name}: {one_line(error)}")
 
     def _measure_case(
         self,

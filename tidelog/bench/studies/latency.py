@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 from tidelog.bench.acks.contest import BROKERS
 from tidelog.bench.compare import FAILURES, OURS, THEIRS, contestants
+from tidelog.bench.figures import one_line, percentile
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import Contestant, Topic, topic
 from tidelog.bench.studies.arrivals import DUE
 from tidelog.bench.studies.base import Context
-from tidelog.bench.studies.results import Cell, Chart, Series, StudyResult, Table, Verdict, percentile
+from tidelog.bench.studies.results import Cell, Chart, Series, StudyResult, Table, Verdict
 
 PARTITIONS, REPLICAS, MIN_INSYNC, RECORD_BYTES = 12, 4, 2, 1000
 PERCENTS = (50.0, 90.0, 99.0, 99.9, 99.99)
@@ -60,7 +61,7 @@ class Latency:
         latencies: dict[tuple[str, str], list[array[int]]] = {}
 
         def refused(name: str, error: Exception) -> None:
-            result.failures.append(f"{name}: {' '.join(str(error).split())[:300]}")
+            result.failures.append(f"{name}: {one_line(error)}")
 
         try:
             with contestants(context.brokers, BROKERS, refused=refused) as field:

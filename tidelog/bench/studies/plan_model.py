@@ -1,4 +1,4 @@
-"""A model of what a load costs, for planning beyond one machine. Pure.
+"""A model of the cost of a load, for planning beyond one machine. Pure.
 
 The CPU of a Produce request grows with its bytes and with the followers that copy it; reading costs
 by the byte. The five costs are solved from five measured points (`planning` measures them).

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tidelog.bench.clusters import Running
 from tidelog.bench.compare import FAILURES, MAKERS
+from tidelog.bench.figures import one_line
 from tidelog.bench.scenarios.base import GIGABYTE, Contestant, Metric
 from tidelog.bench.scenarios.fetch_raw import FetchRaw
 from tidelog.bench.scenarios.produce_raw import Load, ProduceRaw
@@ -76,7 +77,7 @@ class Planning:
                     Verdict(f"the model is within {TOLERANCE:.0%} everywhere", name, abs(worst) <= TOLERANCE, evidence)
                 )
             except FAILURES as error:
-                result.failures.append(f"{name}: {' '.join(str(error).split())[:300]}")
+                result.failures.append(f"{name}: {one_line(error)}")
 
 
 def measure_costs(name: str, chosen: Parameters, context: Context) -> Costs:

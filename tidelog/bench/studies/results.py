@@ -1,4 +1,4 @@
-"""What a study has measured, as plain values: tables, charts and verdicts, to JSON and back.
+"""The results of a study as plain values: tables, charts and verdicts, to JSON and back.
 
 Pure. A report holds several studies; `bench/page` draws it. Units are in the names of columns and
 axes.
@@ -7,7 +7,7 @@ axes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -80,6 +80,8 @@ class StudyResult:
     failures: list[str] = field(default_factory=list)
     elapsed_s: float = 0.0
     is_complete: bool = False
+    kept_from: str = ""
+    """The time and the command of an earlier report that this was measured in; empty when it is of this run."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,13 @@ class Report:
     versions: dict[str, str]
     studies: list[StudyResult] = field(default_factory=list)
     is_interrupted: bool = False
+
+    def keep(self, earlier: Report, but: Collection[int]) -> None:
+        """Take over the complete studies of an earlier report, but those of the numbers `but`."""
+        for study in earlier.studies:
+            if study.is_complete and study.number not in but:
+                study.kept_from = study.kept_from or f"{earlier.started}, {earlier.command}"
+                self.studies.append(study)
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT_VERSION, **asdict(self)}, indent=1)
@@ -126,13 +135,6 @@ def _chart(values: dict[str, Any]) -> Chart:
 def ratio(ours: float | None, theirs: float | None) -> float | None:
     """Ours divided by Kafka's; None where one of them is missing or Kafka's is zero."""
     return ours / theirs if ours is not None and theirs else None
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float | None:
-    """The nearest-rank percentile of values in rising order; None without values."""
-    if not ordered:
-        return None
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def rate_over_time(times_s: Iterable[float], width_s: float, end_s: float) -> list[tuple[float, float]]:

@@ -1,25 +1,37 @@
-"""Runs studies one after another and keeps what was measured, also when it is interrupted."""
+"""Runs studies one after another and keeps their results, also when it is interrupted."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import metadata
 
 from tidelog.bench.compare import FAILURES
+from tidelog.bench.figures import one_line
 from tidelog.bench.studies.acks_replicas import all_studies
 from tidelog.bench.studies.assignors import Assignors
 from tidelog.bench.studies.base import Context, Study
 from tidelog.bench.studies.curves import Curves
+from tidelog.bench.studies.endurance import Endurance
 from tidelog.bench.studies.kills import Kills
 from tidelog.bench.studies.latency import Latency
 from tidelog.bench.studies.planning import Planning
 from tidelog.bench.studies.results import Report, StudyResult
 
+ONLY_BY_NUMBER = frozenset({Endurance.number})
+"""Studies that a report has only where they are asked for: they take an hour for each broker."""
+
 
 def catalogue() -> list[Study]:
     """Every study by its number."""
-    return [*all_studies(), Kills(), Latency(), Assignors(), Curves(), Planning()]
+    return [*all_studies(), Kills(), Latency(), Assignors(), Curves(), Planning(), Endurance()]
+
+
+def select(numbers: Collection[int]) -> list[Study]:
+    """The studies of these numbers; without any, all but those of `ONLY_BY_NUMBER`."""
+    return [
+        study for study in catalogue() if (study.number in numbers if numbers else study.number not in ONLY_BY_NUMBER)
+    ]
 
 
 def run(studies: Sequence[Study], context: Context, report: Report, save: Callable[[Report], None]) -> None:
@@ -28,6 +40,7 @@ def run(studies: Sequence[Study], context: Context, report: Report, save: Callab
         for place, study in enumerate(studies):
             result = StudyResult(study.number, study.title, study.question)
             report.studies.append(result)
+            report.studies.sort(key=lambda each: each.number)
             start_s = time.monotonic()
             its_context = Context(
                 context.brokers,
@@ -38,7 +51,7 @@ def run(studies: Sequence[Study], context: Context, report: Report, save: Callab
                 study.measure(its_context, result)
                 result.is_complete = not result.failures
             except FAILURES as error:
-                result.failures.append(" ".join(str(error).split())[:300])
+                result.failures.append(one_line(error))
             finally:
                 result.elapsed_s = round(time.monotonic() - start_s, 1)
             save(report)

@@ -1,6 +1,6 @@
-"""Kafka's APIs as a node serves them.
+"""The handlers of Kafka's APIs.
 
-`dispatch.py` takes one frame to its handler; `served.py` is the table of handlers; `services.py` names the parts of the
-node that a handler may use. The rooms below hold one file for each API that decides something.
-A handler reads the request, asks the part that owns the state, and answers. It keeps no state.
+`dispatch.py` passes a frame to its handler. `api_tables.py` holds the tables of handlers. `services.py` lists the parts
+of the node that a handler may use. The packages below have one file for each API with decisions of its own.
+A handler reads the request, calls the part that owns the state, and answers. It keeps no state.
 """

@@ -1,6 +1,6 @@
-"""What a client may do, as a set of bits per resource type: everything, as long as nobody is refused anything.
+"""The authorized operations of a client, as a set of bits per resource type: all operations, without an authorizer.
 
-Kafka answers the same without an authorizer (AclEntry.supportedOperations, Utils.to32BitField).
+Kafka without an authorizer answers the same (AclEntry.supportedOperations, Utils.to32BitField).
 """
 
 from __future__ import annotations

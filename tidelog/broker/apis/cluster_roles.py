@@ -1,7 +1,7 @@
-"""The metadata quorum and the controller as request handlers see them: what each can be asked.
+"""The interfaces of the metadata quorum and the controller for request handlers.
 
-A command takes the request message and returns the response message, or raises the KafkaError that refuses all of it.
-A node that is no controller has none; one that does not lead refuses by itself, with NOT_CONTROLLER as well.
+A command takes the request message and returns the response message, or raises the KafkaError that refuses the whole
+request. A node without a controller, or with an inactive one, raises NOT_CONTROLLER.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class QuorumRequests(Protocol):
-    """`replication.quorum.driver.RaftNode`, as far as others ask it."""
+    """The part of `replication.quorum.driver.RaftNode` that handlers use."""
 
     leader_id: int
     kraft_version: int
@@ -35,7 +35,7 @@ class QuorumRequests(Protocol):
 
 
 class ControllerRequests(Protocol):
-    """`replication.controller.controller.Controller`, as far as others ask it."""
+    """The part of `replication.controller.controller.Controller` that handlers use."""
 
     is_active: bool
 
@@ -72,13 +72,13 @@ def quorum(services: Services) -> QuorumRequests:
 
 
 def check_time(timeout_ms: int) -> None:
-    """Raises REQUEST_TIMED_OUT where no time is given: Kafka's controllers then decide nothing."""
+    """Raises REQUEST_TIMED_OUT for a timeout of 0 or less; Kafka's controllers then change nothing."""
     if timeout_ms <= 0:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT)
 
 
 def controller(services: Services) -> ControllerRequests:
-    """The active controller. Raises NOT_CONTROLLER if it is another node's."""
+    """This node's controller. Raises NOT_CONTROLLER if it is not the active one."""
     node_controller = cast("ControllerRequests | None", services.controller)
     if node_controller is None or not node_controller.is_active:
         raise KafkaError(ErrorCode.NOT_CONTROLLER)

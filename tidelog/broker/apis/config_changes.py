@@ -1,8 +1,8 @@
-"""What AlterConfigs and IncrementalAlterConfigs have in common: who decides what, and what is refused at once.
+"""The common part of AlterConfigs and IncrementalAlterConfigs: checks on the broker, then the controller's decision.
 
-A client asks any broker. That broker looks at what concerns itself alone, its own configs and its loggers, and at the
-form of the rest; then the active controller decides and writes (Kafka's `ConfigAdminManager`). What comes to a
-controller, on its listener or in an envelope, is the controller's to judge, but for loggers, which every node has.
+A client sends the request to any broker. The broker checks its own configs and its loggers, and the form of all other
+changes. Then the active controller decides and writes (Kafka's `ConfigAdminManager`). For a request on a controller's
+listener or in an envelope, the controller checks all, except loggers, which every node has.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tidelog.replication.controller.metadata.image import (
 
 _FOR_THE_CONTROLLER: Final = (TOPIC_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 
-# Several times as many as there are keys: brokers' keys may be anybody's.
+# Several times the number of known keys, because brokers accept unknown keys.
 CONFIGS_MAX: Final = 1000
 
 Key = tuple[int, str]
 
 
 async def alter(services: Services, context: RequestContext, request: Any, answer: type[Any]) -> list[Any]:
-    """One `answer` message per resource, in the request's order. `request`: of either API.
+    """One `answer` message per resource, in the request's order. `request`: a request of either API.
 
-    Each resource is changed for itself, so that of very many some are decided before the others are looked at.
+    Resources are changed separately, so for a large request some are decided before others are checked.
     """
     from_client = bool(context.listener_name) and not at_controller(services, context)
     times = Counter((each.resource_type, each.resource_name) for each in request.resources)
@@ -51,7 +51,7 @@ async def alter(services: Services, context: RequestContext, request: Any, answe
     loop = asyncio.get_running_loop()
     for number, resource in enumerate(request.resources, 1):
         if number % PIECE_ELEMENTS_MAX == 0:
-            await services.turns.pause(loop)
+            await services.scheduler.pause(loop)
         key = resource.resource_type, resource.resource_name
         try:
             if len(resource.configs) > CONFIGS_MAX:
@@ -69,7 +69,7 @@ async def alter(services: Services, context: RequestContext, request: Any, answe
     by_key: dict[Key, Any] = {}
     for start in range(0, len(wanted), PIECE_ELEMENTS_MAX):
         if start:
-            await services.turns.pause(loop)
+            await services.scheduler.pause(loop)
         answers = await _decided(services, context, request, wanted[start : start + PIECE_ELEMENTS_MAX])
         by_key |= {(each.resource_type, each.resource_name): each for each in answers}
     return [
@@ -92,7 +92,7 @@ async def _decided(services: Services, context: RequestContext, request: Any, wa
 
 
 def _check(services: Services, request: Any, resource: Any, times: int) -> None:
-    """Raises KafkaError for what need not be asked of the controller."""
+    """Raises KafkaError for errors that this node can detect without the controller."""
     if times > 1:
         raise _invalid("Each resource must appear at most once.")
     names = [config.name for config in resource.configs]
@@ -127,7 +127,7 @@ def _check_own_id(services: Services, name: str) -> None:
 
 
 def _applied(services: Services, request: Any, resource: Any) -> Mapping[str, str]:
-    """What would be set at run time for this broker, or for all of them."""
+    """The dynamic configs of this broker, or of all brokers, after the change."""
     if request.API_KEY == ApiKey.ALTER_CONFIGS:
         return {each.name: each.value for each in resource.configs}
     own, cluster = services.settings.layers

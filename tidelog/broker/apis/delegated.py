@@ -1,7 +1,7 @@
-"""The APIs that only hand the request to the metadata quorum or to the controller, as a table: what each one asks.
+"""The table of APIs that only pass the request to the metadata quorum or to the controller.
 
-A request is not looked at here; it is decoded, passed on, and the role's answer is encoded. A refusal is made from the
-declaration of the response (`refusals`).
+This module does not interpret a request: it passes the decoded request to the role and returns the role's response. A
+refusal is made from the declaration of the response (`refusals`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from tidelog.protocol.messages.vote import VoteRequest, VoteResponse
 Role = TypeVar("Role")
 Refuse = Callable[[Any, KafkaError, int], Any]
 
-# From this version on a Fetch that fails as a whole names no partitions.
+# From this version on, a Fetch that fails as a whole has an error of its own and no partitions.
 FETCH_ERROR_AT_TOP_FROM: Final = 13
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DelegatedApi(Generic[Role]):
-    """One row. It has the three names that `dispatch` reads of an API's module: REQUEST, handle, refuse."""
+    """One row. Like an API's module it has the three names that `dispatch` uses: REQUEST, handle, refuse."""
 
     REQUEST: Any  # the class of the request message, with its key and versions
     refuse: Refuse
@@ -57,12 +57,12 @@ class DelegatedApi(Generic[Role]):
     ask: Callable[[Role, Any, int], Awaitable[Any]]
 
     async def handle(self, services: Services, context: RequestContext, request: Any) -> Any:
-        """The role's response. Raises its KafkaError; NOT_CONTROLLER where another node is the active controller."""
+        """The role's response. Raises its KafkaError, NOT_CONTROLLER if another node is the active controller."""
         return await self.ask(self.role(services), request, context.api_version)
 
 
 def _refuse_fetch(request: Any, error: KafkaError, version: int) -> FetchResponse:
-    """Old versions have no error for the whole: there each partition carries it."""
+    """Old versions have no error for the whole request, so each partition has it."""
     topics = [] if version >= FETCH_ERROR_AT_TOP_FROM else request.topics
     return FetchResponse(
         error_code=error.code,
@@ -92,34 +92,34 @@ def _controller(
     return DelegatedApi(request, refusing(response), controller, ask)
 
 
-# Sent on to the active controller by every broker (Kafka's forwardToController).
+# Every broker forwards these to the active controller (Kafka's forwardToController).
 FORWARDED_ROWS: Final[tuple[DelegatedApi[Any], ...]] = (
-    # One more voter of the metadata quorum, and one fewer (KIP-853).
+    # Add and remove a voter of the metadata quorum (KIP-853).
     _quorum(AddRaftVoterRequest, AddRaftVoterResponse, lambda raft, request, version: raft.add_voter(request, version)),
     _quorum(
         RemoveRaftVoterRequest,
         RemoveRaftVoterResponse,
         lambda raft, request, version: raft.remove_voter(request, version),
     ),
-    # Voters and observers of the metadata quorum, as its leader sees them.
+    # The leader's view of the voters and observers of the metadata quorum.
     _quorum(
         DescribeQuorumRequest,
         DescribeQuorumResponse,
         lambda raft, request, version: raft.describe_quorum(request, version),
     ),
-    # Which replicas are being moved.
+    # The reassignments under way.
     _controller(
         ListPartitionReassignmentsRequest,
         ListPartitionReassignmentsResponse,
         lambda active, request, version: active.list_partition_reassignments(request),
     ),
-    # A broker will not come back; its registration goes.
+    # Remove the registration of a broker that will not return.
     _controller(
         UnregisterBrokerRequest,
         UnregisterBrokerResponse,
         lambda active, request, version: active.unregister_broker(request),
     ),
-    # Another level for features of the whole cluster. A refusal names no single feature, as in Kafka.
+    # Change the levels of the cluster's features. As in Kafka, a refusal names no single feature.
     _controller(
         UpdateFeaturesRequest,
         UpdateFeaturesResponse,
@@ -129,9 +129,9 @@ FORWARDED_ROWS: Final[tuple[DelegatedApi[Any], ...]] = (
 
 # Between nodes, on the controllers' listener.
 CONTROLLER_ROWS: Final[tuple[DelegatedApi[Any], ...]] = (
-    # A candidate, or one that might become it, asks this voter for its vote.
+    # A candidate, or a prospective one, requests this voter's vote.
     _quorum(VoteRequest, VoteResponse, lambda raft, request, version: raft.vote(request, version)),
-    # The new leader of the metadata quorum makes itself known; the old one resigns.
+    # The new leader of the metadata quorum announces itself; the old one resigns.
     _quorum(
         BeginQuorumEpochRequest,
         BeginQuorumEpochResponse,
@@ -142,33 +142,33 @@ CONTROLLER_ROWS: Final[tuple[DelegatedApi[Any], ...]] = (
         EndQuorumEpochResponse,
         lambda raft, request, version: raft.end_quorum_epoch(request, version),
     ),
-    # Replicas of the metadata log ask its leader for more; members of the quorum send version 12 or higher.
+    # Replicas of the metadata log fetch from its leader; members of the quorum send version 12 or higher.
     DelegatedApi(FetchRequest, _refuse_fetch, quorum, lambda raft, request, version: raft.fetch(request, version)),
-    # A piece of a snapshot of the metadata log.
+    # A part of a snapshot of the metadata log.
     _quorum(
         FetchSnapshotRequest,
         FetchSnapshotResponse,
         lambda raft, request, version: raft.fetch_snapshot(request, version),
     ),
-    # A voter tells the leader of its quorum how to reach it.
+    # A voter reports its addresses to the quorum's leader.
     _quorum(
         UpdateRaftVoterRequest,
         UpdateRaftVoterResponse,
         lambda raft, request, version: raft.update_voter(request, version),
     ),
-    # A controller tells the active one where it listens.
+    # A controller registers its addresses at the active controller.
     _controller(
         ControllerRegistrationRequest,
         ControllerRegistrationResponse,
         lambda active, request, version: active.register_controller(request),
     ),
-    # A broker has started, and is given an epoch.
+    # A broker registers at its start and gets a broker epoch.
     _controller(
         BrokerRegistrationRequest,
         BrokerRegistrationResponse,
         lambda active, request, version: active.register_broker(request, version),
     ),
-    # A broker says in which of its directories replicas are.
+    # A broker reports the log directories of its replicas.
     _controller(
         AssignReplicasToDirsRequest,
         AssignReplicasToDirsResponse,
@@ -180,7 +180,7 @@ CONTROLLER_ROWS: Final[tuple[DelegatedApi[Any], ...]] = (
         AllocateProducerIdsResponse,
         lambda active, request, version: active.allocate_producer_ids_for(request),
     ),
-    # A leader asks for another ISR.
+    # A partition leader proposes another ISR.
     _controller(
         AlterPartitionRequest,
         AlterPartitionResponse,

@@ -1,8 +1,8 @@
-"""One frame in, one answer out: parse the request header, find the API, run it, turn failures into responses.
+"""One frame in, one answer out: parses the request header, runs the API's handler, converts errors to responses.
 
-The only place where a `KafkaError` becomes a response and an unknown exception becomes UNKNOWN_SERVER_ERROR with a
-log line. Produce and Fetch decode and encode themselves; every other API goes through its compiled messages here.
-A frame that cannot be understood raises MalformedMessage, and the connection is closed, as Kafka does.
+Only this module converts a `KafkaError` to a response, and an unknown exception to UNKNOWN_SERVER_ERROR with a log
+line. Produce and Fetch decode and encode by themselves; this module decodes and encodes all other APIs by their
+compiled messages. A malformed frame raises MalformedMessage, which closes the connection, as in Kafka.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from struct import Struct
 from struct import error as StructError
 from types import ModuleType
@@ -35,16 +35,16 @@ _FRAME_HEAD = Struct(">ii")
 _NO_HEADER = "request shorter than its header"
 
 API_VERSIONS = 18
-# Tasks of cold APIs under way at once, over all connections; further ones are refused with THROTTLING_QUOTA_EXCEEDED.
+# The maximum of running tasks of cold APIs, over all connections. More are refused with THROTTLING_QUOTA_EXCEEDED.
 COLD_TASKS_MAX = 4096
-# Where a request says how long its client waits.
+# The request fields with the time that the client waits.
 _PATIENCE_FIELDS = ("timeout_ms", "rebalance_timeout_ms", "session_timeout_ms", "max_wait_ms")
 
 
 class Dispatcher:
     """`apis`: handler modules (see `services`) and rows of `delegated`; each has REQUEST, handle() and refuse().
 
-    `forwarded`: keys of those that only the active controller answers; elsewhere they are sent on to it.
+    `forwarded`: the keys of APIs that only the active controller handles; other nodes forward them to it.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Dispatcher:
     ) -> None:
         self._services = services
         self._produces = services.requests.produce
-        self._turns = services.turns
+        self._scheduler = services.scheduler
         self._stopwatch = services.requests.stopwatch
         self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests, forwarded) for module in apis}
         self._forwarded = frozenset(forwarded)
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     @property
-    def served(self) -> dict[int, range]:
+    def supported_versions(self) -> dict[int, range]:
         """API key -> versions that have a handler."""
         hot = {
             produce.API_KEY: range(produce.VERSIONS.start, produce.VERSIONS.stop),
@@ -76,7 +76,7 @@ class Dispatcher:
         position = 10 + client_id_bytes if client_id_bytes > 0 else 10
         if key == produce.API_KEY and version in produce.VERSIONS:
             if version >= PRODUCE_FLEXIBLE_FROM:
-                # Nearly always one byte that says that there are none.
+                # The tagged fields of the header, nearly always one byte for none.
                 if position < len(frame) and not frame[position]:
                     position += 1
                 else:
@@ -95,17 +95,43 @@ class Dispatcher:
             answer.timing = (counters, began)
             return answer
         elapsed = self._stopwatch() - began
-        if elapsed <= SHORTEST_S:  # what most are, and then this is all
+        if elapsed <= SHORTEST_S:  # the most frequent case, counted without a search for the bucket
             durations = counters.durations
             durations.counts[0] += 1
             durations.total += elapsed
         else:
             counters.durations.observe(elapsed)
-            self._turns.took(elapsed)
+            self._scheduler.took(elapsed)
         return answer
 
+    def dispatch_pipelined(self, frames: Sequence[memoryview], connection: Peer) -> list[Answer]:
+        """The answers to the frames at the start that can be handled together; `dispatch` must take the others."""
+        began = self._stopwatch()
+        frame = frames[0]
+        try:
+            key, version, _, client_id_bytes = _HEADER.unpack_from(frame)
+        except StructError:
+            return []
+        position = 10 + client_id_bytes if client_id_bytes > 0 else 10
+        if key != produce.API_KEY or version < PRODUCE_FLEXIBLE_FROM or position >= len(frame) or frame[position]:
+            return []
+        answers = produce.serve_pipelined(self._services, frames, position + 1, version, connection)
+        if not answers:
+            return answers
+        counters = self._produces
+        counters.versions[version] += len(answers)
+        elapsed = self._stopwatch() - began
+        for answer in answers:
+            if isinstance(answer, Deferred):
+                answer.timing = (counters, began)
+            else:
+                counters.durations.observe(elapsed)
+        if elapsed > SHORTEST_S:
+            self._scheduler.took(elapsed)
+        return answers
+
     def dispatch_cold(self, frame: memoryview, connection: Peer) -> Answer:
-        """A request for one of `apis`: any but Produce and Fetch of records."""
+        """Handle a request for one of `apis`: all except Produce and Fetch of records."""
         return self._serve(frame, connection, *_head(frame))
 
     def _serve(
@@ -117,7 +143,7 @@ class Dispatcher:
         if version not in api.versions:
             if key != API_VERSIONS:
                 raise MalformedMessage(f"version {version} of {api.name} is not served")
-            # An unknown ApiVersions version is answered in the form of version 0 (KIP-511).
+            # The answer to an unknown version of ApiVersions has the form of version 0 (KIP-511).
             error = KafkaError(ErrorCode.UNSUPPORTED_VERSION)
             return _frame(api.refuse(None, error, 0), key, 0, correlation_id)
         began = api.counters.begun(version)
@@ -126,7 +152,7 @@ class Dispatcher:
             key, version, correlation_id, client_id, connection.host, connection.listener_name, connection
         )
         answer = self._answer(frame, api, context, request)
-        self._turns.took(self._stopwatch() - began)
+        self._scheduler.took(self._stopwatch() - began)
         return _timed(answer, api.counters, began)
 
     def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:
@@ -147,7 +173,7 @@ class Dispatcher:
         return api.framed(result, context, request)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any) -> Deferred:
-        """A cold handler as a task; the connection's next request waits for it, as in Kafka."""
+        """Run a cold handler as a task. The connection's next request waits for it, as in Kafka."""
         answer = _Waiting(request, exclusive=True)
         if len(self._tasks) >= COLD_TASKS_MAX:
             coroutine.close()
@@ -166,12 +192,12 @@ class Dispatcher:
 
         def ended(done: asyncio.Task[None]) -> None:
             self._tasks.pop(done, None)
-            coroutine.close()  # cancelled before its first step, it would complain that nobody awaited it
+            coroutine.close()  # prevents the warning about a coroutine cancelled before its first step
             if answer.response is not None:
                 return
             error = None if done.cancelled() else done.exception()
             if error is None:
-                answer.complete(None)  # as the node stops, say
+                answer.complete(None)  # for instance, the node is stopping
             else:
                 answer.failed(error)
 
@@ -181,12 +207,12 @@ class Dispatcher:
         return answer
 
     async def _piece_by_piece(self, arrays: Arrays, api: _Api, context: RequestContext, request: Any) -> Any:
-        """The same as `handle`, with pauses in which others are served."""
+        """Handle a large request in pieces, with pauses in which other requests run."""
         api.check(request)
         loop = asyncio.get_running_loop()
         answered = []
         for piece in split(request, arrays):
-            await self._turns.pause(loop)
+            await self._scheduler.pause(loop)
             result = api.handle(self._services, context, piece)
             if inspect.iscoroutine(result):
                 result = await result
@@ -194,7 +220,9 @@ class Dispatcher:
         return join(answered, arrays)
 
     async def _by_controller(self, frame: bytes, api: _Api, context: RequestContext, request: Any) -> Any:
-        """The active controller's answer: this node's message, unless it loses the lead over it, or another's frame."""
+        """The active controller's answer: a message of this node's controller, or a frame of another node. A request
+        during which this node loses the lead is forwarded.
+        """
         channel = self._services.controller_channel
         if channel.is_local():
             here = await self._outcome(api, context, request)
@@ -203,18 +231,19 @@ class Dispatcher:
         response = await channel.forward(frame, context.client_host, forwarding_ms(request))
         return len(response).to_bytes(4, "big") + response
 
-    # -------------------------------------------------------------------------------------- requests from within
+    # -------------------------------------------------------------------- requests of this node and in envelopes
 
     async def call(self, request: Any, version: int) -> Any:
-        """The response message to a request of this node's own; never forwarded."""
+        """Handle a request of this node itself, without forwarding. Returns the response message."""
         api = self._apis[request.API_KEY]
         return await self._outcome(api, RequestContext(request.API_KEY, version, 0, None, "127.0.0.1", ""), request)
 
     async def embedded(self, frame: bytes, client_host: str) -> bytes:
-        """The response, header included, to a request that came in an envelope. Raises KafkaError, MalformedMessage.
+        """The response, with its header, to a request in an envelope. Raises KafkaError, MalformedMessage.
 
-        NOT_CONTROLLER, too, where it was under way when this node lost the lead: whoever forwarded it asks the next
-        one, as in Kafka. Inside the response it would be the client's, and few clients try again then.
+        Raises NOT_CONTROLLER also if this node has lost the lead during the request: the forwarding broker then retries
+        at the next controller, as in Kafka. As an error inside the response it would reach the client, and few clients
+        retry then.
         """
         view = memoryview(frame)
         key, version, correlation_id, client_id_bytes = _head(view)
@@ -245,7 +274,7 @@ class Dispatcher:
         return len(self._tasks)
 
     async def close(self) -> None:
-        """Cancel cold handlers that are still under way."""
+        """Cancel the running cold handlers."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -277,7 +306,7 @@ class _Api:
     ) -> None:
         request = module.REQUEST
         self.key: int = request.API_KEY
-        # As it came; some look at it first, and send on themselves what is left.
+        # Forward the frame unchanged. An API with FORWARDS_ITSELF checks the request first and forwards the rest.
         self.is_forwarded = self.key in forwarded and not getattr(module, "FORWARDS_ITSELF", False)
         self.name: str = request.__name__.removesuffix("Request")
         self.counters = requests.of(self.name, request.VERSIONS)
@@ -293,15 +322,15 @@ class _Api:
         end = 10 + max(client_id_bytes, 0)
         if end > len(frame):
             raise MalformedMessage("client id runs past the request")
-        # A client id in another encoding is no reason to refuse anybody, to Kafka either.
+        # As in Kafka, a client id in another encoding does not refuse the request.
         client_id = str(frame[10:end], "utf-8", "replace") if client_id_bytes >= 0 else None
         position = _skip_header_tags(frame, end) if request_header_version(self.key, version) == 2 else end
-        # Bytes behind the request are ignored, as Kafka does: librdkafka sends some.
+        # As in Kafka, bytes after the request are ignored, because librdkafka sends some.
         request, _ = self.read(frame, position, version)
         return client_id, request
 
     def framed(self, response: Any, context: RequestContext, request: Any) -> bytearray:
-        """The frame of a response or KafkaError; of an error, too, where this version cannot hold the response."""
+        """The frame of a response or KafkaError. If this version cannot encode the response, the frame has an error."""
         key, version, correlation_id = context.api_key, context.api_version, context.correlation_id
         if isinstance(response, KafkaError):
             response = self.refuse(request, response, version)
@@ -309,12 +338,12 @@ class _Api:
         try:
             return _frame(response, key, version, correlation_id)
         except Exception as error:
-            refused = KafkaError(_as_kafka_error(error, self.name).code)  # its message may be what does not fit
+            refused = KafkaError(_as_kafka_error(error, self.name).code)  # its message may not fit
             return _frame(self.refuse(request, refused, version), key, version, correlation_id)
 
 
 class _Waiting(Deferred):
-    """An answer that comes later, to a request that may say how long its client waits."""
+    """A later answer to a request that may state how long its client waits."""
 
     __slots__ = ("_patience_s",)
 
@@ -327,7 +356,7 @@ class _Waiting(Deferred):
 
 
 class _Encoded(_Waiting):
-    """A handler's Deferred message, seen by the connection as a Deferred frame."""
+    """A Deferred frame for the connection, from a handler's Deferred message."""
 
     __slots__ = ()
 
@@ -358,7 +387,7 @@ def _head(frame: memoryview) -> tuple[int, int, int, int]:
 
 
 def _timed(answer: Answer, counters: ApiCounters, began: float) -> Answer:
-    """Count how long it took, now or when it is answered."""
+    """Count the duration of the request, now or when its answer is complete."""
     if isinstance(answer, Deferred) and answer.response is None:
         answer.timing = (counters, began)
     else:

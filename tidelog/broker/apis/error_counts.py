@@ -1,6 +1,6 @@
-"""The error codes in a response, wherever in it they stand: what Kafka's `errorCounts` of each response gives.
+"""Counts the error codes at all levels of a response, like Kafka's `errorCounts` of each response.
 
-Pure. Which fields of a message can hold one is found once for each class.
+Pure. The fields of a message that can hold error codes are computed once per class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tidelog.protocol.codec.schema import Message
 
 
 def count_errors(response: Message, into: dict[int, int]) -> None:
-    """Add every error code of the response but 0 to `into`: of the whole, of its topics, partitions, groups."""
+    """Add every error code of the response except 0 to `into`: those of the whole, its topics, partitions, groups."""
     has_code, nested = _plan(type(response))
     if has_code:
         code: int = response.error_code  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
-"""Who leads a partition instead, told with the refusal itself (KIP-951), so that a client need not ask for metadata.
+"""The present leader of a partition in a refusal (KIP-951), so that the client need not fetch metadata.
 
-What is told is the committed metadata. Invariant: a node is named only with an address on the client's own listener.
+The leader comes from the committed metadata. Invariant: a node's address is that of the client's own listener; a node
+without one is omitted.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ STALE_LEADER = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
 def leader_of(services: Services, topic: str | bytes, index: int) -> tuple[int, int] | None:
-    """(leader id, leader epoch); None where there is no leader or no such partition."""
+    """(leader id, leader epoch), or None without a leader or without such a partition."""
     image = services.image()
-    found = image.topics_by_id.get(topic) if isinstance(topic, bytes) else image.topics_by_name.get(topic)
-    placed = found.partitions.get(index) if found is not None else None
-    return (placed.leader, placed.leader_epoch) if placed is not None and placed.leader >= 0 else None
+    topic_image = image.topics_by_id.get(topic) if isinstance(topic, bytes) else image.topics_by_name.get(topic)
+    partition = topic_image.partitions.get(index) if topic_image is not None else None
+    return (partition.leader, partition.leader_epoch) if partition is not None and partition.leader >= 0 else None
 
 
 def addresses(services: Services, listener_name: str, leaders: Iterable[tuple[int, int] | None]) -> list[NodeAddress]:
-    """Where these leaders are reached on the listener, each once."""
+    """The addresses of these leaders on the listener, without duplicates."""
     brokers = services.image().brokers
     found: dict[int, NodeAddress] = {}
     for leader in leaders:

@@ -1,7 +1,7 @@
-"""Which replica a consumer should rather read from: one in its own rack, if the leader is not there (KIP-392).
+"""The preferred read replica of a consumer: a replica in its own rack, if the leader is in another rack (KIP-392).
 
-The rule is that of Kafka's RackAwareReplicaSelector, the only selector there is here. Invariant: who is named is in
-sync, alive, reachable on the consumer's listener, and has what the consumer asks for.
+The rule is that of Kafka's RackAwareReplicaSelector, the only supported selector. Invariant: the replica is in sync,
+alive, reachable on the consumer's listener, and has the fetch offset.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_PREFERENCE = -1
 def preferred_read_replica(
     services: Services, partition: Partition, rack: str, fetch_offset: int, listener_name: str
 ) -> int:
-    """A broker's id, or -1 where the leader, which is asked, is as good as any."""
+    """The id of the preferred broker, or -1 if the consumer should read from this leader."""
     brokers = services.image().brokers
     own = brokers.get(services.node_id)
     if own is not None and own.rack == rack:

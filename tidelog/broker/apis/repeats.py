@@ -1,7 +1,7 @@
-"""How often one request may name the same thing, where its answer tells all about it each time.
+"""The bound of duplicates in one request, for APIs that answer each duplicate in full.
 
-A request of a few kilobytes could otherwise have an answer of gigabytes, made in one turn of the loop. Kafka answers
-any number of times; no client known to us names anything twice.
+Without the bound a request of a few kilobytes could have an answer of gigabytes, made in one iteration of the event
+loop. Kafka has no bound; no known client sends duplicates.
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 
 class _MissingPart:
-    """Stands for a part that this node does not have: nothing that it serves asks for it, and who does is told so."""
+    """A placeholder for a part that this node does not have. No API of the node uses the part; a use is a bug and
+    raises AssertionError.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,16 +50,16 @@ class _MissingPart:
 
 
 def missing(name: str) -> Any:
-    """For a part of `Services` that a node without its role lacks."""
+    """A placeholder for a part of `Services` that a node without the part's role lacks."""
     return _MissingPart(name)
 
 
 @dataclass(slots=True)
 class Services:
-    """The parts of a node that handlers may use; put together by `node.py`, the one composition root."""
+    """The parts of a node that handlers may use; `node.py`, the only composition root, builds it."""
 
-    config: NodeConfig  # as it was at start
-    settings: DynamicConfig  # as it is now
+    config: NodeConfig  # the values at the start of the node, for keys that cannot change at run time
+    settings: DynamicConfig  # the values in force now, for keys that can
     node_id: int
     cluster_id: str
     clock_ms: Callable[[], int]
@@ -69,7 +71,7 @@ class Services:
     controller_channel: ControllerChannel
     raft: RaftNode
     broker_epoch: Callable[[], int]
-    # Of nodes with the broker role; what a controller alone serves asks for none of them.
+    # The parts of nodes with the broker role; the APIs of a node with only the controller role do not use them.
     producer_ids: ProducerIdManager = field(default_factory=lambda: missing("producer ids"))
     transactions: TransactionCoordinatorService = field(default_factory=lambda: missing("transactions"))
     directories: LogDirectories = field(default_factory=lambda: missing("directories"))
@@ -79,17 +81,18 @@ class Services:
     lost_brokers: LostBrokers = field(default_factory=LostBrokers)
     requests: RequestCounters = field(default_factory=RequestCounters)
     inspections: Inspections = field(default_factory=lambda: missing("inspections"))
-    turns: FairScheduler = field(default_factory=lambda: FairScheduler(asyncio.get_running_loop().call_soon))
-    embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False)  # answers what came in an envelope
-    topic_creation: TopicCreator = field(init=False)
-    heartbeats: HeartbeatConnections = field(init=False)
+    scheduler: FairScheduler = field(default_factory=lambda: FairScheduler(asyncio.get_running_loop().call_soon))
+    # Answers a request in an envelope.
+    embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False, repr=False)
+    topic_creation: TopicCreator = field(init=False, repr=False)
+    heartbeats: HeartbeatConnections = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.topic_creation = TopicCreator(self.config, self.controller_channel)
         self.heartbeats = HeartbeatConnections(self._broker_connection_lost)
 
     def quorum_leader_id(self) -> int:
-        """Whom this node's quorum follows now, -1 nobody."""
+        """The present leader of the metadata quorum, -1 if unknown."""
         return self.raft.leader_id
 
     def _broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:

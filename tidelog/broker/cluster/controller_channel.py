@@ -221,7 +221,7 @@ class ControllerChannel:
                 async with asyncio.timeout(max(wait_ms, 0) / 1000):
                     await self._catch_up(self._published, CATCH_UP_MS_MAX)
             except (TimeoutError, KafkaError):
-                logger.info("an answer of the controller is passed on before its metadata: it is late")
+                logger.info("sending an answer of the controller before this node has its metadata, which is late")
         return bytes(data)
 
     async def _catch_up(self, published: Callable[[int], asyncio.Future[None]], timeout_ms: int) -> None:

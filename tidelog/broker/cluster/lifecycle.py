@@ -55,6 +55,7 @@ _REREGISTRATION_ERRORS = frozenset({ErrorCode.BROKER_ID_NOT_REGISTERED, ErrorCod
 class LifecycleSettings:
     heartbeat_interval_ms: int = 2_000
     heartbeat_timeout_ms: int = 4_500
+    session_timeout_ms: int = 9_000
     directory_failure_timeout_ms: int = 30_000
 
 
@@ -105,6 +106,8 @@ class BrokerLifecycle:
         self._wants_shutdown = False
         self._may_shut_down = False
         self._last_response_s = loop.time()
+        self._session_start_s = loop.time()
+        """When the last heartbeat that was acknowledged was sent."""
         self._wake_event = asyncio.Event()
         self._state_changed = asyncio.Event()
         self._heartbeat_task: asyncio.Task[None] | None = None
@@ -129,7 +132,7 @@ class BrokerLifecycle:
                 break
             if code in _FATAL_ERRORS:
                 raise RegistrationRefused(f"the controller refuses broker {self._node_id}: {code.name}")
-            logger.info("registration of broker %d is put off: %s", self._node_id, code.name)
+            logger.info("the registration of broker %d must wait: %s", self._node_id, code.name)
             await asyncio.sleep(REGISTRATION_RETRY_MS / 1000)
         self.epoch = self._previous_epoch = response.broker_epoch
         logger.info("broker %d is registered in epoch %d", self._node_id, self.epoch)
@@ -138,6 +141,14 @@ class BrokerLifecycle:
             self._last_response_s = self._loop.time()
             self._heartbeat_task = self._loop.create_task(self._send_heartbeats(), name="heartbeats")
         return self.epoch
+
+    def has_session(self) -> bool:
+        """Whether the controller surely counts this broker among the active ones.
+
+        Its session timeout starts when it receives a heartbeat, which is after this broker has sent it.
+        """
+        silence_ms = (self._loop.time() - self._session_start_s) * 1000
+        return not self.is_fenced and silence_ms < self._settings.session_timeout_ms
 
     async def become_ready(self) -> None:
         """This broker can serve: request to be unfenced, and wait for it."""
@@ -169,7 +180,7 @@ class BrokerLifecycle:
         while not self._may_shut_down:
             now = self._loop.time()
             if (now - self._last_response_s) * 1000 > SHUTDOWN_SILENCE_MS or (now - start_s) * 1000 > SHUTDOWN_MS_MAX:
-                logger.warning("controlled shutdown is given up: no controller answers")
+                logger.warning("giving up the controlled shutdown: no controller answers")
                 break
             self._state_changed.clear()
             try:
@@ -194,16 +205,17 @@ class BrokerLifecycle:
             self._wake_event.clear()
             heartbeat = self._heartbeat()
             version = HEARTBEAT_VERSION if heartbeat.cordoned_log_dirs is None else HEARTBEAT_VERSION_CORDONED
+            sent_s = self._loop.time()
             try:
                 response = await self._channel.attempt(
                     heartbeat, version, timeout_ms=self._settings.heartbeat_timeout_ms, lane="heartbeat"
                 )
-                wait_ms = self._handle_response(heartbeat, response)
+                wait_ms = self._handle_response(heartbeat, response, sent_s)
             except PeerUnreachable as error:
                 logger.debug("heartbeat: %s", error)
                 wait_ms = -1
             except Exception:  # a bug here or in the controller must not end the heartbeats
-                logger.exception("a heartbeat came to nothing")
+                logger.exception("a heartbeat failed")
                 wait_ms = -1
             if wait_ms < 0:
                 wait_ms = int(backoff.next_ms(self._rng))
@@ -226,7 +238,7 @@ class BrokerLifecycle:
             cordoned_log_dirs=self._cordoned(),
         )
 
-    def _handle_response(self, heartbeat: BrokerHeartbeatRequest, response: Any) -> int:
+    def _handle_response(self, heartbeat: BrokerHeartbeatRequest, response: Any, sent_s: float) -> int:
         """Handle a heartbeat's response; returns the ms until the next heartbeat,
         or -1 for the backoff's delay.
         """
@@ -240,6 +252,7 @@ class BrokerLifecycle:
             logger.debug("heartbeat refused: %s", code.name)
             return -1
         self._last_response_s = self._loop.time()
+        self._session_start_s = sent_s
         for directory_id in heartbeat.offline_log_dirs:
             timer = self._offline_directories[directory_id]
             if timer is not None:

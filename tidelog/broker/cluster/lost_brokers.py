@@ -34,7 +34,7 @@ logger = logging.getLogger("tidelog.broker")
 HOLD_MS_MAX = 1_000  # as long as librdkafka would wait
 PROBE_MS_MAX = 100
 # The time until the next probe of a broker, after a probe with an answer and after one without.
-ANSWERED_MS = 20
+ANSWERED_MS = 5  # a killed process closes its last connection some milliseconds later
 UNANSWERED_MS = 1_000
 # A response that names more leaders is sent without probes: no client that lost
 # its leader asks for so many.
@@ -149,7 +149,7 @@ class LostBrokers:
             assert self._probe is not None
             state = await self._probe(broker_id)
         except Exception:
-            logger.exception("broker %d cannot be tried", broker_id)
+            logger.exception("cannot probe broker %d", broker_id)
         finally:
             del self._probes[broker_id]
         if state is PortState.REFUSES and broker_id in self._connected:

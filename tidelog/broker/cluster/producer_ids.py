@@ -78,7 +78,7 @@ class ProducerIdManager:
         try:
             await self.fill()
         except KafkaError as error:
-            logger.warning("no producer ids could be had from the controller: %s", error)
+            logger.warning("could not get producer ids from the controller: %s", error)
         finally:
             self._filling = None
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidelog.replication.controller.decisions.state import NewTopic
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.topics")
 
-GROUP_TOPIC = "__consumer_offsets"
-TRANSACTION_TOPIC = "__transaction_state"
 CREATIONS_MAX = 100
 # The log line of a creation has at most this many names.
 LOGGED_NAMES_MAX = 20
@@ -69,7 +68,7 @@ class TopicCreator:
         created = [name for name in names if errors[name] is None]
         if created:
             logger.info(
-                "created on demand: %s",
+                "created these topics automatically: %s",
                 ", ".join(created[:LOGGED_NAMES_MAX])
                 + ("" if len(created) <= LOGGED_NAMES_MAX else f" and {len(created) - LOGGED_NAMES_MAX} more"),
             )
@@ -77,12 +76,12 @@ class TopicCreator:
             if error is not None and error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
                 errors[name] = None  # another broker created it at the same moment
         for name in [name for name in names if errors[name] is not None][:LOGGED_NAMES_MAX]:
-            logger.warning("could not create topic %s on demand: %s", name, errors[name])
+            logger.warning("could not create topic %s automatically: %s", name, errors[name])
         return errors
 
     def _topic(self, name: str) -> NewTopic:
         config = self._config
-        if name == GROUP_TOPIC:
+        if name == OFFSETS_TOPIC:
             return NewTopic(
                 name,
                 config.integer("offsets.topic.num.partitions"),
@@ -93,7 +92,7 @@ class TopicCreator:
                     ("segment.bytes", str(config.integer("offsets.topic.segment.bytes"))),
                 ),
             )
-        if name == TRANSACTION_TOPIC:
+        if name == TRANSACTIONS_TOPIC:
             return NewTopic(
                 name,
                 config.integer("transaction.state.log.num.partitions"),

@@ -1,6 +1,7 @@
 """A node's configuration.
 
-Every key with its type and default (`definitions*.py`), the node's own view of them (`node_config.py`), what is
-changed at run time (`dynamic_config.py`), and what may be changed (`validation.py`).
-What a value means is the business of the part that uses it.
+`definitions*.py` list every key with its type, default and update mode. `NodeConfig` (`node_config.py`) has the values
+at the start of the node, `DynamicConfig` (`dynamic_config.py`) the values in force now. `validation.py` refuses changes
+at run time, and `unserved.py` lists the keys without an effect. The part that uses a value decides what it means.
+A key that may change at run time is read from `DynamicConfig`. A part that keeps a value subscribes to its changes.
 """

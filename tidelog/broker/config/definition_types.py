@@ -20,7 +20,7 @@ from tidelog.protocol.java_text import parse_double, parse_integer, print_double
 BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST, CLASS, PASSWORD = range(1, 10)
 TYPE_NAMES = ("UNKNOWN", "BOOLEAN", "STRING", "INT", "SHORT", "LONG", "DOUBLE", "LIST", "CLASS", "PASSWORD")
 
-# When a key may change. INTERNAL keys are read-only and not listed by DescribeConfigs.
+# When a key may change. INTERNAL keys are read-only, and DescribeConfigs lists them only if they are set.
 READ_ONLY = "read-only"
 CLUSTER_WIDE = "cluster-wide"
 PER_BROKER = "per-broker"
@@ -32,7 +32,7 @@ METRICS = "metrics subscription"
 LISTENER_PREFIX = "listener.name."
 
 Validator = Callable[[str, Any], str | None]
-"""(name, typed value) -> what is wrong with it, or None. A text that starts as `_WHOLE` says stands alone."""
+"""(name, typed value) -> the problem, or None. A text that starts with one of `_WHOLE` is the whole message."""
 
 _THROTTLED = re.compile(r"[0-9]+:[0-9]+")
 _WHOLE = ("Configuration ", "Invalid value ")
@@ -93,14 +93,17 @@ class ConfigDefinition(NamedTuple):
         raise ConfigError(f"Invalid value {_printed(value)} for configuration {self.name}: {problem}")
 
     @property
+    def changes_at_run_time(self) -> bool:
+        """Whether a broker key may change while the node runs, for all brokers or for one."""
+        return self.update_mode in (CLUSTER_WIDE, PER_BROKER)
+
+    @property
     def is_sensitive(self) -> bool:
         return self.type == PASSWORD
 
 
 class TypedValues:
-    """`self[name]`, which whoever has values defines, in the type that is wanted.
-    AssertionError if it is another.
-    """
+    """Typed access to `self[name]`, which subclasses define. AssertionError for a value of another type."""
 
     def __getitem__(self, name: str) -> Any:
         raise NotImplementedError
@@ -197,7 +200,7 @@ def one_of(*allowed: str, any_case: bool = False) -> Validator:
 
 def list_of(*allowed: str) -> Validator:
     def check(name: str, value: list[str]) -> str | None:
-        for item in value:  # the same one twice is let pass, as Kafka does
+        for item in value:  # duplicates are accepted, as in Kafka
             if not item:
                 return f"Configuration '{name}' values must not be empty."
             if item not in allowed:

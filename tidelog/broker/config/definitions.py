@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidelog.broker.config.definition_types import CLUSTER_WIDE, LIST, PER_BROKER, ConfigDefinition, table
+from tidelog.broker.config.definition_types import LIST, ConfigDefinition, base_name, table
 from tidelog.broker.config.definitions_cluster import CLIENT_METRICS_CONFIGS, CLUSTER
 from tidelog.broker.config.definitions_cluster import DYNAMIC_ONLY as DYNAMIC_ONLY_ROWS
 from tidelog.broker.config.definitions_coordinators import COORDINATORS, GROUP_CONFIGS
@@ -90,13 +90,22 @@ def topic_config_problem(overrides: Mapping[str, str], defaults: Mapping[str, st
     return None
 
 
+def run_time_definition(name: str) -> ConfigDefinition | None:
+    """The definition of a dynamic broker config, also of a listener's key. None for the keys of plugins.
+
+    Some definitions do not allow a change at run time: see `ConfigDefinition.changes_at_run_time`.
+    """
+    base = base_name(name)
+    return BROKER.get(base) or DYNAMIC_ONLY.get(base)
+
+
 def broker_config_problem(configs: Mapping[str, str]) -> str | None:
     """The error text of dynamic broker configs, or None (DynamicBrokerConfig)."""
     for name, text in configs.items():
         definition = BROKER.get(name) or DYNAMIC_ONLY.get(name)
         if definition is None:
             continue  # plugins have keys of their own
-        if definition.update_mode not in (CLUSTER_WIDE, PER_BROKER):
+        if not definition.changes_at_run_time:
             return f"Cannot update these configs dynamically: [{name}]"
         try:
             definition.parse(text)
@@ -108,7 +117,7 @@ def broker_config_problem(configs: Mapping[str, str]) -> str | None:
 def list_config_default(resource_type: int, name: str) -> str | None:
     """The default of a key of type LIST, for APPEND and SUBTRACT. KeyError for other keys."""
     if resource_type not in (TOPIC_RESOURCE, BROKER_RESOURCE):
-        raise KeyError(name)  # Kafka knows no type of the others there
+        raise KeyError(name)  # Kafka knows the types of topic and broker keys only
     definition = TOPIC[name] if resource_type == TOPIC_RESOURCE else (BROKER.get(name) or DYNAMIC_ONLY[name])
     if definition.type != LIST:
         raise KeyError(name)
@@ -119,7 +128,7 @@ def validate_topic_config(overrides: Mapping[str, str], defaults: Mapping[str, s
     """Refuse unknown names, wrong values and contradictions. Raises
     `ConfigError` (Kafka's LogConfig.validate).
 
-    `defaults`: what the broker gives a topic (`NodeConfig.topic_defaults`), for rules that span two
+    `defaults`: the broker's defaults for topics (`NodeConfig.topic_defaults`), for rules that span two
     keys.
     """
     for name in overrides:

@@ -12,18 +12,18 @@ from tidelog.broker.config.definition_types import ANY, INT, INTERNAL, LONG, STR
 # fmt: off
 OWN: tuple[Row, ...] = (
     ("log.format", STRING, "text", one_of("text", "json"), INTERNAL,
-     "How a line of the log on standard error looks."),
+     "The format of the log's lines on standard error."),
     ("log.scrub.bytes.per.second", LONG, "8388608", at_least(0), INTERNAL,
-     "How fast the logs are read in the background to find damage; 0 reads them never."),
+     "The rate at which the scrubber reads the logs in the background to find damage; 0 turns it off."),
     ("log.scrub.interval.ms", LONG, "86400000", at_least(1), INTERNAL,
-     "How long after a look at all logs the next one begins."),
+     "The time from the start of one pass of the scrubber over all logs to the start of the next."),
     ("log.level", STRING, "INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR", any_case=True), INTERNAL,
-     "The least severe events that are logged."),
+     "The lowest level of events that the log contains."),
     ("metrics.host", STRING, "127.0.0.1", ANY, INTERNAL,
-     "The address on which metrics and health are served; empty for every interface."),
+     "The address of the HTTP server for metrics and health; empty for every interface."),
     ("metrics.port", INT, None, between(0, 65535), INTERNAL,
-     "The HTTP port for /metrics, /healthz and /readyz; none serves them nowhere, 0 takes a free one."),
+     "The HTTP port for /metrics, /healthz and /readyz; without it there is no HTTP server, 0 takes a free port."),
     ("metrics.topics.max", INT, "200", at_least(0), INTERNAL,
-     "Topics with metrics of their own; those of all others are added up."),
+     "The number of topics with metrics of their own; the metrics of all other topics are added up."),
 )
 # fmt: on

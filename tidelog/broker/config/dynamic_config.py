@@ -13,15 +13,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidelog.broker.config.definition_types import (
-    CLUSTER_WIDE,
-    LISTENER_PREFIX,
-    PER_BROKER,
-    ConfigDefinition,
-    TypedValues,
-    base_name,
-)
-from tidelog.broker.config.definitions import BROKER, DYNAMIC_ONLY
+from tidelog.broker.config.definition_types import LISTENER_PREFIX, TypedValues, base_name
+from tidelog.broker.config.definitions import BROKER, DYNAMIC_ONLY, run_time_definition
 from tidelog.broker.scheduling.callbacks import call_all
 from tidelog.protocol.errors import ConfigError
 from tidelog.replication.controller.metadata.image import BROKER_RESOURCE
@@ -143,11 +136,10 @@ class DynamicConfig(TypedValues):
 
 def run_time_problem(name: str, text: str) -> str | None:
     """The problem of a dynamic config, or None. Unknown keys belong to plugins and are accepted."""
-    base = base_name(name)
-    definition: ConfigDefinition | None = BROKER.get(base) or DYNAMIC_ONLY.get(base)
+    definition = run_time_definition(name)
     if definition is None:
         return None
-    if definition.update_mode not in (CLUSTER_WIDE, PER_BROKER):
+    if not definition.changes_at_run_time:
         return f"{name} cannot be changed at run time"
     try:
         definition.parse(text)

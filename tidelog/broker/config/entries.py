@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.broker.config.definition_types import (
     BOOLEAN,
-    CLUSTER_WIDE,
     DOUBLE,
     INT,
     INTERNAL,
     LIST,
     LONG,
-    PER_BROKER,
     SHORT,
     ConfigDefinition,
     base_name,
@@ -173,7 +171,7 @@ def _broker_entry(config: NodeConfig, layers: Layers, definition: ConfigDefiniti
     if text is None:
         text = config.raw(name) if name in BROKER else definition.default
     value = None if definition.is_sensitive else canonical_text(definition, text)
-    return _entry(definition, value, synonyms, read_only=definition.update_mode not in (CLUSTER_WIDE, PER_BROKER))
+    return _entry(definition, value, synonyms, read_only=not definition.changes_at_run_time)
 
 
 def _unlisted_entry(config: NodeConfig, layers: Layers, name: str) -> ConfigEntry:

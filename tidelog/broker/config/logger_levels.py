@@ -51,7 +51,7 @@ def alter(node_id: int, resource: Any, *, validate_only: bool) -> None:
             logger.warning("the level of logger %s is now %s", change.name, change.value)
         else:
             _logger(change.name).setLevel(logging.NOTSET)
-            logger.warning("logger %s has no level of its own any more", change.name)
+            logger.warning("logger %s no longer has a level of its own", change.name)
 
 
 def _check_node(node_id: int, name: str) -> None:

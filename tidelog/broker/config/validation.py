@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.broker.config.definition_types import CLASS, CLUSTER_WIDE, LISTENER_PREFIX, PER_BROKER, base_name
+from tidelog.broker.config.definition_types import CLASS, LISTENER_PREFIX, PER_BROKER, base_name
 from tidelog.broker.config.definitions import (
     BROKER,
     BROKER_SYNONYMS,
     CLIENT_METRICS,
-    DYNAMIC_ONLY,
     GROUP,
     broker_config_problem,
+    run_time_definition,
     topic_config_problem,
 )
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
@@ -110,7 +110,7 @@ def broker_change_problem(settings: DynamicConfig, of_cluster: bool, after: Mapp
 
 
 def _names_problem(after: Mapping[str, str]) -> str | None:
-    fixed = [name for name in after if name in BROKER and BROKER[name].update_mode not in (CLUSTER_WIDE, PER_BROKER)]
+    fixed = [name for name in after if name in BROKER and not BROKER[name].changes_at_run_time]
     if fixed:
         return f"Cannot update these configs dynamically: {_set(fixed)}"
     bare = [name for name in after if name in _OF_ONE_LISTENER]
@@ -124,8 +124,7 @@ def _names_problem(after: Mapping[str, str]) -> str | None:
 
 def _types_problem(after: Mapping[str, str]) -> str | None:
     for name, text in after.items():
-        base = base_name(name)
-        definition = BROKER.get(base) or DYNAMIC_ONLY.get(base)
+        definition = run_time_definition(name)
         if definition is None:
             continue  # plugins have keys of their own
         try:
@@ -133,7 +132,7 @@ def _types_problem(after: Mapping[str, str]) -> str | None:
         except ConfigError as error:
             return str(error)
         if definition.type == CLASS and value != definition.default:
-            return f"Invalid value {text} for configuration {base}: Class {text} could not be found."
+            return f"Invalid value {text} for configuration {base_name(name)}: Class {text} could not be found."
     return None
 
 
@@ -309,7 +308,7 @@ def client_metrics_problem(configs: Mapping[str, str]) -> KafkaError | None:
     for name in configs:
         if name not in CLIENT_METRICS:
             return KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {name}")
-    with suppress(KeyError, ValueError):  # the latter is told below
+    with suppress(KeyError, ValueError):  # a text that is not a number is refused below
         interval_ms = parse_integer(trim(configs["interval.ms"]))
         if not 100 <= interval_ms <= _HOUR_MS:
             return KafkaError(

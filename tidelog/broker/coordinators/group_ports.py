@@ -14,7 +14,7 @@ from tidelog.replication.backoff import SHORTAGE_PAUSE_S
 from tidelog.replication.partition import ACKS_ALL
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.segments.damage import DamagedRecords
-from tidelog.storage.segments.reader import ColdRead
+from tidelog.storage.segments.reader import ColdRead, is_whole
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
@@ -48,6 +48,10 @@ class GroupPorts:
         leader = self._partitions.leader(self._topic, partition)
         return leader.begin_verification(producer_id, producer_epoch, NO_SEQUENCE, adds, self._clock_ms())
 
+    def is_committed(self, partition: int, offset: int) -> bool:
+        replica = self._partitions.find(self._topic, partition)
+        return replica is not None and replica.leads and not replica.offline and replica.log.high_watermark >= offset
+
     def when_committed(self, partition: int, offset: int, callback: Callable[[Exception | None], None]) -> None:
         try:
             self._partitions.when_committed(self._partitions.leader(self._topic, partition), offset, callback)
@@ -76,6 +80,9 @@ class GroupPorts:
                 continue
             if not result.size_bytes:
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing to read at {offset}, the log ends at {end}")
+            if not is_whole(result):
+                leader.log.segments.distrust_from(offset)
+                continue
             for region in result.regions:
                 yield memoryview(region)
             offset = result.next_offset

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
 from tidelog.broker.coordinators.outcome import TransactionEnd, WriteTransaction
 from tidelog.broker.network.request import Deferred
 from tidelog.protocol.batches.records import ControlRecordType, encode_control_batch, encode_end_txn_value
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import OFFSETS_TOPIC
 from tidelog.replication.partition import ACKS_ALL
 from tidelog.storage.producers.verification import TransactionAppend
 

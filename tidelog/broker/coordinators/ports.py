@@ -35,6 +35,9 @@ class Ports(Protocol):
         Raises KafkaError.
         """
 
+    def is_committed(self, partition: int, offset: int) -> bool:
+        """Whether all records below `offset` are committed, and this node leads the partition."""
+
     def when_committed(self, partition: int, offset: int, callback: Callable[[Exception | None], None]) -> None:
         """Call back with None when all records below `offset` are committed, or with the error that
         prevents it.

@@ -301,6 +301,16 @@ class CoordinatorRuntime(Generic[C]):
         shard.append_error = None
         if not shard.is_active():
             return  # the append found the log lost and closed the shard, which answered its requests
+        if (
+            not shard.pending_writes
+            and not shard.writes_under_way
+            and self._ports.is_committed(shard.partition, next_offset)
+        ):
+            # Usual for a partition with one replica. The caller arms the timer.
+            shard.committed_offset = next_offset
+            self._replay(shard, write, next_offset)
+            self._answer_write(shard, write, Now(outcome.now_ms, outcome.wall_ms))
+            return
         shard.pending_writes.append(
             _PendingWrite(write, next_offset, outcome.now_ms + self._write_timeout_ms, size_bytes)
         )
@@ -373,19 +383,23 @@ class CoordinatorRuntime(Generic[C]):
             if not pending.is_answered:
                 pending.operation()
             return
-        write = pending.write
-        base_offset = pending.next_offset - len(write.records)
+        self._replay(shard, pending.write, pending.next_offset)
+        if not pending.is_answered:
+            self._answer_write(shard, pending.write, self._now())
+
+    def _replay(self, shard: _Shard[C], write: Write, next_offset: int) -> None:
+        base_offset = next_offset - len(write.records)
         producer_id = -1 if write.transaction is None else write.transaction.producer_id
         for index, record in enumerate(write.records):
             shard.coordinator.replay(base_offset + index, record, producer_id)
         if write.end is not None:
             shard.coordinator.replay_end_transaction(producer_id, write.end.is_commit)
-        if pending.is_answered:
-            return
+
+    def _answer_write(self, shard: _Shard[C], write: Write, now: Now) -> None:
         for token, response in write.replies:
             self._answer(shard, token, response)
         if write.context is not None:
-            self._apply(shard, shard.coordinator.on_committed(write.context, self._now()))
+            self._apply(shard, shard.coordinator.on_committed(write.context, now))
 
     def _now(self) -> Now:
         return Now(self._ports.now_ms(), self._ports.wall_ms())

@@ -1,8 +1,9 @@
 """The sender of transaction markers: to the leaders of a transaction's partitions, again and again until each has one.
 
 It knows no states of transactions; the transaction coordinator decides what a marker says. This node's own partitions
-need no connection. Invariant: for every partition of a marker that is not cancelled, `on_done` is called once, unless
-`on_fenced` was called for the marker. Source: Kafka's `TransactionMarkerChannelManager`.
+need no connection. Invariant: for every partition of a marker that is not cancelled, `on_done` is called once.
+Deviation: Kafka gives up the whole marker when one partition refuses it for good, and the transaction stays prepared.
+Source: Kafka's `TransactionMarkerChannelManager`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.coordinators.broker_queues import BrokerQueues
 from tidelog.broker.coordinators.marker_writer import Marker, MarkerWriter, TopicPartition
+from tidelog.broker.coordinators.peer_versions import PeerVersions
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.write_txn_markers import (
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.transactions")
 
 VERSION: Final = 2
+OLDEST_VERSION: Final = 1  # Kafka's before 4.3; it lacks the transaction version
 BACKOFF_MIN_MS: Final = 100
 BACKOFF_MAX_MS: Final = 1000
 # Of one request, counted for each partition.
@@ -43,20 +46,20 @@ MARKERS_PER_REQUEST_MAX: Final = 5000
 ANSWER_GRACE_MS: Final = 5000
 
 OnDone = Callable[[frozenset[TopicPartition]], None]
-OnFenced = Callable[[ErrorCode], None]
 
-_FENCED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
+# The partition needs no marker: a later epoch of the producer has ended its transaction there, as when an operator
+# aborts it; or the partition is one of a topic without transactions.
+_NOT_NEEDED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TOPIC_EXCEPTION))
 
 
 class _Pending:
     """One marker that is being sent. `waiting`: partitions that are tried again at `retry`."""
 
-    __slots__ = ("backoff", "is_over", "marker", "on_done", "on_fenced", "retry", "waiting")
+    __slots__ = ("backoff", "is_over", "marker", "on_done", "retry", "waiting")
 
-    def __init__(self, marker: MarkerToSend, on_done: OnDone, on_fenced: OnFenced) -> None:
+    def __init__(self, marker: MarkerToSend, on_done: OnDone) -> None:
         self.marker = marker
         self.on_done = on_done
-        self.on_fenced = on_fenced
         self.is_over = False
         self.backoff = Backoff(BACKOFF_MIN_MS, BACKOFF_MAX_MS)
         self.waiting: set[TopicPartition] = set()
@@ -96,12 +99,13 @@ class TransactionMarkers:
         self._writer = writer
         self._image = image
         self._endpoint_of = endpoint_of
-        self._exchange = exchange
+        self._peers = PeerVersions(exchange, OLDEST_VERSION, VERSION)
         self._loop = loop
         self._rng = rng
         self._answer_timeout_ms = request_timeout_ms + ANSWER_GRACE_MS
         self._pending: dict[_Pending, set[TopicPartition]] = {}  # partitions that have no marker yet
         self._queues: BrokerQueues[_Piece] = BrokerQueues(loop, "markers", _take, self._send_request)
+        self._to_try: deque[_Pending] = deque()
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -115,12 +119,12 @@ class TransactionMarkers:
 
     # -- MarkerSender ------------------------------------------------------------------------------------------------
 
-    def send(self, marker: MarkerToSend, on_done: OnDone, on_fenced: OnFenced) -> None:
+    def send(self, marker: MarkerToSend, on_done: OnDone) -> None:
         if self._is_closed:
             return
-        pending = _Pending(marker, on_done, on_fenced)
+        pending = _Pending(marker, on_done)
         self._pending[pending] = set(marker.partitions)
-        self._loop.call_soon(self._route, pending, marker.partitions)
+        self._loop.call_soon(self._route, pending, sorted(marker.partitions))
 
     def cancel(self, log_partition: int) -> None:
         for pending in [each for each in self._pending if each.marker.log_partition == log_partition]:
@@ -128,9 +132,20 @@ class TransactionMarkers:
 
     def on_image(self) -> None:
         """The metadata has changed: what waits for a leader may have one."""
-        for pending in list(self._pending):
-            if pending.waiting:
+        if self._to_try:
+            self._to_try.clear()  # its next piece is on its way
+        else:
+            self._loop.call_soon(self._try_piece)
+        self._to_try.extend(pending for pending in self._pending if pending.waiting)
+
+    def _try_piece(self) -> None:
+        """Try some again, and the rest when others were served."""
+        for _ in range(min(PIECE_ELEMENTS_MAX, len(self._to_try))):
+            pending = self._to_try.popleft()
+            if pending.waiting and not pending.is_over:
                 self._try_again(pending)
+        if self._to_try:
+            self._loop.call_soon(self._try_piece)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -188,8 +203,8 @@ class TransactionMarkers:
         try:
             if endpoint is None:
                 raise PeerUnreachable(f"broker {broker_id} is unknown")
-            response = await self._exchange(
-                endpoint, _request(pieces), VERSION, timeout_ms=self._answer_timeout_ms, lane=lane
+            response = await self._peers.exchange(
+                endpoint, _request(pieces), timeout_ms=self._answer_timeout_ms, lane=lane
             )
         except PeerUnreachable as error:
             logger.info("markers for broker %d are sent again: %s", broker_id, error)
@@ -208,15 +223,14 @@ class TransactionMarkers:
         if pending.is_over:
             return
         marker = pending.marker
-        fenced = [(partition, error) for partition, error in results.items() if error in _FENCED]
-        if fenced:
-            partition, error = fenced[0]
-            logger.info("the marker of %s is given up: %s-%d answers %s", marker, *partition, error.name)
-            self._end(pending)
-            pending.on_fenced(error)
-            return
-        done = frozenset(partition for partition, error in results.items() if error is ErrorCode.NONE)
         failed = {partition: error for partition, error in results.items() if error is not ErrorCode.NONE}
+        for partition in [partition for partition, error in failed.items() if error in _NOT_NEEDED]:
+            error = failed.pop(partition)
+            logger.warning(
+                "%s-%d refuses the marker of producer %d, epoch %d, with %s; its transaction ends without it",
+                *partition, marker.producer_id, marker.producer_epoch, error.name,
+            )  # fmt: skip
+        done = frozenset(partition for partition in results if partition not in failed)
         if failed:
             logger.debug("the marker of producer %d is sent again: %s", marker.producer_id, failed)
             self._wait(pending, failed)
@@ -240,7 +254,7 @@ class TransactionMarkers:
             pending.retry.cancel()
             pending.retry = None
         waiting, pending.waiting = pending.waiting, set()
-        self._route(pending, waiting)
+        self._route(pending, sorted(waiting))
 
     def _end(self, pending: _Pending) -> None:
         pending.is_over = True
@@ -302,12 +316,5 @@ def _results(response: WriteTxnMarkersResponse) -> dict[int, dict[TopicPartition
         of_producer = results.setdefault(marker.producer_id, {})
         for topic in marker.topics:
             for each in topic.partitions:
-                of_producer[topic.name, each.partition_index] = _error_code(each.error_code)
+                of_producer[topic.name, each.partition_index] = ErrorCode.of(each.error_code)
     return results
-
-
-def _error_code(code: int) -> ErrorCode:
-    try:
-        return ErrorCode(code)
-    except ValueError:
-        return ErrorCode.UNKNOWN_SERVER_ERROR

@@ -27,18 +27,12 @@ class MarkerToSend(NamedTuple):
 class MarkerSender(Protocol):
     """Sends WriteTxnMarkers to the leaders of partitions."""
 
-    def send(
-        self,
-        marker: MarkerToSend,
-        on_done: Callable[[frozenset[tuple[str, int]]], None],
-        on_fenced: Callable[[ErrorCode], None],
-    ) -> None:
+    def send(self, marker: MarkerToSend, on_done: Callable[[frozenset[tuple[str, int]]], None]) -> None:
         """Send the marker again and again until each of its partitions has it.
 
-        `on_done` names partitions that have the marker, or whose topic is deleted; it may be called
-        several times, but not before this call returns. `on_fenced` says that a partition refused the marker with
-        INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED; that partition is given up. A
-        second send for the same producer id is legal and replaces nothing.
+        `on_done` names partitions that have the marker, or need none: their topic is deleted, or they know a later
+        epoch of the producer. It may be called several times, but not before this call returns. A second send for the
+        same producer id is legal and replaces nothing.
         """
 
     def cancel(self, log_partition: int) -> None:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.broker.coordinators.broker_queues import BrokerQueues
+from tidelog.broker.coordinators.peer_versions import PeerVersions, VersionNotServed
 from tidelog.broker.network.request import Deferred
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import TRANSACTIONS_TOPIC
 from tidelog.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -32,9 +34,11 @@ logger = logging.getLogger("tidelog.transactions")
 TopicPartition = tuple[str, int]
 Errors = dict[TopicPartition, ErrorCode]
 
-TOPIC: Final = "__transaction_state"
 VERSION: Final = 5
+OLDEST_VERSION: Final = 4  # the first that asks for several transactions, and may only verify
 TRANSACTIONS_PER_REQUEST_MAX: Final = 500
+# Far below what a coordinator takes; one question may have more.
+PARTITIONS_PER_REQUEST_MAX: Final = 5_000
 # Of one node. Producers retry what is refused.
 QUESTIONS_MAX: Final = 10_000
 # The coordinator still writes the markers of the transaction before: it is asked again after so long, then twice that,
@@ -100,7 +104,7 @@ class CoordinatorVerifier:
         self._coordinator = coordinator
         self._image = image
         self._endpoint_of = endpoint_of
-        self._exchange = exchange
+        self._peers = PeerVersions(exchange, OLDEST_VERSION, VERSION)
         self._loop = loop
         self._request_timeout_ms = request_timeout_ms
         self._retry_backoff_ms = retry_backoff_ms
@@ -144,7 +148,7 @@ class CoordinatorVerifier:
         if question not in self._open:
             return
         coordinator = self._coordinator()
-        assignment = self._image().partition(TOPIC, coordinator.partition_for(question.txn_id))
+        assignment = self._image().partition(TRANSACTIONS_TOPIC, coordinator.partition_for(question.txn_id))
         leader = -1 if assignment is None else assignment.leader
         if leader == self._node_id:
             self._ask_here(coordinator, question)
@@ -180,16 +184,21 @@ class CoordinatorVerifier:
         try:
             if endpoint is None:
                 raise PeerUnreachable(f"broker {broker_id} is unknown")
-            response: AddPartitionsToTxnResponse = await self._exchange(
-                endpoint, _request(questions), VERSION, timeout_ms=self._request_timeout_ms, lane=lane
+            response: AddPartitionsToTxnResponse = await self._peers.exchange(
+                endpoint, _request(questions), timeout_ms=self._request_timeout_ms, lane=lane
             )
+        except VersionNotServed:
+            for question in questions:  # a release that verifies nothing; producers of version 2 do not exist there
+                error_code = ErrorCode.NETWORK_EXCEPTION if question.adds else ErrorCode.NONE
+                self._settle(question, question.all(error_code))
+            return
         except PeerUnreachable as error:
             logger.info("the coordinator of %d transactions was not reached: %s", len(questions), error)
             for question in questions:
                 self._settle(question, question.all(ErrorCode.NETWORK_EXCEPTION))
             return
         results = _results(response)
-        refusal = _error_code(response.error_code)
+        refusal = ErrorCode.of(response.error_code)
         if refusal is ErrorCode.CLUSTER_AUTHORIZATION_FAILED:  # which is between brokers; producers do not know it
             refusal = ErrorCode.INVALID_TXN_STATE
         for question in questions:
@@ -227,8 +236,10 @@ def _take(queue: deque[_Question]) -> list[_Question]:
     taken: list[_Question] = []
     later: list[_Question] = []
     asked: dict[str, tuple[int, int, bool]] = {}
-    while queue and len(asked) < TRANSACTIONS_PER_REQUEST_MAX:
+    count = 0
+    while queue and len(asked) < TRANSACTIONS_PER_REQUEST_MAX and count < PARTITIONS_PER_REQUEST_MAX:
         question = queue.popleft()
+        count += len(question.partitions)
         about = (question.producer_id, question.producer_epoch, question.adds)
         (taken if asked.setdefault(question.txn_id, about) == about else later).append(question)
     queue.extendleft(reversed(later))
@@ -262,16 +273,9 @@ def _request(questions: list[_Question]) -> AddPartitionsToTxnRequest:
 def _results(response: AddPartitionsToTxnResponse) -> dict[str, Errors]:
     return {
         transaction.transactional_id: {
-            (topic.name, each.partition_index): _error_code(each.partition_error_code)
+            (topic.name, each.partition_index): ErrorCode.of(each.partition_error_code)
             for topic in transaction.topic_results
             for each in topic.results_by_partition
         }
         for transaction in response.results_by_transaction
     }
-
-
-def _error_code(code: int) -> ErrorCode:
-    try:
-        return ErrorCode(code)
-    except ValueError:
-        return ErrorCode.UNKNOWN_SERVER_ERROR

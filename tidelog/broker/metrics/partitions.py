@@ -117,9 +117,9 @@ class PartitionTotals:
     def _add_leader(self, partition: Partition, image: MetadataImage) -> None:
         self.leaders += 1
         self._add_transactions(partition)
-        book = partition.in_sync
-        in_sync = len(book.isr)
-        replicas = len(book.replicas)
+        in_sync = partition.in_sync
+        isr_size = len(in_sync.isr)
+        replicas = len(in_sync.replicas)
         topic = image.topics_by_id.get(partition.topic_id)
         assignment = topic.partitions.get(partition.index) if topic is not None else None
         if assignment is not None and (assignment.adding_replicas or assignment.removing_replicas):
@@ -127,10 +127,10 @@ class PartitionTotals:
             replicas -= len(
                 assignment.adding_replicas
             )  # the replicas before the reassignment (Kafka's OngoingReassignmentState)
-        min_isr = book.min_isr(partition.min_insync_replicas)
-        self.under_replicated += in_sync < replicas
-        self.under_min_isr += in_sync < min_isr
-        self.at_min_isr += in_sync == min_isr
+        min_isr = in_sync.min_isr(partition.min_insync_replicas)
+        self.under_replicated += isr_size < replicas
+        self.under_min_isr += isr_size < min_isr
+        self.at_min_isr += isr_size == min_isr
 
     def _add_transactions(self, partition: Partition) -> None:
         log, topic = partition.log, partition.topic

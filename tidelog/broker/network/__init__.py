@@ -1,5 +1,5 @@
 """Sockets, connections and frames.
 
-Bytes become whole frames, answers leave in the order of their requests, and everything a client can make a node hold
-is bounded. What a frame means is the business of `broker/apis/`.
+Connections assemble frames from bytes, send answers in the order of their requests, and bound everything that a client
+can make a node hold. `broker/apis/` handles the contents of frames.
 """

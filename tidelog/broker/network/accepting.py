@@ -1,7 +1,7 @@
-"""The end of accepting: asyncio's servers are closed so that each connection they have accepted is known to its owner.
+"""Closes asyncio's servers so that the owner knows every connection they have accepted.
 
-asyncio's own loop accepts in one turn, makes the transport in the next, and calls the protocol in the one after. Where
-a server is closed between the first two (Python 3.11 to 3.13), the accepted socket stays open without an owner.
+asyncio's own loop accepts in one turn, creates the transport in the next, and calls the protocol in the third. If a
+server is closed between the first two (Python 3.11 to 3.13), the accepted socket stays open without an owner.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ TURNS = 3
 
 
 async def stop_accepting(servers: Iterable[asyncio.Server]) -> None:
-    """Close them. When this returns, `connection_made` has been called for each connection that was accepted."""
-    # A loop's turn looks at its timers last. A task that a timer wakes goes on in the next turn, after the transports
-    # of all that was accepted in this one are made. The listening socket itself is looked at later in that turn.
+    """Close the servers. Afterwards `connection_made` has been called for each accepted connection."""
+    # A turn of the loop handles timers last. A task that a timer wakes continues in the next turn, after the transports
+    # of the connections accepted in this turn are created, and before the listening socket is polled again.
     await asyncio.sleep(TIMER_S)
     for server in servers:
         server.close()

@@ -1,8 +1,8 @@
-"""Connections to other nodes of the cluster: requests out, answers back in their order.
+"""Connections to other nodes of the cluster: they send requests and receive the answers in the same order.
 
-`Channel` is replication's `Link` (bytes and a callback, for fetching replicas), `Channels.exchange` its `Exchange` (a
-message out, a message back). Which node to ask, and when to try again, is the callers' business. Invariant: a channel
-that broke stays broken, and every request on it that had no answer is told so, once.
+`Channel` implements replication's `Link` (bytes and a callback, for fetching replicas), `Channels.exchange` implements
+`Exchange` (a request message, a response message). The callers choose the node and retry. Invariant: a broken channel
+stays broken, and each of its unanswered requests gets its callback once, with None.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tidelog.protocol.messages.api_versions import ApiVersionsRequest
 from tidelog.replication.ports import Endpoint, OnResponse, PeerUnreachable, PortState
 
 BUFFER_INITIAL_BYTES = 64 * 1024
-# A fetch answers at most replica.fetch.response.max.bytes, or one batch whatever its size.
+# A fetch response has at most replica.fetch.response.max.bytes, or one larger batch.
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 IN_FLIGHT_MAX = 1024
 CHANNELS_MAX = 1024
 CONNECT_TIMEOUT_S = 10.0
 API_VERSIONS_VERSION = 3
 ANSWER_TIMEOUT_MS = 10_000
-# A connection that leaves so many signs of life unanswered is made anew: one that is full would look like a refusal.
+# A connection with this many unanswered `sign_of_life` requests is replaced: a full one would look like a refusal.
 LIFE_UNANSWERED_MAX = 8
 
 _FRAME = Struct(">ihhih")
@@ -36,7 +36,7 @@ _FRAME_SIZE = Struct(">i")
 
 
 class Channel(asyncio.BufferedProtocol):
-    """One connection, being made from the start."""
+    """One connection. The constructor starts to connect; requests wait until then."""
 
     __slots__ = (
         "_buffer", "_client_id", "_connecting", "_correlation_id", "_end", "_headers", "_loop", "_on_broken", "_open",
@@ -92,25 +92,25 @@ class Channel(asyncio.BufferedProtocol):
             self._queued.append(frame)
 
     def _learn_headers(self, api_key: int, version: int) -> tuple[bytes, int]:
-        """What follows the correlation id in a request's header, and the version of the answer's."""
+        """The end of a request's header after the correlation id, and the version of the response header."""
         tags = b"\0" if request_header_version(api_key, version) == 2 else b""
         found = self._headers[api_key, version] = self._client_id + tags, response_header_version(api_key, version)
         return found
 
     @property
     def unanswered(self) -> int:
-        """Requests under way, those that their askers no longer wait for included."""
+        """The number of requests without an answer, including those whose callers no longer wait."""
         return len(self._open)
 
     def close(self) -> None:
         self.give_up("closed")
 
     def give_up(self, reason: str) -> None:
-        """Break it from this end."""
+        """Close the connection from this side, for `reason`."""
         self._break(reason)
 
     async def closed(self) -> None:
-        """Until nothing of it runs any more; after `close`."""
+        """After `close`: wait until the connecting task has ended."""
         with contextlib.suppress(asyncio.CancelledError):
             await self._connecting
 
@@ -162,7 +162,7 @@ class Channel(asyncio.BufferedProtocol):
             self._make_room(4 + size)
 
     def _make_room(self, frame_bytes: int) -> None:
-        """The rest of the frame that has begun must fit behind what is here; grow with what has really arrived."""
+        """Make room for the rest of the current frame. The buffer grows with the received bytes, not the frame size."""
         start, end, capacity = self._start, self._end, len(self._buffer)
         if start + frame_bytes <= capacity and end < capacity:
             return
@@ -174,7 +174,7 @@ class Channel(asyncio.BufferedProtocol):
         self._start, self._end = 0, end - start
 
     def _answer(self, buffer: memoryview, start: int, stop: int) -> None:
-        """The frame between these positions, without the size before it."""
+        """Handle the frame between these positions, which exclude its size field."""
         if not self._open:
             raise MalformedMessage("nothing was asked")
         correlation_id, header_version, on_response = self._open[0]
@@ -205,7 +205,7 @@ class Channel(asyncio.BufferedProtocol):
 
 
 def _after_tags(frame: memoryview) -> int:
-    """The position behind a response header of version 1; nodes of a cluster put no tags there, but may."""
+    """The position after a response header of version 1. Nodes of a cluster may put tags there, but do not."""
     position = 5
     for _ in range(frame[4]):
         position += 2 + frame[position + 1]
@@ -213,7 +213,7 @@ def _after_tags(frame: memoryview) -> int:
 
 
 class Channels:
-    """This node's connections to others, one for each (endpoint, lane), made when first needed."""
+    """This node's connections to other nodes: one per (endpoint, lane), opened on first use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, client_id: str) -> None:
         self._loop = loop
@@ -222,13 +222,16 @@ class Channels:
         self._links: dict[Channel, None] = {}
 
     def connect(self, endpoint: Endpoint) -> Channel:
-        """A channel of the caller's own, who closes it."""
+        """A channel for the caller alone. The caller closes it."""
         channel = Channel(self._loop, endpoint, self._client_id, lambda broken: self._links.pop(broken, None))
         self._links[channel] = None
         return channel
 
     async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "") -> Any:
-        """Raises PeerUnreachable. When the time is up the lane's connection is given up: its order is lost."""
+        """Send a request and await its response. Raises PeerUnreachable.
+
+        After a timeout the lane's connection is closed, because the late answer would break the order.
+        """
         channel = self._channel(endpoint, lane)
         future: asyncio.Future[bytes] = self._loop.create_future()
 
@@ -266,7 +269,7 @@ class Channels:
         return channel
 
     async def probe(self, endpoint: Endpoint, timeout_ms: int = 1000) -> PortState:
-        """Connect and close again: a process that is gone refuses, one that hangs still accepts."""
+        """Connect and close again. The port of a dead process refuses; that of a hanging process still accepts."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 transport, _ = await self._loop.create_connection(asyncio.Protocol, endpoint.host, endpoint.port)
@@ -278,9 +281,9 @@ class Channels:
         return PortState.ACCEPTS
 
     async def sign_of_life(self, endpoint: Endpoint, timeout_ms: int) -> PortState:
-        """Whether the process there answers a request. One that dies still accepts connections for a while.
+        """Whether the process there answers a request. A dying process still accepts connections for a while.
 
-        REFUSES: it refused, or broke off twice; the first time may be a connection that was closed for being idle.
+        REFUSES: it refused, or closed the connection twice. It may close the first one because that was idle.
         """
         request = ApiVersionsRequest(client_software_name="tidelog", client_software_version="0")
         channel = self._channels.get((endpoint, "life"))
@@ -308,5 +311,5 @@ class Channels:
 
 
 def response_type(request: type[Any]) -> Any:
-    """FetchRequest -> FetchResponse, of the same module."""
+    """The response class of a request class, from the same module: FetchRequest -> FetchResponse."""
     return getattr(sys.modules[request.__module__], request.__name__.removesuffix("Request") + "Response")

@@ -1,8 +1,8 @@
-"""One client connection: bytes to whole frames, answers back in the order of their requests.
+"""One client connection: assembles frames from bytes, and sends answers in the order of their requests.
 
-Owns the receive buffer (grown to the frame, reused, given back when idle), the queue of answers that are not yet
-due, and the back pressure in both directions. It knows no API: `Dispatcher.dispatch` turns a frame into an answer.
-Invariant: responses leave in request order, whatever order they were completed in (Kafka promises it per connection).
+Owns the receive buffer (it grows to the frame size, is reused, and shrinks when idle), the queue of answers that wait
+for earlier ones, and the back pressure in both directions. It knows no API: `Dispatcher.dispatch` answers a frame.
+Invariant: responses leave in request order, even if they complete in another order (Kafka's guarantee).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -37,16 +37,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.connection")
 
-# Requests that one connection may have served before others are looked at, in small ones; one with a large answer
-# counts for several.
+# Small requests of one connection that are handled before the turn of the others. A request with a large answer counts
+# for several.
 TURN_REQUESTS_MAX = 16
 LARGE_ANSWER_COST = 8
-# A reader that stops reading is not read from either, once this much waits for it (uvloop counts the bytes); nor one
-# for which this much waits behind an answer that is not due yet.
+# The connection is not read while this many bytes wait for a client that does not read (uvloop counts them), or wait
+# behind an answer that is not complete yet.
 WRITE_HIGH_WATER_BYTES = 8 * 1024 * 1024
-# Answers held back to leave with one write. Small requests may have large answers: beyond it they are written.
+# Requests that may be handled together, because they are in the buffer at the same time: of larger ones each costs more
+# than the calls that are saved. Shorter ones than any Produce are not looked at.
+PIPELINED_FRAME_BYTES_MAX = 8 * 1024
+PIPELINED_BYTES_MIN = 100
+# Bytes of answers that are collected for one write. Small requests may have large answers: beyond it they are written.
 CORKED_BYTES_MAX = 256 * 1024
-# Pipelined requests whose answers are still open; beyond it the connection is not read until some are answered.
+# Pipelined requests without an answer; beyond it the connection is not read until some are answered.
 IN_FLIGHT_MAX = 1024
 
 _FRAME_SIZE = Struct(">i")
@@ -54,11 +58,13 @@ _FRAME_HEAD = Struct(">ih")  # size and API key
 
 
 class ConnectionOwner(Protocol):
-    """The server that accepted a connection: limits, order, and where frames go. Tests put their own in its place."""
+    """The server that accepted a connection. It sets limits, schedules connections and dispatches frames."""
 
     frame_bytes_max: int
-    wakes: DeferredCallbacks
-    turns: FairScheduler
+    callbacks: DeferredCallbacks
+    scheduler: FairScheduler
+    dispatch_pipelined: Callable[[Sequence[memoryview], KafkaConnection], Sequence[Answer]] | None
+    """Handles several requests together, if it can; returns the answers to those at the start that it has handled."""
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer: ...
     def connected(self, connection: KafkaConnection) -> bool: ...
@@ -70,7 +76,7 @@ class ConnectionOwner(Protocol):
 
 
 class AnswerSlot:
-    """The place of one answer among those of its connection: filled in any order, emptied in that of the requests."""
+    """The place of one answer in its connection's queue. Slots are filled in any order and sent in request order."""
 
     __slots__ = ("connection", "deferred", "done", "frames", "size_bytes")
 
@@ -87,7 +93,7 @@ class AnswerSlot:
         return self.size_bytes
 
     def completed(self, frames: Any) -> None:
-        """The parked request has its answer, or None: there will be none."""
+        """The parked request has its answer. None: it has failed, and the connection is closed."""
         connection = self.connection
         if frames is None:
             connection.close()
@@ -105,7 +111,7 @@ class AnswerSlot:
 
 
 def find_awaited(slots: deque[AnswerSlot]) -> Deferred | None:
-    """The request whose answer is next and not there yet; all answers behind it wait, too."""
+    """The request whose answer is next in order and not complete; all later answers wait for it."""
     return slots[0].deferred if slots and not slots[0].done else None
 
 
@@ -125,7 +131,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._buffer: bytearray | mmap.mmap = bytearray()
         self._view = memoryview(self._buffer)
-        self._capacity_bytes = 0  # what is reserved; the view of a map is longer
+        self._capacity_bytes = 0  # the reserved bytes; the view of a map is longer
         self._start = self._end = 0
         self._pending: deque[AnswerSlot] = deque()
         self._out: list[Buffer] = []
@@ -171,34 +177,34 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         end, capacity = self._end, self._capacity_bytes
         if capacity > READ_LARGE_BYTES:
-            capacity = min(capacity, end + read_at_once(capacity, self._owner.turns.late))
+            capacity = min(capacity, end + read_at_once(capacity, self._owner.scheduler.late))
         return self._view[end:capacity]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
         self.active = True
         if self._resting and self._transport is not None:
-            # uvloop begins to read after `connection_made`, also where that has paused reading.
+            # uvloop starts to read after `connection_made`, even if that has paused reading.
             self._transport.pause_reading()
             return
-        turns = self._owner.turns
+        scheduler = self._owner.scheduler
         if nbytes >= READ_LARGE_BYTES:
-            turns.took(nbytes * READ_S_PER_BYTE)
-        if turns.late:
+            scheduler.took(nbytes * READ_S_PER_BYTE)
+        if scheduler.late:
             self._wait_in_line(is_first=True)
             return
         if self._end == self._capacity_bytes < BUFFER_USUAL_BYTES:
             self._resize(BUFFER_USUAL_BYTES)
             if self._closed:
                 return
-        wakes = self._owner.wakes
-        wakes.collecting = True
+        callbacks = self._owner.callbacks
+        callbacks.collecting = True
         try:
             self._process()
         finally:
-            wakes.collecting = False
-            if wakes.waiting:
-                wakes.run()
+            callbacks.collecting = False
+            if callbacks.waiting:
+                callbacks.run()
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -214,12 +220,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------------------------------------------- frames
 
-    def _process(self, turns: int = TURN_REQUESTS_MAX) -> None:
-        """Take whole frames out of the buffer, up to `turns`, then write all answers that are due with one call."""
+    def _process(self, request_budget: int = TURN_REQUESTS_MAX) -> None:
+        """Dispatch at most `request_budget` frames of the buffer, then write all complete answers with one call."""
         view, start, end = self._view, self._start, self._end
-        dispatch, pending, wakes = self._owner.dispatch, self._pending, self._owner.wakes
-        size = 0
-        has_more = False
+        dispatch, pending, callbacks = self._owner.dispatch, self._pending, self._owner.callbacks
+        pipelined = self._owner.dispatch_pipelined
+        size, has_more = 0, False
         self._corked = True
         try:
             while end - start >= 4:
@@ -229,10 +235,16 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 stop = start + 4 + size
                 if stop > end or (pending and not self._ready()) or not self._writable:
                     break
-                if turns <= 0:
+                if request_budget <= 0:
                     has_more = True
                     break
-                turns -= 1
+                if end - stop >= PIPELINED_BYTES_MIN and request_budget > 1 and pipelined is not None:
+                    pipelined = None  # one attempt for a read
+                    start, handled = self._process_pipelined(start, end, request_budget)
+                    if handled:
+                        request_budget -= handled
+                        continue
+                request_budget -= 1
                 frame = view[start + 4 : stop]
                 start = stop
                 size = 0
@@ -240,17 +252,17 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 if type(answer) is bytes and not pending:
                     self._out.append(answer)
                 else:
-                    if stop == end and wakes.waiting and wakes.collecting and isinstance(answer, Deferred):
-                        # It may wait for followers, whom it has just given something to fetch: they are told first,
-                        # unless more requests were read, which would give them more.
-                        wakes.run()
+                    if stop == end and callbacks.waiting and callbacks.collecting and isinstance(answer, Deferred):
+                        # The request may wait for followers that can fetch its records now: wake them before parking
+                        # it, unless the buffer holds more requests, which would add more records.
+                        callbacks.run()
                     self._answer(answer)
                     if self._closed:
                         break
-                    if self._owner.turns.late:
-                        turns = 0
+                    if self._owner.scheduler.late:
+                        request_budget = 0
                     elif type(answer) is list and len(answer) > 1:
-                        turns -= LARGE_ANSWER_COST
+                        request_budget -= LARGE_ANSWER_COST
         except MalformedMessage as error:
             self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
             self.close()
@@ -279,6 +291,36 @@ class KafkaConnection(asyncio.BufferedProtocol):
         elif pending or self._paused_reading or self._resting or self._closed or not self._writable:
             self._update_reading()
 
+    def _process_pipelined(self, start: int, end: int, request_budget: int) -> tuple[int, int]:
+        """Dispatch frames of the buffer together. Returns where the rest begins, and the number of handled frames."""
+        view, pending, owner = self._view, self._pending, self._owner
+        frames: list[memoryview] = []
+        ends: list[int] = []
+        count_max = min(request_budget, IN_FLIGHT_MAX - len(pending))
+        position = start
+        while len(frames) < count_max and end - position >= 4:
+            size = _FRAME_SIZE.unpack_from(view, position)[0]
+            stop = position + 4 + size
+            if not 8 <= size <= PIPELINED_FRAME_BYTES_MAX or stop > end or size > owner.frame_bytes_max:
+                break
+            frames.append(view[position + 4 : stop])
+            ends.append(stop)
+            position = stop
+        if len(frames) < 2 or owner.dispatch_pipelined is None:
+            return start, 0
+        answers = owner.dispatch_pipelined(frames, self)
+        if not answers:
+            return start, 0
+        callbacks = owner.callbacks
+        for place, answer in enumerate(answers):
+            if type(answer) is bytes and not pending:
+                self._out.append(answer)
+                continue
+            if ends[place] == end and callbacks.waiting and callbacks.collecting and isinstance(answer, Deferred):
+                callbacks.run()  # as in `_process`
+            self._answer(answer)
+        return ends[len(answers) - 1], len(answers)
+
     def _ready(self) -> bool:
         return (
             not self._exclusive
@@ -290,7 +332,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         )
 
     def _make_room(self, frame_bytes: int) -> None:
-        """After processing: the rest of the frame that has begun must fit behind what is already here."""
+        """After processing, make room for the rest of the frame that has partly arrived."""
         start, end = self._start, self._end
         capacity = self._capacity_bytes
         wanted = 4 + frame_bytes
@@ -298,7 +340,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return
         kept = end - start
         if wanted > capacity and kept == capacity - start:
-            # Reserve by what has really arrived, not by what the frame claims: a claim costs the sender bytes first.
+            # Reserve by the received bytes, not by the frame's size field, which costs a client nothing.
             if start == 0 and len(self._view) > capacity:
                 self._reserve(min(capacity * 2, len(self._view)))
             else:
@@ -311,7 +353,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if not self._owner.reserve_buffer(capacity_bytes - self._capacity_bytes):
             self._owner.warn("buffers", f"closing connection from {self.host}: the node's receive buffers are full")
             self.close()
-            # At once, not when the transport is closed: others ask for room in this same turn of the loop.
+            # Return the memory now, not when the transport closes: others may need it in this turn of the loop.
             self._owner.reserve_buffer(-self._capacity_bytes)
             self._capacity_bytes = 0
             return False
@@ -319,7 +361,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return True
 
     def _resize(self, capacity_bytes: int, wanted_bytes: int = 0) -> None:
-        """Another buffer of this capacity; one that could grow to `wanted_bytes` without being copied, if large."""
+        """Replace the buffer by one of this capacity. A large one can grow to `wanted_bytes` without a copy."""
         kept = self._end - self._start
         if not self._reserve(capacity_bytes):
             return
@@ -335,7 +377,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._start, self._end = 0, kept
 
     def give_back(self) -> None:
-        """The connection was idle for a while: return a large buffer, unless it bounds what a request still holds."""
+        """Replace the large buffer of an idle connection by the smallest one, unless a request still uses it."""
         if self._start < self._end or self._exclusive or self._closed:
             return
         if self._capacity_bytes > BUFFER_SMALLEST_BYTES:
@@ -361,7 +403,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._out += answer
             self._corked_bytes += len(answer[0])
             if len(answer) > 1 or self._corked_bytes > CORKED_BYTES_MAX:
-                # Large: let the transport count it now, so that a client that does not read is noticed at once.
+                # Write a large answer now, so that the transport counts it and detects a client that does not read.
                 self._flush()
         else:
             buffer = cast("Buffer", answer)
@@ -380,7 +422,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             answer.on_complete(slot.completed)
 
     def answer_head(self, slot: AnswerSlot, frames: Any) -> bool:
-        """Write what was completed if it is next in order and nothing else is under way: the common case, in short."""
+        """The fast path: write a completed answer at once if it is next in order and no processing is under way."""
         pending = self._pending
         if self._corked or self._paused_reading or not pending or pending[0] is not slot or type(frames) is list:
             return False
@@ -397,14 +439,14 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._exclusive = False
 
     def hold(self, size_bytes: int) -> None:
-        """So much more waits to be written in its turn."""
+        """`size_bytes` more wait for their place in the order."""
         self._held_bytes += size_bytes
         self._drain()
         if self._held_bytes > CORKED_BYTES_MAX:
             self._owner.not_read(self)
 
     def _drain(self) -> None:
-        """An answer was completed: send what is now at the head of the order."""
+        """An answer was completed: send the complete answers at the head of the queue."""
         pending = self._pending
         while pending and pending[0].done:
             slot = pending.popleft()
@@ -432,11 +474,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
             if transport.get_write_buffer_size():
                 self._owner.not_read(self)
 
-    # ------------------------------------------------------------------------------------------ what the server asks
+    # ------------------------------------------------------------------------------------------- called by the server
 
     @property
     def file_number(self) -> int:
-        """Of the socket; the lowest that was free, so that it tells how many are in use. -1 where there is none."""
+        """The socket's file descriptor or -1. It shows how many are in use, because the system takes the lowest."""
         found = self._transport.get_extra_info("socket") if self._transport is not None else None
         return -1 if found is None else int(found.fileno())
 
@@ -447,29 +489,29 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     @property
     def is_closing(self) -> bool:
-        """It is closed as soon as the other side has taken what was answered."""
+        """Whether the connection closes as soon as the client has received its answers."""
         return self._closed
 
     @property
     def partial(self) -> tuple[int, int] | None:
-        """Where the request that has begun to arrive begins in the buffer, and how far it has come."""
+        """The start and the end in the buffer of the request that has partly arrived; None without one."""
         return (self._start, self._end) if self._end > self._start else None
 
     @property
     def unread_bytes(self) -> int:
-        """Of answers, written and not taken by the other side, or waiting for an earlier one."""
+        """The size of the answers that the client has not received yet, or that wait for an earlier one."""
         transport = self._transport
         return self._held_bytes + (transport.get_write_buffer_size() if transport is not None else 0)
 
     def rest(self) -> None:
-        """Read nothing until `wake`."""
+        """Stop reading until `wake`."""
         self._resting = True
         self._update_reading()
 
-    def wake(self, turns: int = TURN_REQUESTS_MAX) -> None:
+    def wake(self, request_budget: int = TURN_REQUESTS_MAX) -> None:
         self._resting = False
         if self._paused_reading and self._ready() and self._transport is not None:
-            self._process(turns)
+            self._process(request_budget)
 
     def _wake_for_one(self) -> None:
         self.wake(1)
@@ -481,11 +523,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
         view, start = self._view, self._start
         for_records = self._end - start >= _FRAME_HEAD.size and _FRAME_HEAD.unpack_from(view, start)[1] <= ApiKey.FETCH
         wake = self._wake_for_one if is_first else self.wake
-        self._owner.turns.wait(wake, is_first=is_first, for_records=for_records)
+        self._owner.scheduler.wait(wake, is_first=is_first, for_records=for_records)
 
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:
-            if self._owner.turns.late:
+            if self._owner.scheduler.late:
                 self._wait_in_line(is_first=True)
             else:
                 self._process()

@@ -1,8 +1,8 @@
-"""How many connections there may be, of whom, and how fast they may come (Kafka's ConnectionQuotas). Pure.
+"""Limits the number of connections and their creation rate (Kafka's ConnectionQuotas). Pure.
 
-Counted for one server: all its listeners together, each by itself, each address. A connection that is admitted may have
-to wait before it is read from, so that no more come per second than may. Invariant: what `admit` counted, `gone`
-uncounts; what it refused was never counted.
+One server counts all its connections, those of each listener, and those of each address. To keep the creation rate, an
+admitted connection may have to wait before it is read. Invariant: `gone` uncounts each connection that `admit` counted;
+a refused connection is not counted.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from tidelog.protocol.java_text import parse_integer, trim
 
 UNLIMITED = 2**31 - 1
-# A connection beyond the rate waits up to so long for its turn, Kafka's quota window; after that it is refused.
+# The longest wait of a connection beyond the rate, Kafka's quota window. One that had to wait longer is refused.
 WAIT_S_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """As configured: max.connections and so on; `of_listener` and `rate_of_listener` where one has its own."""
+    """The configured limits. `of_listener` and `rate_of_listener` hold those of listeners with limits of their own."""
 
     total: int = UNLIMITED
     per_address: int = UNLIMITED
@@ -30,7 +30,7 @@ class ConnectionLimits:
 
 
 class Refused(Exception):
-    """`limit` is the configuration that says no."""
+    """A connection is refused. `limit` is the name of the setting that refuses it."""
 
     def __init__(self, limit: str, value: int, of: str = "") -> None:
         super().__init__(f"{limit}={value}{f' of {of}' if of else ''} is reached")
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 class ConnectionQuotas:
-    """`protected`: the listener of the brokers among themselves, if there are others: the total does not bind it."""
+    """`protected`: the inter-broker listener, if there are others. The total limit does not apply to it."""
 
     def __init__(self, limits: ConnectionLimits, protected: str | None = None) -> None:
         self.limits = limits
@@ -46,10 +46,10 @@ class ConnectionQuotas:
         self.total = 0
         self._of_address: dict[str, int] = {}
         self._of_listener: dict[str, int] = {}
-        self._turns: dict[str, _Turns] = {}
+        self._rate_limits: dict[str, _RateLimit] = {}
 
     def admit(self, listener: str, address: str, now_s: float) -> float:
-        """Count one more; the seconds for which it has to wait. Raises Refused."""
+        """Count a new connection. The seconds for which it must wait. Raises Refused."""
         limits = self.limits
         most = limits.of_listener.get(listener, UNLIMITED)
         if self._of_listener.get(listener, 0) >= most:
@@ -72,29 +72,31 @@ class ConnectionQuotas:
         if left:
             self._of_address[address] = left
         else:
-            del self._of_address[address]  # there are more addresses than can be remembered
+            del self._of_address[address]  # keeps the dict bounded
 
     @property
     def too_many(self) -> bool:
-        """The protected listener took one more than there may be: another has to go."""
+        """Whether the protected listener has exceeded the total, so that another connection must be closed."""
         return self.total > self.limits.total
 
     def _wait_s(self, listener: str, now_s: float) -> float:
         limits = self.limits
         rates = {} if listener == self.protected else {"": limits.rate}
         rates[listener] = limits.rate_of_listener.get(listener, UNLIMITED)
-        turns = [(self._turns.setdefault(name, _Turns()), rate) for name, rate in rates.items() if rate < UNLIMITED]
-        waits = [each.wait_s(rate, now_s) for each, rate in turns]
+        rate_limits = [
+            (self._rate_limits.setdefault(name, _RateLimit()), rate) for name, rate in rates.items() if rate < UNLIMITED
+        ]
+        waits = [each.wait_s(rate, now_s) for each, rate in rate_limits]
         wait_s = max(waits, default=0.0)
         if wait_s > WAIT_S_MAX:
-            raise Refused("max.connection.creation.rate", turns[waits.index(wait_s)][1])
-        for each, rate in turns:
+            raise Refused("max.connection.creation.rate", rate_limits[waits.index(wait_s)][1])
+        for each, rate in rate_limits:
             each.take(rate, now_s)
         return wait_s
 
 
-class _Turns:
-    """Connections at a rate: a second's worth may come at once, the others one after the other."""
+class _RateLimit:
+    """Limits connections to a rate. One second's worth may come at once, the others evenly spaced."""
 
     __slots__ = ("_next_s",)
 
@@ -111,7 +113,7 @@ class _Turns:
 
 
 def parse_overrides(items: str) -> dict[str, int]:
-    """max.connections.per.ip.overrides: "host:limit,..."; raises ValueError."""
+    """Parse max.connections.per.ip.overrides, "host:limit,...". Raises ValueError."""
     found: dict[str, int] = {}
     for item in filter(None, map(str.strip, items.split(","))):
         host, colon, limit = item.rpartition(":")

@@ -1,7 +1,7 @@
-"""What is counted while requests are served: plain numbers in slots, so that counting costs next to nothing.
+"""Counters of requests and topics: plain numbers in slots, because they change with every request.
 
-A scrape reads them (`metrics/node.py`); nothing else does. Pure; times are given in. Invariant: numbers only grow until
-the topic they belong to leaves this node.
+Only the metrics page reads them (`metrics/node.py`). Pure; times are arguments. Invariant: a number only grows until
+its topic leaves this node.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tidelog.protocol.api import SERVED, ApiKey
 from tidelog.protocol.errors import ErrorCode
 
-# Upper bounds of requests' durations; 100 us is a small produce on loopback, 30 s a fetch that waits for long.
+# Upper bounds of request durations: from 100 us, a small produce on loopback, to 30 s, a fetch that waits long.
 DURATION_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
@@ -22,7 +22,7 @@ SHORTEST_S = DURATION_BOUNDS_S[0]
 
 
 class Histogram:
-    """`counts[i]` values were above the bound before `i` and not above bound `i`; the last has no bound."""
+    """`counts[i]` is the number of values above bound `i - 1` and not above bound `i`; the last one has no bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -37,9 +37,9 @@ class Histogram:
 
 
 class ApiCounters:
-    """Of one API: answered requests by duration, requests by version, errors by code.
+    """The counters of one API: answered requests by duration, requests by version, errors by code.
 
-    `stopwatch`: seconds, finer than the loop's time, which stands still for a turn.
+    `stopwatch` returns seconds. It is finer than the loop's time, which does not change within a turn.
     """
 
     __slots__ = ("durations", "errors", "name", "stopwatch", "versions")
@@ -52,7 +52,7 @@ class ApiCounters:
         self.errors: dict[int, int] = {}
 
     def begun(self, version: int) -> float:
-        """A request has come; returns when, which `answered` wants back."""
+        """Count a new request. Its start time, which the caller passes to `answered`."""
         self.versions[version] += 1
         return self.stopwatch()
 
@@ -64,7 +64,7 @@ class ApiCounters:
 
 
 class RequestCounters:
-    """Of all APIs of a node, made as they are asked for. Fetches of consumers and of followers are told apart."""
+    """The counters of all APIs of a node, created on first use. Fetches of consumers and followers are separate."""
 
     def __init__(self, stopwatch: Callable[[], float] = lambda: 0.0) -> None:
         self.stopwatch = stopwatch
@@ -93,7 +93,7 @@ _NO_FAILURES = frozenset(
 
 
 class TopicTraffic:
-    """Of one topic on this node, as its leader (Kafka's BrokerTopicMetrics)."""
+    """The counters of one topic for which this node leads partitions (Kafka's BrokerTopicMetrics)."""
 
     __slots__ = ("bytes_in", "bytes_out", "bytes_rejected", "produce_failures", "records_in")
 
@@ -105,7 +105,7 @@ class TopicTraffic:
         self.produce_failures = 0
 
     def refused(self, code: int, size_bytes: int) -> None:
-        """An append was refused. What a client can know beforehand is no failure (Kafka's appendToLocalLog)."""
+        """Count a refused append. Expected errors are no failures of the broker (Kafka's appendToLocalLog)."""
         if code == ErrorCode.MESSAGE_TOO_LARGE:
             self.bytes_rejected += size_bytes
         if code not in _NO_FAILURES:

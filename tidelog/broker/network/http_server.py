@@ -1,8 +1,8 @@
-"""HTTP/1.1 as a collector and a load balancer speak it: GET and HEAD of a few pages, no bodies, everything bounded.
+"""An HTTP/1.1 server for metrics collectors and load balancers: GET and HEAD of a few pages, no bodies, bounded.
 
-Here are bytes, limits and timeouts; what a page says is `http_pages.py`'s. Invariants: a connection is answered once
-and then closed; what comes behind its request is thrown away; a newcomer always finds a place, because a connection
-that has not asked for anything yet gives way first. Nothing here makes a node's own clients wait longer than one page.
+This module handles bytes, limits and timeouts; `http_pages.py` builds the pages. Invariants: a connection gets one
+answer and is closed; bytes after its request are dropped; a new connection always gets a place, because an older one is
+closed for it, first one without a request. Kafka clients wait for at most one page.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ logger = logging.getLogger("tidelog.http")
 
 CONNECTIONS_MAX = 32
 HEAD_BYTES_MAX = 8 * 1024
-# For a request to arrive whole, and for its answer to be taken.
+# The time for a request to arrive completely, and for the client to receive its answer.
 REQUEST_S_MAX = 10.0
 ANSWER_S_MAX = 30.0
 BACKLOG = 32
-# Until an aborted transport is closed.
+# Turns of the loop until an aborted transport is closed.
 ABORT_TURNS = 5
 
 TEXT = "text/plain; charset=utf-8"
@@ -46,7 +46,7 @@ class Page(NamedTuple):
 
 
 Pages = Callable[[str], Awaitable[Page]]
-"""A path to its page; may raise, which is answered with 500."""
+"""Returns the page of a path. An exception becomes a status 500."""
 
 
 class _Request(NamedTuple):
@@ -55,7 +55,7 @@ class _Request(NamedTuple):
 
 
 class _Refused(Exception):
-    """What came is no request that is answered here: the status says why, and the connection ends."""
+    """The request is refused with `status`, and the connection is closed."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -73,7 +73,7 @@ class HttpServer:
         self._server = await self.loop.create_server(lambda: HttpConnection(self), sock=sock, backlog=BACKLOG)
 
     def make_place(self) -> None:
-        """Cut off the oldest connection that has not asked yet, or else the oldest, where there are too many."""
+        """If there are too many connections, abort the oldest one without a request, or else the oldest one."""
         if len(self.connections) < CONNECTIONS_MAX:
             return
         given_up = next((each for each in self.connections if not each.has_asked), next(iter(self.connections)))
@@ -147,7 +147,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             page = await self._server.pages(request.path)
         except Exception:
-            logger.exception("%s cannot be shown", request.path)
+            logger.exception("cannot render %s", request.path)
             page = Page(500, b"the node's log says why\n")
         self._answering = None
         self._write(page, head_only=request.method == "HEAD")
@@ -186,5 +186,5 @@ def _parse(head: bytes) -> _Request:
             raise _Refused(400)
         headers[name.lower()] = value.strip().lower()
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        raise _Refused(400)  # a body, which nothing here wants
+        raise _Refused(400)  # the request has a body
     return _Request(method, target.partition("?")[0])

@@ -1,7 +1,8 @@
-"""Warnings that strangers can cause as often as they like: each kind is logged now and then, and says how many more.
+"""Rate-limits warnings that any client can cause: each kind is logged at intervals, with the number of omitted ones.
 
-`logs.py` cuts repeated lines of every kind, but only where `tidelog start` set the log up, and after each has cost its
-record; this is before that, and in an embedded node too. Invariant: of one kind at most a warning in INTERVAL_S.
+`logs.py` limits all repeated lines too, but only if `tidelog start` configured logging, and only after the cost of a
+log record. This limit applies before that, and in an embedded node too. Invariant: at most one warning of a kind per
+INTERVAL_S.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 INTERVAL_S = 10.0
-# Kinds are ours, not the stranger's; the bound is for who forgets that.
+# The code chooses the kinds, not the clients. The bound guards against a mistake there.
 KINDS_MAX = 100
 
 
@@ -18,7 +19,7 @@ class RepeatedWarnings:
     def __init__(self, logger: logging.Logger, loop_time: Callable[[], float]) -> None:
         self._logger = logger
         self._loop_time = loop_time
-        self._kinds: dict[str, tuple[float, int]] = {}  # when it was last said, and how many were kept back since
+        self._kinds: dict[str, tuple[float, int]] = {}  # time of the last warning, number omitted since
 
     def warn(self, kind: str, text: str) -> None:
         now = self._loop_time()

@@ -1,6 +1,6 @@
-"""One request as a handler sees it: who asks, and how the answer may come later.
+"""One request from a handler's view: its context, and answers that come later.
 
-Knows no connection, socket or API: order and framing belong to `connection`, decoding and encoding to `dispatch`.
+Knows no connection, socket or API: `connection` handles order and framing, `dispatch` decodes and encodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Response = TypeVar("Response")
 
 
 class Peer(Protocol):
-    """The other end, as far as a handler may know it."""
+    """The client's connection, as far as a handler may use it."""
 
     host: str
     listener_name: str
@@ -31,18 +31,18 @@ class Peer(Protocol):
     def close(self) -> None: ...
 
     def send_much(self) -> None:
-        """Most of what is answered is large: let more of it be on its way at once."""
+        """Most answers are large: enlarge the send buffer."""
         ...
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call back once the other end is gone."""
+        """Call back when the connection is closed."""
         ...
 
 
 class RequestContext:
-    """Who asks, and in which version: the decoded request header plus the peer's address.
+    """The decoded request header and the client's address.
 
-    `connection` is None for what comes from inside: this node's own calls, and requests forwarded in an envelope.
+    `connection` is None for internal requests: this node's own calls, and requests forwarded in an envelope.
     """
 
     __slots__ = ("api_key", "api_version", "client_host", "client_id", "connection", "correlation_id", "listener_name")
@@ -67,10 +67,10 @@ class RequestContext:
 
 
 class Deferred:
-    """One answer that comes later: completed exactly once, on the loop thread.
+    """An answer that comes later. It is completed exactly once, on the loop thread.
 
-    A plain callback rather than an asyncio future: completing it runs the connection's writer at once, so that a
-    parked request costs no extra turn of the loop.
+    It uses a plain callback, not an asyncio future: completing it runs the connection's writer at once, so a parked
+    request costs no extra turn of the loop.
     """
 
     __slots__ = ("_on_complete", "exclusive", "on_abandon", "response", "timing")
@@ -78,33 +78,33 @@ class Deferred:
     def __init__(self, exclusive: bool = False) -> None:
         self.exclusive = exclusive  # the connection's next request waits until this one is answered
         self.response: Any = None
-        self.on_abandon: Callable[[], None] | None = None  # the client is gone: nobody will read the answer
-        self.timing: tuple[ApiCounters, float] | None = None  # of whom it is counted, and when the request came
+        self.on_abandon: Callable[[], None] | None = None  # called when the client has disconnected
+        self.timing: tuple[ApiCounters, float] | None = None  # the counters of its API, and the start time
         self._on_complete: Callable[[Any], None] | None = None
 
     def complete(self, response: Any) -> None:
-        """`response` None: there will be no answer, because this broker failed; the connection is closed."""
+        """Complete the answer. `response` None: this broker failed, so the connection is closed without an answer."""
         assert self.response is None, "a request is answered once"
         self.response = response
         timing, callback = self.timing, self._on_complete
         if callback is not None:
-            self._on_complete = None  # it holds the connection's place for this answer, which holds this
+            self._on_complete = None  # breaks a reference cycle with the connection's slot for this answer
             callback(response)
-        if timing is not None:  # counted when it has left: somebody waits for it
+        if timing is not None:  # counted after the answer is sent, because the client waits for it
             timing[0].answered(timing[1])
 
     def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
-        """How long ago the time was up for which the client agreed to wait, as far as the request says so."""
+        """The time since the end of the wait that the request allows. By default a request allows none."""
         return waited_s
 
     def failed(self, error: BaseException) -> None:
-        """A bug of ours: who waits is not left waiting for ever."""
-        logger.error("a request that waited failed", exc_info=error)
+        """A bug here: end the request, so that the client does not wait for ever."""
+        logger.error("a waiting request failed", exc_info=error)
         if self.response is None:
             self.complete(None)
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
-        """Called by dispatch, once; runs the callback at once if the answer is there already."""
+        """Set the callback, which runs at once if the answer is complete already. Dispatch calls this once."""
         if self.response is not None:
             callback(self.response)
         else:
@@ -112,7 +112,7 @@ class Deferred:
 
 
 async def completed(answer: Deferred) -> Any:
-    """The response of a Deferred. Raises KafkaError where it is one."""
+    """Await the response of a Deferred. Raises the response if it is a KafkaError."""
     waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def on_complete(response: Any) -> None:
@@ -126,14 +126,14 @@ async def completed(answer: Deferred) -> Any:
     return response
 
 
-# Frames ready to be written in order, a Deferred that will hold them, or None where no response is due (acks=0).
+# Frames to write in order, a Deferred that will hold them, or None for a request without a response (acks=0).
 Answer: TypeAlias = "Buffer | list[Buffer] | Deferred | None"
 
 
 def gather(calls: Sequence[Callable[[], Any]], response: Callable[[list[Any]], Response]) -> Response | Deferred:
-    """`response` of what all `calls` say, in their order: at once, or as a Deferred when one of them is.
+    """`response` of the results of all `calls`, in their order. It is a Deferred if a call returns an open Deferred.
 
-    A KafkaError that a call raises, or that a Deferred is completed with, stands in its place.
+    A KafkaError that a call raises, or that completes its Deferred, is the result of this call.
     """
     found: list[Any] = [None] * len(calls)
     missing = len(calls)

@@ -1,8 +1,8 @@
-"""The node's listening sockets and the connections they accepted: limits, idle sweep, orderly close.
+"""The node's listening sockets and their connections: limits, idle sweep, orderly close.
 
-Binding and listening are two steps, so that a busy port is known before any data directory is touched and nobody is
-accepted before the logs are loaded. How many may come is `connection_quotas`, what a request means `dispatch`.
-Invariant: what the clients of a server may make it hold (connections, bytes received, bytes not read) has a bound.
+Binding and listening are two steps: a busy port is detected before a data directory is touched, and no connection is
+accepted before the logs are loaded. `connection_quotas` limits the connections, `dispatch` handles requests. Invariant:
+the connections, received bytes and unread bytes that clients make a server hold are bounded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,15 +32,15 @@ BACKLOG = 1024
 SWEEP_INTERVAL_S = 30.0
 SWEEPS_PER_IDLE_TIME = 4
 SWEEP_S_MIN = 0.05
-# A request that is not answered so long after its own time was up never will be: its client shall ask again. Longer
-# than any answer may take to a request that says no time.
+# A request without an answer this long after its own timeout is lost: its connection is closed, so that the client
+# tries again. Longer than the slowest answer to a request without a timeout.
 OVERDUE_S_MAX = 600.0
-# Until an aborted transport is closed.
+# Turns of the loop until an aborted transport is closed.
 ABORT_TURNS = 5
-# A request that arrives more slowly than this is as good as none.
+# A connection whose request arrives more slowly than this counts as idle.
 TRICKLE_BYTES_PER_S = 64
 UNREAD_CHECK_S = 1.0
-# At least this much of an answer to a follower is on its way at once: with less, both sides wake for every piece.
+# The smallest send buffer of a connection to a follower. With less, both sides wake up for every piece of an answer.
 FOLLOWER_SEND_BYTES = 300_000
 
 
@@ -48,8 +48,8 @@ FOLLOWER_SEND_BYTES = 300_000
 class ServerLimits:
     """`receive_bytes_max` bounds the receive buffers of all connections together, `unread_bytes_max` their answers.
 
-    `files_max`: no connection gets a file descriptor from here on, for logs need some; 0 is without bound. The buffers
-    are the system's for one connection, -1 leaves them to it.
+    `files_max`: connections get only file descriptors below this number, because logs need some too; 0 means no bound.
+    `send_buffer_bytes` and `receive_buffer_bytes` set the system's buffers of a connection; -1 keeps its defaults.
     """
 
     frame_bytes_max: int
@@ -63,14 +63,14 @@ class ServerLimits:
 
 
 class ListenError(OSError):
-    """A listener could not be bound; the text is fit to be shown as it is."""
+    """A listener could not be bound. The text is written for the user."""
 
     def __str__(self) -> str:
         return self.strerror or super().__str__()
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound, not yet listening socket. Raises ListenError."""
+    """A socket that is bound and does not listen yet. Raises ListenError."""
     try:
         candidates = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -94,13 +94,15 @@ class Server:
         limits: ServerLimits,
         dispatch: Callable[[memoryview, KafkaConnection], Answer],
         loop_time: Callable[[], float],
-        wakes: DeferredCallbacks,
-        turns: FairScheduler,
+        callbacks: DeferredCallbacks,
+        scheduler: FairScheduler,
         protected_listener: str | None = None,
+        dispatch_pipelined: Callable[[Sequence[memoryview], KafkaConnection], Sequence[Answer]] | None = None,
     ) -> None:
         self.dispatch = dispatch
-        self.wakes = wakes
-        self.turns = turns
+        self.dispatch_pipelined = dispatch_pipelined
+        self.callbacks = callbacks
+        self.scheduler = scheduler
         self.frame_bytes_max = limits.frame_bytes_max
         self.connections: dict[KafkaConnection, None] = {}
         self.receive_bytes = 0
@@ -116,16 +118,16 @@ class Server:
         self._sweep: asyncio.TimerHandle | None = None
         self._unread_check: asyncio.TimerHandle | None = None
         self._unread: dict[KafkaConnection, None] = {}
-        # Since when a connection is idle, and where its unfinished request stood at the last sweep.
+        # When a connection became idle, and the state of its unfinished request at the last sweep.
         self._idle_since: dict[KafkaConnection, float] = {}
         self._partial: dict[KafkaConnection, tuple[int, int]] = {}
-        # Answers that were overdue at the last sweep.
+        # The answers that were overdue at the last sweep.
         self._overdue: dict[KafkaConnection, Deferred] = {}
-        # Closing since the last sweep or longer.
+        # The connections that were closing at the last sweep.
         self._leaving: dict[KafkaConnection, None] = {}
 
     def reconfigure(self, limits: ServerLimits) -> None:
-        """Other limits from now on; connections that are open stay."""
+        """Set new limits. Open connections stay."""
         self._limits = limits
         self._quotas.limits = limits.connections
         self.frame_bytes_max = limits.frame_bytes_max
@@ -139,7 +141,7 @@ class Server:
             self._servers.append(await loop.create_server(accept, sock=sock, backlog=BACKLOG))
 
     def _limit_buffers(self, sock: socket.socket) -> None:
-        """The system's buffers of accepted connections; they take these from the socket that listens."""
+        """Set the system's buffers of accepted connections, which inherit them from the listening socket."""
         for option, size_bytes in (
             (socket.SO_SNDBUF, self._limits.send_buffer_bytes),
             (socket.SO_RCVBUF, self._limits.receive_buffer_bytes),
@@ -148,14 +150,14 @@ class Server:
                 sock.setsockopt(socket.SOL_SOCKET, option, size_bytes)
 
     async def close(self) -> None:
-        """Stop accepting, send what is already answered, close every connection."""
+        """Stop accepting, send the finished answers, close every connection."""
         await stop_accepting(self._servers)
         for timer in (self._sweep, self._unread_check):
             if timer is not None:
                 timer.cancel()
         for connection in list(self.connections):
             connection.close()
-        # Closing transports finish on the next turns of the loop; those that do not drain are cut.
+        # Closing transports finish in the next turns of the loop. Those that do not drain are aborted.
         for _ in range(20):
             if not self.connections:
                 break
@@ -166,8 +168,9 @@ class Server:
             if self.connections:
                 await asyncio.sleep(0)
         for server in self._servers:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(server.wait_closed(), 1)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await server.wait_closed()
 
     # ------------------------------------------------------------------------------------------- ConnectionOwner
 
@@ -209,17 +212,17 @@ class Server:
         return True
 
     def widen(self, sock: socket.socket) -> None:
-        """The send buffer of a connection to a follower; one that the system sizes stays as it is."""
+        """Enlarge the send buffer of a connection to a follower, unless the system chooses its size."""
         if 0 < self._limits.send_buffer_bytes < FOLLOWER_SEND_BYTES:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FOLLOWER_SEND_BYTES)
 
     def warn(self, kind: str, text: str) -> None:
-        """Something that clients can do again and again, for which they are cut off."""
+        """Count and log that a client is cut off. Warnings are rate-limited, because clients can repeat the cause."""
         self.cut[kind] += 1
         self._warnings.warn(kind, text)
 
     def not_read(self, connection: KafkaConnection) -> None:
-        """The client leaves answers lying; look after a while how many there are in all."""
+        """The client does not read its answers: check all unread answers after a pause."""
         self._unread[connection] = None
         if self._unread_check is None:
             self._unread_check = asyncio.get_running_loop().call_later(UNREAD_CHECK_S, self._check_unread)
@@ -236,9 +239,9 @@ class Server:
         return min(SWEEP_INTERVAL_S, max(SWEEP_S_MIN, idle_ms_max / 1000 / SWEEPS_PER_IDLE_TIME))
 
     def _sweep_idle(self) -> None:
-        """Give back big buffers of quiet connections; close those idle beyond connections.max.idle.ms.
+        """Free the large buffers of idle connections; close those idle beyond connections.max.idle.ms.
 
-        Who was closed and has not taken its last answers by the next time is cut off: it could stay for ever.
+        A connection that is still closing at the next sweep is aborted: its client might never read the last answers.
         """
         self._sweep = None
         now = self._loop_time()
@@ -267,9 +270,10 @@ class Server:
             self._arm_sweep()
 
     def _is_overdue(self, connection: KafkaConnection, now: float) -> bool:
-        """The last resort: whether an answer will never come, for which the client may wait for ever.
+        """Whether the connection's next answer was overdue at this sweep and the last one.
 
-        It was overdue at the last sweep, too: a process that was stopped for long has many answers to give first.
+        Such an answer never comes, and the client might wait for ever. One sweep is not enough: a process that was
+        suspended for long first has many answers to send.
         """
         awaited, before = connection.awaited, self._overdue.pop(connection, None)
         if awaited is None or awaited.timing is None:
@@ -289,7 +293,7 @@ class Server:
         return True
 
     def _trickles(self, connection: KafkaConnection, seconds: float) -> bool:
-        """Whether all that came since the last sweep is a few bytes more of the same request."""
+        """Whether only a few bytes of the same request have arrived since the last sweep."""
         partial = connection.partial
         before = self._partial.get(connection)
         if partial is None:
@@ -299,7 +303,7 @@ class Server:
         return before is not None and before[0] == partial[0] and partial[1] - before[1] < TRICKLE_BYTES_PER_S * seconds
 
     def _close_the_idlest(self, but_of: str) -> None:
-        """One of another listener than this goes: the one that has been idle for longest, or else the oldest."""
+        """Close a connection of another listener: the one that has been idle for longest, or else the oldest."""
         others = [each for each in self.connections if each.listener_name != but_of and not each.is_closing]
         if others:
             never = self._loop_time()
@@ -308,7 +312,7 @@ class Server:
     # ------------------------------------------------------------------------------------------------ slow readers
 
     def _check_unread(self) -> None:
-        """Cut off those with most to read if all of it together is more than may be kept for them."""
+        """If the unread answers exceed their bound, abort the connections with the largest ones."""
         self._unread_check = None
         unread = {connection: connection.unread_bytes for connection in self._unread}
         total = sum(unread.values())

@@ -1,4 +1,4 @@
-"""What the configuration allows the clients of a server at this moment, and the bounds of our own beside it."""
+"""The limits of a server: those from the current configuration, and fixed bounds."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LIMIT_KEYS: Final = (
     "max.connections.per.ip.overrides",
     "max.connection.creation.rate",
 )
-"""Those that may change at run time."""
+"""The settings that may change at run time."""
 
-# Receive buffers of all connections together, where queued.max.request.bytes says nothing; and answers not read.
+# Bounds of all receive buffers, unless queued.max.request.bytes is set, and of all unread answers.
 RECEIVE_BYTES_MAX: Final = 512 * 1024 * 1024
 UNREAD_BYTES_MAX: Final = 512 * 1024 * 1024
-# Descriptors kept free of connections: a tenth, within these.
+# File descriptors that connections may not use: a tenth, within these bounds.
 FREE_FILES_MIN: Final = 32
 FREE_FILES_MAX: Final = 1024
 
 
 def server_limits(settings: DynamicConfig, files: int = 0) -> ServerLimits:
-    """`files`: how many descriptors this process may have open, 0 where nobody knows."""
+    """`files`: the limit of this process's open file descriptors, 0 if unknown."""
     listeners = [listener.name for listener in settings.static.listeners]
     queued_bytes = settings.integer("queued.max.request.bytes")
     return ServerLimits(
@@ -38,7 +38,7 @@ def server_limits(settings: DynamicConfig, files: int = 0) -> ServerLimits:
         unread_bytes_max=UNREAD_BYTES_MAX,
         files_max=files - min(FREE_FILES_MAX, max(FREE_FILES_MIN, files // 10)) if files else 0,
         send_buffer_bytes=settings.integer("socket.send.buffer.bytes"),
-        # Kafka's default is smaller than what the system grows it to, and what arrives costs the sender, not us.
+        # Kafka's default is smaller than the system's own limit, and received bytes cost mainly the sender.
         receive_buffer_bytes=_if_set(settings, "socket.receive.buffer.bytes"),
         connections=ConnectionLimits(
             total=settings.integer("max.connections"),
@@ -61,7 +61,7 @@ def _of_listeners(settings: DynamicConfig, listeners: list[str], key: str) -> di
 
 
 def _overrides(text: str) -> dict[str, int]:
-    """By address, raises ConfigError; `localhost` is the one name that needs nobody to be asked."""
+    """The limits by address. Raises ConfigError. `localhost` is the only name that works: it needs no DNS query."""
     try:
         found = parse_overrides(text)
     except ValueError as error:

@@ -1,5 +1,6 @@
 """The replicas that this broker hosts.
 
-`partitions.py` holds them, `hosting.py` makes them follow the metadata, and the other files keep their logs: flushed,
-cleaned, scrubbed, repaired, moved. How replicas agree is in `replication/`, how a log is kept in `storage/`.
+`partitions.py` holds them with the requests that wait for them. `hosting.py` applies the metadata to them: it makes
+leaders and followers. The other modules flush, clean, scrub, repair and move their logs. `replication/` contains the
+replication protocol, `storage/` the log format.
 """

@@ -1,12 +1,12 @@
-"""A leader whose log is damaged behind what every other replica has gives up its lead.
+"""A leader resigns when its log is damaged past the end of every other replica's log.
 
-Its followers cannot copy past the damage, so that the high watermark stands still and the partition cannot be written,
-though no committed record is lost: what is damaged was never on another replica in sync. The leader asks the controller
-to elect another one, from the rest of the ISR or from the eligible leader replicas, as if this one had died; then it
-follows, and cuts its log at the damage. Invariant: it does so only if the damage begins at or above its high watermark,
-every other replica has answered that its log ends there or before, and the partition has not changed meanwhile. A
-replica that does not answer may have the records: then nothing is decided. One that is dead is waited for only for a
-while: what is committed does not depend on it.
+Its followers cannot copy past the damage, so the high watermark stops and the partition cannot be written. No committed
+record is lost, because no other in-sync replica had the damaged records. The leader asks the controller to elect
+another replica from the rest of the ISR or from the eligible leader replicas, as if this broker had died. Then it
+follows, and truncates its log at the damage. Invariant: it resigns only if the damage begins at or above its high
+watermark, every other replica has answered that its log ends there or before, and the partition has not changed
+meanwhile. A live replica that does not answer may have the records, so the leader does not resign. For a dead replica
+it waits only a limited time, because no committed record depends on that replica.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.repairs")
 
 DEAD_REPLICA_WAIT_S: Final = 30.0
-"""For a replica that is fenced and does not answer. It cannot lead, but may have what a leader acknowledged alone."""
+"""Wait for a fenced replica that does not answer. It cannot lead, but may have records acknowledged with acks=1."""
 
 
 class Replicas(Protocol):
-    """The replicas of a partition on other nodes (`repairs.Repairs`)."""
+    """The access to a partition's replicas on other nodes (`repairs.Repairs`)."""
 
     def assignment_of(self, partition: Partition) -> PartitionImage | None: ...
     def others(self, partition: Partition) -> list[int]: ...
@@ -38,9 +38,9 @@ class Replicas(Protocol):
 
 
 class _Standing(NamedTuple):
-    """What must be the same before and after the other replicas are asked: epochs of the partition and the brokers.
+    """The epochs of the partition and its brokers, which must not change while the other replicas answer.
 
-    A replica that came back meanwhile may have answered for another log than the one it has now.
+    A replica that restarts meanwhile may have another log than the one it answered for.
     """
 
     leader_epoch: int
@@ -49,7 +49,7 @@ class _Standing(NamedTuple):
 
 
 class DamagedLeaders:
-    """`now_s`: on the loop's clock."""
+    """`now_s`: the time on the loop's clock."""
 
     def __init__(
         self, node_id: int, replicas: Replicas, image: Callable[[], MetadataImage], now_s: Callable[[], float]
@@ -59,15 +59,15 @@ class DamagedLeaders:
         self._image = image
         self._now_s = now_s
         self._waiting: dict[Partition, tuple[int, float]] = {}
-        """The damage for which a dead replica is waited for: its first offset, and until when."""
+        """The waits for dead replicas: the first offset of the damage, and the end of the wait."""
 
     def may_resign(self, partition: Partition, damage: DamagedRange) -> bool:
-        """Whether another replica may lead instead, and nothing of what is damaged is committed."""
+        """Whether another replica may lead instead, and no damaged record is committed."""
         is_uncommitted = partition.leads and damage.first_offset >= partition.high_watermark
         return is_uncommitted and bool(self._candidates(partition))
 
     async def resign(self, partition: Partition, damage: DamagedRange) -> bool:
-        """Ask for another leader if no replica has what is damaged; whether that was asked for."""
+        """Request another leader if no other replica has the damaged records. Whether it did so."""
         standing = self._standing(partition)
         if standing is None:
             return False
@@ -86,15 +86,15 @@ class DamagedLeaders:
             return False
         self._waiting.pop(partition, None)
         logger.warning(
-            "%s-%d: another replica is to lead: offsets %d to %d are damaged here, and no other replica has them%s. "
-            "They and what follows up to offset %d were not committed, and go",
+            "%s-%d: resigning as leader: offsets %d to %d are damaged here, and no other replica has them%s. "
+            "They and the records that follow, up to offset %d, were not committed, and are removed",
             partition.topic, partition.index, damage.first_offset, damage.end_offset,
             f", as far as can be known without brokers {unheard}" if unheard else "", partition.log.log_end_offset,
         )  # fmt: skip
         return True
 
     def forget(self, partition: Partition) -> None:
-        """Its damage is repaired or cut, or it is gone."""
+        """The damage is repaired or truncated, or the replica is gone."""
         self._waiting.pop(partition, None)
 
     def _is_dead(self, broker_id: int) -> bool:
@@ -102,20 +102,20 @@ class DamagedLeaders:
         return broker is None or broker.fenced
 
     def _must_wait(self, partition: Partition, damage: DamagedRange, unheard: list[int]) -> bool:
-        """Whether dead replicas may still come back in time."""
+        """Whether the wait for dead replicas has not ended yet."""
         first_offset, until_s = self._waiting.get(partition, (-1, 0.0))
         if first_offset != damage.first_offset:
             until_s = self._now_s() + DEAD_REPLICA_WAIT_S
             self._waiting[partition] = damage.first_offset, until_s
             logger.warning(
-                "%s-%d: offsets %d to %d are damaged here, and no replica that answers has them; brokers %s, which are "
-                "down, are waited for", partition.topic, partition.index, damage.first_offset, damage.end_offset,
+                "%s-%d: offsets %d to %d are damaged here, and no replica that answers has them; waiting for "
+                "brokers %s, which are down", partition.topic, partition.index, damage.first_offset, damage.end_offset,
                 unheard,
             )  # fmt: skip
         return self._now_s() < until_s
 
     def _candidates(self, partition: Partition) -> set[int]:
-        """Of whom the controller elects one: who else is in sync, else who is eligible (KIP-966)."""
+        """The live replicas from which the controller elects: the rest of the ISR, otherwise the ELR (KIP-966)."""
         assigned = self._replicas.assignment_of(partition)
         if assigned is None:
             return set()
@@ -124,11 +124,11 @@ class DamagedLeaders:
         return {each for each in eligible if not self._is_dead(each)}
 
     def _standing(self, partition: Partition) -> _Standing | None:
-        """None where this replica does not lead, or knows another state of the partition than the metadata."""
-        assigned, book = self._replicas.assignment_of(partition), partition.in_sync
-        if assigned is None or not partition.leads or book.pending is not None:
+        """None if this replica does not lead, or if its state of the partition differs from the metadata."""
+        assigned, in_sync = self._replicas.assignment_of(partition), partition.in_sync
+        if assigned is None or not partition.leads or in_sync.pending is not None:
             return None
-        if (assigned.leader_epoch, assigned.partition_epoch) != (book.leader_epoch, book.partition_epoch):
+        if (assigned.leader_epoch, assigned.partition_epoch) != (in_sync.leader_epoch, in_sync.partition_epoch):
             return None
         brokers = self._image().brokers
         epochs = tuple(brokers[each].epoch if each in brokers else -1 for each in assigned.replicas)
@@ -139,7 +139,7 @@ class DamagedLeaders:
     ) -> bool | None:
         """Whether a replica's log ends at the damage, or before it unless it `must_reach` that far. None: no answer.
 
-        One that may lead is waited for until it has copied what lies before the damage: that much less goes.
+        A candidate must first copy the records before the damage, so that fewer records are lost.
         """
         ends_before: bool | None = None
         try:
@@ -152,5 +152,5 @@ class DamagedLeaders:
         else:
             ends_before, reason = not records, "it has records there"
         if not ends_before:
-            logger.info("%s: this replica goes on leading because of broker %d: %s", partition, source, reason)
+            logger.info("%s: this replica still leads because of broker %d: %s", partition, source, reason)
         return ends_before

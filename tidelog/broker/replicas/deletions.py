@@ -1,8 +1,8 @@
-"""DeleteRecords requests that wait until every living replica of a partition has deleted, too.
+"""DeleteRecords requests that wait until every live replica of a partition has deleted the records too.
 
-Kafka's DelayedDeleteRecords. A partition's low watermark moves when a follower's fetch states a later log start, when
-a broker dies and when the replicas change; whoever notices one of these calls `look`. Invariant: an entry is called
-back exactly once, unless it was forgotten.
+Kafka's DelayedDeleteRecords. A partition's low watermark moves when a follower's fetch reports a later log start
+offset, when a broker dies, and when the replicas change; the code that handles these events calls `look`. Invariant:
+each callback is called exactly once, unless it was forgotten.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tidelog.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
 
-# Partitions of all requests; each of a stranger's may name tens of thousands, and a follower may stand still.
+# Partitions of all requests. One request may name tens of thousands, and a follower may make no progress.
 WAITING_MAX = 100_000
 
 Deleted = Callable[[int, ErrorCode], None]
-"""The low watermark and NONE, or -1 and what prevents it."""
+"""Receives the low watermark and NONE, or -1 and the error."""
 
 
 class Deletions:
@@ -33,11 +33,11 @@ class Deletions:
 
     @property
     def is_full(self) -> bool:
-        """No more may wait for now."""
+        """Whether no further request may wait."""
         return self._count >= WAITING_MAX
 
     def wait(self, partition: Partition, required_offset: int, callback: Deleted) -> None:
-        """Call back once the partition's low watermark is at `required_offset`, or nobody can say any more."""
+        """Call back when the partition's low watermark reaches `required_offset`, or when `give_up` ends the wait."""
         self._waiting.setdefault(partition, {})[callback] = required_offset
         self._count += 1
 
@@ -61,12 +61,12 @@ class Deletions:
         call_all(done, low_watermark, ErrorCode.NONE)
 
     def look_at_all(self) -> None:
-        """Brokers have come or gone."""
+        """Brokers have joined or left."""
         for partition in list(self._waiting):
             self.look(partition)
 
     def give_up(self, partition: Partition, code: ErrorCode) -> None:
-        """This replica no longer leads, or its log is gone."""
+        """This replica no longer leads, or its log cannot be used."""
         callbacks = self._waiting.pop(partition, {})
         self._count -= len(callbacks)
         call_all(callbacks, -1, code)

@@ -1,8 +1,7 @@
-"""Tells the controller in which log directory a replica lies, where a broker has several (KIP-858).
+"""Reports to the controller in which log directory each replica lies, on a broker with several (KIP-858).
 
-The broker chooses the directory of a new replica; the controller wants to know, so that it can tell which replicas go
-when a directory does. Kafka's AssignmentsManager. Invariant: of each replica the directory last told to us is the one
-that is sent.
+The broker chooses the directory of a new replica. The controller must know it, to learn which replicas a failed
+directory takes away. Kafka's AssignmentsManager. Invariant: a report names the latest directory of each replica.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _Replica = tuple[bytes, int]
 
 
 class DirectoryAssignments(RetryingReporter[_Replica, bytes]):
-    """`call(request, version)` reaches the active controller; what it raises is tried again later."""
+    """`call(request, version)` sends to the active controller; after an error the report is sent again later."""
 
     in_one_request_max = REPLICAS_MAX
 
@@ -57,12 +56,13 @@ class DirectoryAssignments(RetryingReporter[_Replica, bytes]):
         self._call = call
         self._on_accepted: dict[_Replica, Callable[[], None]] = {}
 
-    def lies_in(
+    def report(
         self, topic_id: bytes, index: int, directory_id: bytes, on_accepted: Callable[[], None] | None = None
     ) -> None:
-        """The metadata says otherwise, or nothing. `on_accepted`: the controller knows of this one, the newest.
+        """Report a directory that differs from the metadata, or is missing there.
 
-        Who waits for that goes on waiting when the same is told again, because of older metadata.
+        `on_accepted` is called when the controller has accepted this directory and no newer one was reported. It stays
+        registered if the same directory is reported again because of older metadata.
         """
         key = (topic_id, index)
         if self._open.get(key) != directory_id:
@@ -76,16 +76,16 @@ class DirectoryAssignments(RetryingReporter[_Replica, bytes]):
         self._open.pop((topic_id, index), None)
 
     async def _send(self, sent: dict[_Replica, bytes]) -> bool:
-        """Whether the controller knows of all of these now."""
+        """Whether the controller knows the directories of all these replicas now."""
         if self._broker_epoch() < 0:
             return False
         try:
             response = await self._call(self._request(sent), VERSION)
         except (KafkaError, PeerUnreachable, TimeoutError, OSError) as error:
-            logger.info("the controller was not told where %d replicas lie: %s", len(sent), error)
+            logger.info("AssignReplicasToDirs of %d replicas failed: %s", len(sent), error)
             return False
         if response.error_code:
-            logger.info("the controller refused to hear where replicas lie: %s", ErrorCode(response.error_code).name)
+            logger.info("the controller refuses AssignReplicasToDirs: %s", ErrorCode(response.error_code).name)
             return False
         settled = 0
         for directory in response.directories:

@@ -1,8 +1,8 @@
-"""The group-commit flushes of the partitions hosted here: one at a time of each log, on threads.
+"""The group-commit flushes of the partitions on this node: on threads, at most one per log at a time.
 
-What a flush syncs and what is acknowledged by it is the log's to say (`storage/log/flush.py`); here it is begun when
-it is due, and whoever waits is told. Invariant: a sync that failed is tried again only if nothing was lost by it, and
-until it has succeeded nothing that it was to cover is acknowledged.
+The log decides what a flush syncs and acknowledges (`storage/log/flush.py`). This module starts a flush when it is due
+and notifies the waiting requests. Invariant: a failed sync is tried again only if it lost nothing, and the records that
+it covers are acknowledged only after a sync has succeeded.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.partitions")
 
-SHORTAGE_PAUSE_S = 1.0  # until a sync for which there were no descriptors is tried again
+SHORTAGE_PAUSE_S = 1.0  # the pause after a sync that failed for want of file descriptors
 
 
 class Flushes:
-    """`is_hosted(partition)`: it still is; `fail(partition, error)`: its log cannot be used any more."""
+    """`is_hosted(partition)`: whether this node still hosts it. `fail(partition, error)`: its log is unusable."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Flushes:
     ) -> None:
         self.durations = Histogram()
         self.on_flushed: Callable[[Partition], None] | None = None
-        """Told when records of a follower's log, held back for it, are on the device."""
+        """Called when a follower's records that waited for the sync are on the device."""
         self._loop = loop
         self._executor = executor
         self._clock_ms = clock_ms
@@ -49,7 +49,7 @@ class Flushes:
         self._is_hosted = is_hosted
         self._fail = fail
         self._under_way: set[asyncio.Future[None]] = set()
-        self._short: set[Partition] = set()  # to be synced when there are descriptors again
+        self._short: set[Partition] = set()  # to sync again after a shortage
         self._is_closing = False
 
     def flush_if_due(self, partition: Partition) -> None:
@@ -57,7 +57,7 @@ class Flushes:
             self.flush(partition)
 
     def flush(self, partition: Partition) -> None:
-        """One fdatasync on a thread for all that was appended until it starts; more wait for the next one."""
+        """Sync all records appended so far with one fdatasync on a thread. Later records wait for the next sync."""
         if self._is_closing:
             return
         log = partition.log
@@ -81,7 +81,7 @@ class Flushes:
                     return
             if partition.offline or not self._is_hosted(partition):
                 return
-            # From here on of its present log: it may have moved to another directory meanwhile.
+            # From here on use the partition's present log: it may have moved to another directory meanwhile.
             partition.advance_high_watermark()
             call_all(partition.watch.syncs.reached(partition.log.committable_offset), None)
             if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
@@ -92,12 +92,12 @@ class Flushes:
         future.add_done_callback(flushed)
 
     def _cannot_sync(self, partition: Partition, log: PartitionLog, error: OSError | CorruptLog) -> bool:
-        """Whether it is only put off: it is still due, and nothing that waits for it is acknowledged."""
+        """Whether the sync is only deferred: it stays due, and the waiting requests are not acknowledged yet."""
         if not log.can_retry(error):
             self._fail(partition, error)
             return False
         if partition not in self._short:
-            logger.error("%s-%d is not synced for now: %s", partition.topic, partition.index, error)
+            logger.error("cannot sync %s-%d now: %s", partition.topic, partition.index, error)
             self._short.add(partition)
             self._loop.call_later(SHORTAGE_PAUSE_S, self._sync_again, partition)
         return True
@@ -108,7 +108,7 @@ class Flushes:
             self.flush_if_due(partition)
 
     async def close(self) -> None:
-        """Wait for those under way; no more is begun."""
+        """Start no more flushes, and wait for those that run."""
         self._is_closing = True
         while self._under_way:
             await asyncio.wait(self._under_way)

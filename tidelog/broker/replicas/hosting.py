@@ -1,7 +1,7 @@
 """Applies the metadata image to this node: creates and deletes logs, changes roles, applies
 configs.
 
-It follows committed images and elects no leaders. `found_logs.py` holds the logs that a start finds
+It follows committed images and elects no leaders. `discovered_logs.py` holds the logs that a start finds
 on the disks; `log_directories.py` knows the usable directories. Invariant: after `apply`, this node
 hosts the replicas that the image assigns to it. Two kinds are excepted: replicas in an offline log
 directory, for which requests get a storage error, and replicas deferred to the loop's next turns.
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from tidelog.broker.replicas.found_logs import FoundLogs
+from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
 from tidelog.broker.replicas.log_directories import CORDONED
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.java_text import parse_integer, trim
@@ -82,7 +82,7 @@ class Hosting:
         directories.on_offline.append(self._on_directory_failed)
         self._image: MetadataImage | None = None
         self._directory_of: dict[Partition, LogDirectory] = {}
-        self._found_logs = FoundLogs(directories)
+        self._discovered_logs = DiscoveredLogs(directories)
         self._offline_replicas: dict[tuple[str, int], LogDirectory | None] = {}
         """Replicas that cannot be served: in a failed directory (None if it is unknown), or damaged."""
         self._log_configs: dict[str, LogConfig] = {}
@@ -97,7 +97,7 @@ class Hosting:
         serves.
         """
         self._image = image
-        self._found_logs.load(self._log_config, self._clock_ms())
+        self._discovered_logs.load(self._log_config, self._clock_ms())
 
     def missing_replicas(self) -> list[str]:
         """The replicas of this node in an ISR or ELR without a log on its disks."""
@@ -107,13 +107,15 @@ class Hosting:
             for topic in self._image.topics_by_id.values()
             for index, assignment in topic.partitions.items()
             if (self._node_id in assignment.isr or self._node_id in assignment.elr)
-            and not self._found_logs.has((topic.name, index), topic.topic_id, assignment.directory_of(self._node_id))
+            and not self._discovered_logs.has(
+                (topic.name, index), topic.topic_id, assignment.directory_of(self._node_id)
+            )
         ]
 
     def finish_load(self) -> None:
         """Complete `load` on the loop's thread."""
-        self._offline_replicas.update(self._found_logs.damaged)
-        for directory, error in self._found_logs.failures:
+        self._offline_replicas.update(self._discovered_logs.damaged)
+        for directory, error in self._discovered_logs.failures:
             self._directories.failed_at_start(directory, error)
 
     def set_moves(self, moves: ReplicaMoves) -> None:
@@ -129,7 +131,7 @@ class Hosting:
 
     def start(self) -> None:
         """The first image is applied: set aside the logs that it does not assign to this node."""
-        self._found_logs.set_rest_aside()
+        self._discovered_logs.set_rest_aside()
         if self._moves is not None:
             self._moves.resume(self._directory_of)
         self._has_started = True
@@ -177,7 +179,7 @@ class Hosting:
                 try:
                     partition = self._host(topic, index, assignment)
                 except OSError as error:  # a shortage, which passes, and is no failure of the directory
-                    logger.error("%s-%d cannot be made for now: %s", topic.name, index, error)
+                    logger.error("cannot create %s-%d now: %s", topic.name, index, error)
                     self._defer(topic, index, SHORTAGE_PAUSE_S)
                     continue
             if partition is not None:
@@ -213,8 +215,8 @@ class Hosting:
             return None
         location = None
         try:
-            location = self._found_logs.claim(key, topic.topic_id, directory_id)
-            self._found_logs.set_others_aside(key, topic.topic_id)
+            location = self._discovered_logs.claim(key, topic.topic_id, directory_id)
+            self._discovered_logs.set_others_aside(key, topic.topic_id)
             location = location or self._promote_future(topic, index, directory_id)
         except OSError as error:
             if is_exhaustion(error):
@@ -289,7 +291,7 @@ class Hosting:
             source.delete_log(partition.topic, partition.index, self._clock_ms())
         except OSError as error:
             self._directories.failed(source, error)
-        self._partitions.touch(partition)
+        self._partitions.reported_values_changed(partition)
         if self._fetchers is not None and not partition.leads:
             self._fetchers.follow(partition)
 
@@ -297,7 +299,7 @@ class Hosting:
         """End the roles of the directory's replicas, and answer their waiting requests with an
         error.
         """
-        self._found_logs.forget(directory)
+        self._discovered_logs.forget(directory)
         lost_partitions = [partition for partition, home in self._directory_of.items() if home is directory]
         for partition in lost_partitions:
             self._end_role(partition)
@@ -311,10 +313,10 @@ class Hosting:
         itself on a node with one directory.
         """
         if self._assignments is not None and len(self._directories.home_paths) > 1:
-            target_id = None if self._moves is None else self._moves.told_directory(partition)
+            target_id = None if self._moves is None else self._moves.assigned_directory_id(partition)
             directory_id = target_id or self._directory_of[partition].directory_id
             if assignment.directory_of(self._node_id) != directory_id:
-                self._assignments.lies_in(partition.topic_id, partition.index, directory_id)
+                self._assignments.report(partition.topic_id, partition.index, directory_id)
 
     def _apply_role(self, partition: Partition, assignment: PartitionImage) -> None:
         self._doubt_epochs(partition, assignment)
@@ -324,12 +326,12 @@ class Hosting:
                 self._fetchers.unfollow(partition)
             if self._unclean_leaders is not None and self._unclean_leaders.delays(partition, assignment):
                 partition.become_follower(assignment)
-                self._partitions.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                self._partitions.fail_waiting_requests(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 return
             is_new_leader = partition.become_leader(assignment)
             self._partitions.role_changed(partition)
             if partition.is_under_min_isr:
-                self._partitions.give_up_acks_all(partition)
+                self._partitions.fail_waiting_acks_all(partition)
             if is_new_leader:
                 self._on_role(partition, True)
             return
@@ -337,7 +339,7 @@ class Hosting:
             self._unclean_leaders.forget(partition)
         has_changed = partition.become_follower(assignment)
         if has_changed:
-            self._partitions.give_up(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            self._partitions.fail_waiting_requests(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if was_leader and not partition.leads:
             self._on_role(partition, False)
         if has_changed and self._fetchers is not None:
@@ -375,7 +377,7 @@ class Hosting:
         try:
             directory.delete_log(topic.name, index, self._clock_ms())
         except OSError as error:
-            logger.error("the log of %s-%d cannot be deleted: %s", topic.name, index, error)
+            logger.error("cannot delete the log of %s-%d: %s", topic.name, index, error)
             self._directories.failed(directory, error)
 
     def _end_role(self, partition: Partition) -> None:

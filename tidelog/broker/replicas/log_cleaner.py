@@ -1,9 +1,9 @@
-"""The cleaner of this node: which compacted log is cleaned next, when, and how fast.
+"""The log cleaner of this node: chooses the next compacted log, starts its cleaning, and limits the rate.
 
-Kafka's LogCleaner and LogCleanerManager. A cleaning itself is `storage/log/compaction.py`; its pieces run on a thread,
-one at a time for each of log.cleaner.threads, and between them the loop throttles and the log may be cut or closed.
-What cannot be cleaned is served as it is and not tried again before the next start. Invariant: nothing is begun in the
-directory of a log whose last cleaning has not ended, whatever became of that log.
+Kafka's LogCleaner and LogCleanerManager. `storage/log/compaction.py` cleans one log. Its steps run on threads, at most
+log.cleaner.threads at a time. Between two steps the loop throttles, and the log may be truncated or closed. A log that
+cannot be cleaned stays readable and is not tried again before the next start or a repair. Invariant: in one log's
+directory no cleaning starts before the last one has ended, even if that log is gone.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _SHORTAGE_PAUSE_S: Final = 0.1
 _PAUSE_S_MAX: Final = 3600.0
 _SWITCH_INTERVAL_S: Final = 0.0005
 _USUAL_SWITCH_INTERVAL_S: Final = sys.getswitchinterval()
-"""How long the loop waits for the interpreter, while a cleaning computes and else: 5 ms would show in every p99."""
+"""How long the loop may wait for the interpreter lock. The usual 5 ms, during a cleaning, would raise every p99."""
 _SETTINGS: Final = (
     "log.cleaner.threads", "log.cleaner.backoff.ms", "log.cleaner.io.max.bytes.per.second",
 )  # fmt: skip
 
 
 class UpkeepOfLogs(Protocol):
-    """What `upkeep.Upkeep` does for the cleaner."""
+    """The part of `upkeep.Upkeep` that the cleaner uses."""
 
     def checkpoint(self) -> None:
-        """Write down how far each log is cleaned, and the rest of what is checkpointed."""
+        """Write all checkpoints, with the offsets up to which each log is cleaned."""
         ...
 
     def look_after(self) -> None:
-        """Retention, which waits while a log is cleaned."""
+        """Apply retention, which waits during a log's cleaning."""
         ...
 
 
@@ -58,7 +58,7 @@ RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
 @dataclass(slots=True)
 class CleanerTotals:
-    """Everything since the start; `last_*` of the cleaning that ended last (Kafka's gauges of the same names)."""
+    """Totals since the start. `last_*` is about the last finished cleaning (Kafka's gauges of the same names)."""
 
     cleanings: int = 0
     bytes_read: int = 0
@@ -88,13 +88,13 @@ class LogCleaner:
         self._upkeep = upkeep
         self.totals = CleanerTotals()
         self.uncleanable: dict[PartitionLog, str] = {}
-        """Logs that could not be cleaned, and why."""
+        """Logs that cannot be cleaned -> the reason."""
         self.on_uncleanable: Callable[[PartitionLog], None] = lambda log: None
-        """Called with each of them."""
+        """Called with each uncleanable log."""
         self.dirtiest_percent = 0
-        """Of the dirtiest log that could be cleaned, when it was last looked."""
+        """The dirty ratio of the dirtiest cleanable log at the last check."""
         self.delay_ms_max = 0
-        """For how long the most urgent log should have been cleaned already (max.compaction.lag.ms)."""
+        """The longest delay of a log beyond max.compaction.lag.ms at the last check."""
         self._last_look_ms = 0
         self._running: dict[str, asyncio.Task[None]] = {}
         self._compactions: set[Compaction] = set()
@@ -106,14 +106,14 @@ class LogCleaner:
     # ----------------------------------------------------------------------------------------------------- start, stop
 
     def start(self) -> None:
-        """Begin to look for work; nothing is done where log.cleaner.enable is false."""
+        """Start the periodic checks, unless log.cleaner.enable is false."""
         if self._settings.flag("log.cleaner.enable"):
             self._last_look_ms = self._clock_ms()
             self._settings.subscribe(_SETTINGS, self._settings_changed)
             self._look_later()
 
     async def close(self) -> None:
-        """Give up what is under way, and wait until no thread works on it."""
+        """Give up the running cleanings, and wait until their threads are done."""
         self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -121,7 +121,7 @@ class LogCleaner:
             try:
                 compaction.give_up()
             except OSError as error:
-                logger.error("the cleaning of %s could not be ended: %s", compaction.log.directory, error)
+                logger.error("cannot end the cleaning of %s: %s", compaction.log.directory, error)
         self._end_pauses()
         if self._running:
             await asyncio.wait(list(self._running.values()))
@@ -149,7 +149,7 @@ class LogCleaner:
         self._timer = self._loop.call_later(delay_ms / 1000, self._look)
 
     def _look(self) -> None:
-        """Begin as many cleanings as there are threads for, the dirtiest logs first."""
+        """Start cleanings on the free threads, the dirtiest logs first."""
         if self._is_closing:
             return
         now_ms = self._last_look_ms = self._clock_ms()
@@ -176,7 +176,7 @@ class LogCleaner:
                 try:
                     chosen = find_cleanable(found, now_ms)
                 except (CorruptIndex, OSError) as error:
-                    logger.warning("%s is not cleaned for now: %s", found.directory, error)
+                    logger.warning("cannot clean %s now: %s", found.directory, error)
                     continue
                 self.dirtiest_percent = max(self.dirtiest_percent, int(100 * chosen.dirty_ratio))
                 self.delay_ms_max = max(self.delay_ms_max, chosen.delay_ms)
@@ -232,8 +232,8 @@ class LogCleaner:
             self._cannot_be_cleaned(compaction.log, str(error))
         except OSError as error:
             self._directories.failed(directory, error)
-        except Exception as error:  # a bug of ours: the log is served as it is, and others are still cleaned
-            logger.exception("the cleaning of %s broke off", compaction.log.directory)
+        except Exception as error:  # a bug here: this log stays as it is, and the others are still cleaned
+            logger.exception("the cleaning of %s failed", compaction.log.directory)
             compaction.abandon()
             self._cannot_be_cleaned(compaction.log, repr(error))
         else:
@@ -241,21 +241,21 @@ class LogCleaner:
                 self._finished(compaction, self._loop.time() - began)
 
     def _cannot_be_cleaned(self, log: PartitionLog, why: str) -> None:
-        logger.warning("%s-%d is not cleaned any more: %s", log.topic, log.partition, why)
+        logger.warning("%s-%d will not be cleaned any more: %s", log.topic, log.partition, why)
         self.uncleanable[log] = why
         self.on_uncleanable(log)
 
     def try_again(self, log: PartitionLog) -> None:
-        """What kept the log from being cleaned may have been damage, which is repaired."""
+        """Allow cleaning again: the obstacle may have been damage that is repaired now."""
         self.uncleanable.pop(log, None)
 
     async def _throttle(self, stats: CleaningStats, moved: int) -> int:
-        """Wait until log.cleaner.io.max.bytes.per.second allows more; what was moved so far."""
+        """Wait until log.cleaner.io.max.bytes.per.second allows more. The bytes moved so far."""
         bytes_per_s = self._settings.number("log.cleaner.io.max.bytes.per.second")
         now = self._loop.time()
         if bytes_per_s > 0:
             self._throttled_until = max(now, self._throttled_until) + (stats.bytes_moved - moved) / bytes_per_s
-        elif not bytes_per_s:  # as good as never; a negative rate is none, as in Kafka
+        elif not bytes_per_s:  # a rate of 0 stops the cleaner; a negative rate is no limit, as in Kafka
             self._throttled_until = now + _PAUSE_S_MAX
         delay = min(self._throttled_until - now, _PAUSE_S_MAX)
         if delay > 0.001 and not self._is_closing:
@@ -283,7 +283,7 @@ class LogCleaner:
         totals.last_buffer_utilization_percent = int(100 * stats.table_utilization)
         log = compaction.log
         logger.info(
-            "%s-%d is cleaned up to %d: %d of %d records and %d of %d bytes are left, in %.3f s",
+            "cleaned %s-%d up to offset %d: kept %d of %d records and %d of %d bytes, in %.3f s",
             log.topic, log.partition, compaction.cleaned_offset, stats.messages_written, stats.messages_read,
             stats.bytes_written, stats.bytes_read, duration_s,
         )  # fmt: skip
@@ -298,8 +298,8 @@ class LogCleaner:
         del self._running[where]
         if not self._running:
             sys.setswitchinterval(_USUAL_SWITCH_INTERVAL_S)
-        # As in Kafka, the pause is only made when nothing was to be done. And after what broke off: for want of file
-        # descriptors, say, it would break off again at once.
+        # As in Kafka, there is a pause only if there was nothing to clean. There is also one after a cleaning that was
+        # given up: without it a shortage of file descriptors, for example, would end the next one at once.
         if not compaction.is_given_up:
             self._loop.call_soon(self._look)
 

@@ -1,9 +1,9 @@
 """The log directories of a node: which are open, which are offline, and what happens when one fails.
 
-Kafka's LogDirFailureChannel with what LogManager and ReplicaManager make of it. An error of the device, wherever it is
-met, takes its whole directory offline for good; the node goes on with the others, and ends when none is left or the
-metadata is in it. Invariant: a directory fails once, never in the middle of what met the error, and nothing is written
-to it any more. What its partitions and the controller make of it is the listeners' business.
+Kafka's LogDirFailureChannel, with the reactions of LogManager and ReplicaManager. Any error of a device takes its whole
+directory offline until the next start. The node continues with the other directories; it ends if the failed one was the
+last or holds the metadata. Invariant: a directory fails once, after the operation that met the error has returned, and
+nothing is written to it afterwards. The listeners in `on_offline` update the partitions and the controller.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ logger = logging.getLogger("tidelog.directories")
 
 
 class NoDirectoryLeft(OSError):
-    """The node cannot go on without the directory that has failed; the text is fit to be shown."""
+    """The node cannot continue without the failed directory. The text is written for the user."""
 
 
 class LogDirectories:
-    """`on_fatal` is told when the node cannot go on; `on_offline` are told of each directory that failed, in order."""
+    """Calls `on_fatal` when the node cannot continue, and each of `on_offline`, in order, for a failed directory."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class LogDirectories:
         self.on_offline: list[Callable[[LogDirectory], None]] = []
         self._home_paths = {str(path): str(path.absolute()) for path in config.log_dirs}
         self.online: list[LogDirectory] = []
-        """Every open one; first that of the metadata, which may be for metadata alone."""
+        """The open directories. The first holds the metadata, and may hold nothing else."""
         self.offline: dict[str, str] = {}
-        """Path -> why, of those that could not be opened or have failed."""
+        """Path -> reason, for the directories that could not be opened or have failed."""
         self._boot_id = ""
         self._known_ids: list[bytes] = []
         self._failing: set[LogDirectory] = set()
         self.missing: list[str] = []
-        """Replicas that should be here, and were in sync, and are not."""
+        """In-sync or eligible replicas of this node whose logs are missing."""
 
     def __iter__(self) -> Iterator[LogDirectory]:
-        """Those that can be used."""
+        """The usable directories."""
         return iter([directory for directory in self.online if self.is_usable(directory)])
 
     def is_usable(self, directory: LogDirectory) -> bool:
@@ -74,11 +74,11 @@ class LogDirectories:
     # ------------------------------------------------------------------------------------------------------ start, stop
 
     def open(self, boot_id: str = "") -> None:
-        """Open what can be opened. Raises ConfigError, ForeignDirectory, DirectoryInUse, OSError.
+        """Open the directories. Raises ConfigError, ForeignDirectory, DirectoryInUse, OSError.
 
-        `boot_id` tells whether the machine has run on since the last process.
-        A directory that cannot be read or written is offline from the start, unless the metadata is in it, or no other
-        is left for topics.
+        `boot_id` shows whether the machine has restarted since the last process.
+        A directory that cannot be read or written starts offline. It is an error if it holds the metadata, or if no
+        other directory is left for topics.
         """
         config, disk = self._config, self._disk
         self._boot_id = boot_id
@@ -91,7 +91,7 @@ class LogDirectories:
                     "`tidelog format --cluster-id ID` has it join a cluster that runs"
                 )
             if not config.is_alone:
-                # Each would invent a cluster of its own.
+                # Otherwise each node would create a cluster of its own.
                 raise ConfigError(
                     f"{metadata_path} is not formatted: `tidelog format` gives all nodes the same cluster id"
                 )
@@ -118,7 +118,7 @@ class LogDirectories:
             raise NoDirectoryLeft(f"none of the log directories can be used: {reasons}")
 
     def close(self, broker_epoch: int) -> bool:
-        """Leave a clean end where there is one; whether each directory has one."""
+        """Close the directories and mark clean stops. Whether every directory stopped cleanly."""
         for directory in self._failing:
             directory.fail("it failed at the very end")
         is_whole = True
@@ -127,7 +127,7 @@ class LogDirectories:
             try:
                 epoch = broker_epoch
                 if epoch < 0 and not has_lost:
-                    # A start that came to nothing changes nothing: what spoke for an epoch still speaks for it.
+                    # A start that failed before registration keeps the epoch that the directory vouches for.
                     epoch = directory.clean_broker_epoch
                     if not directory.was_clean:
                         epoch = surviving_epoch(self._disk, directory.path, self._boot_id)
@@ -139,7 +139,7 @@ class LogDirectories:
             self._disown()
         return is_whole
 
-    # ---------------------------------------------------------------------------------------------------- what there is
+    # ------------------------------------------------------------------------------------------------------ directories
 
     @property
     def metadata(self) -> LogDirectory:
@@ -151,16 +151,16 @@ class LogDirectories:
 
     @property
     def home_paths(self) -> dict[str, str]:
-        """Where topics may be, online or not, and the absolute path of each, which is what others call it."""
+        """The configured directories for topics, online or not -> their absolute paths, which requests use."""
         return self._home_paths
 
     @property
     def homes(self) -> list[LogDirectory]:
-        """The usable ones that take topics: not the one for metadata alone, where there is one."""
+        """The usable directories for topics, without one that is only for metadata."""
         return [directory for directory in self if directory.path in self._home_paths]
 
     async def volume_bytes(self, directory: LogDirectory) -> tuple[int, int]:
-        """(size, room left) of the file system it is on; -1 where that cannot be told. The device may take its time."""
+        """(size, free bytes) of the directory's file system; -1 if unknown. On a thread: the device may be slow."""
         try:
             return await self._loop.run_in_executor(self._executor, self._disk.volume_bytes, directory.path)
         except OSError as error:
@@ -169,19 +169,19 @@ class LogDirectories:
 
     @property
     def known_ids(self) -> list[bytes]:
-        """Those a registration names: also of homes that have failed since, so that the controller hears what went."""
+        """The ids for the registration. They include failed ones, so that the controller learns of the failures."""
         return self._known_ids
 
     def home_at(self, path: str) -> LogDirectory | None:
-        """The usable one with that path."""
+        """The usable directory with this path."""
         return next((directory for directory in self.homes if directory.path == path), None)
 
     def is_cordoned(self, path: str, entries: Collection[str]) -> bool:
-        """Whether the home configured as `path` wants no new replicas (KIP-1066). `entries`: what is set."""
+        """Whether the directory configured as `path` takes no new replicas (KIP-1066). `entries`: the setting."""
         return not {path, self._home_paths[path], "*"}.isdisjoint(entries)
 
     def may_be_offline(self, directory_id: bytes) -> bool:
-        """Whether a replica that the metadata places in this directory may be in one that is out of reach."""
+        """Whether a replica that the metadata assigns to this directory may be in an offline one."""
         if directory_id in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
             return False
         homes = self.homes
@@ -190,10 +190,10 @@ class LogDirectories:
     # ------------------------------------------------------------------------------------------------------- the epochs
 
     def clean_epoch(self, boot_id: str) -> int:
-        """The epoch of the last process if all that it wrote is there: it stopped cleanly, or the machine ran on.
+        """The epoch of the last process if all its writes are there; otherwise -1 (KIP-966).
 
-        Else -1 (KIP-966), and always where a directory is missing, or a log has lost something. Ask when the logs are
-        open: opening them is what finds that.
+        They are there after a clean stop, or if the machine has not restarted, unless a directory is missing or a log
+        has lost records. Call it after the logs are opened, because opening detects the losses.
         """
         if self.offline or self.missing:
             return -1
@@ -203,10 +203,10 @@ class LogDirectories:
             epochs = {directory.clean_broker_epoch for directory in self.online}
         else:
             epochs = {surviving_epoch(self._disk, directory.path, boot_id) for directory in self.online}
-        return epochs.pop() if len(epochs) == 1 else -1  # one that was copied back is of an older epoch
+        return epochs.pop() if len(epochs) == 1 else -1  # a directory restored from a copy has an older epoch
 
     def write_incarnations(self, epoch: int, boot_id: str) -> None:
-        """This process writes from now on, in this broker epoch; -1 where it is no broker."""
+        """Record that this process writes from now on, in this broker epoch; -1 if it is no broker."""
         for directory in self.online:
             try:
                 write_incarnation(self._disk, directory.path, epoch, boot_id)
@@ -216,13 +216,13 @@ class LogDirectories:
     # ---------------------------------------------------------------------------------------------------------- failing
 
     def failed_at(self, path: str, error: OSError) -> None:
-        """An error of the device was met with this file or directory."""
+        """An operation on this file or directory met an error of the device."""
         for directory in list(self.online):
             if path == directory.path or path.startswith(directory.path + "/"):
                 self.failed(directory, error)
 
     def failed(self, directory: LogDirectory, error: OSError) -> None:
-        """The same for a whole directory. It goes offline as soon as what is under way has returned."""
+        """A whole directory has failed. It goes offline in the loop's next turn, after the running operation."""
         if is_exhaustion(error) or directory in self._failing or directory.failure is not None:
             return
         self._failing.add(directory)
@@ -230,7 +230,7 @@ class LogDirectories:
         self._loop.call_soon(self._take_offline, directory, str(error))
 
     def failed_at_start(self, directory: LogDirectory, error: OSError) -> None:
-        """The same before anybody uses it."""
+        """A directory has failed at the start, before it is used. It goes offline at once."""
         logger.error("log directory %s cannot be read: %s", directory.path, error)
         self._take_offline(directory, str(error))
 
@@ -253,13 +253,13 @@ class LogDirectories:
         self._failing.discard(directory)
 
     def _disown(self) -> None:
-        """What was written may be lost: the next process must not speak for this one's epoch."""
+        """Writes may be lost, so the next process must not claim this one's epoch (KIP-966)."""
         for directory in self.online:
             remove_incarnation(self._disk, directory.path)
 
 
 def _problem(disk: Disk, path: str, error: OSError) -> str:
-    """Why a directory cannot be opened; names the file that is in its place, or in that of one above it."""
+    """The reason why a directory cannot be opened. Names a file that has its path, or that of a parent directory."""
     if not isinstance(error, NotADirectoryError | FileExistsError):
         return error.strerror or str(error)
     above = path.rstrip("/")

@@ -1,8 +1,8 @@
-"""The partitions this node hosts, and everyone who waits for one of them.
+"""The partitions that this node hosts, and the requests that wait for them.
 
 Looks partitions up for the handlers, appends, and wakes parked produces and waiting fetches when a high watermark
-moves. Which partitions there are is `hosting`'s business, their syncs are `flushes.py`'s; nothing is decided here about
-replication (`replication/partition.py`) or bytes (`storage/log/partition_log.py`).
+moves. `hosting.py` adds and removes partitions, `flushes.py` syncs them, `replication/partition.py` decides on
+replication, and `storage/log/partition_log.py` stores the bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.broker.network.counters import TopicTraffic
@@ -37,20 +37,22 @@ if TYPE_CHECKING:
     import random
     from concurrent.futures import Executor
 
+    from tidelog.protocol.hot import Buffer
     from tidelog.storage.log.partition_log import AppendInfo, PartitionLog
     from tidelog.storage.producers.verification import TransactionAppend
+    from tidelog.storage.segments.append import Batch
     from tidelog.storage.segments.reader import ColdRead
 
 logger = logging.getLogger("tidelog.partitions")
 
-# The last records appended are kept for the followers that wait for them, up to this size.
+# The last appended records stay in memory up to this size, for the followers that wait for them.
 TAIL_BYTES_MAX = INLINE_BYTES_MAX
 
 Committed = Callable[[Exception | None], None]
 
 
 class _Watch:
-    """Who waits for one partition; also what a fetch session holds to leave again (`fetch_sessions.Watched`)."""
+    """The waiting requests of one partition. Fetch sessions register here (`fetch_sessions.Watched`)."""
 
     __slots__ = ("fetches", "followers", "produces", "syncs", "tail", "traffic", "writes")
 
@@ -85,34 +87,34 @@ class Partitions:
         tells_followers_high_watermark: bool = False,
         stopwatch: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`replica`: what replicas ask of the node; None for a node that is alone."""
+        """`replica`: the node's functions that replicas call; None for a node without a cluster."""
         self.deadlines = DeadlineTimer(loop)
-        self.wakes = DeferredCallbacks(loop)
+        self.callbacks = DeferredCallbacks(loop)
         self.deletions = Deletions()
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
         self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
-        """Told of every error of the device, with the path of what met it."""
+        """Called with every error of a device, and with the directory of the log that met it."""
         self.on_damage: Callable[[Partition], ErrorCode] = lambda partition: ErrorCode.CORRUPT_MESSAGE
-        """Told where damaged records were asked for; what the client is answered."""
+        """Called when a read meets damaged records. Returns the error code for the client."""
         self.replica_ports = replica or ReplicaPorts()
         self.fetch_sessions = FetchSessions(fetch_session_slots_max, rng)
         self.fetch_bytes_max = fetch_bytes_max
         self._loop = loop
         self._executor = executor
         self._clock_ms = clock_ms
-        # By topic name and by topic id: a handler looks up whichever its version carries.
+        # By topic name and by topic id: the version of a request decides which of them it carries.
         self._hosted: dict[str | bytes, dict[int, Partition]] = {}
         self._unavailable: set[tuple[str | bytes, int]] = set()
         self.traffic: dict[str, TopicTraffic] = {}
-        """Of each topic hosted here, for as long as it is."""
-        self._watches: dict[Partition, _Watch] = {}  # also kept by the partition, for whoever is in a hurry
+        """The counters of each topic that has a replica here."""
+        self._watches: dict[Partition, _Watch] = {}  # `Partition.watch` is the same object, without the look-up
         self._known_elsewhere = known_elsewhere
         self.flushes = Flushes(loop, executor, clock_ms, stopwatch, self._watches.__contains__, self._fail)
 
     # ------------------------------------------------------------------------------------------------------ look-up
 
     def leader(self, topic: str | bytes, index: int) -> Partition:
-        """The partition this node leads, by topic name or 16-byte id. Raises the error a client understands."""
+        """The partition that this node leads, by topic name or 16-byte id. Raises the KafkaError for the client."""
         indexes = self._hosted.get(topic)
         partition = indexes.get(index) if indexes is not None else None
         if partition is None:
@@ -129,25 +131,25 @@ class Partitions:
         return partition
 
     def readable(self, topic: str | bytes, index: int) -> Partition:
-        """The replica hosted here, leader or not, for a consumer that may read from followers (KIP-392)."""
+        """The replica on this node, leader or not, for a consumer that may read from followers (KIP-392)."""
         partition = self._hosted.get(topic, {}).get(index)
         return self.leader(topic, index) if partition is None or partition.offline else partition
 
     def find(self, topic: str | bytes, index: int) -> Partition | None:
-        """The replica hosted here, whatever its role."""
+        """The replica on this node, in any role."""
         return self._hosted.get(topic, {}).get(index)
 
     def is_known(self, topic: str | bytes, index: int) -> bool:
-        """Whether there is such a partition, here or elsewhere."""
+        """Whether the partition exists, here or on another node."""
         return self.find(topic, index) is not None or self._known_elsewhere(topic, index)
 
     @property
     def unavailable_count(self) -> int:
-        """Replicas that belong here and whose logs cannot be opened."""
+        """The number of replicas that belong here and whose logs cannot be opened."""
         return len(self._unavailable) // 2
 
     def wall_ms(self) -> int:
-        """Now, since 1970."""
+        """The wall clock, in milliseconds since 1970."""
         return self._clock_ms()
 
     def hosted(self) -> Iterable[Partition]:
@@ -164,10 +166,10 @@ class Partitions:
         from_client: bool = True,
         transaction: TransactionAppend | None = None,
     ) -> AppendInfo:
-        """Append as leader; raises KafkaError, or NeedsInspection for a batch to be looked at first.
+        """Append as leader. Raises KafkaError, or NeedsInspection for a batch that must be inspected first.
 
-        A log that cannot be written takes its partition offline. Those who wait for the high watermark are told when
-        all else is done: what they do next may append again.
+        A log that cannot be written takes its partition offline. The requests that wait for the high watermark are
+        called last, because they may append again.
         """
         log = partition.log
         high_watermark = log.high_watermark
@@ -182,27 +184,54 @@ class Partitions:
             refusal = self.refusal(partition, error)
             partition.watch.traffic.refused(refusal.code, len(batches))
             raise refusal from None
+        written = info.written
+        self._appended(partition, len(batches), info.first_offset, info.last_offset + 1, written, high_watermark)
+        return info
+
+    def append_pipelined(
+        self, partition: Partition, batches: Sequence[memoryview], now_ms: int, required_acks: int
+    ) -> list[Batch]:
+        """Append the batches of pipelined requests that can be written at once; `append` must take the others.
+
+        Returns the appended batches: those at the start, or none.
+        """
+        high_watermark = partition.log.high_watermark
+        data, appended = partition.append_pipelined_as_leader(batches, now_ms, required_acks)
+        if appended:
+            end_offset = appended[-1][3] + 1
+            self._appended(partition, len(data), appended[0][2], end_offset, data, high_watermark)
+        return appended
+
+    def _appended(
+        self,
+        partition: Partition,
+        size_bytes: int,
+        offset: int,
+        end_offset: int,
+        written: Buffer | None,
+        old_high_watermark: int,
+    ) -> None:
+        """Count an append, hand the records to the followers, and wake the requests that wait for them."""
         watch = partition.watch
         traffic = watch.traffic
-        traffic.bytes_in += len(batches)
-        traffic.records_in += info.last_offset - info.first_offset + 1
+        traffic.bytes_in += size_bytes
+        traffic.records_in += end_offset - offset
         if watch.followers:
-            written = info.written
             if written is not None and len(written) <= TAIL_BYTES_MAX:
-                watch.tail.appended(info.first_offset, info.last_offset + 1, bytes(written))
+                watch.tail.appended(offset, end_offset, bytes(written))
             for entry in watch.followers:
                 entry.appended()
-        if log.high_watermark != high_watermark and (
+        log = partition.log
+        if log.high_watermark != old_high_watermark and (
             watch.fetches or watch.produces.waiting or watch.writes.waiting or watch.followers
         ):
             self._advanced(partition)
-        durability = partition.log.durability
+        durability = log.durability
         if durability.is_wanted or durability.blocked_from >= 0:
             self.flushes.flush_if_due(partition)
-        return info
 
     def note_refused(self, topic: str | bytes, index: int, batches: memoryview | None, code: ErrorCode) -> None:
-        """A client's batch was refused, wherever on its way: what follows it is refused, too, until it comes again."""
+        """A handler has refused a client's batch. The batches that follow it are refused until it is sent again."""
         partition = self.find(topic, index)
         if partition is not None:
             partition.note_refused(batches, code, self._clock_ms())
@@ -212,26 +241,26 @@ class Partitions:
                 self.replica_ports.refused.note(((topic, index),), header, code, None, self._clock_ms())
 
     def delete_records(self, partition: Partition, offset: int) -> int:
-        """Move the leader's log start; the offset meant. Raises KafkaError. Whoever fetches is told."""
+        """Move the leader's log start offset and notify the fetches. The resolved offset. Raises KafkaError."""
         log_start_offset = partition.log.log_start_offset
         try:
-            meant = partition.delete_records_as_leader(offset)
+            resolved_offset = partition.delete_records_as_leader(offset)
         except Exception as error:
             raise self.refusal(partition, error) from None
         if partition.log.log_start_offset != log_start_offset:
-            self.touch(partition)
+            self.reported_values_changed(partition)
             for follower in partition.watch.followers:
                 follower.appended()
-        return meant
+        return resolved_offset
 
     async def close(self) -> None:
-        """Wait for the flushes under way; no more is begun."""
+        """Start no more flushes, and wait for those that run."""
         self.follower_fetches.close()
         self.deadlines.close()
         await self.flushes.close()
 
     def run_cold(self, cold: ColdRead, done: Callable[[], None]) -> None:
-        """Bring what a read missed into memory, on a thread; then `done`. The next read tells whether it succeeded."""
+        """Load the bytes that a read lacks into memory on a thread, then call `done`. The next read raises errors."""
         cold.pin()
 
         def finished(future: asyncio.Future[None]) -> None:
@@ -246,9 +275,9 @@ class Partitions:
     def when_committed(
         self, partition: Partition, required_offset: int, callback: Committed, *, for_client: bool = False
     ) -> None:
-        """Call back with None once the high watermark is at `required_offset`, or with what prevents it.
+        """Call back with None when the high watermark reaches `required_offset`, or with the error that prevents it.
 
-        Only clients are told NOT_ENOUGH_REPLICAS_AFTER_APPEND: for what a coordinator wrote it prevents nothing.
+        Only clients get NOT_ENOUGH_REPLICAS_AFTER_APPEND. A coordinator's records can still be committed after it.
         """
         if partition.offline or not partition.leads:
             code = ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -260,7 +289,7 @@ class Partitions:
             (watch.produces if for_client else watch.writes).add(required_offset, callback)
 
     def when_acknowledged(self, partition: Partition, required_offset: int, acks: int, callback: Committed) -> None:
-        """The same for a client: with acks=1 it waits for the device alone (flush.messages), not for other replicas."""
+        """`when_committed` for a client: acks=1 waits only for the device (flush.messages), not for other replicas."""
         if acks == ACKS_ALL or partition.offline or not partition.leads:
             self.when_committed(partition, required_offset, callback, for_client=True)
         elif partition.log.committable_offset >= required_offset:
@@ -269,7 +298,7 @@ class Partitions:
             partition.watch.syncs.add(required_offset, callback)
 
     def watch(self, entry: SessionPartition) -> None:
-        """Tell this entry's session when its partition changes; nothing to tell where it is not hosted."""
+        """Notify this entry's session when its partition changes. Does nothing if this node does not host it."""
         topic, index = entry.key
         partition = self._hosted.get(topic, {}).get(index)
         if partition is not None:
@@ -278,7 +307,7 @@ class Partitions:
             entry.watched = watch
 
     def watch_as_follower(self, entry: FollowerEntry) -> Partition | None:
-        """The partition of an entry of a follower's session, which hears of its appends from now on."""
+        """The partition of a follower's session entry. It notifies the entry of appends from now on."""
         partition = self.find(*entry.key)
         if partition is not None:
             partition.watch.followers[entry] = None
@@ -286,7 +315,7 @@ class Partitions:
         return partition
 
     def _advanced(self, partition: Partition) -> None:
-        """The high watermark, the log start or the leader of a partition has changed."""
+        """The high watermark of a partition has moved."""
         watch = partition.watch
         if watch.fetches:
             call_all([entry.changed for entry in watch.fetches])
@@ -301,7 +330,7 @@ class Partitions:
     # ------------------------------------------------------------------------------------------------- hosting's side
 
     def add(self, topic: str, index: int, topic_id: bytes, log: PartitionLog) -> Partition:
-        """Host a replica, with no role yet."""
+        """Host a replica, which has no role yet."""
         partition = Partition(topic, index, topic_id, log, self._advanced, self.replica_ports)
         self._hosted.setdefault(topic, {})[index] = partition
         self._hosted.setdefault(topic_id, {})[index] = partition
@@ -312,20 +341,20 @@ class Partitions:
         return partition
 
     def add_unavailable(self, topic: str, index: int, topic_id: bytes) -> None:
-        """A replica that belongs here and whose log is out of reach."""
+        """Note a replica that belongs here and whose log cannot be used."""
         self._unavailable.update(((topic, index), (topic_id, index)))
 
     def is_unavailable(self, topic: str, index: int) -> bool:
         return (topic, index) in self._unavailable
 
     def remove_unavailable(self, topic: str, index: int, topic_id: bytes) -> bool:
-        """Whether there was one."""
+        """Whether the replica was unavailable."""
         found = (topic_id, index) in self._unavailable
         self._unavailable.difference_update(((topic, index), (topic_id, index)))
         return found
 
     def remove(self, partition: Partition, code: ErrorCode) -> None:
-        """Forget a replica: whoever waits for it is told so. KAFKA_STORAGE_ERROR: it is there, but out of reach."""
+        """Forget a replica; its waiting requests fail. KAFKA_STORAGE_ERROR: its log exists but cannot be used."""
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             self.add_unavailable(partition.topic, partition.index, partition.topic_id)
         for key in (partition.topic, partition.topic_id):
@@ -338,15 +367,15 @@ class Partitions:
         partition.leads = False
         gone = code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         self.deletions.give_up(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if gone else code)
-        self.give_up(partition, code)
+        self.fail_waiting_requests(partition, code)
         watch = self._watches.pop(partition)
         for entry in watch.fetches:
             entry.watched = None
         for follower in watch.followers:
             follower.partition = None
 
-    def touch(self, partition: Partition) -> None:
-        """Something a fetch reports has changed besides the high watermark."""
+    def reported_values_changed(self, partition: Partition) -> None:
+        """A value that fetches report, such as the log start offset, has changed. Its fetches are answered anew."""
         watch = self._watches[partition]
         call_all([entry.changed for entry in watch.fetches])
         for follower in watch.followers:
@@ -354,28 +383,28 @@ class Partitions:
             follower.sent_high_watermark = -1
 
     def role_changed(self, partition: Partition) -> None:
-        """It leads in another epoch, or other replicas follow it: whoever fetches is to know at once."""
+        """The role, the leader epoch or the replicas have changed. All waiting fetches learn of it at once."""
         watch = self._watches[partition]
         watch.tail.clear()
         self.deletions.look(partition)
         call_all([entry.changed for entry in watch.fetches])
         for follower in list(watch.followers):
-            self.follower_fetches.look_again(follower)
+            self.follower_fetches.role_changed(follower)
 
-    def look_for_followers(self, partition: Partition) -> None:
-        """Whoever was left out and follows quietly is booked with its next fetch, though that does not mention it."""
-        book = partition.in_sync
-        if partition.leads and len(book.isr) < len(book.replicas):
+    def observe_followers_outside_isr(self, partition: Partition) -> None:
+        """Record the next fetch of each follower outside the ISR, even if it does not mention this partition."""
+        in_sync = partition.in_sync
+        if partition.leads and len(in_sync.isr) < len(in_sync.replicas):
             for follower in self._watches[partition].followers:
                 follower.session.outside[follower] = None
 
-    def give_up_acks_all(self, partition: Partition) -> None:
-        """The ISR has become too small while produces wait: they are in the log, and may be lost all the same."""
+    def fail_waiting_acks_all(self, partition: Partition) -> None:
+        """The ISR has become too small while produces wait. Their records are in the log but may still be lost."""
         waiting = self._watches[partition].produces.take_all()
         call_all(waiting, KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
 
-    def give_up(self, partition: Partition, code: ErrorCode) -> None:
-        """This replica no longer leads: waiting fetches look again, waiting produces fail with `code`."""
+    def fail_waiting_requests(self, partition: Partition, code: ErrorCode) -> None:
+        """This replica no longer leads: waiting fetches check again, waiting produces fail with `code`."""
         watch = self._watches[partition]
         self.deletions.give_up(partition, code)
         self.role_changed(partition)
@@ -383,7 +412,7 @@ class Partitions:
         call_all(waiting, KafkaError(code))
 
     def refusal(self, partition: Partition | None, error: Exception) -> KafkaError:
-        """What the client is told of a failure. A log that cannot be used takes its partition offline."""
+        """The error for the client. A log that cannot be used takes its partition offline."""
         if isinstance(error, KafkaError):
             return error
         if isinstance(error, DamagedRecords) and partition is not None:
@@ -398,7 +427,7 @@ class Partitions:
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def failed(self, partition: Partition, error: Exception) -> None:
-        """A follower could not write what it fetched, or cut what it should."""
+        """A follower could not append or truncate its log."""
         self._fail(partition, error)
 
     def _fail(self, partition: Partition, error: BaseException) -> None:
@@ -406,7 +435,7 @@ class Partitions:
             logger.error("partition %s-%d goes offline: %s", partition.topic, partition.index, error)
             partition.offline = True
         if partition in self._watches:
-            self.give_up(partition, ErrorCode.KAFKA_STORAGE_ERROR)
-        # Others can lead what is in this directory only if the controller hears that it has failed.
+            self.fail_waiting_requests(partition, ErrorCode.KAFKA_STORAGE_ERROR)
+        # Other nodes can lead the partitions of this directory only after the controller learns of the failure.
         cause = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
         self.on_disk_failure(partition.log.directory, cause)

@@ -1,9 +1,9 @@
-"""Damaged records are fetched again from other replicas and put in their place, while everything else goes on.
+"""Replaces damaged records with copies from other replicas, while the node goes on working.
 
-What is damaged is the log's own knowledge (`storage/segments/damage.py`), what may be put in its place
-`storage/log/repair.py`'s; here is who is asked, when, and what follows where no replica has a whole copy. It makes no
-difference who leads: a leader is repaired by its followers. Invariant: one range at a time, and nothing is given up
-while a replica that might have it has not answered.
+`storage/segments/damage.py` records the damaged ranges, and `storage/log/repair.py` checks and writes the copies. This
+module decides which replica to fetch from, when, and what to do if no replica has a complete copy. A leader is repaired
+from its followers in the same way. Invariant: it repairs one range at a time, and gives up no range before every
+replica that may have it has answered.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.replicas.damaged_leaders import DamagedLeaders
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
-from tidelog.storage.log.repair import CopyRefused, NoRoom, RangeRepair, RepairCheck
+from tidelog.storage.log.damaged_end import move_damaged_end
+from tidelog.storage.log.repair import CopyRefused, NoRoom, NoSpace, RangeRepair, RepairCheck, is_present
 from tidelog.storage.segments.damage import DamagedRange, describe
 
 if TYPE_CHECKING:
@@ -34,21 +36,23 @@ logger = logging.getLogger("tidelog.repairs")
 
 FETCH_VERSION: Final = 13
 REPAIR_REPLICA_ID: Final = -3
-"""Kafka's FUTURE_LOCAL_REPLICA_ID: a reader on behalf of a replica, up to the log end, that is no follower."""
+"""Kafka's FUTURE_LOCAL_REPLICA_ID: reads up to the log end and is not a follower."""
 REPAIR_COMMITTED_REPLICA_ID: Final = -2
-"""Kafka's DEBUGGING_CONSUMER_ID: the same, up to the high watermark."""
+"""Kafka's DEBUGGING_CONSUMER_ID: reads up to the high watermark and is not a follower."""
 FETCH_BYTES_MAX: Final = 1024 * 1024
 FETCH_TIMEOUT_MS: Final = 5000
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 5.0
+SPACE_PAUSE_S_MAX: Final = 30.0
+"""The longest pause while the volume has no space for the copy, which each attempt fetches again."""
 LOST_PAUSE_S_MAX: Final = 300.0
-"""Between questions for what no replica has: only a change of the replicas, or of their files, brings it back."""
+"""The longest pause for records that no replica has: only a change of the replicas or their files can restore them."""
 _ABSENT: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE)
 
 
 @dataclass(slots=True)
 class _Attempts:
-    """When a partition is looked at next, on the loop's clock, and how long to pause after that."""
+    """The time of a partition's next repair attempt, on the loop's clock, and the pause after it."""
 
     due_s: float
     pause_s: float = PAUSE_S_MIN
@@ -56,7 +60,7 @@ class _Attempts:
 
 @dataclass(slots=True)
 class RepairCounters:
-    """Since the start; `ranges_lost` counts those of which no replica has a whole copy."""
+    """Counters since the start. `ranges_lost` counts the ranges of which no replica has a complete copy."""
 
     ranges_found: int = 0
     ranges_repaired: int = 0
@@ -64,7 +68,7 @@ class RepairCounters:
 
 
 class Repairs:
-    """`endpoint_of(broker id)` is None for one that is not to be reached now."""
+    """`endpoint_of(broker id)`: None for a broker that cannot be reached now."""
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class Repairs:
     ) -> None:
         self.counters = RepairCounters()
         self.on_repaired: Callable[[PartitionLog], None] = lambda log: None
-        """Called when a range of the log is whole again."""
+        """Called when a range of the log is repaired."""
         self._node_id = node_id
         self._partitions = partitions
         self._image = image
@@ -90,9 +94,11 @@ class Repairs:
         self._waiting: dict[Partition, _Attempts] = {}
         self._gaps: dict[Partition, tuple[int, int]] = {}
         self._lost: set[tuple[Partition, int]] = set()
-        """(partition, first offset) of the ranges of which there is no whole copy."""
+        """(partition, first offset) of the ranges without a complete copy on any replica."""
         self._known: dict[Partition, set[int]] = {}
         """The first offsets of the damaged ranges that were counted."""
+        self._without_space: set[Partition] = set()
+        """The partitions whose last attempt found no space for the copy."""
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -100,19 +106,19 @@ class Repairs:
     # -------------------------------------------------------------------------------------------------------- reports
 
     def look_at(self, partition: Partition) -> None:
-        """Repair what its log knows to be damaged."""
+        """Repair the known damage of the partition's log, if there is any."""
         if partition.log.damaged_ranges():
             self.report(partition)
 
     def report(self, partition: Partition) -> ErrorCode:
-        """Damage was met; what the reader is answered: an error to try again after, unless no replica has a copy."""
+        """A read has met damage. The error for the reader: retriable, unless no replica has a copy."""
         self._wait_for(partition)
         if self._is_lost(partition):
             return ErrorCode.CORRUPT_MESSAGE
         return ErrorCode.KAFKA_STORAGE_ERROR
 
     def report_gap(self, partition: Partition, gap: UnexplainedGap) -> None:
-        """A leader's records go on behind offsets that it does not have: do the other replicas have them?"""
+        """The leader's log has a gap in its offsets. Check whether the other replicas have the missing records."""
         self._gaps[partition] = gap.first_offset, gap.end_offset
         self._wait_for(partition)
         attempts = self._waiting.get(partition)
@@ -122,7 +128,7 @@ class Repairs:
             self._is_due.set()
 
     def on_image(self, delta: MetadataDelta) -> None:
-        """A replica may be back, or another one: ask again at once."""
+        """The brokers or the partition's replicas have changed: try again at once."""
         for partition in self._waiting:
             if delta.changed_brokers or partition.index in delta.changed_partitions.get(partition.topic_id, ()):
                 self._hurry(partition)
@@ -144,7 +150,7 @@ class Repairs:
             self._task = self._loop.create_task(self._run(), name="repairs")
 
     def _count(self, partition: Partition) -> bool:
-        """Every range once, however often it is met before it is repaired. Whether there is a new one."""
+        """Count every damaged range once, although reads may meet it often. Whether there is a new one."""
         ranges = {damage.first_offset for _, damage in partition.log.damaged_ranges()}
         known = self._known.get(partition, set())
         self.counters.ranges_found += len(ranges - known)
@@ -176,7 +182,7 @@ class Repairs:
             self._task = None
 
     async def _sleep_until(self, due_s: float) -> None:
-        """Or until a partition is due sooner."""
+        """Sleep until `due_s`, or until a partition is due sooner."""
         timer = self._loop.call_at(due_s, self._is_due.set)
         try:
             await self._is_due.wait()
@@ -185,6 +191,7 @@ class Repairs:
 
     async def _attempt(self, partition: Partition, attempts: _Attempts) -> None:
         before = partition.log.damaged_ranges()
+        self._without_space.discard(partition)
         is_done = await self._repair(partition)
         if self._waiting.get(partition) is not attempts:
             return  # it was reported again meanwhile
@@ -193,12 +200,14 @@ class Repairs:
             return
         if partition.log.damaged_ranges() != before:
             attempts.pause_s = PAUSE_S_MIN
-        pause_s_max = LOST_PAUSE_S_MAX if self._is_lost(partition) else PAUSE_S_MAX
+        pause_s_max = SPACE_PAUSE_S_MAX if partition in self._without_space else PAUSE_S_MAX
+        if self._is_lost(partition):
+            pause_s_max = LOST_PAUSE_S_MAX
         attempts.due_s = self._loop.time() + attempts.pause_s
         attempts.pause_s = min(2 * attempts.pause_s, pause_s_max)
 
     async def _repair(self, partition: Partition) -> bool:
-        """Whether there is nothing left to do."""
+        """Try to repair a partition. Whether nothing is left to do."""
         if self._partitions.find(partition.topic, partition.index) is not partition or partition.offline:
             self._gaps.pop(partition, None)
             self._lost = {each for each in self._lost if each[0] is not partition}
@@ -209,10 +218,16 @@ class Repairs:
             gap = self._gaps.pop(partition, None)
             if gap is not None:
                 await self._explain(partition, *gap)
-            for segment, damage in partition.log.damaged_ranges():
-                await self._repair_range(partition, segment, damage)
+            log = partition.log
+            for segment, damage in log.damaged_ranges():
+                if partition.log is log and is_present(log, segment, damage):
+                    await self._repair_range(partition, segment, damage)
         except asyncio.CancelledError:
             raise
+        except NoSpace as error:  # says nothing against the device: the log is as it was
+            logger.warning("%s-%d cannot be repaired now: %s", partition.topic, partition.index, error)
+            self._without_space.add(partition)
+            return False
         except Exception as error:
             self._partitions.refusal(partition, error)
             return False
@@ -227,19 +242,23 @@ class Repairs:
         name = f"{partition.topic}-{partition.index}"
         repair = log.repair_of(segment, damage)
         everyone_lacks_it = True
+        lacking: list[int] = []
         gap_is_shared = damage.position == damage.end_position
         for source in self.others(partition):
             try:
-                await self._copy(partition, repair, source)
+                await self._copy_committed_if_refused(partition, repair, source)
             except NoRoom as refused:
                 self._roll(partition, refused)
                 return
             except CopyRefused as refused:
                 gap_is_shared = gap_is_shared and refused.is_gap
+                lacking.append(source)
                 logger.info("%s: broker %d does not help: %s", name, source, refused)
             except KafkaError as error:
                 gap_is_shared = False
                 everyone_lacks_it = everyone_lacks_it and error.code in _ABSENT
+                if error.code in _ABSENT:
+                    lacking.append(source)
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             except PeerUnreachable as error:
                 gap_is_shared = everyone_lacks_it = False
@@ -249,26 +268,92 @@ class Repairs:
         if repair.is_obsolete:
             return
         part = None if repair.is_complete else repair.finish_part()
-        if part is not None:
-            await self._check(partition, part)
-            return  # what is left is another range, to which another replica may have what follows
+        if part is not None and (await self._check(partition, part) or repair.is_obsolete):
+            return  # the rest is a new range, which another replica may have
+        if not repair.is_complete and await self._repair_end(partition, repair, lacking):
+            return
         if repair.is_complete:
             try:
                 await self._finish(partition, repair, name)
             except NoRoom as refused:
                 self._roll(partition, refused)
         elif self._damaged_leaders.may_resign(partition, damage):
-            await self._damaged_leaders.resign(partition, damage)  # what others have not copied yet is not lost
+            await self._damaged_leaders.resign(partition, damage)  # loses no committed record
         elif gap_is_shared and self.others(partition) and everyone_lacks_it:
             logger.info("%s: no replica has offsets %d to %d", name, damage.first_offset, damage.end_offset)
             log.accept_gap(segment, damage)
-            self._partitions.touch(partition)
+            self._partitions.reported_values_changed(partition)
         elif everyone_lacks_it and (partition, damage.first_offset) not in self._lost:
             self._lost.add((partition, damage.first_offset))
             self.counters.ranges_lost += 1
-            logger.error("%s: no replica has a whole copy of what is lost here: %s", name, describe(damage))
+            logger.error("%s: no replica has a whole copy of the damaged records: %s", name, describe(damage))
             if self._is_lost(partition):
                 log.accept_loss()
+
+    async def _repair_end(self, partition: Partition, whole: RangeRepair, sources: list[int]) -> bool:
+        """Copy the end of the range from a replica that lacks its start. Whether the log has changed.
+
+        The start may be damaged there too, or deleted (retention, DeleteRecords).
+        """
+        log, damage = partition.log, whole.damage
+        if damage.end_offset - damage.first_offset < 2:
+            return False
+        for source in sources:
+            try:
+                for from_offset, fetch_offset in await self._find_ends(partition, source, damage):
+                    if whole.is_obsolete:
+                        return True
+                    repair = log.repair_of(whole.segment, damage, from_offset)
+                    if await self._copy_end(partition, repair, source, fetch_offset):
+                        logger.info("%s: copied offsets from %d on from broker %d", partition, from_offset, source)
+                        return True
+                    if repair.is_obsolete:
+                        return True
+            except NoRoom as refused:
+                self._roll(partition, refused)
+                return True
+            except (KafkaError, PeerUnreachable) as error:
+                logger.info("%s: broker %d does not help: %s", partition, source, error)
+        return False
+
+    async def _copy_end(self, partition: Partition, repair: RangeRepair, source: int, fetch_offset: int) -> bool:
+        """Whether the end of a range was copied from a replica. Raises NoRoom, PeerUnreachable, OSError."""
+        try:
+            await self._copy(partition, repair, source, fetch_offset)
+        except NoRoom:
+            raise
+        except (CopyRefused, KafkaError):
+            return False  # it lacks more in between
+        is_whole = repair.is_complete and not repair.is_obsolete
+        return is_whole and await self._check(partition, repair.finish())
+
+    async def _find_ends(self, partition: Partition, source: int, damage: DamagedRange) -> list[tuple[int, int]]:
+        """The batches from which on a replica may have the rest of the range: (first offset, an offset in the batch).
+
+        First the lowest batch, which is right if the replica lacks only the start of the range; then the last batch of
+        the range, in case it lacks more in between. Empty if it lacks the last one too. A batch may be readable only at
+        a later offset than its first one, because the replica's log starts in it.
+        """
+        up_to_log_end = self._is_up_to_log_end(partition, damage)
+        lacked, readable = damage.first_offset, damage.end_offset - 1
+        found: list[tuple[int, int]] = []
+        offset = readable
+        while True:
+            first_offset = -1
+            try:
+                data = await self.fetch(partition, source, offset, up_to_log_end=up_to_log_end, bytes_max=1)
+                first_offset = int.from_bytes(data[:8], "big") if data else -1
+            except KafkaError as error:
+                if error.code not in _ABSENT:
+                    raise
+            if lacked < first_offset <= offset:
+                readable = first_offset
+                found.append((first_offset, offset))
+            else:
+                lacked = offset
+            if not found or lacked + 1 >= readable:
+                return found if len(found) < 2 else [found[-1], found[0]]
+            offset = (lacked + readable) // 2
 
     async def _finish(self, partition: Partition, repair: RangeRepair, name: str) -> None:
         is_done = await self._check(partition, repair.finish())
@@ -277,25 +362,27 @@ class Repairs:
             self._lost.discard((partition, repair.damage.first_offset))
             self.on_repaired(partition.log)
             logger.warning("%s: repaired: %s", name, describe(repair.damage))
-            self._partitions.touch(partition)
+            self._partitions.reported_values_changed(partition)
 
     async def _check(self, partition: Partition, check: RepairCheck) -> bool:
+        log = partition.log  # a move may replace it meanwhile
         try:
             await self._run_in_executor(check.run)
         finally:
-            is_done = partition.log.finish_repair(check)
+            is_done = log.finish_repair(check)
+        partition.watch.tail.clear()  # an answer that is kept for the next follower may have the damaged bytes
         return is_done
 
     def _roll(self, partition: Partition, refused: NoRoom) -> None:
-        """Append to another segment from now on: then there is room, and the next attempt finds it. Raises OSError."""
-        logger.info("%s: a new segment is begun, to repair the present one: %s", partition, refused)
+        """Roll a new segment, so that the next attempt may rewrite the present one. Raises OSError."""
+        logger.info("%s: starting a new segment, to repair the present one: %s", partition, refused)
         partition.log.roll(partition.log.clock_ms)
 
     async def _explain(self, partition: Partition, first_offset: int, end_offset: int) -> None:
-        """A gap is taken if the replicas in sync have it, too: the topic was compacted once. Else it is refused.
+        """Accept a gap if all in-sync replicas have it too, because the topic was compacted. Otherwise refuse it.
 
-        Another replica counts if it has records there. One that has not come so far, or does not answer, says nothing:
-        two new replicas would wait for each other, and one that replaces a dead broker for that one.
+        A replica outside the ISR counts only if it answers with records. Without this exception two new replicas would
+        wait for each other, and a replica that replaces a dead broker would wait for that broker.
         """
         for source in self.others(partition):
             try:
@@ -303,7 +390,7 @@ class Repairs:
                 if not data:
                     raise PeerUnreachable("it has not come that far yet")
             except (KafkaError, PeerUnreachable) as error:
-                logger.info("%s: broker %d says nothing of a gap: %s", partition, source, error)
+                logger.info("%s: broker %d does not answer about a gap: %s", partition, source, error)
                 if source in self._in_sync(partition):
                     return
                 continue
@@ -314,14 +401,14 @@ class Repairs:
                 )  # fmt: skip
                 return
         if self._in_sync(partition) <= {self._node_id}:
-            return  # the leader is another by now, or unknown
+            return  # the leader has changed, or is unknown
         logger.info("%s: every replica in sync lacks offsets %d to %d", partition, first_offset, end_offset)
         partition.log.explain_gaps(end_offset)
 
     # ----------------------------------------------------------------------------------------------------- other nodes
 
     def assignment_of(self, partition: Partition) -> PartitionImage | None:
-        """The partition as the metadata has it."""
+        """The partition in the metadata; None if it is not there."""
         topic = self._image().topics_by_id.get(partition.topic_id)
         return None if topic is None else topic.partitions.get(partition.index)
 
@@ -330,31 +417,61 @@ class Repairs:
         return set() if placed is None else set(placed.isr)
 
     def others(self, partition: Partition) -> list[int]:
-        """The other replicas, those in sync first."""
+        """The other replicas, in-sync ones first."""
         placed = self.assignment_of(partition)
         if placed is None:
             return []
         in_sync_first = sorted(placed.replicas, key=lambda replica: replica not in placed.isr)
         return [replica for replica in in_sync_first if replica != self._node_id]
 
-    async def _copy(self, partition: Partition, repair: RangeRepair, source: int) -> None:
-        """Raises CopyRefused, KafkaError, PeerUnreachable, OSError."""
-        first_offset, log = repair.damage.first_offset, partition.log
-        is_own = partition.leads and log.leader_epochs.epoch_for_offset(first_offset) == partition.leader_epoch
-        # What this leader appended is the same wherever it is. For the last records of other epochs a replica may have
-        # what another leader wrote instead, unless they are committed.
-        up_to_log_end = is_own or repair.damage.end_offset < log.log_end_offset
+    async def _copy_committed_if_refused(self, partition: Partition, repair: RangeRepair, source: int) -> None:
+        """`_copy`. What contradicts the epoch file is asked for again, as a replica in sync has it committed."""
+        try:
+            await self._copy(partition, repair, source)
+        except CopyRefused as refused:
+            if not refused.is_of_other_epoch or source not in self._in_sync(partition):
+                raise
+            repair.is_committed = True
+            try:
+                await self._copy(partition, repair, source)
+            finally:
+                repair.is_committed = False
+
+    async def _copy(
+        self, partition: Partition, repair: RangeRepair, source: int, first_fetch_offset: int | None = None
+    ) -> None:
+        """Copy the range from one replica. Raises CopyRefused, KafkaError, PeerUnreachable, OSError."""
+        log = partition.log
+        up_to_log_end = self._is_up_to_log_end(partition, repair.damage) and not repair.is_committed
         while not repair.is_complete and not repair.is_obsolete:
-            data = await self.fetch(partition, source, repair.next_offset, up_to_log_end=up_to_log_end)
+            offset = repair.next_offset if first_fetch_offset is None else first_fetch_offset
+            first_fetch_offset = None
+            data = await self.fetch(partition, source, offset, up_to_log_end=up_to_log_end)
             if not data:
                 raise PeerUnreachable("it has not come that far yet")
             before = repair.next_offset
+            # The other replicas truncate to a leader's log, so a leader must not move its log end.
+            may_move_end = not up_to_log_end and not partition.leads
+            repair.move_end = partial(move_damaged_end, log) if may_move_end else None
             repair.accept(memoryview(data))
             if repair.next_offset == before:
                 raise CopyRefused("it sends no whole batch")
 
-    async def fetch(self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool) -> bytes:
-        """What a replica has from `offset` on, to its log end or its high watermark. KafkaError, PeerUnreachable."""
+    @staticmethod
+    def _is_up_to_log_end(partition: Partition, damage: DamagedRange) -> bool:
+        """Whether uncommitted records of another replica can be the lost ones.
+
+        Records that this leader appended in its epoch are the same on every replica. At the end of the log, a replica
+        may have other records of an earlier epoch, unless they are committed.
+        """
+        log = partition.log
+        is_own = partition.leads and log.leader_epochs.epoch_for_offset(damage.first_offset) == partition.leader_epoch
+        return is_own or damage.end_offset < log.log_end_offset
+
+    async def fetch(
+        self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = FETCH_BYTES_MAX
+    ) -> bytes:
+        """A replica's records from `offset` to its log end or high watermark. Raises KafkaError, PeerUnreachable."""
         endpoint = self._endpoint_of(source)
         if endpoint is None:
             raise PeerUnreachable("it is not registered")
@@ -362,14 +479,12 @@ class Repairs:
             replica_id=REPAIR_REPLICA_ID if up_to_log_end else REPAIR_COMMITTED_REPLICA_ID,
             max_wait_ms=0,
             min_bytes=1,
-            max_bytes=FETCH_BYTES_MAX,
+            max_bytes=bytes_max,
             topics=[
                 FetchTopic(
                     topic_id=partition.topic_id,
                     partitions=[
-                        FetchPartition(
-                            partition=partition.index, fetch_offset=offset, partition_max_bytes=FETCH_BYTES_MAX
-                        )
+                        FetchPartition(partition=partition.index, fetch_offset=offset, partition_max_bytes=bytes_max)
                     ],
                 )
             ],

@@ -1,9 +1,10 @@
-"""Replicas that move from one log directory of this broker to another, while they are read and written as ever.
+"""Moves replicas between the log directories of this broker, while clients read and write them.
 
-Each is copied by and by (`replication/future_replica.py`), on the loop in short steps, with what waits for a device on
-a thread. When it has caught up the controller is told, then it takes the place of the present one. Kafka's
-ReplicaAlterLogDirsManager. Invariant: whatever happens before that, the present replica stays what it is, and the
-controller is told so.
+Each log is copied to a future log (`replication/future_replica.py`) in short steps on the loop; operations that wait
+for a device run on a thread. After the future log has caught up, the directory is reported to the controller, and then
+the future log replaces the present one. Kafka's ReplicaAlterLogDirsManager. Invariants: if the move ends before that,
+the present replica is unchanged, and so is its directory in the metadata; the present log, which may be the only whole
+copy, is deleted only after the future log was read and found whole.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.broker.replicas.log_directories import CORDONED
@@ -21,7 +23,8 @@ from tidelog.replication.throttle import Throttle
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.log_names import NAME_LENGTH_MAX, future_name
 from tidelog.storage.log.partition_log import CorruptLog
-from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments.damage import DamagedRecords, describe
 from tidelog.storage.segments.reader import ColdRead
 
 if TYPE_CHECKING:
@@ -33,22 +36,25 @@ if TYPE_CHECKING:
     from tidelog.storage.log.directory import LogDirectory
     from tidelog.storage.log.partition_log import PartitionLog
     from tidelog.storage.segments.log_config import LogConfig
+    from tidelog.storage.segments.segment import Segment
 
 logger = logging.getLogger("tidelog.moves")
 
 RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 STEP_BYTES = 1 << 20
 IDLE_S = 0.02
-# Until the rate is looked up again: it may have been raised.
+# The rate is read again after this time, because it may have been raised.
 PAUSE_S_MAX = 0.5
-# Where replicas that are not here yet are to be made (Kafka keeps any number of them).
+# Bound of the directories requested for future replicas (Kafka has no bound).
 PREFERRED_MAX = 10_000
-# Syncs of a copy beside which the present log acknowledged more, until one is done on the loop, so that the move ends.
+# How often the present log may acknowledge more during a sync of the copy. Then a sync runs on the loop, so that the
+# move ends.
 OVERTAKEN_TIMES_MAX = 50
+CHECKED_BYTES = 8 << 20
 
 
 class ReplicaMoves:
-    """`on_promoted(partition, directory)`: its log is another one now, and lies there."""
+    """Calls `on_promoted(partition, directory)` when the partition has a new log in this directory."""
 
     def __init__(
         self,
@@ -70,17 +76,19 @@ class ReplicaMoves:
         self.on_promoted: Callable[[Partition, LogDirectory], None] = lambda *_: None
         self.log_config: Callable[[str], LogConfig]
         self.preferred: dict[tuple[str, int], str] = {}
-        """Directories wanted for replicas that were not here when they were asked for."""
+        """The directories requested for replicas that were not on this broker at that time."""
         self._moves: dict[Partition, tuple[FutureReplica, LogDirectory]] = {}
+        self._damaged_once: set[Partition] = set()
+        """Moves that began anew because the copy was damaged. If it is damaged again, the move ends."""
         self._throttle = Throttle()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         directories.on_offline.append(self._directory_failed)
 
-    # ------------------------------------------------------------------------------------------------ what is asked for
+    # -------------------------------------------------------------------------------------------------------- requests
 
     def order(self, topic: str, index: int, path: str) -> None:
-        """Have the replica lie there. Raises KafkaError, with the codes of Kafka's ReplicaManager."""
+        """Start a move of the replica to `path`. Raises KafkaError, with the codes of Kafka's ReplicaManager."""
         directory = self._directory_at(topic, index, path)
         partition = self._partitions.find(topic, index)
         if partition is not None and not partition.offline:
@@ -97,7 +105,7 @@ class ReplicaMoves:
         if source is directory or partition in self._moves:
             return
         if self._directories.offline:
-            # The same replica might be on its way in the one that is out of reach.
+            # The offline directory may hold a future log of the same replica.
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "a log directory is offline")
         try:
             directory.create_future(topic, index, partition.topic_id, self.log_config(topic), self._clock_ms())
@@ -134,7 +142,7 @@ class ReplicaMoves:
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition.topic}-{partition.index} is offline")
 
     def begin(self, partition: Partition, source: LogDirectory, directory: LogDirectory) -> None:
-        """There is a future log in `directory`: bring it up to the present one."""
+        """Copy the present log to the future log in `directory`."""
         future = directory.futures[partition.topic, partition.index]
         replica = FutureReplica(partition, future, source.directory_id, directory.directory_id)
         logger.info("%s-%d moves from %s to %s", partition.topic, partition.index, source.path, directory.path)
@@ -145,7 +153,7 @@ class ReplicaMoves:
             self._task = self._loop.create_task(self._run(), name="replica moves")
 
     def resume(self, directory_of: Mapping[Partition, LogDirectory]) -> None:
-        """Go on with what an earlier process began, at the start; what it began in vain goes."""
+        """Continue the moves of an earlier process, at the start. Delete the future logs that have no use."""
         for directory in self._directories.homes:
             for (topic, index), future in list(directory.futures.items()):
                 partition = self._partitions.find(topic, index)
@@ -156,38 +164,39 @@ class ReplicaMoves:
                 elif not self._partitions.is_unavailable(topic, index):
                     self._discard((topic, index), directory)
 
-    def told_directory(self, partition: Partition) -> bytes | None:
-        """Where the controller is to believe that a moving replica lies."""
+    def assigned_directory_id(self, partition: Partition) -> bytes | None:
+        """The directory that the controller must know for a moving replica; None if it does not move."""
         under_way = self._moves.get(partition)
-        return None if under_way is None else under_way[0].told_directory
+        return None if under_way is None else under_way[0].assigned_directory_id
 
-    # -------------------------------------------------------------------------------------------------------- given up
+    # ------------------------------------------------------------------------------------------------------------ ends
 
     def forget(self, partition: Partition) -> None:
-        """The replica cannot be read any more. What was copied stays, as it may be all that is left."""
+        """The replica cannot be read any more. Its future log stays, because it may be the only copy left."""
         under_way = self._moves.pop(partition, None)
         self._is_over(partition)
         if under_way is not None and under_way[0].state is not MoveState.COPYING:
-            # Else the controller would go on believing in a replica that lies, whole, where it never came to lie.
-            self._assignments.lies_in(partition.topic_id, partition.index, under_way[0].source_id)
+            # Otherwise the metadata would name a directory that does not have the whole replica.
+            self._assignments.report(partition.topic_id, partition.index, under_way[0].source_id)
 
     def discard(self, topic: str, index: int) -> None:
-        """The replica is not to be here any more."""
+        """This broker has no replica of the partition any more."""
         for directory in self._directories.homes:
             self._discard((topic, index), directory)
 
     def _cancel(self, partition: Partition) -> None:
-        """The replica stays where it is, for now."""
+        """End a move; the replica stays in its present directory."""
         replica, directory = self._moves.pop(partition)
         self._is_over(partition)
         partition.log.may_be_cleaned = True
         if replica.state is not MoveState.COPYING:
-            self._assignments.lies_in(partition.topic_id, partition.index, replica.source_id)
+            self._assignments.report(partition.topic_id, partition.index, replica.source_id)
         self._discard((partition.topic, partition.index), directory)
 
     def _is_over(self, partition: Partition) -> None:
-        """Its deletions wait for no other log any more."""
+        """The move is over: DeleteRecords requests no longer wait for the future log."""
         partition.future_log = None
+        self._damaged_once.discard(partition)
         self._partitions.deletions.look(partition)
 
     def _discard(self, key: tuple[str, int], directory: LogDirectory) -> None:
@@ -200,7 +209,7 @@ class ReplicaMoves:
     def _directory_failed(self, directory: LogDirectory) -> None:
         for partition, (_, destination) in list(self._moves.items()):
             if destination is directory:
-                logger.warning("%s-%d stays where it is", partition.topic, partition.index)
+                logger.warning("%s-%d stays in its log directory", partition.topic, partition.index)
                 self._cancel(partition)
 
     async def close(self) -> None:
@@ -226,7 +235,7 @@ class ReplicaMoves:
             self._task = None
 
     async def _advance(self, replica: FutureReplica, directory: LogDirectory) -> bool:
-        """One step; whether the next should follow at once."""
+        """Run one step. Whether the next one should follow at once."""
         try:
             copied = self._copy(replica, directory)
             if copied:
@@ -236,32 +245,39 @@ class ReplicaMoves:
         except ColdRead as cold:
             await self._warm(cold)
             return True
+        except DamagedRecords as error:
+            self._copy_is_damaged(replica, directory, str(error))
+            return True
         except (CorruptLog, OSError, KafkaError) as error:
+            if isinstance(error, KafkaError) and error.code == ErrorCode.CORRUPT_MESSAGE:
+                # The present log has damage in bytes that it took for checked: the next read of them starts the repair.
+                replica.partition.log.segments.distrust_from(replica.log.log_end_offset)
+                return False
             if replica.log.can_retry(error):
-                logger.error("%s-%d is not moved for now: %s", replica.partition.topic, replica.partition.index, error)
+                logger.error("cannot move %s-%d now: %s", replica.partition.topic, replica.partition.index, error)
                 return False
             self._cannot_be_written(replica.partition, directory, error)
             return True
-        except Exception:  # a bug of ours: this one stays where it is, and the others still move
-            logger.exception("%s-%d cannot be moved", replica.partition.topic, replica.partition.index)
+        except Exception:  # a bug here: this replica stays in its directory, and the others still move
+            logger.exception("cannot move %s-%d", replica.partition.topic, replica.partition.index)
             if self._is_current(replica):
                 self._cancel(replica.partition)
             return True
         return copied > 0
 
     def _copy(self, replica: FutureReplica, directory: LogDirectory) -> int:
-        """The next batches, in one turn of the loop; their size. Raises what writing them does, and ColdRead."""
+        """Copy the next batches in one turn of the loop. Their size. Raises the errors of a write, and ColdRead."""
         self._align(replica)
         try:
             batches = replica.read_next(STEP_BYTES)
         except DamagedRecords as error:
-            self._partitions.refusal(replica.partition, error)  # which has it repaired: the move goes on behind that
+            self._partitions.refusal(replica.partition, error)  # starts the repair, after which the move continues
             return 0
         except (KafkaError, CorruptLog, OSError) as error:
             if is_exhaustion(error):
                 raise
             partition = replica.partition
-            logger.error("%s-%d cannot be read to be moved: %s", partition.topic, partition.index, error)
+            logger.error("cannot read %s-%d to move it: %s", partition.topic, partition.index, error)
             self._cancel(partition)
             if not isinstance(error, KafkaError):
                 self._partitions.failed(partition, error)
@@ -283,8 +299,8 @@ class ReplicaMoves:
         throttle.record(size_bytes, now_ms)
         while pause_ms := throttle.pause_ms(self._loop.time() * 1000):
             await asyncio.sleep(min(pause_ms / 1000, PAUSE_S_MAX))
-            for replica, _ in list(self._moves.values()):  # deletions wait for it, and it costs nothing of the rate
-                with suppress(CorruptLog, OSError, KafkaError):  # which its own turn is to meet
+            for replica, _ in list(self._moves.values()):  # DeleteRecords requests wait for it, and it copies nothing
+                with suppress(CorruptLog, OSError, KafkaError):  # the replica's next step meets the same error
                     self._align(replica)
             if self._settings.integer(RATE) != throttle.bytes_per_s:
                 self._throttle = Throttle()
@@ -296,13 +312,13 @@ class ReplicaMoves:
         await done
 
     async def _flush(self, log: PartitionLog) -> None:
-        """What was copied reaches its device, so that what was acknowledged stays so."""
+        """Sync the copied records, so that acknowledged records stay durable after the move."""
         if not log.durability.is_running and log.failure is None:
             task = log.begin_flush()
             done = asyncio.ensure_future(self._run_in_executor(task.run))
             try:
                 await asyncio.shield(done)
-            finally:  # also where the node stops meanwhile: a log is not closed while it is being synced
+            finally:  # also when the node stops meanwhile: a log must not be closed during its sync
                 await done
                 log.finish_flush(task, self._clock_ms())
 
@@ -310,35 +326,85 @@ class ReplicaMoves:
 
     async def _has_caught_up(self, replica: FutureReplica, directory: LogDirectory) -> None:
         partition = replica.partition
-        if replica.state is MoveState.TELLING:
+        if replica.state is MoveState.ASSIGNING:
             return
         await self._flush(replica.log)
+        if self._is_current(replica) and not replica.is_checked:
+            await self._check(replica, directory)
+            return
         if not self._is_current(replica):
             return
         if replica.state is MoveState.COPYING:
-            replica.state = MoveState.TELLING
-            self._assignments.lies_in(
-                partition.topic_id, partition.index, replica.destination_id, lambda: self._told(replica)
+            replica.state = MoveState.ASSIGNING
+            self._assignments.report(
+                partition.topic_id, partition.index, replica.destination_id, lambda: self._on_assigned(replica)
             )
         else:
             self._promote(replica, directory)
+
+    async def _check(self, replica: FutureReplica, directory: LogDirectory) -> None:
+        """Read the whole copy from the device and check it. A damaged one is discarded."""
+        for segment in list(replica.log.segments):
+            is_empty = not segment.size_bytes and segment is replica.log.segments.active
+            if not is_empty and not await self._check_segment(replica, segment):
+                return  # truncated meanwhile: check it again after it has caught up again
+        damaged = replica.log.damaged_ranges()
+        if damaged:
+            self._copy_is_damaged(replica, directory, f"{damaged[0][0].path}: {describe(damaged[0][1])}")
+        replica.is_checked = True
+
+    async def _check_segment(self, replica: FutureReplica, segment: Segment) -> bool:
+        """Read a segment of the copy and note its damage. False if the move or the segment has changed meanwhile."""
+        generation, is_done = segment.generation, False
+        scrub = Scrub(replica.log, segment)
+        try:
+            while not scrub.is_done and self._is_current(replica):
+                before = scrub.verified_bytes
+                await self._run_in_executor(partial(scrub.run, CHECKED_BYTES))
+                await self._hold_back(scrub.verified_bytes - before)
+                if self._is_current(replica):
+                    self._align(replica)
+            is_same = self._is_current(replica) and replica.log.failure is None
+            is_done = scrub.is_done and is_same and segment.generation == generation
+        finally:
+            if not is_done:
+                scrub.abandon()
+        if is_done:
+            scrub.finish()
+        return is_done
+
+    def _copy_is_damaged(self, replica: FutureReplica, directory: LogDirectory, why: str) -> None:
+        """Begin anew, once: the present replica is whole, or is being repaired."""
+        partition = replica.partition
+        if not self._is_current(replica):
+            return
+        is_again = partition in self._damaged_once
+        logger.error("%s-%d: the copy in %s is damaged: %s", partition.topic, partition.index, directory.path, why)
+        self._cancel(partition)
+        if is_again or not self._directories.is_usable(directory):
+            return
+        try:
+            self.order(partition.topic, partition.index, self._directories.home_paths[directory.path])
+            self._damaged_once.add(partition)
+        except KafkaError as error:
+            logger.error("%s-%d stays in its log directory: %s", partition.topic, partition.index, error)
 
     def _is_current(self, replica: FutureReplica) -> bool:
         under_way = self._moves.get(replica.partition)
         return under_way is not None and under_way[0] is replica
 
-    def _told(self, replica: FutureReplica) -> None:
+    def _on_assigned(self, replica: FutureReplica) -> None:
         if self._is_current(replica):
-            replica.state = MoveState.TOLD
+            replica.state = MoveState.ASSIGNED
 
     def _promote(self, replica: FutureReplica, directory: LogDirectory) -> None:
-        """In one turn of the loop, between two appends."""
+        """Replace the present log by the future log, in one turn of the loop, between two appends."""
         partition, future = replica.partition, replica.log
         while self._copy(replica, directory):
-            pass  # what came while the rest was synced
+            pass  # copies the records that were appended during the sync
         if not self._is_current(replica) or not replica.has_caught_up or future.durability.is_running:
             return
-        if not replica.has_what_is_acknowledged:  # else a loss of power could take what is acknowledged
+        if not replica.has_what_is_acknowledged:  # a loss of power could then lose acknowledged records
             replica.overtaken_times += 1
             if replica.overtaken_times <= OVERTAKEN_TIMES_MAX:
                 return
@@ -347,12 +413,12 @@ class ReplicaMoves:
         del self._moves[partition]
         replica.take_over()
         self._is_over(partition)
-        logger.info("%s-%d lies in %s now", partition.topic, partition.index, directory.path)
+        logger.info("%s-%d is now in %s", partition.topic, partition.index, directory.path)
         self.on_promoted(partition, directory)
         self._partitions.flushes.flush_if_due(partition)
 
     def _cannot_be_written(self, partition: Partition, directory: LogDirectory, error: Exception) -> None:
-        logger.error("%s-%d cannot be moved to %s: %s", partition.topic, partition.index, directory.path, error)
+        logger.error("cannot move %s-%d to %s: %s", partition.topic, partition.index, directory.path, error)
         if isinstance(error, OSError):
             self._directories.failed(directory, error)
         if partition in self._moves:

@@ -1,7 +1,7 @@
-"""The scrubber: every segment of every log is read from time to time, so that damage is found before a reader meets it.
+"""The scrubber reads every segment of every log periodically, to detect damage before a reader meets it.
 
-One segment at a time, at a bounded rate, on a thread; what it is looked at for is `storage/log/scrub.py`'s, what
-follows from damage `repairs.py`'s. Off with `log.scrub.bytes.per.second=0`.
+It reads one segment at a time on a thread, at a bounded rate. `storage/log/scrub.py` checks the contents, `repairs.py`
+repairs the damage. `log.scrub.bytes.per.second=0` turns the scrubber off.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.scrubber")
 
 FIRST_PASS_S: Final = 60.0
-"""A node that has just started has other things to do."""
+"""The delay of the first pass, because a node is busy just after its start."""
 TRUST_S: Final = 30.0
 PIECE_S: Final = 0.25
 URGENT_BYTES_PER_S: Final = 8 * 1024 * 1024
-"""Where nothing is read in the background, and one log is to be looked at."""
+"""The rate for one log that must be checked at once while the scrubber is off."""
 PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class ScrubCounters:
-    """Since the start."""
+    """Counters since the start."""
 
     verified_bytes: int = 0
     passes: int = 0
@@ -90,8 +90,8 @@ class Scrubber:
             await asyncio.sleep(max(0.1, self._interval_s - (self._loop.time() - began)))
 
     async def _pass_over(self, partition: Partition) -> None:
-        """If it is hosted when its turn comes. What fails here is answered for this partition; the others go on."""
-        await asyncio.sleep(0)  # thousands of empty logs must not stop the loop
+        """Scrub one partition if this node still hosts it. An error fails only this partition."""
+        await asyncio.sleep(0)  # thousands of empty logs must not block the loop
         if not self._is_hosted(partition):
             return
         try:
@@ -99,7 +99,7 @@ class Scrubber:
                 await asyncio.sleep(0)  # a log may have thousands of them
                 if not self._is_hosted(partition):
                     return
-            # Damage that was met where no reader waits for an answer.
+            # Reports damage that was met by a caller other than a client's read.
             self._repairs.look_at(partition)
         except Exception as error:
             self._partitions.refusal(partition, error)
@@ -111,7 +111,7 @@ class Scrubber:
                     self._partitions.refusal(partition, error)
 
     def look_soon(self, log: PartitionLog) -> None:
-        """The cleaner met what it cannot read: look at this log now, if none is looked at so already."""
+        """The cleaner could not read this log: scrub it now, unless another such scrub is running."""
         partition = next((each for each in self._partitions.hosted() if each.log is log), None)
         if partition is not None and (self._urgent is None or self._urgent.done()):
             self._urgent = self._loop.create_task(self._look_at(partition), name="scrub at once")
@@ -127,7 +127,7 @@ class Scrubber:
             self._partitions.refusal(partition, error)
 
     def _is_to_be_read(self, partition: Partition, segment: Segment) -> bool:
-        """Only the last segment may be empty; and it may have been deleted, or cleaned, since the look began."""
+        """Whether the segment was not deleted or cleaned meanwhile, and is not an empty active segment."""
         segments = partition.log.segments
         is_there = any(each is segment for each in segments)
         return is_there and self._is_hosted(partition) and (segment.size_bytes > 0 or segment is not segments.active)
@@ -146,12 +146,12 @@ class Scrubber:
                 await self._run_in_executor(partial(scrub.run, piece))
                 verified = scrub.verified_bytes - before
                 self.counters.verified_bytes += verified
-                # A segment of a few batches costs as much of the rate as it has bytes, and no more.
+                # A small segment uses only its own size of the rate.
                 await asyncio.sleep(min(piece, max(verified, 4096)) / (self._rate_bytes or URGENT_BYTES_PER_S))
             finished = True
         finally:
             if not finished or not self._is_hosted(partition):
                 scrub.abandon()
             elif scrub.finish():
-                logger.warning("%s-%d: damage was found in %s", partition.topic, partition.index, segment.path)
+                logger.warning("%s-%d: found damage in %s", partition.topic, partition.index, segment.path)
                 self._repairs.look_at(partition)

@@ -1,9 +1,9 @@
-"""A leader that was elected uncleanly takes over what other replicas have behind its log's end, before it leads.
+"""A leader that was elected uncleanly copies the records that other replicas have past its log end, before it leads.
 
-Where no replica may speak for what it had, the last known leader is elected (KIP-966), though its disk may be the one
-that lost records: the others would cut theirs to its end. So it asks them first. What a replica has is taken if its log
-goes on from this one's last batch, in the same leader epoch; of several the latest epoch counts, then the longest log.
-Invariant: while it asks the partition has no leader here, so that nobody truncates.
+When no replica is eligible, the controller elects the last known leader (KIP-966). Its disk may have lost records, and
+the other replicas would truncate their logs to its end. So it first fetches from them. It takes a replica's records if
+that log continues this one's last batch in the same leader epoch. Among several it takes the latest epoch, then the
+longest log. Invariant: until that is done the partition has no leader here, so no replica truncates.
 """
 
 from __future__ import annotations
@@ -17,34 +17,38 @@ from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import KafkaError
 from tidelog.replication.controller.metadata.image import RECOVERING
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.storage.log.damaged_end import damaged_end, move_damaged_end
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
     from tidelog.broker.replicas.repairs import Repairs
     from tidelog.replication.controller.metadata.image import PartitionImage
     from tidelog.replication.partition import Partition
+    from tidelog.storage.segments.damage import DamagedRange
 
 logger = logging.getLogger("tidelog.repairs")
 
 TAIL_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Of one replica at a time; what is behind that is asked for again."""
+"""Read from one replica in one round; the next round reads what follows."""
 ASK_S_MAX: Final = 2.0
-"""For the answers of one replica, not counting the time until it is its turn."""
+"""Time for the answers of one replica, without the time in the queue."""
 FETCHES_MAX: Final = 16
-"""At once, for all partitions of the node. An answer holds `repairs.FETCH_BYTES_MAX`, or one batch."""
+"""Concurrent fetches for all partitions of the node. An answer holds `repairs.FETCH_BYTES_MAX`, or one batch."""
 
 
 class Tail(NamedTuple):
-    """What a replica has behind a log's end. Tails are compared as candidates in an election are."""
+    """The records that a replica has past a log's end. Tails compare by epoch, then end offset, as in an election."""
 
     last_epoch: int
     end_offset: int
     source: int
     size_bytes: int
+    boundary: int
+    """The end of the replica's batch with the log's last offset: above the log end if that lies inside this batch."""
 
 
 class UncleanLeaders:
-    """`on_done(partition)`: the delayed role may be taken."""
+    """Calls `on_done(partition)` when the replica may take its delayed role."""
 
     def __init__(
         self,
@@ -58,39 +62,42 @@ class UncleanLeaders:
         self._repairs = repairs
         self._loop = loop
         self._clock_ms = clock_ms
-        self._asking: dict[Partition, asyncio.Task[None]] = {}
-        self._asked: dict[Partition, int] = {}
-        """The leader epoch for which the others were asked."""
+        self._comparisons: dict[Partition, asyncio.Task[None]] = {}
+        self._compared_epochs: dict[Partition, int] = {}
+        """The leader epoch for which the other replicas' logs were last compared."""
         self._fetches = asyncio.Semaphore(FETCHES_MAX)
         self._silent_at_s: dict[int, float] = {}
-        """When a fetch from a replica last ran out of time."""
+        """The time of the last fetch that timed out, by replica."""
 
     def delays(self, partition: Partition, assignment: PartitionImage) -> bool:
-        """Whether this node, which is to lead, asks the others first. One that led before has what they have."""
+        """Whether this node, which is elected, first fetches from the other replicas.
+
+        Not if it leads already: it then has their records.
+        """
         if assignment.leader_recovery_state != RECOVERING or len(assignment.replicas) == 1 or partition.leads:
             return False
-        if self._asked.get(partition) == assignment.leader_epoch and partition not in self._asking:
+        if self._compared_epochs.get(partition) == assignment.leader_epoch and partition not in self._comparisons:
             return False
-        self._asked[partition] = assignment.leader_epoch
-        if partition not in self._asking:
-            task = self._loop.create_task(self._ask(partition), name=f"ask before leading {partition}")
-            self._asking[partition] = task
+        self._compared_epochs[partition] = assignment.leader_epoch
+        if partition not in self._comparisons:
+            task = self._loop.create_task(self._compare(partition), name=f"compare logs before leading {partition}")
+            self._comparisons[partition] = task
         return True
 
     def forget(self, partition: Partition) -> None:
         """Another replica leads, or this one is gone."""
-        self._asked.pop(partition, None)
-        task = self._asking.pop(partition, None)
+        self._compared_epochs.pop(partition, None)
+        task = self._comparisons.pop(partition, None)
         if task is not None:
             task.cancel()
 
     async def close(self) -> None:
-        tasks = list(self._asking.values())
+        tasks = list(self._comparisons.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, partition: Partition) -> None:
+    async def _compare(self, partition: Partition) -> None:
         try:
             while await self._extend(partition):
                 pass
@@ -98,11 +105,11 @@ class UncleanLeaders:
             raise
         except Exception as error:
             self._partitions.refusal(partition, error)
-        self._asking.pop(partition, None)
+        self._comparisons.pop(partition, None)
         self.on_done(partition)
 
     async def _extend(self, partition: Partition) -> bool:
-        """Append what the best of the others has; whether there may be more."""
+        """Append the best tail of the other replicas. Whether there may be more."""
         asked = (self._tail_of(partition, source) for source in self._repairs.others(partition))
         tails = [tail for tail in await asyncio.gather(*asked) if tail is not None]
         if not tails or partition.offline:
@@ -114,14 +121,17 @@ class UncleanLeaders:
             partition.topic, partition.index, best.source, end_offset, best.end_offset,
         )  # fmt: skip
         try:
+            damage = damaged_end(log)
+            if damage is not None and best.boundary > end_offset:
+                move_damaged_end(log, damage, best.boundary)
             await self._take(partition, best)
         except (KafkaError, PeerUnreachable, TimeoutError) as error:
-            logger.info("%s: broker %d does not send all it has: %s", partition, best.source, error)
+            logger.info("%s: broker %d does not send all its records: %s", partition, best.source, error)
         is_all = log.log_end_offset >= best.end_offset and best.size_bytes < TAIL_BYTES_MAX
         return log.log_end_offset > end_offset and not is_all
 
     async def _take(self, partition: Partition, tail: Tail) -> None:
-        """Append a tail piece by piece: it was read once to be compared, and is read again to be kept."""
+        """Append a tail in pieces. It is read again, because the comparison did not keep it in memory."""
         log = partition.log
         budget = _Budget()
         while log.log_end_offset < tail.end_offset and not partition.offline:
@@ -138,43 +148,57 @@ class UncleanLeaders:
         try:
             return await self._read_tail(partition, source)
         except (KafkaError, PeerUnreachable, TimeoutError) as error:
-            logger.info("%s: broker %d does not tell how far its log goes: %s", partition, source, error)
+            logger.info("%s: broker %d does not tell its log end offset: %s", partition, source, error)
             return None
 
     async def _read_tail(self, partition: Partition, source: int) -> Tail | None:
         """Raises KafkaError, PeerUnreachable, TimeoutError."""
-        log = partition.log
-        end = offset = log.log_end_offset
-        if log.log_start_offset < end:
-            offset = end - 1  # in the last batch, which both must have
+        log, budget = partition.log, _Budget()
+        damage = damaged_end(log)
+        end = offset = boundary = log.log_end_offset
         own_epoch = log.leader_epochs.epoch_for_offset(end - 1)
+        if damage is not None and not await self._has_before(partition, source, damage, budget):
+            return None
+        if log.log_start_offset < end:
+            offset = end - 1  # in the last batch, which both logs must have
         size_bytes, last_epoch = 0, -1
-        budget = _Budget()
         while size_bytes < TAIL_BYTES_MAX:
             try:
                 data = await self._fetch(partition, source, offset, budget)
             except KafkaError:
-                if not size_bytes:
+                if offset <= end:
                     raise
-                break  # what it has whole counts
+                break  # the part that was read counts
             before = offset
             for _, header in iter_headers(data):
+                epoch = header.partition_leader_epoch
                 if header.base_offset < end:
-                    if header.next_offset != end or header.partition_leader_epoch != own_epoch:
-                        return None  # it went another way
+                    if epoch < own_epoch or (damage is None and (header.next_offset != end or epoch != own_epoch)):
+                        return None  # the logs diverge
+                    boundary, last_epoch = header.next_offset, epoch
                 elif header.base_offset >= offset:
                     size_bytes += header.size_bytes
-                    last_epoch = header.partition_leader_epoch
+                    last_epoch = epoch
                 offset = header.next_offset
             if offset <= before:
                 break
-        return Tail(last_epoch, offset, source, size_bytes) if size_bytes else None
+        return Tail(last_epoch, offset, source, size_bytes, boundary) if offset > end else None
+
+    async def _has_before(self, partition: Partition, source: int, damage: DamagedRange, budget: _Budget) -> bool:
+        """Whether a replica has this log's last undamaged batch. Raises KafkaError, PeerUnreachable, TimeoutError."""
+        log, whole_end = partition.log, damage.first_offset
+        if whole_end <= log.log_start_offset:
+            return True
+        for _, header in iter_headers(await self._fetch(partition, source, whole_end - 1, budget)):
+            own_epoch = log.leader_epochs.epoch_for_offset(whole_end - 1)
+            return header.next_offset == whole_end and header.partition_leader_epoch == own_epoch
+        return False
 
     async def _fetch(self, partition: Partition, source: int, offset: int, budget: _Budget) -> bytes:
-        """When it is its turn. Raises KafkaError, PeerUnreachable, TimeoutError.
+        """Fetch as soon as the queue allows. Raises KafkaError, PeerUnreachable, TimeoutError.
 
-        A fetch that waits for its turn while the replica lets another one run out of time is given up with it: each
-        partition would wait for the same.
+        When a fetch from a replica times out, the queued fetches from this replica fail too: otherwise each partition
+        would wait for the same timeout.
         """
         queued_s = self._loop.time()
         async with self._fetches:
@@ -183,9 +207,10 @@ class UncleanLeaders:
             now_s = self._loop.time()
             fetch = self._repairs.fetch(partition, source, offset, up_to_log_end=True)
             try:
-                data = await asyncio.wait_for(fetch, budget.left_s)
+                async with asyncio.timeout(budget.left_s):
+                    data = await fetch
             except TimeoutError:
-                if budget.left_s == ASK_S_MAX:  # not one of many answers
+                if budget.left_s == ASK_S_MAX:  # the first answer of this replica did not come
                     self._silent_at_s[source] = self._loop.time()
                 raise
             budget.left_s = max(0.0, budget.left_s - (self._loop.time() - now_s))
@@ -193,7 +218,7 @@ class UncleanLeaders:
 
 
 class _Budget:
-    """The time that is left for the answers of one replica."""
+    """The time left for the answers of one replica."""
 
     __slots__ = ("left_s",)
 

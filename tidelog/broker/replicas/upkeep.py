@@ -1,8 +1,8 @@
-"""What the logs of a node want done from time to time: checkpoints, retention, flushes by time, removals, the ISRs.
+"""Periodic work for the logs of a node: checkpoints, retention, flushes by time, file removals, ISR checks.
 
-Each has a timer of its own, as in Kafka's LogManager. When each is due comes from the configuration; what is done is
-the logs' and the partitions' own. Invariant: one checkpoint task and one removal of files of a directory at a time,
-and an error of the device is its directory's, not the upkeep's.
+Each kind of work has a timer, as in Kafka's LogManager, with an interval from the configuration. The logs and the
+partitions do the work. Invariant: each directory has at most one checkpoint task and one file removal at a time, and an
+error of a device fails its directory, not the upkeep.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ logger = logging.getLogger("tidelog.upkeep")
 
 # Kafka's LogManager.InitialTaskDelayMs.
 FIRST_RETENTION_MS = 30_000
-# Longer than any node runs, and as long as every loop can wait.
+# Longer than a node runs, and short enough for every event loop's timers.
 INTERVAL_MS_MAX = 365 * 24 * 60 * 60 * 1000
 
 RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
 
 class _Removal:
-    """Of files and directories that were renamed, so that nobody else looks for them. `run` once, in any thread: the
-    pages of a gigabyte are given back in some hundred milliseconds."""
+    """Removes files and directories that were renamed before, so no other code uses them.
+
+    `run` is called once, on any thread, because freeing the pages of a gigabyte takes some hundred milliseconds.
+    """
 
     def __init__(self, disk: Disk, paths: list[str]) -> None:
         self._disk = disk
@@ -45,7 +47,7 @@ class _Removal:
         self.is_stopped = False
 
     def run(self) -> None:
-        while self.left and not self.is_stopped:  # the rest is for the next start to remove
+        while self.left and not self.is_stopped:  # the next start removes the rest
             path = self.left[-1]
             try:
                 if path.endswith(DELETE_SUFFIX):
@@ -53,7 +55,7 @@ class _Removal:
                 else:
                     self._disk.remove(path)
             except FileNotFoundError:
-                pass  # its log was deleted, or moved, meanwhile
+                pass  # the log was deleted or moved meanwhile
             except OSError as error:
                 self.error = error
                 return
@@ -107,14 +109,14 @@ class Upkeep:
         self._timers[work] = self._loop.call_later(interval_s if first_ms is None else first_ms / 1000, run)
 
     def checkpoint(self) -> None:
-        """On a thread, but for the start and the end of it: the device may take its time."""
+        """Write the checkpoints of all directories, on threads, because the device may be slow."""
         for directory in self._directories:
             if directory not in self._checkpointing:
                 self._checkpointing.add(directory)
                 task = directory.begin_checkpoints()
                 written = self._run_in_executor(task.run)
                 written.add_done_callback(partial(self._checkpointed, directory, task))
-        self._time_removals()  # of what was deleted since the last one
+        self._time_removals()  # includes files deleted since the last call
 
     def _checkpointed(self, directory: LogDirectory, task: CheckpointTask, written: asyncio.Future[None]) -> None:
         self._checkpointing.discard(directory)
@@ -126,10 +128,10 @@ class Upkeep:
     def _check_isrs(self) -> None:
         for partition in self._partitions.hosted():
             partition.check_isr()
-            self._partitions.look_for_followers(partition)
+            self._partitions.observe_followers_outside_isr(partition)
 
     def look_after(self) -> None:
-        """Retention, flushes by time and what else the logs want done from time to time."""
+        """Apply retention and the other periodic maintenance of the logs."""
         now_ms = self._clock_ms()
         hosted = list(self._partitions.hosted())
         log_starts = [partition.log.log_start_offset for partition in hosted]
@@ -138,18 +140,18 @@ class Upkeep:
                 directory.maintain(now_ms, self._doomed.setdefault(directory, []))
             except OSError as error:
                 self._directories.failed(directory, error)
-            except Exception:  # a bug of ours in one log: the others are still to be looked after
-                logger.exception("%s is not looked after", directory.path)
+            except Exception:  # a bug here in one directory: the others still need maintenance
+                logger.exception("the maintenance of the logs in %s failed", directory.path)
             self._remove(directory)
         for partition, log_start_offset in zip(hosted, log_starts):
             if partition.log.log_start_offset != log_start_offset:
-                self._partitions.touch(partition)
+                self._partitions.reported_values_changed(partition)
             if partition.log.flush_due:
                 self._partitions.flushes.flush(partition)
         self._time_removals()
 
     def flush_by_time(self) -> None:
-        """The logs that hold records which flush.ms has passed over."""
+        """Flush the logs with unsynced records older than flush.ms."""
         now_ms = self._clock_ms()
         for partition in list(self._partitions.hosted()):
             log = partition.log
@@ -159,7 +161,7 @@ class Upkeep:
     # -- removals ----------------------------------------------------------------------------------------------------
 
     def _time_removals(self) -> None:
-        """When the first file or directory that was deleted is to leave the disk."""
+        """Start the timer for the next due removal of deleted files and directories."""
         due_ms = [one for one in (directory.next_removal_ms() for directory in self._directories) if one is not None]
         timer = self._timers.pop(self.remove_due, None)
         if timer is not None:
@@ -179,7 +181,7 @@ class Upkeep:
     def _remove(self, directory: LogDirectory) -> None:
         doomed = self._doomed.pop(directory)
         if directory in self._removals:
-            self._doomed[directory] = doomed  # for when that has ended
+            self._doomed[directory] = doomed  # removed when the running removal has ended
         elif doomed:
             removal = self._removals[directory] = _Removal(self._disk, doomed)
             removed = self._run_in_executor(removal.run)
@@ -195,5 +197,5 @@ class Upkeep:
         waiting = [*removal.left, *self._doomed.pop(directory, ())]
         if waiting:
             self._doomed[directory] = waiting
-        if waiting and not removal.left and not removal.is_stopped:  # else with the next look at the logs
+        if waiting and not removal.left and not removal.is_stopped:  # otherwise the next maintenance tries again
             self._remove(directory)

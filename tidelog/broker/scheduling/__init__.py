@@ -1,4 +1,4 @@
-"""When things happen on the event loop: who waits for what, deadlines, fairness, work in pieces.
+"""The order of work on the event loop: waiting requests, deadlines, fairness, work in pieces.
 
-Nothing here knows what a request is about.
+No module here depends on the content of a request.
 """

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-logger = logging.getLogger("tidelog.wakes")
+logger = logging.getLogger("tidelog.callbacks")
 
 
 class DeferredCallbacks:

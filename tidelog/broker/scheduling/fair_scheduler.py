@@ -116,6 +116,6 @@ class FairScheduler:
             try:
                 line.popleft()()
             except Exception:
-                logger.exception("a connection whose turn had come failed")  # the others in line go on
+                logger.exception("the work of a connection failed")  # the others in line go on
             if stopwatch is not None and stopwatch() - began >= LINE_S:
                 break

@@ -43,10 +43,10 @@ class Inspection:
 class Inspections:
     """Of one node; each inspection may hold 16 MiB of records, twice while they are decompressed."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor | None, turns: FairScheduler) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor | None, scheduler: FairScheduler) -> None:
         self._loop = loop
         self._executor = executor
-        self._turns = turns
+        self._scheduler = scheduler
         self._waiting: dict[Inspection, None] = {}
         self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
@@ -79,7 +79,7 @@ class Inspections:
                 try:
                     inspection.looked(outcome)
                 except Exception:
-                    logger.exception("a batch that was looked at could not be taken on")  # the others wait for theirs
+                    logger.exception("the append of an inspected batch failed")  # the others wait for theirs
                 del inspection, outcome
         finally:
             self._worker = None
@@ -88,7 +88,7 @@ class Inspections:
         try:
             await self._loop.run_in_executor(self._executor, unseen.decompress)
             for _ in unseen.look():
-                await self._turns.pause(self._loop)
+                await self._scheduler.pause(self._loop)
             await self._loop.run_in_executor(self._executor, unseen.rebuild)
         except Exception as error:
             return _refusal(error)
@@ -105,5 +105,5 @@ def _refusal(error: Exception) -> KafkaError:
     """What the batch is refused with, without the frames that `error` came through: they hold megabytes of records."""
     if isinstance(error, KafkaError):
         return KafkaError(error.code, error.message, error.record_errors)
-    logger.error("a batch could not be looked at", exc_info=error)
+    logger.error("the inspection of a batch failed", exc_info=error)
     return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says why")

@@ -55,7 +55,7 @@ class DeadlineTimer:
             try:
                 on_expiry()
             except Exception:
-                logger.exception("a request whose time was up failed")  # the others are not to wait on
+                logger.exception("the end of a request's wait failed")  # the others are not to wait on
         due_ms = self._deadlines.next_due_ms()
         if due_ms is not None and self._timer is None:
             self._arm(due_ms)

@@ -1,4 +1,4 @@
-"""`tidelog brokers`, `log-dirs` and `features`: what the nodes of a cluster are, hold and serve.
+"""`tidelog brokers`, `log-dirs` and `features`: a cluster's nodes, their log directories and feature levels.
 
-Nothing here changes records; groups, topics and moves of replicas have commands of their own.
+These commands change no records. Groups, topics and moves of replicas have other commands.
 """

@@ -1,4 +1,4 @@
-"""`tidelog brokers`: who is in the cluster, what each of them holds, and which versions it serves."""
+"""`tidelog brokers`: lists and describes the brokers of a cluster, with their replicas and API versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 @dataclass(slots=True)
 class Broker:
-    """What is known of one broker; `problem` says why the rest is empty."""
+    """The data of one broker; `problem`: the reason why the rest is empty."""
 
     node: Node
     roles: list[str] = field(default_factory=list)
@@ -131,7 +131,7 @@ async def _add_roles(admin: Admin, brokers: dict[int, Broker]) -> None:
     except KafkaError as error:
         if error.code is not ErrorCode.UNSUPPORTED_VERSION:
             raise
-        voters, leader_id = set(), -1  # a cluster from before the quorum
+        voters, leader_id = set(), -1  # a cluster without a metadata quorum
     else:
         voters, leader_id = {each.node_id for each in quorum.voters}, quorum.leader_id
     for broker_id, each in brokers.items():
@@ -148,7 +148,7 @@ def _count(brokers: dict[int, Broker], topics: dict[str, TopicDescription]) -> N
 
 
 async def _look_at(admin: Admin, broker: Broker, versions: bool) -> None:
-    """What only the broker itself knows. One that does not answer does not hide the others."""
+    """Add the data that only the broker itself knows. A broker that does not answer only gets a `problem`."""
     broker_id = broker.node.node_id
     try:
         broker.log_dirs = (await admin.describe_log_dirs([broker_id]))[broker_id]

@@ -1,4 +1,4 @@
-"""`tidelog features`: the feature levels of the cluster, described and moved up or down."""
+"""`tidelog features`: describes, upgrades and downgrades the feature levels of a cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _levels(values: tuple[str, ...]) -> dict[str, int]:
     levels = {}
     for name, level in key_values(values).items():
         if not level.isdecimal() or int(level) > 32767:
-            raise click.BadParameter(f"{level!r} is no level of {name}: a level is a whole number")
+            raise click.BadParameter(f"{level!r} is not a level of {name}: a level is a whole number")
         levels[name] = int(level)
     return levels
 

@@ -1,4 +1,4 @@
-"""`tidelog log-dirs`: which replicas lie in which log directory, how large they are and how far behind."""
+"""`tidelog log-dirs`: the log directories of brokers, with the sizes and lags of their replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ids(context: click.Context, parameter: click.Parameter, value: str | None) 
     try:
         return None if value is None else [int(each) for each in value.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no list of broker ids such as 1,2") from None
+        raise click.BadParameter(f"{value!r} is not a list of broker ids such as 1,2") from None
 
 
 @command.command("describe")
@@ -61,7 +61,7 @@ def describe(
                 if broker_id not in known:
                     raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"there is no broker {broker_id}")
             if topics is not None:
-                await admin.describe_topics(topics)  # names the one that does not exist
+                await admin.describe_topics(topics)  # raises an error for an unknown topic
             return await admin.describe_log_dirs(broker_list or known, topics)
 
     described = run(ask())
@@ -103,7 +103,7 @@ def _print_replicas(described: Described) -> None:
 
 
 def _as_dict(described: Described) -> dict[str, Any]:
-    """In the form of Kafka's `kafka-log-dirs.sh`."""
+    """The output in the form of Kafka's `kafka-log-dirs.sh`."""
     return {
         "version": 1,
         "brokers": [

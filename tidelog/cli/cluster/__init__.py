@@ -1,5 +1,5 @@
-"""`tidelog cluster`: several nodes as processes on this machine.
+"""`tidelog cluster`: runs several nodes as processes on this machine.
 
-`command.py` has the words, `nodes.py` the processes, `state.py` the file that remembers them, `view.py` and
-`balance.py` what is shown of them. Nodes are driven from outside, by signals and by the client.
+`command.py` has the commands, `nodes.py` the processes, `state.py` the file that stores them, `view.py` and
+`balance.py` the tables. The commands control nodes only by signals and by the client.
 """

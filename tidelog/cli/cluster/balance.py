@@ -1,8 +1,8 @@
-"""`tidelog cluster balance`: how evenly the load lies on the brokers of a local cluster, measured on live processes.
+"""`tidelog cluster balance`: measures the balance of the load over the brokers of a local cluster.
 
-Partitions and leaders come from the cluster; CPU, memory, disk and open files from the kernel's account of each
-process, network from its sockets; what grows is measured over an interval. The formulas are in
-`replication/controller/decisions/balance.py`. What this machine does not tell is left out and named.
+Partitions and leaders come from the cluster. CPU, memory, disk and open files come from the kernel's data of each
+process, network bytes from its sockets. Growing counters are measured over an interval. The formulas are in
+`replication/controller/decisions/balance.py`. Measures that this machine does not provide are omitted and listed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ NEGLIGIBLE: Mapping[str, float] = {
     "memory": 100 * 1024 * 1024,
     "open files": 200,
 }
-"""The mean of a broker, per second where a measure grows, below which the shares are those of idle processes."""
+"""The mean per broker (per second for growing counters) below which a measure is ignored, as that of idle processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a process has used so far; None for what the kernel does not tell us."""
+    """The resources that a process has used so far; None for data that the kernel does not provide."""
 
     cpu_s: float | None
     read_bytes: int | None
@@ -59,7 +59,7 @@ def sample(pid: int) -> Sample:
         pass
     waited = None
     try:
-        # Field 42, delayacct_blkio_ticks: all zero where the kernel keeps no account of delays.
+        # Field 42, delayacct_blkio_ticks, is always 0 if the kernel does not account delays.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         waited = int(fields[39]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError):
@@ -68,7 +68,7 @@ def sample(pid: int) -> Sample:
 
 
 def measure(state: ClusterState, view: View, seconds: float) -> dict[str, dict[int, float]]:
-    """Measure -> broker -> value, over `seconds` for what grows. Only running brokers."""
+    """Measure -> broker -> value, for running brokers. Growing counters are measured over `seconds`."""
     nodes = [node for node in state.nodes if node.is_broker and node.now == RUNNING]
     sockets_before = _sockets()
     before = {node.id: sample(node.pid) for node in nodes}
@@ -119,15 +119,15 @@ def _open_files(node: Node) -> int | None:
 
 
 def show(state: ClusterState, names: Sequence[str], weights: Mapping[str, float], seconds: float, json: bool) -> int:
-    """Measure and print; the exit code, 0 also when something alarms: that is a finding, not a failure."""
+    """Measure and print. Returns the exit code, which is 0 even with alarms, because an alarm is no failure."""
     view = asyncio.run(look(state))
     measures = measure(state, view, seconds)
     if not any(measures.values()):
-        raise click.ClickException("no broker runs")
+        raise click.ClickException("no broker is running")
     chosen = {name: values for name, values in measures.items() if not names or name in names}
     missing = [name for name in names or MEASURES if name not in chosen]
     if not chosen:
-        raise click.ClickException(f"this machine does not tell: {', '.join(missing)}")
+        raise click.ClickException(f"not available on this machine: {', '.join(missing)}")
     result = assess(chosen, {name: weights.get(name, 1.0) for name in chosen}, negligible=NEGLIGIBLE)
     if json:
         print_json(as_values(chosen, result))
@@ -150,7 +150,7 @@ def show(state: ClusterState, names: Sequence[str], weights: Mapping[str, float]
 
 
 def as_values(measures: Mapping[str, Mapping[int, float]], result: Balance) -> dict[str, Any]:
-    """The figures as `--json` prints them."""
+    """The values for `--json`."""
     return {
         "mean_share": 1 / len(result.shares),
         "spread": result.spread,

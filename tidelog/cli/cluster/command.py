@@ -1,6 +1,6 @@
-"""`tidelog cluster`: several nodes as processes on this machine; start, look, break, mend, end.
+"""The commands of `tidelog cluster`: start, show, kill, pause, restart and stop nodes on this machine.
 
-The commands; processes are in `cluster_nodes`, the file they share in `cluster_state`, tables in `cluster_view`.
+`nodes.py` manages the processes, `state.py` the shared file, `view.py` the tables.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def start(
 ) -> int:
     """Start a cluster, the one that DIR holds or a new one, and show it until Ctrl-C ends it.
 
-    Brokers listen on --port and the ports after it, controllers 100 above. The first line printed says where.
+    Brokers listen on --port and the ports after it, controllers 100 above. The first line of output has the addresses.
 
     \b
     Examples:
@@ -102,7 +102,7 @@ def start(
 
 
 def _found(file: ClusterFile, brokers: int | None, controllers: int | None, port: int | None) -> ClusterState:
-    """The cluster that is there. Refuses one that runs, and one that is not what was asked for."""
+    """The existing cluster. Refuses a running one, and one that differs from the options."""
     from tidelog.cli.cluster.nodes import ClusterFailed
 
     state = file.read()
@@ -162,7 +162,7 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
 
 
 class _Told:
-    """SIGTERM and SIGHUP end the cluster as Ctrl-C does."""
+    """Signal handlers: SIGTERM and SIGHUP end the cluster as Ctrl-C does."""
 
     def __init__(self) -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -174,13 +174,13 @@ class _Told:
 
     @staticmethod
     def ignore() -> None:
-        """Ending has begun; asking twice must not cut it short."""
+        """Ignore further signals, because they must not interrupt the end of the cluster."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
 
 def _end_all(file: ClusterFile) -> None:
-    """Every node of the file, also those that another terminal has started since."""
+    """End all nodes of the file, including those that another terminal has started since."""
     from tidelog.cli.cluster import nodes as cluster_nodes
 
     try:
@@ -194,7 +194,7 @@ def _end_all(file: ClusterFile) -> None:
 
 
 async def _show(file: ClusterFile, told: _Told, every_s: float = 1.0) -> None:
-    """The live table, or on anything but a terminal a line for every change, until the whole cluster was stopped."""
+    """Show a live table, or without a terminal a line for every change, until the whole cluster is stopped."""
     from rich.console import Console
     from rich.live import Live
 
@@ -221,7 +221,7 @@ async def _show(file: ClusterFile, told: _Told, every_s: float = 1.0) -> None:
                         click.echo(f"node {node}: {each}")
             if now != seen:
                 with file.changing():
-                    pass  # what died is written down
+                    pass  # saves the nodes that have died
             seen = now
             await asyncio.sleep(every_s)
     finally:
@@ -383,7 +383,7 @@ def balance(
     try:
         weighed = {name: float(value) for name, value in key_values(weights).items()}
     except ValueError:
-        raise click.BadParameter("a weight is a number") from None
+        raise click.BadParameter("a weight must be a number") from None
     unknown = [name for name in (*names, *weighed) if name not in MEASURES]
     if unknown or any(value < 0 for value in weighed.values()):
         raise click.BadParameter(f"measures are {', '.join(MEASURES)}; weights are not negative")
@@ -405,9 +405,9 @@ def _chosen(state: ClusterState, ids: tuple[int, ...]) -> list[Node]:
 
 
 def _running(directory: Path, ids: tuple[int, ...]) -> list[Node]:
-    """These nodes, every one of which runs."""
+    """These nodes. Raises a ClickException if one does not run."""
     nodes = _chosen(_state(directory), ids)
-    gone = [f"node {node.id} does not run ({node.now})" for node in nodes if not node.is_there]
+    gone = [f"node {node.id} is not running ({node.now})" for node in nodes if not node.is_there]
     if gone:
         raise click.ClickException("; ".join(gone))
     return nodes

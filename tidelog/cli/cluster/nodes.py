@@ -1,8 +1,8 @@
-"""Planning, launching and ending the processes of a local cluster; `cluster_state` remembers them.
+"""Plans, launches and ends the processes of a local cluster; `state.py` stores them.
 
-A node is `tidelog start DIR/node-ID.yaml` in a session of its own, its output in DIR/node-ID.log, its data in
-DIR/node-ID. A start appends to the output, so that what came before a crash can be read. The first line on standard
-output says that the node is ready.
+A node is `tidelog start DIR/node-ID.yaml` in a session of its own, with its output in DIR/node-ID.log and its data in
+DIR/node-ID. A start appends to the output, so that the output before a crash stays. The first line on standard output
+means that the node is ready.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ READY_S = 60.0
 _CONTROLLERS_APART = 100
 _POLL_S = 0.01
 OUTPUT_BYTES_MAX = 16 * 1024 * 1024
-"""From that size on, a start moves what is there to node-ID.log.1, over the one before."""
-# Processes started here; the kernel keeps those that ended until somebody asks for them.
+"""From this size on, a start renames the output to node-ID.log.1, and replaces an older one."""
+# The processes that this process has started. The kernel keeps ended ones until `bury` reads their exit codes.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 class ClusterFailed(Exception):
-    """The cluster does not come up, or not as it was asked for; the message is for a person."""
+    """The cluster does not start, or not as requested; the message is for the user."""
 
 
 def plan(directory: Path, brokers: int, controllers: int, port: int, options: Mapping[str, str]) -> ClusterState:
-    """The nodes of a new cluster. Brokers come first; without controllers of their own the first 3 (or 1) are both."""
+    """The nodes of a new cluster, brokers first. Without separate controllers the first 3 brokers (1 if there are
+    fewer than 3) are controllers too.
+    """
     from tidelog.protocol.uuids import uuid_to_text
 
     while (cluster_id := uuid_to_text(os.urandom(16))).startswith("-"):
@@ -69,7 +71,7 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
 
 
 def _replicated(brokers: int) -> dict[str, str]:
-    """The topics that Kafka keeps for itself have as many replicas as there can be."""
+    """The replication factors of the internal topics: at most 3, and at most the number of brokers."""
     replicas, in_sync = str(min(3, brokers)), str(min(2, brokers))
     return {
         "offsets.topic.replication.factor": replicas,
@@ -81,7 +83,7 @@ def _replicated(brokers: int) -> dict[str, str]:
 
 
 def check_configuration(nodes: Iterable[Node]) -> None:
-    """Raises ConfigError before anything is on disk."""
+    """Raises ConfigError, before any file is written."""
     from tidelog.broker.config.node_config import NodeConfig
     from tidelog.broker.config.unserved import check_served
 
@@ -90,7 +92,7 @@ def check_configuration(nodes: Iterable[Node]) -> None:
 
 
 def check_ports(nodes: Iterable[Node]) -> None:
-    """Raises ClusterFailed when somebody else listens where one of these nodes would."""
+    """Raises ClusterFailed if another process listens on an address of these nodes."""
     for node in nodes:
         for name, address in node.addresses.items():
             host, _, port = address.rpartition(":")
@@ -105,7 +107,7 @@ def check_ports(nodes: Iterable[Node]) -> None:
 
 
 def launch(node: Node, cluster_id: str) -> None:
-    """Start a node's process, formatting its directory on first use."""
+    """Start a node's process, and format its directory at the first start."""
     from tidelog.storage.files.disk import OsDisk
     from tidelog.storage.log.directory import LogDirectory
 
@@ -132,7 +134,9 @@ def launch(node: Node, cluster_id: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours; where this runs from a checkout, with it on the path, so that the nodes are of the same version."""
+    """This process's environment. In a checkout it also has the checkout on the path, so that all nodes run the same
+    version.
+    """
     environment = dict(os.environ)
     home = Path(tidelog.__file__).resolve().parents[1]
     if (home / "pyproject.toml").exists():
@@ -141,14 +145,14 @@ def _environment() -> dict[str, str]:
 
 
 def bury() -> None:
-    """Take leave of children that ended, else they would stay in the process table."""
+    """Read the exit codes of ended children, which otherwise stay in the process table."""
     for pid, child in list(_children.items()):
         if child.poll() is not None:
             del _children[pid]
 
 
 def await_ready(nodes: Iterable[Node], timeout_s: float = READY_S) -> None:
-    """Until each has said that it is ready. Raises ClusterFailed with the end of its output."""
+    """Wait until all nodes are ready. Raises ClusterFailed with the end of a node's output."""
     deadline = time.monotonic() + timeout_s
     for node in nodes:
         while not is_ready(node):
@@ -165,13 +169,13 @@ def is_ready(node: Node) -> bool:
 
 
 def last_words(node: Node) -> str:
-    """The last lines of a node's output in one."""
+    """The last lines of a node's output, joined to one line."""
     lines = _output(node).decode(errors="replace").strip().splitlines()
     return " | ".join(lines[-3:]) + f" (see {node.output})"
 
 
 def _output(node: Node) -> bytes:
-    """What the present process of a node has written so far."""
+    """The output of a node's present process."""
     try:
         with open(node.output, "rb") as output:
             output.seek(node.output_from)
@@ -181,7 +185,7 @@ def _output(node: Node) -> bytes:
 
 
 def end(nodes: Iterable[Node], timeout_s: float = STOP_S) -> list[Node]:
-    """SIGTERM to all at once, SIGKILL to what is left after `timeout_s`; those that ran."""
+    """Send SIGTERM to all nodes, and SIGKILL to those that still run after `timeout_s`. Returns those that ran."""
     told = []
     for node in nodes:
         node.signal(signal.SIGCONT)
@@ -192,14 +196,13 @@ def end(nodes: Iterable[Node], timeout_s: float = STOP_S) -> list[Node]:
         while node.is_there and time.monotonic() < deadline:
             bury()
             time.sleep(_POLL_S)
-        if node.signal(signal.SIGKILL):
-            _await_end(node)
-    bury()
+        node.signal(signal.SIGKILL)
+        _await_end(node)
     return told
 
 
 def kill(nodes: Iterable[Node]) -> list[Node]:
-    """SIGKILL, and wait until they are gone; those that ran."""
+    """Send SIGKILL and wait for the end of the processes. Returns the nodes that ran."""
     killed = [node for node in nodes if node.signal(signal.SIGKILL)]
     for node in killed:
         _await_end(node)
@@ -211,11 +214,20 @@ def _await_end(node: Node, timeout_s: float = 10.0) -> None:
     while node.is_there and time.monotonic() < deadline:
         bury()
         time.sleep(_POLL_S)
+    # A process whose main thread has ended is not there any more, but has no exit code before its other threads end.
+    child = _children.get(node.pid)
+    if child is not None:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return
+        del _children[node.pid]
 
 
 def set_asked(file: ClusterFile, nodes: Iterable[Node], state: str) -> None:
-    """Write down what is asked of these nodes, before it is done (else it would look like a death of their own), and
-    once more after it, for those who read what became of them."""
+    """Save the requested state of these nodes. Callers do so before the action, so that its effect does not look like a
+    crash, and again after it, so that other terminals see the outcome.
+    """
     assert state in (KILLED, PAUSED, RUNNING, STOPPED)
     wanted = {node.id for node in nodes}
     with file.changing() as cluster:
@@ -225,7 +237,7 @@ def set_asked(file: ClusterFile, nodes: Iterable[Node], state: str) -> None:
 
 
 def take_processes(file: ClusterFile, nodes: Iterable[Node]) -> None:
-    """Write down which processes these nodes are now."""
+    """Save the present processes of these nodes."""
     taken = {node.id: node for node in nodes}
     with file.changing() as cluster:
         for node in cluster.nodes:

@@ -1,7 +1,7 @@
-"""`DIR/cluster.json`: the nodes of a local cluster, who they are, where they listen and which process each is.
+"""`DIR/cluster.json`: the nodes of a local cluster, with their roles, addresses and processes.
 
-Every terminal reads and changes the same file, one at a time and each time whole. A process is known by its id and the
-moment it was started, so that no signal ever reaches a stranger that got the id later.
+All terminals read and change the same file, one at a time, as a whole. A process is identified by its id and its start
+time, so that no signal reaches another process that got the id later.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ FILE = "cluster.json"
 
 
 class NoCluster(Exception):
-    """There is no cluster in this directory, or its file cannot be read; one line."""
+    """There is no cluster in this directory, or its file cannot be read; the message has one line."""
 
 
 @dataclass(slots=True)
 class Node:
-    """`asked` is what was last asked for; what is true now is `Node.now`."""
+    """`asked`: the last requested state; `Node.now`: the present state."""
 
     id: int
     role: str
@@ -37,10 +37,10 @@ class Node:
     config: dict[str, str]
     pid: int = 0
     started: int = 0
-    """When, in the kernel's ticks since boot."""
+    """The start time of the process, in the kernel's ticks since boot."""
     asked: str = STOPPED
     output_from: int = 0
-    """Where in `output` the words of the present process begin, in bytes."""
+    """The position in `output`, in bytes, at which the output of the present process begins."""
 
     @property
     def is_broker(self) -> bool:
@@ -48,7 +48,7 @@ class Node:
 
     @property
     def now(self) -> str:
-        """`running` and `paused` as the process is; `died` when it ended and nobody here ended it."""
+        """The present state: `running` or `paused` from the process, or `died` if it has ended without a command."""
         letter = self._letter()
         if letter is None:
             return self.asked if self.asked in (KILLED, STOPPED) else DIED
@@ -59,7 +59,7 @@ class Node:
         return self._letter() is not None
 
     def signal(self, number: signal.Signals) -> bool:
-        """False when the process is gone."""
+        """Send a signal. Returns False if the process is gone."""
         if not self.is_there:
             return False
         try:
@@ -69,12 +69,12 @@ class Node:
         return True
 
     def took(self, pid: int) -> None:
-        """The process that is this node from now on."""
+        """Set the process of this node."""
         found = process_status(pid)
         self.pid, self.started, self.asked = pid, found[1] if found is not None else 0, RUNNING
 
     def _letter(self) -> str | None:
-        """The kernel's letter for the state of our process; None when it is gone, or only waits to be buried."""
+        """The kernel's letter for the state of the process; None if it is gone or has ended (a zombie)."""
         found = process_status(self.pid) if self.pid > 0 else None
         if found is None or found[1] != self.started or found[0] in "ZX":
             return None
@@ -82,7 +82,7 @@ class Node:
 
 
 def process_status(pid: int) -> tuple[str, int] | None:
-    """State letter and start time of a process; None when there is none."""
+    """State letter and start time of a process; None if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -102,12 +102,12 @@ class ClusterState:
 
     @property
     def running_bootstrap(self) -> str:
-        """The brokers that may answer; all of them when none runs."""
+        """The addresses of the running brokers, or of all brokers if none runs."""
         running = [node.addresses["PLAINTEXT"] for node in self.nodes if node.is_broker and node.now == RUNNING]
         return ",".join(running) or self.bootstrap
 
     def chosen(self, ids: tuple[int, ...]) -> list[Node]:
-        """These nodes, all without any. Raises NoCluster, which names those that are not there."""
+        """The nodes with these ids, or all nodes without ids. Raises NoCluster with the unknown ids."""
         known = {node.id: node for node in self.nodes}
         unknown = [str(each) for each in ids if each not in known]
         if unknown:
@@ -116,7 +116,7 @@ class ClusterState:
 
 
 class ClusterFile:
-    """The file of one directory."""
+    """The cluster file of one directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.resolve()
@@ -139,7 +139,7 @@ class ClusterFile:
 
     @contextmanager
     def changing(self) -> Iterator[ClusterState]:
-        """What is there, to change; it is written when the block is left. Others wait meanwhile."""
+        """Read the state to change it, and write it at the end of the block. Other processes wait meanwhile."""
         with self._alone():
             state = self.read()
             yield state

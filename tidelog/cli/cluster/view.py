@@ -1,7 +1,7 @@
-"""What a local cluster looks like now: each node's process, and what the brokers say of leaders and replicas.
+"""The present state of a local cluster: each node's process, and the brokers' leaders and replicas.
 
-Used by `cluster status` once and by `cluster start` again and again. What nobody answers is left empty: the view of a
-cluster in trouble must not fail.
+`cluster status` uses it once, `cluster start` repeatedly. Values without an answer stay empty, because the view must
+work for a cluster with failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(slots=True)
 class View:
-    """`is_known` tells whether a broker answered; without, everything but the processes is empty."""
+    """`is_known`: whether a broker has answered. Otherwise all values except those of the processes are empty."""
 
     state: ClusterState
     is_known: bool = False
@@ -41,7 +41,7 @@ class View:
 
 
 async def look(state: ClusterState) -> View:
-    """Asks the brokers that run; takes at most a few seconds."""
+    """Query the running brokers; takes at most a few seconds."""
     view = View(state)
     if not any(node.is_broker and node.now == RUNNING for node in state.nodes):
         return view
@@ -78,7 +78,7 @@ def _count(view: View, topics: dict[str, TopicDescription]) -> None:
 
 
 def cpu_s(pid: int) -> float | None:
-    """CPU seconds of a process, user and system; None when it is gone."""
+    """The CPU seconds of a process, user and system; None if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -87,7 +87,7 @@ def cpu_s(pid: int) -> float | None:
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Resident memory of a process; None when it is gone."""
+    """The resident memory of a process; None if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
@@ -95,7 +95,7 @@ def memory_bytes(pid: int) -> int | None:
 
 
 def row(view: View, node: Node) -> dict[str, Any]:
-    """One node in plain values, as `--json` prints them."""
+    """The values of one node for `--json`."""
     here = node.is_there
     memory, cpu = (memory_bytes(node.pid), cpu_s(node.pid)) if here else (None, None)
     asked = view.is_known and node.is_broker
@@ -157,7 +157,7 @@ def summary(view: View) -> str:
 
 
 def live_table(view: View) -> Table:
-    """The table of a terminal that stays."""
+    """The live table of a terminal."""
     table = Table(title=f"Tidelog cluster {view.state.cluster_id}", title_justify="left", caption_justify="left")
     for name in HEADER:
         table.add_column(name, justify="right" if name in HEADER[5:] else "left", no_wrap=True)

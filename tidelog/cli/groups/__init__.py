@@ -1,4 +1,4 @@
-"""`tidelog groups`: consumer groups as an operator sees and changes them.
+"""`tidelog groups`: describes and changes consumer groups.
 
-What a reset means is decided in `reset.py` and what is printed in `show.py`, both pure.
+`reset.py` computes new offsets and `show.py` the output; both are pure.
 """

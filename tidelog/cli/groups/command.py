@@ -1,6 +1,6 @@
-"""`tidelog groups`: list, describe, reset offsets, delete, through the admin client of any Kafka-compatible cluster.
+"""`tidelog groups`: lists, describes, resets and deletes consumer groups of any Kafka-compatible cluster.
 
-How groups are shown is in `groups_show`, what a reset means in `groups_reset`; here they are asked about and changed.
+This module has the requests; `show.py` formats the output, and `reset_command.py` resets offsets.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def describe(
 ) -> None:
     """Print how far the groups GROUPS are behind.
 
-    All groups without GROUPS. LAG counts records, LAG-SECONDS is for how long the first of them has been there. For
-    that it is fetched: --members and --state are cheaper.
+    All groups without GROUPS. LAG counts unread records, LAG-SECONDS is the age of the first of them. That record is
+    fetched for it, so --members and --state are cheaper.
 
     \b
     Example:
@@ -139,7 +139,7 @@ async def _describe_all(admin: Admin) -> dict[str, GroupDescription]:
             return await admin.describe_groups([each.group_id for each in await admin.list_groups()])
         except KafkaError as error:
             if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
-                raise  # one that went in between: look again
+                raise  # otherwise a group was deleted meanwhile: list and describe again
     raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, "groups go faster than they can be described")
 
 
@@ -167,15 +167,15 @@ def remove_members(
 ) -> int:
     """Take members out of GROUP.
 
-    For static ones, which leave by themselves only when their sessions end. A member whose process is alive may come
-    back.
+    This is for static members, which otherwise leave only when their sessions end. A member whose process is alive may
+    rejoin.
 
     \b
     Example:
       tidelog groups remove-members billing --instance worker-7
     """
     if bool(instances) == everybody:
-        raise click.UsageError("name members by --instance, or say --all")
+        raise click.UsageError("give the instances of members with --instance, or --all")
 
     async def ask() -> dict[str, KafkaError | None]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
@@ -199,7 +199,7 @@ def remove_members(
 def delete(bootstrap: str, properties: dict[str, str], groups: tuple[str, ...], json_wanted: bool) -> int:
     """Delete the groups GROUPS.
 
-    With all that they have committed; a group with members stays.
+    Their committed offsets are deleted too; a group with members stays.
 
     \b
     Example:
@@ -229,9 +229,9 @@ def delete(bootstrap: str, properties: dict[str, str], groups: tuple[str, ...], 
 def delete_offsets(
     bootstrap: str, properties: dict[str, str], group: str, scopes: tuple[str, ...], json_wanted: bool
 ) -> int:
-    """Make GROUP forget where it has read to.
+    """Delete committed offsets of GROUP.
 
-    In topics that none of its members reads.
+    No member of the group may subscribe to the topics.
 
     \b
     Example:

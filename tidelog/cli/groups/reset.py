@@ -1,8 +1,8 @@
-"""Where a group's offsets shall go: what the options of `tidelog groups reset-offsets` mean. Pure.
+"""The new offsets of a group, from the options of `tidelog groups reset-offsets`. Pure.
 
-Scopes (`TOPIC`, `TOPIC:0,1`), plans as Kafka's tool exports them (`topic,partition,offset`, a group before it where
-there are several), points in time, and offsets held within the log. The words and the rules are those of Kafka's
-ConsumerGroupCommand, so that a file that one wrote can be read by the other.
+It handles scopes (`TOPIC`, `TOPIC:0,1`), plans in the form of Kafka's tool (`topic,partition,offset`, with the group
+first if there are several), points in time, and the limits of the log. The syntax and the rules are those of Kafka's
+ConsumerGroupCommand, so that each tool can read the other's files.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _DURATION = re.compile(
 
 
 class ResetError(ValueError):
-    """An option or a file that cannot be understood; the text says what is wrong."""
+    """An invalid option or file; the text describes the error."""
 
 
 class Move(NamedTuple):
-    """A partition's offset before, None where nothing was committed, and after."""
+    """A partition's offset before (None without a committed offset) and after."""
 
     old: int | None
     new: int
 
 
 def scope_in(text: str) -> tuple[str, list[int] | None]:
-    """A topic with its partitions, None for all of them. Raises ResetError."""
+    """(topic, its partitions, or None for all of them). Raises ResetError."""
     topic, colon, numbers = text.partition(":")
     if not topic:
         raise ResetError(f"{text!r} names no topic")
@@ -52,7 +52,7 @@ def scope_in(text: str) -> tuple[str, list[int] | None]:
 
 
 def chosen(scopes: Iterable[str], counts: Mapping[str, int]) -> list[TopicPartition]:
-    """The partitions of the scopes; `counts` says how many a topic has. Raises ResetError."""
+    """The partitions of the scopes; `counts`: the number of partitions by topic. Raises ResetError."""
     found: dict[TopicPartition, None] = {}
     for scope in scopes:
         topic, numbers = scope_in(scope)
@@ -69,7 +69,7 @@ def chosen(scopes: Iterable[str], counts: Mapping[str, int]) -> list[TopicPartit
 
 
 def datetime_in(text: str) -> int:
-    """`2026-03-01T12:00:00.000`, in UTC unless it says otherwise, in ms since 1970. Raises ResetError."""
+    """`2026-03-01T12:00:00.000`, in UTC by default, as milliseconds since 1970. Raises ResetError."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -80,7 +80,7 @@ def datetime_in(text: str) -> int:
 
 
 def duration_in(text: str) -> int:
-    """ISO 8601's `P1DT2H3M4.5S`, in ms. Raises ResetError."""
+    """ISO 8601's `P1DT2H3M4.5S` as milliseconds. Raises ResetError."""
     found = _DURATION.fullmatch(text)
     if found is None:
         raise ResetError(f"{text!r} is no duration: expected PnDTnHnMnS, such as PT90M")
@@ -94,7 +94,7 @@ def duration_in(text: str) -> int:
 
 
 def plans_in(text: str, groups: list[str]) -> dict[str, Offsets]:
-    """The offsets by group of an exported file; a file without groups is for the one group. Raises ResetError."""
+    """The offsets by group of an exported file; a file without groups applies to the only group. Raises ResetError."""
     plans: dict[str, Offsets] = {}
     for number, row in enumerate(csv.reader(text.splitlines()), 1):
         if not row:
@@ -113,7 +113,7 @@ def plans_in(text: str, groups: list[str]) -> dict[str, Offsets]:
 
 
 def as_csv(plans: Mapping[str, Mapping[TopicPartition, int]], with_group: bool) -> str:
-    """What `plans_in` reads."""
+    """The text of these plans, in the form that `plans_in` reads."""
     lines = _Lines()
     writer = csv.writer(lines, lineterminator="\n")
     for group, offsets in plans.items():
@@ -123,7 +123,7 @@ def as_csv(plans: Mapping[str, Mapping[TopicPartition, int]], with_group: bool) 
 
 
 class _Lines:
-    """What a writer of csv files takes for one."""
+    """A file object for `csv.writer`."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
@@ -136,7 +136,7 @@ class _Lines:
 
 
 def shifted(committed: Mapping[TopicPartition, int], partitions: Iterable[TopicPartition], by: int) -> Offsets:
-    """Raises ResetError where there is nothing to shift."""
+    """The committed offsets, shifted. Raises ResetError for a partition without a committed offset."""
     for partition in partitions:
         if partition not in committed:
             raise ResetError(f"cannot shift the offset of {partition}: nothing is committed there")
@@ -146,7 +146,7 @@ def shifted(committed: Mapping[TopicPartition, int], partitions: Iterable[TopicP
 def within(
     wanted: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> tuple[Offsets, list[str]]:
-    """The offsets, moved to the log's start or end where they lie outside of it; and what to say about that."""
+    """The offsets, limited to the log's start and end, and a warning for each changed offset."""
     offsets: Offsets = {}
     warnings: list[str] = []
     for partition, offset in wanted.items():

@@ -1,6 +1,6 @@
-"""`tidelog groups reset-offsets`: asks what offsets there are, works the new ones out by `groups_reset`, commits them.
+"""`tidelog groups reset-offsets`: fetches the present offsets, computes new ones by `reset.py`, and commits them.
 
-Nothing is committed without --execute, and nothing for a group that has members.
+It commits only with --execute, and never for a group with members.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
 class Target(NamedTuple):
-    """One of the ways to say where to; `value` is an offset, a number of records or a time in ms."""
+    """The target of a reset; `value`: an offset, a number of records or a time in milliseconds."""
 
     kind: str
     value: int = 0
@@ -68,9 +68,9 @@ def reset_offsets(
     export: bool,
     json_wanted: bool,
 ) -> int:
-    """Set from where the groups GROUPS read on.
+    """Set the committed offsets of the groups GROUPS.
 
-    They must have no members. An offset outside of the log becomes its start or its end.
+    The groups must have no members. An offset outside the log becomes the log's start or end.
 
     \b
     Example:
@@ -78,11 +78,11 @@ def reset_offsets(
       tidelog groups reset-offsets billing --all-topics --by-duration PT1H --execute
     """
     if bool(groups) == all_groups:
-        raise click.UsageError("name groups, or say --all-groups")
+        raise click.UsageError("give the names of groups, or --all-groups")
     if execute and dry_run:
-        raise click.UsageError("--execute or --dry-run, not both")
+        raise click.UsageError("give --execute or --dry-run, not both")
     if sum((bool(scopes), all_topics, file is not None)) != 1:
-        raise click.UsageError("one of --topic, --all-topics, --from-file is wanted")
+        raise click.UsageError("give one of --topic, --all-topics, --from-file")
     try:
         target = _target(kind, to_offset, shift_by, to_datetime, by_duration, file)
         text = None if file is None else file.read_text()
@@ -135,7 +135,7 @@ def _target(
 
 
 class _Reset:
-    """`refused`: why, for each group that cannot be reset; `plans` are what a file says."""
+    """`refused`: the reason by group that cannot be reset. `plans`: the offsets of a file."""
 
     def __init__(self, admin: Admin, target: Target, scopes: tuple[str, ...]) -> None:
         self._admin = admin
@@ -174,7 +174,7 @@ class _Reset:
             return (await self._admin.describe_groups([group]))[group].state
         except KafkaError as error:
             if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
-                return EMPTY  # it begins with these offsets
+                return EMPTY  # a new group starts with these offsets
             raise
 
     async def _one(self, group: str, scoped: list[TopicPartition] | None) -> Moves:

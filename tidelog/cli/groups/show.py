@@ -1,4 +1,4 @@
-"""How `tidelog groups describe` shows groups: rows of tables, and JSON. Pure.
+"""The output of `tidelog groups describe`: rows of tables, and JSON. Pure.
 
 The columns are those of Kafka's ConsumerGroupCommand, with the lag in seconds beside the lag in records.
 """
@@ -24,7 +24,7 @@ Row = tuple[object, ...]
 
 
 class ShownGroup(NamedTuple):
-    """`lags` are sorted; `now_ms` is what lags in seconds count to."""
+    """`lags`: sorted by partition. `now_ms`: the present time, for lags in seconds."""
 
     group: GroupDescription
     lags: Mapping[TopicPartition, PartitionLag]
@@ -32,7 +32,7 @@ class ShownGroup(NamedTuple):
 
 
 def remark(group: GroupDescription) -> str | None:
-    """What to know before reading the rows."""
+    """A remark for the user above the rows, or None."""
     if group.state == EMPTY:
         return f"Group {group.group_id} has no members."
     if group.state not in (STABLE, DEAD):
@@ -41,16 +41,16 @@ def remark(group: GroupDescription) -> str | None:
 
 
 def partitions_of(group: GroupDescription) -> set[TopicPartition]:
-    """What its members read."""
+    """The partitions that are assigned to the group's members."""
     return {partition for member in group.members for partition in member.assignment}
 
 
 def lag_seconds(lag: PartitionLag, now_ms: int) -> float | None:
-    """How long the first unread record has waited; 0 where all is read, None where that cannot be known."""
+    """The age of the first unread record; 0 if all records are read, None if unknown."""
     if lag.lag is None:
         return None
     if lag.unread_since_ms is None:
-        # What is not read yet may be transactions' ends alone, with no record that anybody waits for.
+        # All records are read, or only transaction markers are left.
         return 0.0
     return max(now_ms - lag.unread_since_ms, 0) / 1000
 

@@ -1,4 +1,4 @@
-"""`tidelog log`: the files of a stopped node, printed, checked and repaired.
+"""`tidelog log`: prints, verifies and repairs the files of a stopped node.
 
-The checks themselves are `storage/`'s; here are directories, options and output.
+`storage/` has the checks; this package handles directories, options and output.
 """

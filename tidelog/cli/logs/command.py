@@ -1,6 +1,6 @@
-"""`tidelog log`: look into a data directory, Tidelog's or Kafka's; `dump` also into one of a running node.
+"""`tidelog log`: reads a data directory of Tidelog or Kafka; `dump` also reads that of a running node.
 
-Nothing is changed, except by `verify --repair-from` (`verify.py`).
+Only `verify --repair-from` (`verify.py`) changes files.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def dump_command(paths: tuple[str, ...], records: bool, json_wanted: bool) -> in
         except ValueError as error:
             raise click.ClickException(str(error)) from None
     if empty:
-        raise click.ClickException(f"{' '.join(paths)}: no file of a log directory in it")
+        raise click.ClickException(f"{' '.join(paths)}: it contains no file of a log directory")
     return 0 if good else 1
 
 
 def _files(disk: Disk, paths: tuple[str, ...]) -> Iterator[str]:
-    """Files as given; of a directory, those that can be shown, and those of the directories in it."""
+    """The given files, and the supported files of given directories and of the directories in them."""
     for path in paths:
         try:
             entries = sorted(disk.list_directory(path))

@@ -1,7 +1,7 @@
-"""What the files of a data directory hold, as rows: record batches, indexes, snapshots, checkpoints.
+"""The content of a data directory's files as rows: record batches, indexes, snapshots, checkpoints.
 
-Reads only, through the storage and protocol rooms, and never assumes that a file is whole: what does not fit is a row
-of its own (`error`) and the rest of the file is left out. Every row is a flat mapping, fit for a line of text or JSON.
+It only reads, through the storage and protocol packages. A file may be damaged: invalid data becomes a row with
+`error`, and the rest of the file is omitted. Every row is a flat mapping, for a line of text or JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CONTROL_VALUES: dict[ControlRecordType, type[Message]] = {
 
 
 def dump(disk: Disk, path: str, *, records: bool) -> Iterator[Row]:
-    """The rows of one file; `records` adds the records of every batch. Raises OSError; ValueError for another file."""
+    """The rows of one file; `records` adds the records of every batch. Raises OSError, ValueError for other files."""
     reader = _reader_of(path)
     if reader is None:
         raise ValueError(f"{path}: not a file of a log directory that can be shown")
@@ -221,7 +221,7 @@ def _odd_bytes(disk: Disk, path: str, row: Struct) -> Iterator[Row]:
 
 
 def _index_rows(disk: Disk, path: str, row: Struct) -> Iterator[tuple[int, int]]:
-    """Rows up to the unused end: Kafka makes the files of an active segment larger than they need be."""
+    """The rows up to the unused end, because Kafka preallocates the index files of an active segment."""
     data = disk.read_file(path)
     usable = len(data) - len(data) % row.size
     for number, pair in enumerate(row.iter_unpack(memoryview(data)[:usable])):

@@ -1,4 +1,4 @@
-"""Which topics are compacted, as far as the files of a stopped node say."""
+"""The compacted topics, as far as the files of a stopped node show them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from tidelog.protocol.batches.record_batch import check_crc, iter_headers
 from tidelog.protocol.batches.records import decode_batch
 from tidelog.protocol.errors import KafkaError, MalformedMessage
+from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.protocol.messages.metadata_records import ConfigRecord, unframe
 from tidelog.storage.files.disk import Disk
 
-INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _TOPIC = 2
 _CONFIG_RECORD = 4
 
 
 def compacted_topics(disk: Disk, directory: str) -> set[str]:
-    """The internal ones, and those whose cleanup.policy has ever named compaction in the metadata log there.
+    """The internal topics, and the topics whose cleanup.policy in the metadata log has ever included compaction.
 
-    What was compacted once has gaps for good. What cannot be read is passed over: it is verified elsewhere.
+    A log that was compacted once keeps its gaps. Unreadable records are skipped here; `verify.py` reports them.
     """
-    found = set(INTERNAL)
+    found = set(INTERNAL_TOPICS)
     for record in _config_records(disk, directory):
         if record.resource_type == _TOPIC and record.name == "cleanup.policy" and "compact" in (record.value or ""):
             found.add(record.resource_name)

@@ -1,7 +1,7 @@
-"""Repairing a stopped node's log with copies from a running broker: what `log verify --repair-from` does.
+"""Repairs a stopped node's log with copies from a running broker, for `log verify --repair-from`.
 
-The broker is asked as a replica asks that repairs its log (`broker/replicas/repairs.py`); what may be put in place is
-`storage/log/repair.py`'s. Invariant: nothing is taken from another cluster, or from another topic of the same name.
+It fetches like a replica that repairs its log (`broker/replicas/repairs.py`); `storage/log/repair.py` decides which
+copies may replace damage. Invariant: no copy comes from another cluster, or from another topic of the same name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REPAIRED = "repaired"
 
 
 class RepairSource:
-    """`server` is host:port of a broker of the cluster `cluster_id`; empty where that is not known."""
+    """`server`: host:port of a broker. `cluster_id`: the id of its cluster, empty if unknown."""
 
     def __init__(self, server: str, cluster_id: str) -> None:
         host, _, port = server.rpartition(":")
@@ -41,7 +41,7 @@ class RepairSource:
         )  # fmt: skip
 
     async def topic_id(self, connection: Connection, topic: str, own: bytes | None) -> bytes:
-        """Raises KafkaError where the broker does not have this very topic."""
+        """The broker's topic id. Raises KafkaError if the broker's cluster or its topic is another one."""
         request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
         version = connection.version_of(MetadataRequest)
         answer = await connection.send(request, MetadataResponse, version, TIMEOUT_MS)
@@ -56,7 +56,7 @@ class RepairSource:
 
 
 class PartitionRepair:
-    """Of one partition. `run` says of every problem what became of it."""
+    """The repair of one partition. `run` returns the outcome of every problem."""
 
     def __init__(self, log: StoppedLog, topic: str, index: int, problems: list[Problem]) -> None:
         self._log = log
@@ -66,7 +66,7 @@ class PartitionRepair:
         self._topic_id = b""
 
     async def run(self, source: RepairSource) -> dict[Problem, str]:
-        """Raises KafkaError, where nothing was changed; OSError."""
+        """Raises KafkaError, before any change; OSError."""
         outcomes: dict[Problem, str] = {}
         if self._log.damage():
             connection = await source.connect()
@@ -107,7 +107,7 @@ class PartitionRepair:
         except (CopyRefused, KafkaError) as error:
             if damage in segment.damage:
                 return f"not repaired: {error}"
-        # Another range was found to be a part of the same batch, and is repaired with this one.
+        # A check may have merged this range with another one of the same batch: repair the merged range.
         wide = next((each for each in segment.damage if each.holds(damage.first_offset)), None)
         return REPAIRED if wide is None else await self._repair_range(connection, segment, wide)
 

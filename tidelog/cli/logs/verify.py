@@ -1,7 +1,7 @@
-"""`tidelog log verify`: look at all files of a stopped node's logs for damage, and repair it from a running broker.
+"""`tidelog log verify`: checks all files of a stopped node's logs for damage, and repairs it from a running broker.
 
-What is looked at is `storage/log/verification.py`'s, where copies come from `repair.py`'s; here are the directory,
-what its checkpoints say, and what is printed. Without --repair-from every file is opened for reading alone.
+`storage/log/verification.py` has the checks, and `repair.py` gets the copies. This module handles the directory, its
+checkpoints and the output. Without --repair-from all files are opened read-only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Offsets = dict[tuple[str, int], int]
 
 
 class _Unusable(click.ClickException):
-    """Nothing could be verified: neither whole nor damaged."""
+    """The directory cannot be verified."""
 
     exit_code = 2
 
@@ -41,7 +41,7 @@ class _Unusable(click.ClickException):
 class _Row(NamedTuple):
     problem: Problem
     outcome: str
-    """What --repair-from has done: `repaired`, or why not; empty without it."""
+    """The outcome of --repair-from: `repaired`, or the reason for no repair; empty without the option."""
 
     @property
     def counts(self) -> bool:
@@ -240,7 +240,7 @@ class _Verification:
         key = parse_future_name(name) or parse_name(name) or (name, -1)
         cleaned = offsets.get(checkpoints.CLEANER_OFFSET_FILE)
         is_metadata = key[0] == METADATA_TOPIC
-        # As at a start: where nothing says what was cleaned, anything may have been.
+        # As at a node's start: without the cleaner's checkpoint any log may be compacted.
         is_compacted = not is_metadata and (cleaned is None or key in cleaned or key[0] in compacted)
         return LogFacts(
             is_clean=self._disk.exists(f"{self._root}/{checkpoints.CLEAN_SHUTDOWN_FILE}"),

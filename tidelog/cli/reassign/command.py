@@ -1,6 +1,6 @@
-"""`tidelog reassign`: move partitions between brokers, by the plans of Kafka's kafka-reassign-partitions.
+"""`tidelog reassign`: moves partitions between brokers, by the plans of Kafka's kafka-reassign-partitions.
 
-What a plan is and means is in `partition_lists`; here it is carried out, and told about.
+`partition_lists.py` reads plans; this module carries them out and reports their progress.
 """
 
 from __future__ import annotations
@@ -76,11 +76,13 @@ def command(
       tidelog reassign --json plan.json --verify
     """
     if action is None:
-        raise click.UsageError("one of --generate, --execute, --verify, --cancel, --list is wanted")
+        raise click.UsageError("give one of --generate, --execute, --verify, --cancel, --list")
     if (topics_file is None or broker_list is None) if action == "generate" else (topics_file or broker_list):
-        raise click.UsageError("--generate, and nothing else, wants --topics-to-move-json and --broker-list")
+        raise click.UsageError(
+            "--generate requires --topics-to-move-json and --broker-list; other actions do not accept them"
+        )
     if (file is None) != (action in ("list", "generate")):
-        raise click.UsageError(f"--{action} {'reads no plan' if file else 'wants a plan: --json FILE'}")
+        raise click.UsageError(f"--{action} {'does not read a plan' if file else 'requires a plan: --json FILE'}")
 
     async def ask() -> int:
         async with Admin(**client_options(bootstrap, properties)) as admin:
@@ -106,18 +108,18 @@ def _read(path: Path, contents: Callable[[str], T]) -> T:
 
 
 async def _placed(admin: Admin, plan: Plan) -> dict[TopicPartition, tuple[int, ...]]:
-    """Where all partitions of the plan's topics are now; topics that are not there are left out."""
+    """The present replicas of all partitions of the plan's topics; unknown topics are omitted."""
     wanted = {topic for topic, _ in plan}
     described = await admin.describe_topics()
     return partition_lists.current({name: topic for name, topic in described.items() if name in wanted})
 
 
 async def _generate(admin: Admin, topics_file: Path, broker_list: str, by_rack: bool) -> int:
-    """What is printed, and in which words, is what Kafka's tool prints; scripts cut it there."""
+    """Print a proposal, in the exact words of Kafka's tool, because scripts parse them."""
     names = _read(topics_file, proposals.topics_in)
     wanted = [_as_broker(text) for text in broker_list.split(",")]
     if len(set(wanted)) < len(wanted):
-        raise click.ClickException(f"a broker is named twice in {broker_list}")
+        raise click.ClickException(f"{broker_list} names a broker twice")
     described = await admin.describe_topics(names)
     placed = partition_lists.current(described)
     nodes = {node.node_id: node for node in (await admin.describe_cluster()).nodes}
@@ -166,7 +168,7 @@ async def _execute(admin: Admin, plan: Plan, paths: Directories, throttle: int |
             await admin.incremental_alter_configs(brokers=dict.fromkeys(brokers, rate))
             click.echo(f"{as_count(brokers, 'broker')} held to {throttle:,} B/s for these moves", err=True)
     outcomes = await admin.alter_partition_reassignments(plan)
-    status = _told(outcomes, "started", "move")
+    status = _report(outcomes, "started", "move")
     return status or await reassign_directories.start(admin, paths)
 
 
@@ -174,7 +176,7 @@ async def _verify(admin: Admin, plan: Plan, paths: Directories, preserve_throttl
     placed, moving = await _placed(admin, plan), await admin.list_partition_reassignments()
     states = partition_lists.progress(plan, placed, moving)
     if ELSEWHERE in states.values():
-        # The controller may have ended a move that the broker asked has not heard of yet.
+        # The controller may have completed a move that is not yet in the metadata of the queried broker.
         await asyncio.sleep(_HEARSAY_S)
         placed = await _placed(admin, plan)
         states = partition_lists.progress(plan, placed, moving)
@@ -202,7 +204,7 @@ async def _verify(admin: Admin, plan: Plan, paths: Directories, preserve_throttl
 async def _cancel(admin: Admin, plan: Plan, paths: Directories, preserve_throttles: bool) -> int:
     moving = await admin.list_partition_reassignments()
     outcomes = await admin.alter_partition_reassignments({partition: None for partition in plan if partition in moving})
-    status = _told(outcomes, "cancelled", "cancel the move of")
+    status = _report(outcomes, "cancelled", "cancel the move of")
     if paths:
         stopped = await reassign_directories.cancel(admin, paths)
         click.echo(f"stopped {as_count(range(stopped), 'move')} between directories", err=True)
@@ -238,7 +240,7 @@ async def _list(admin: Admin, output_json: bool) -> int:
 
 
 async def _clear_throttles(admin: Admin, plan: Plan, placed: Mapping[TopicPartition, tuple[int, ...]]) -> None:
-    """All of them: which broker was held back for what cannot be told any more."""
+    """Remove all throttles of the plan's topics and of all brokers, because the throttles do not record their moves."""
     topics = sorted({topic for topic, _ in plan if any(topic == known for known, _ in placed)})
     brokers = [node.node_id for node in (await admin.describe_cluster()).nodes]
     set_somewhere = await admin.describe_configs(topics=topics, keys=_NO_THROTTLED_REPLICAS)
@@ -249,8 +251,8 @@ async def _clear_throttles(admin: Admin, plan: Plan, placed: Mapping[TopicPartit
         click.echo(f"took away the throttles of {as_count(changed, 'topic')}", err=True)
 
 
-def _told(outcomes: Mapping[TopicPartition, KafkaError | None], done: str, failing: str) -> int:
-    """Says which partitions were refused and how many were not; the exit code."""
+def _report(outcomes: Mapping[TopicPartition, KafkaError | None], done: str, failing: str) -> int:
+    """Print the refused partitions and the number of accepted ones. Returns the exit code."""
     refused = {partition: error for partition, error in outcomes.items() if error is not None}
     for partition, error in sorted(refused.items()):
         click.echo(f"tidelog: cannot {failing} {partition}: {error}", err=True)

@@ -1,7 +1,8 @@
 """The part of `tidelog reassign` that moves replicas between the log directories of their brokers.
 
-What a plan says of them is read in `partition_lists`. A replica that comes to a broker with the same plan can be sent
-to a directory only once the broker knows of it, so that is tried again for a while, as Kafka's tool does.
+`partition_lists.py` reads the directories of a plan. A plan may also move a replica to a new broker. That broker
+accepts a directory for the replica only after it knows the replica, so the request is retried for a while, as in
+Kafka's tool.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from tidelog.client import Admin, TopicPartition
 from tidelog.client.model import Replica
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-START_S = 10.0  # until a replica that comes to a broker must be known there (Kafka's --timeout)
+START_S = 10.0  # the time until a broker must know a new replica (Kafka's --timeout)
 PAUSE_S = 0.1
 
 
 async def present(admin: Admin, placed: Mapping[TopicPartition, Iterable[int]]) -> Directories:
-    """Where these replicas lie, as far as their brokers say."""
+    """The present directories of these replicas, as far as their brokers report them."""
     replicas = [Replica(*partition, broker) for partition, brokers in placed.items() for broker in brokers]
     known = {node.node_id for node in (await admin.describe_cluster()).nodes}
     found: Directories = {}
@@ -38,7 +39,7 @@ async def present(admin: Admin, placed: Mapping[TopicPartition, Iterable[int]]) 
 
 
 async def start(admin: Admin, wanted: Directories) -> int:
-    """Send replicas to their directories; the exit code."""
+    """Start the moves of replicas to their directories. Returns the exit code."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_S
     pending = dict(wanted)
@@ -49,11 +50,11 @@ async def start(admin: Admin, wanted: Directories) -> int:
             if error is None or error.code is not ErrorCode.REPLICA_NOT_AVAILABLE:
                 del pending[replica]
             if error is not None and replica not in pending:
-                click.echo(f"tidelog: cannot move {_told(replica)} to {wanted[replica]}: {error}", err=True)
+                click.echo(f"tidelog: cannot move {_describe(replica)} to {wanted[replica]}: {error}", err=True)
                 status = 1
         if pending and loop.time() >= deadline:
             for replica in sorted(pending):
-                click.echo(f"tidelog: {_told(replica)} is not there yet, and was not sent to a directory", err=True)
+                click.echo(f"tidelog: {_describe(replica)} is not there yet, and was not sent to a directory", err=True)
             return 1
         if pending:
             await asyncio.sleep(PAUSE_S)
@@ -63,7 +64,7 @@ async def start(admin: Admin, wanted: Directories) -> int:
 
 
 async def progress(admin: Admin, wanted: Directories) -> dict[Replica, str]:
-    """For each replica of a plan one of the words of `partition_lists`."""
+    """The state of each replica of a plan: IN_ANOTHER, or a constant of `partition_lists`."""
     known = {node.node_id for node in (await admin.describe_cluster()).nodes}
     described = await admin.describe_replica_log_dirs(each for each in wanted if each.broker_id in known)
     states = {}
@@ -79,7 +80,7 @@ async def progress(admin: Admin, wanted: Directories) -> dict[Replica, str]:
 
 
 async def cancel(admin: Admin, wanted: Directories) -> int:
-    """Have those stay where they are that are on their way to where the plan sends them; how many."""
+    """Cancel the moves of replicas to the plan's directories. Returns the number of moves."""
     described = await admin.describe_replica_log_dirs(wanted)
     back = {
         replica: where.current
@@ -88,9 +89,9 @@ async def cancel(admin: Admin, wanted: Directories) -> int:
     }
     for replica, error in (await admin.alter_replica_log_dirs(back)).items():
         if error is not None:
-            raise click.ClickException(f"cannot cancel the move of {_told(replica)}: {error}")
+            raise click.ClickException(f"cannot cancel the move of {_describe(replica)}: {error}")
     return len(back)
 
 
-def _told(replica: Replica) -> str:
+def _describe(replica: Replica) -> str:
     return f"{replica.topic}-{replica.partition} on broker {replica.broker_id}"

@@ -1,8 +1,8 @@
 """The JSON files of Kafka's partition tools: lists of partitions, and plans that give each its replicas. Pure.
 
-`{"partitions": [{"topic": "t", "partition": 0}]}` is an election's (kafka-leader-election), the same with `"replicas":
-[1, 2]` in each and `"version": 1` a plan (kafka-reassign-partitions), whose `"log_dirs"` say for each replica in which
-directory of its broker it is to lie, or "any". Also here: what a plan means for throttles, and how far it has come.
+The form for elections (kafka-leader-election) is `{"partitions": [{"topic": "t", "partition": 0}]}`. A plan
+(kafka-reassign-partitions) has also `"replicas": [1, 2]` in each entry, and `"version": 1`. Its `"log_dirs"` are the
+target directories of the replicas, or "any". This module also computes the throttles and the progress of a plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Directories = dict[Replica, str]
 
 
 class ListError(ValueError):
-    """A file that is no such list; the text says what is wrong."""
+    """A file that is no such list; the text describes the error."""
 
 
 def partitions_in(text: str) -> list[TopicPartition]:
@@ -40,7 +40,7 @@ def partitions_in(text: str) -> list[TopicPartition]:
 
 
 def plan_in(text: str) -> Plan:
-    """The replicas wanted by partition. Raises ListError."""
+    """The target replicas by partition. Raises ListError."""
     plan: Plan = {}
     for partition, entry in _entries(text).items():
         replicas = entry.get("replicas")
@@ -53,7 +53,7 @@ def plan_in(text: str) -> Plan:
 
 
 def directories_in(text: str) -> Directories:
-    """The directories wanted by replica, those apart that may lie in any. Raises ListError."""
+    """The target directories by replica, without replicas that may be in any. Raises ListError."""
     plan = plan_in(text)
     found: Directories = {}
     for partition, entry in _entries(text).items():
@@ -69,7 +69,9 @@ def directories_in(text: str) -> Directories:
 
 
 def entries_in(text: str, key: str, entry: str, kind: str) -> list[Any]:
-    """What stands under `key` in a file of Kafka's tools; `entry` and `kind` say what is expected. Raises ListError."""
+    """The list under `key` in a file of Kafka's tools. `entry` and `kind`: the expected form, for the error message.
+    Raises ListError.
+    """
     try:
         document = json.loads(text)
     except ValueError as error:
@@ -96,7 +98,7 @@ def _entries(text: str) -> dict[TopicPartition, dict[str, Any]]:
 
 
 def as_plan(replicas: Mapping[TopicPartition, Sequence[int]], directories: Directories | None = None) -> str:
-    """The plan that puts partitions where they are given to be, on one line, to be kept for the way back."""
+    """The plan with these replicas, as one line of JSON. The user keeps it to undo a move."""
     known = directories or {}
     entries = [
         {
@@ -122,7 +124,7 @@ def current(topics: Mapping[str, TopicDescription]) -> dict[TopicPartition, tupl
 
 
 class Throttles(NamedTuple):
-    """Which replicas to hold back, as topic configs, and the brokers that need a rate."""
+    """The throttled replicas, as topic configs, and the brokers that need a rate."""
 
     topics: dict[str, dict[str, str | None]]
     brokers: list[int]
@@ -133,7 +135,7 @@ def throttles(
     placed: Mapping[TopicPartition, tuple[int, ...]],
     moving: Mapping[TopicPartition, PartitionReassignment],
 ) -> Throttles:
-    """Leaders are held back on every replica there is, followers on those still to come, as Kafka's tool does it."""
+    """The throttles of a plan. As in Kafka's tool, present replicas are throttled as leaders, new ones as followers."""
     sources: dict[str, set[tuple[int, int]]] = {}
     targets: dict[str, set[tuple[int, int]]] = {}
     for partition, wanted in plan.items():
@@ -157,7 +159,7 @@ def _pairs(replicas: set[tuple[int, int]]) -> str:
     return ",".join(f"{number}:{replica}" for number, replica in sorted(replicas))
 
 
-# ---------------------------------------------------------------------------------------------------------- how it goes
+# ------------------------------------------------------------------------------------------------------------- progress
 
 
 def progress(
@@ -165,7 +167,7 @@ def progress(
     placed: Mapping[TopicPartition, tuple[int, ...]],
     moving: Mapping[TopicPartition, PartitionReassignment],
 ) -> dict[TopicPartition, str]:
-    """For each partition of a plan one of the four words above."""
+    """The state of each partition of a plan: one of the four constants above."""
     states: dict[TopicPartition, str] = {}
     for partition, wanted in plan.items():
         if partition in moving:

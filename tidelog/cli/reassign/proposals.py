@@ -1,6 +1,6 @@
-"""Where partitions could lie: a proposal for `tidelog reassign --generate`. Pure; randomness is an argument.
+"""Proposals of replicas for `tidelog reassign --generate`. Pure; randomness is an argument.
 
-The topics to be moved come as kafka-reassign-partitions reads them, `{"topics": [{"topic": "t"}], "version": 1}`.
+The topics to move have the form of kafka-reassign-partitions, `{"topics": [{"topic": "t"}], "version": 1}`.
 Invariant: leaders are spread evenly over the brokers, no broker has two replicas of a partition, and no rack has two
 while another has none.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def topics_in(text: str) -> list[str]:
-    """The topics to be moved. Raises ListError."""
+    """The topics to move. Raises ListError."""
     entries = entries_in(text, "topics", '{"topic": ...}', "topic")
     names = [entry.get("topic") if isinstance(entry, dict) else None for entry in entries]
     for entry, name in zip(entries, names):
@@ -34,7 +34,9 @@ def topics_in(text: str) -> list[str]:
 def proposal(
     placed: Mapping[TopicPartition, Sequence[int]], brokers: Sequence[Node], rng: random.Random, *, by_rack: bool = True
 ) -> Plan:
-    """As many replicas as the first partition of each topic has, over these brokers. Raises ListError."""
+    """A plan over these brokers; each partition gets as many replicas as the first partition of its topic has. Raises
+    ListError.
+    """
     racks = {broker.node_id: broker.rack if by_rack else None for broker in brokers}
     known = [rack for rack in racks.values() if rack is not None]
     if known and len(known) < len(racks):
@@ -54,7 +56,9 @@ def proposal(
 
 
 def _spread(partitions: int, count: int, racks: Mapping[int, str | None], rng: random.Random) -> list[list[int]]:
-    """Leaders in turn around the ring; followers by a turn that grows with each round, so that pairs differ."""
+    """Spread the leaders in order over the ring. The followers are rotated by an offset that grows with each round, so
+    that leaders do not share the same followers.
+    """
     ring = _ring(racks)
     start, turn = rng.randrange(len(ring)), rng.randrange(len(ring))
     spread = []
@@ -67,7 +71,7 @@ def _spread(partitions: int, count: int, racks: Mapping[int, str | None], rng: r
 
 
 def _chosen(leader: int, others: list[int], count: int, racks: Mapping[int, str | None]) -> list[int]:
-    """The first of the others, but one of every rack before a second of any."""
+    """The leader and the first of the other brokers, with one broker of each rack before a second one of any rack."""
     chosen = [leader]
     used = [racks[leader]]
     while len(chosen) < count:
@@ -80,7 +84,7 @@ def _chosen(leader: int, others: list[int], count: int, racks: Mapping[int, str 
 
 
 def _ring(racks: Mapping[int, str | None]) -> list[int]:
-    """The brokers, one of each rack in turn."""
+    """The brokers in an order that alternates between the racks."""
     by_rack: dict[str, list[int]] = {}
     for broker in sorted(racks):
         by_rack.setdefault(racks[broker] or "", []).append(broker)

@@ -1,4 +1,4 @@
-"""`tidelog top`: topics, groups and brokers with their rates, again and again.
+"""`tidelog top`: a repeated view of topics, groups and brokers with their rates.
 
-`snapshot.py` asks the cluster, `rates.py` compares two snapshots, `command.py` shows the result.
+`snapshot.py` queries the cluster, `rates.py` compares two snapshots, `command.py` shows the result.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import signal
 import sys
@@ -25,7 +26,7 @@ from tidelog.protocol.errors import KafkaError
 _BROKERS = ("BROKER", "ADDRESS", "STATE", "LEADERS", "REPLICAS", "LOGS", "RECORDS/S", "BYTES/S")
 _TOPICS = ("TOPIC", "PARTITIONS", "UNDER-REPLICATED", "NO LEADER", "SIZE", "RECORDS/S", "BYTES/S")
 _GROUPS = ("GROUP", "STATE", "MEMBERS", "TOPICS", "LAG", "READ/S")
-# Lines of a terminal that are no row: titles, headers, frames.
+# The lines of a terminal for titles, headers and frames.
 _LINES_AROUND = 15
 _ROWS_MIN = 3
 
@@ -34,7 +35,7 @@ def _pattern(context: click.Context, parameter: click.Parameter, value: str | No
     try:
         re.compile(value or "")
     except re.error as error:
-        raise click.BadParameter(f"{value!r} is no regular expression: {error}") from None
+        raise click.BadParameter(f"{value!r} is not a regular expression: {error}") from None
     return value
 
 
@@ -64,7 +65,7 @@ def command(
       tidelog top --once --json --sort lag
     """
     if json_wanted and not once:
-        raise click.UsageError("--json is for --once")
+        raise click.UsageError("--json requires --once")
     options = client_options(bootstrap, properties)
     if not once and sys.stdout.isatty():
         run(_live(options, delay, shown))
@@ -87,7 +88,7 @@ async def _once(options: dict[str, Any], delay: float, shown: dict[str, Any]) ->
 
 
 async def _live(options: dict[str, Any], delay: float, shown: dict[str, Any]) -> None:
-    """Until Ctrl-C. A cluster that does not answer leaves the last view, and says so."""
+    """Show views until Ctrl-C. If the cluster does not answer, the last view stays, with a message."""
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -104,10 +105,9 @@ async def _live(options: dict[str, Any], delay: float, shown: dict[str, Any]) ->
                 except KafkaError as error:
                     problem = str(error)
                 live.update(_screen(last, problem, console.height), refresh=True)
-                try:
-                    await asyncio.wait_for(stopping.wait(), delay)
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await stopping.wait()
 
 
 def _screen(seen: View | None, problem: str, height: int) -> Group:
@@ -124,7 +124,7 @@ def _screen(seen: View | None, problem: str, height: int) -> Group:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> Table:
-    table = Table(expand=True, caption_justify="left", box=None, padding=(0, 1, 0, 0))  # whole headers in 80 columns
+    table = Table(expand=True, caption_justify="left", box=None, padding=(0, 1, 0, 0))  # headers fit in 80 columns
     for name in header:
         is_text = name in ("BROKER", "ADDRESS", "STATE", "TOPIC", "GROUP")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True)

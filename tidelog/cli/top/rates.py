@@ -1,6 +1,6 @@
-"""What two snapshots say together: rates, lag, and the rows of the three tables. Pure.
+"""The comparison of two snapshots: rates, lag, and the rows of the three tables. Pure.
 
-Rates are per second between the snapshots; None without a snapshot before. A log that was shortened or begun anew
+Rates are per second between the snapshots; None without an earlier snapshot. A log that was truncated or restarted
 counts as not grown.
 """
 
@@ -59,7 +59,7 @@ class BrokerRow:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that is shown."""
+    """The content of one view."""
 
     cluster_id: str | None
     leader_id: int
@@ -74,7 +74,7 @@ class View:
 def view(
     before: Snapshot | None, now: Snapshot, *, sort: str = "rate", pattern: str | None = None, internal: bool = False
 ) -> View:
-    """`pattern` chooses topics and groups by their whole names; `internal` shows Kafka's own topics."""
+    """`pattern`: selects topics and groups by their whole names. `internal`: includes internal topics."""
     wanted = re.compile(pattern or ".*", re.DOTALL)
     duration_s = 0.0 if before is None else now.at_s - before.at_s
     grown = _growth(before.end_offsets if before else {}, now.end_offsets)

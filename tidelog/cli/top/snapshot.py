@@ -1,6 +1,6 @@
-"""What a cluster looks like at one moment: offsets and sizes of partitions, offsets of groups, brokers.
+"""The state of a cluster at one moment: offsets and sizes of partitions, offsets of groups, brokers.
 
-A part of the cluster that does not answer leaves its values out: the view of a cluster in trouble must not fail.
+The values of a part that does not answer are omitted, because the view must work for a cluster with failures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GROUPS_AT_ONCE = 16
 
 @dataclass(slots=True)
 class Snapshot:
-    """`at_s` is on the event loop's clock. Offsets and sizes are of the partitions whose leaders answered."""
+    """`at_s`: the time of the event loop's clock. Offsets and sizes exist only for brokers that have answered."""
 
     at_s: float
     cluster: ClusterDescription
@@ -26,13 +26,13 @@ class Snapshot:
     leader_id: int = -1
     end_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     sizes: dict[int, dict[TopicPartition, int]] = field(default_factory=dict)
-    """Broker -> partition -> bytes, of the brokers that answered."""
+    """Broker -> partition -> bytes, for the brokers that have answered."""
     groups: dict[str, GroupDescription] = field(default_factory=dict)
     committed: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
 
 
 async def take(admin: Admin) -> Snapshot:
-    """Asks the cluster. Raises KafkaError when no broker answers."""
+    """Query the cluster. Raises KafkaError if no broker answers."""
     cluster = await admin.describe_cluster(include_fenced=True)
     topics = await admin.describe_topics()
     snapshot = Snapshot(asyncio.get_running_loop().time(), cluster, topics)
@@ -82,7 +82,7 @@ async def _add_groups(admin: Admin, snapshot: Snapshot) -> None:
 
     outcomes = await asyncio.gather(*(ask(group_id) for group_id in snapshot.groups), return_exceptions=True)
     for outcome in outcomes:
-        # A group may be deleted between the list and the question.
+        # A group may be deleted between the list and its description.
         if isinstance(outcome, BaseException) and not (
             isinstance(outcome, KafkaError) and outcome.code is ErrorCode.GROUP_ID_NOT_FOUND
         ):

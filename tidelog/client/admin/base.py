@@ -34,6 +34,8 @@ class AdminBase:
     def __init__(self, **options: Any) -> None:
         self._config = AdminConfig.from_options(options)
         self._cluster: Cluster | None = None
+        self._starting_cluster: Cluster | None = None
+        self._start_lock = asyncio.Lock()
         self._closed = False
         self._uses_forwarding = True
         self._created_topics: dict[str, float] = {}
@@ -43,22 +45,38 @@ class AdminBase:
 
     async def start(self) -> None:
         """Connect to the cluster; every call does it too. Raises KafkaError(NETWORK_EXCEPTION)."""
+        self._check_open()
+        if self._cluster is None:
+            async with self._start_lock:
+                if self._cluster is None:
+                    await self._connect()
+
+    async def _connect(self) -> None:
+        self._check_open()
+        cluster = self._starting_cluster = Cluster(self._config)
+        cluster.keeps_broker = True
+        try:
+            await cluster.start()
+            self._check_open()
+        except BaseException as error:
+            await cluster.close()
+            if isinstance(error, KafkaError):
+                self._check_open()  # the start ended because of `close`
+            raise
+        finally:
+            self._starting_cluster = None
+        self._cluster = cluster
+
+    def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this admin client is closed")
-        if self._cluster is None:
-            cluster = Cluster(self._config)
-            cluster.keeps_broker = True
-            try:
-                await cluster.start()
-            except BaseException:
-                await cluster.close()
-                raise
-            self._cluster = cluster
 
     async def close(self) -> None:
+        """Disconnect. A call after it raises RuntimeError."""
         self._closed = True
-        if self._cluster is not None:
-            await self._cluster.close()
+        for cluster in (self._cluster, self._starting_cluster):
+            if cluster is not None:
+                await cluster.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -85,7 +103,11 @@ class AdminBase:
         failures = 0
         while True:
             try:
-                return await attempt()
+                async with asyncio.timeout_at(deadline):
+                    return await attempt()
+            except TimeoutError:
+                problem = f"no answer within default_api_timeout_ms={self._config.default_api_timeout_ms}"
+                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, problem) from None
             except KafkaError as error:
                 failures += 1
                 wait_s = cluster.retry_backoff.wait_ms(failures) / 1000

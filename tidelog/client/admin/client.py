@@ -13,7 +13,7 @@ from typing import Any
 
 from tidelog.client.admin.base import raise_on_error
 from tidelog.client.admin.cluster import ClusterAdmin
-from tidelog.client.admin.configs import ConfigAdmin
+from tidelog.client.admin.configs import ConfigAdmin, config_text
 from tidelog.client.admin.features import FeaturesAdmin
 from tidelog.client.admin.groups import GroupAdmin
 from tidelog.client.admin.log_dirs import LogDirsAdmin
@@ -209,7 +209,7 @@ def _to_creatable_topic(topic: Any) -> CreatableTopic:
             CreatableReplicaAssignment(partition_index=partition, broker_ids=list(brokers))
             for partition, brokers in topic.replica_assignments.items()
         ],
-        configs=[CreatableTopicConfig(name=name, value=str(value)) for name, value in topic.configs.items()],
+        configs=[CreatableTopicConfig(name=name, value=config_text(value)) for name, value in topic.configs.items()],
     )
 
 

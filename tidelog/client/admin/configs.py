@@ -32,6 +32,14 @@ _BROKER_SPECIFIC_TYPES = ("broker", "broker-logger")
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
+ConfigValue = str | int | float | bool
+
+
+def config_text(value: ConfigValue) -> str:
+    """A value of a configuration key, of its type or as text, as requests have it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 class ConfigResource(NamedTuple):
     """`type` is one of `TYPES`.
 
@@ -53,7 +61,7 @@ class ConfigChange(NamedTuple):
     """
 
     name: str
-    value: str | None
+    value: ConfigValue | None
     operation: int = SET
 
 
@@ -80,8 +88,8 @@ class ConfigAdmin(AdminBase):
     async def incremental_alter_configs(
         self,
         *,
-        topics: Mapping[str, Mapping[str, str | None]] | None = None,
-        brokers: Mapping[int | None, Mapping[str, str | None]] | None = None,
+        topics: Mapping[str, Mapping[str, ConfigValue | None]] | None = None,
+        brokers: Mapping[int | None, Mapping[str, ConfigValue | None]] | None = None,
         validate_only: bool = False,
     ) -> None:
         """Set single configs by topic name or broker id. Broker id None is the default of all
@@ -178,7 +186,11 @@ class ConfigAdmin(AdminBase):
                         resource_type=TYPES[resource.type],
                         resource_name=resource.name,
                         configs=[
-                            AlterableConfig(name=change.name, config_operation=change.operation, value=change.value)
+                            AlterableConfig(
+                                name=change.name,
+                                config_operation=change.operation,
+                                value=None if change.value is None else config_text(change.value),
+                            )
                             for change in changes[resource]
                         ],
                     )

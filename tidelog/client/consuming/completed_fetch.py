@@ -35,6 +35,7 @@ class CompletedFetch:
         "_columns",
         "_cursor",
         "_error",
+        "_headers",
         "_key_deserializer",
         "_pieces",
         "_records",
@@ -70,13 +71,15 @@ class CompletedFetch:
         """The offset after the last whole batch, skipped batches included."""
         self.end_epoch = -1
         """The leader epoch of that batch."""
+        self._headers: list[tuple[int, BatchHeader]] = []
+        """Every whole batch: position and header."""
         self._find_end(buffer, high_watermark)
         self._buffer = buffer
         self._check_crcs = check_crcs
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
         self._aborted = tuple(aborted)
-        self._batches = iter_data_batches(buffer, self._aborted)
+        self._batches = iter_data_batches(buffer, self._aborted, self._headers)
         self._pieces: Iterator[pa.RecordBatch] | None = None
         """The decoding into columns, which the next `take` ends; None while there is none."""
         self._columns: tuple[str, ...] = ()
@@ -86,8 +89,8 @@ class CompletedFetch:
         self._traceback: TracebackType | None = None
 
     def _find_end(self, buffer: Buffer, high_watermark: int) -> None:
-        """Set `end_offset` and `end_epoch`. Raises KafkaError CORRUPT_MESSAGE for a misplaced
-        batch.
+        """Set `end_offset`, `end_epoch` and `_headers`. Raises KafkaError CORRUPT_MESSAGE for a
+        misplaced batch.
 
         The base offset is not covered by the CRC, so its order is checked: batches follow each
         other, and the first batch holds the requested offset or begins below the high watermark. A
@@ -97,19 +100,22 @@ class CompletedFetch:
         headers = iter_headers(buffer)
         while True:
             try:
-                _, header = next(headers)
+                place = next(headers)
             except StopIteration:
                 return
             except KafkaError:
                 if self.exhausted:
                     raise
                 return
+            header = place[1]
             base, end = header.base_offset, self.end_offset
             is_first = end == self.start_offset
             too_late = is_first and high_watermark >= 0 and base > max(high_watermark, end)
-            if header.next_offset <= end or (not is_first and base < end) or too_late:
+            next_offset = header.next_offset
+            if next_offset <= end or (not is_first and base < end) or too_late:
                 raise self._misplaced_batch(base)
-            self.end_offset = header.next_offset
+            self._headers.append(place)
+            self.end_offset = next_offset
             self.end_epoch = header.partition_leader_epoch
 
     def _misplaced_batch(self, base_offset: int) -> KafkaError:
@@ -132,7 +138,7 @@ class CompletedFetch:
         """
         if self._pieces is not None:
             self._pieces = None
-            self._batches = iter_data_batches(self._buffer, self._aborted)
+            self._batches = iter_data_batches(self._buffer, self._aborted, self._headers)
         records: list[ConsumerRecord] = []
         while len(records) < limit:
             if self._cursor >= len(self._records):
@@ -171,8 +177,11 @@ class CompletedFetch:
         except KafkaError:
             self._pieces = None  # a later call raises it again
             raise
+        if piece is None or self.exhausted:
+            # The iterator refers to this object: its memory would wait for the garbage collector.
+            self._pieces, self._batches = None, iter(())
+            self._buffer, self._headers = b"", []
         if piece is None:
-            self._pieces, self._buffer = None, b""
             self.position, self.leader_epoch = self.end_offset, self.end_epoch
         return piece
 
@@ -180,46 +189,40 @@ class CompletedFetch:
         """The rest of the batches as pieces, up to a broken batch; then its error."""
         batches: list[tuple[int, BatchHeader]] = []
         damaged: KafkaError | None = None
-        for start, header in iter_data_batches(self._buffer, self._aborted):
+        view = memoryview(self._buffer)
+        for start, header in iter_data_batches(self._buffer, self._aborted, self._headers):
             if header.last_offset < self.position:
                 continue
-            if self._check_crcs and not check_crc(self._buffer, start, header):
+            if self._check_crcs and not check_crc(view, start, header):
                 damaged = self._crc_error(header)
                 break
             batches.append((start, header))
         if batches:
             try:
                 end = batches[-1][1].next_offset
-                yield from self._pieces_of(self._buffer, end, columns, self._aborted, batches)
+                yield from self._pieces_of(end, columns, batches)
             except KafkaError:
                 # The records before a malformed batch are handed out first.
-                view = memoryview(self._buffer)
-                for start, header in batches:
-                    if header.next_offset > self.position:
-                        one = view[start : start + header.size_bytes]
-                        yield from self._pieces_of(one, header.next_offset, columns, (), [(start, header)])
+                for place in batches:
+                    if place[1].next_offset > self.position:
+                        yield from self._pieces_of(place[1].next_offset, columns, [place])
         if damaged is not None:
             raise damaged
 
     def _pieces_of(
-        self,
-        buffer: Buffer,
-        end_offset: int,
-        columns: tuple[str, ...],
-        aborted: Iterable[tuple[int, int]],
-        batches: list[tuple[int, BatchHeader]],
+        self, end_offset: int, columns: tuple[str, ...], batches: list[tuple[int, BatchHeader]]
     ) -> Iterator[pa.RecordBatch]:
         topic, partition = self.partition
         # The position moves by the offsets, which the caller may not want.
         wanted = columns if "offset" in columns else (*columns, "offset")
         pieces = decode_columns(
-            buffer,
+            self._buffer,
             topic=topic,
             partition=partition,
             first_offset=self.position,
             end_offset=end_offset,
             columns=wanted,
-            aborted=aborted,
+            data_batches=batches,
         )
         epochs = iter(batches)
         header: BatchHeader | None = None
@@ -256,7 +259,7 @@ class CompletedFetch:
                 return bool(self._records)
         self._records = []
         self._cursor = 0
-        self._buffer = b""
+        self._buffer, self._headers = b"", []
         return False
 
     def _deserialize(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence, Sized
@@ -23,6 +24,7 @@ from tidelog.client.consuming.positions import PositionLookup
 from tidelog.client.consuming.rebalance import Rebalancer
 from tidelog.client.consuming.reconciliation import Reconciler
 from tidelog.client.consuming.subscription import RebalanceListener, Subscription
+from tidelog.client.metrics import ConsumerMetrics
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -32,12 +34,13 @@ from tidelog.client.model import (
     OffsetAndTimestamp,
     TopicPartition,
     as_names,
+    as_offset,
     as_partition,
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import TopicMetadata
 from tidelog.protocol.batches.columnar import COLUMNS, arrow_schema
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,12 +74,16 @@ class Consumer:
         if topics:
             self._subscription.subscribe(as_names(topics), None, None)
         self._cluster: Cluster | None = None
+        self._starting_cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
         self._group: Rebalancer | None = None
         self._update_event = asyncio.Event()
         self._position_lookup: PositionLookup | None = None
         self._iteration = IterationBuffer()
         self._missing_topics: set[str] = set()
+        self.keeps_positions = False
+        """Keep the positions before each poll, so that `return_records` can go back to them."""
+        self._positions_before_take: dict[TopicPartition, OffsetAndMetadata] = {}
         self._start_lock = asyncio.Lock()
         self._closed = False
         """Set when `close` begins. Polls end then, and the rebalance listener may still commit."""
@@ -98,12 +105,18 @@ class Consumer:
     async def _connect(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=self._config.allow_auto_create_topics)
         self._track_topics(cluster)
+        self._starting_cluster = cluster
         try:
+            self._check_open()
             await cluster.start()
             self._check_open()
-        except BaseException:
+        except BaseException as error:
             await cluster.close()
+            if isinstance(error, KafkaError):
+                self._check_open()  # the start ended because of `close`
             raise
+        finally:
+            self._starting_cluster = None
         self._fetcher = Fetcher(cluster, self._config, self._subscription, self._update_event.set)
         if self._config.group_id is not None:
             kind = Reconciler if self._config.group_protocol == "consumer" else Rebalancer
@@ -124,6 +137,7 @@ class Consumer:
 
         Waits at most `timeout_ms` in total for brokers that do not answer.
         """
+        _check_timeout(timeout_ms)
         if self._group is not None:
             self._group.refuse_inside_listener("close()")
         if self._closed:
@@ -132,7 +146,11 @@ class Consumer:
         self._closed = True
         self._update_event.set()
         if self._cluster is None:
-            self._close_finished.set()
+            try:
+                if self._starting_cluster is not None:
+                    await self._starting_cluster.close()
+            finally:
+                self._close_finished.set()
             return
         try:
             self._rewind()
@@ -168,13 +186,18 @@ class Consumer:
         pattern: str | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Replace the topics, by name or by a regular expression that must match the whole name."""
+        """Replace the topics, by name or by a regular expression that must match the whole name.
+
+        Raises ValueError and TypeError for wrong arguments, KafkaError(INVALID_TOPIC_EXCEPTION).
+        """
         self._check_open()
-        names = [topics] if isinstance(topics, str) else as_names(topics)
+        names = as_names([topics] if isinstance(topics, str) else topics)
         if bool(names) == (pattern is not None):
             raise ValueError("subscribe() takes topics or a pattern")
+        expression = None if pattern is None else _compiled(pattern)
+        check_listener(listener)
         self._rewind()
-        self._subscription.subscribe(names, None if pattern is None else re.compile(pattern), listener)
+        self._subscription.subscribe(names, expression, listener)
         if self._cluster is not None:
             self._track_topics(self._cluster)
             self._on_metadata()
@@ -185,8 +208,9 @@ class Consumer:
         Commits to a group still work.
         """
         self._check_open()
+        targets = [as_partition(partition) for partition in partitions]
         self._rewind()
-        self._subscription.assign(as_partition(partition) for partition in partitions)
+        self._subscription.assign(targets)
         if self._fetcher is not None:
             self._fetcher.keep_only(set(self._subscription.assigned))
         if self._cluster is not None:
@@ -194,6 +218,7 @@ class Consumer:
 
     async def unsubscribe(self) -> None:
         """Read nothing, and leave the group."""
+        self._check_open()
         self._rewind()
         if self._group is not None:
             await self._group.unsubscribe()
@@ -203,9 +228,11 @@ class Consumer:
                 self._fetcher.keep_only(())
 
     def subscription(self) -> set[str]:
+        """The topics of `subscribe`; of a pattern, those that match now."""
         return set(self._subscription.topics)
 
     def assignment(self) -> set[TopicPartition]:
+        """The partitions that this consumer reads now, paused ones too."""
         return set(self._subscription.assigned)
 
     def _check_open(self) -> None:
@@ -266,7 +293,7 @@ class Consumer:
         fatal errors of the group. Raises the exceptions of a rebalance listener. Cancelling a call
         loses nothing: the next call continues at the same point.
         """
-        limit = self._config.max_poll_records if max_records is None else max_records
+        limit = self._config.max_poll_records if max_records is None else _checked_limit(max_records)
         return await self._poll(timeout_ms, lambda fetcher: fetcher.take(limit)) or {}
 
     async def poll_arrow(
@@ -281,7 +308,8 @@ class Consumer:
         """
         if self._config.key_deserializer is not None or self._config.value_deserializer is not None:
             raise RuntimeError("poll_arrow() returns bytes; this consumer has a deserializer")
-        schema = _arrow_schema(tuple(columns))
+        schema = _arrow_schema((columns,) if isinstance(columns, str) else tuple(columns))
+        _checked_limit(max_records)
         batches = await self._poll(
             timeout_ms, lambda fetcher: fetcher.take_columns(schema.names, max_records, _ARROW_POLL_BYTES)
         )
@@ -290,13 +318,20 @@ class Consumer:
     async def _poll(self, timeout_ms: float, take: Callable[[Fetcher], Taken]) -> Taken | None:
         """Run the group's step and fetch until `take` returns something; None once the consumer is closed."""
         self._check_open()
-        lookup = await self._require_position_lookup()
+        _check_timeout(timeout_ms)
+        try:
+            lookup = await self._require_position_lookup()
+        except RuntimeError:
+            if self._closed:  # `close` ended the start that this poll has waited for
+                return None
+            raise
         assert self._fetcher is not None
         if not self._subscription.subscribed and not self._subscription.is_user_assigned:
             raise RuntimeError("this consumer reads nothing: subscribe() or assign() first")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         self._rewind()
+        self._positions_before_take = {}
         while True:
             self._update_event.clear()
             if self._group is not None and not self._closed:
@@ -304,6 +339,8 @@ class Consumer:
             if self._closed:
                 return None
             lookup.start_lookup()
+            if self.keeps_positions:
+                self._positions_before_take = self._subscription.positions()
             records = take(self._fetcher)
             self._fetcher.send_fetches()
             remaining_s = deadline - loop.time()
@@ -325,17 +362,15 @@ class Consumer:
         what `poll` raises.
         """
         self._check_open()
+        if max_records is not None:
+            _checked_limit(max_records)
         return _BatchIterator(self, max_records)
 
     async def next_batch(self, max_records: int | None = None) -> Batch:
         """Wait for the next batch; empty once the consumer is closed."""
         while not self._closed:
-            try:
-                if batch := await self.poll(_ITERATION_POLL_MS, max_records):
-                    return batch
-            except RuntimeError:
-                if not self._closed:  # `close` may begin before this poll has started
-                    raise
+            if batch := await self.poll(_ITERATION_POLL_MS, max_records):
+                return batch
         return {}
 
     async def _wait_for_update(self, timeout_s: float) -> None:
@@ -388,6 +423,14 @@ class Consumer:
             if self._fetcher is not None:
                 self._fetcher.discard(positions)
 
+    def return_records(self) -> None:
+        """Let the records of the last poll count as not consumed, because its caller has not got them."""
+        positions, self._positions_before_take = self._positions_before_take, {}
+        for partition, position in positions.items():
+            self._subscription.rewind(partition, position.offset, position.leader_epoch)
+        if self._fetcher is not None:
+            self._fetcher.discard(positions)
+
     # -- positions
 
     def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -399,10 +442,11 @@ class Consumer:
         return positions
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
-        """Continue reading an assigned partition at `offset`. Raises ValueError."""
+        """Continue reading an assigned partition at `offset`. Raises ValueError, TypeError."""
+        self._check_open()
         partition = as_partition(partition)
+        target = as_offset(partition, offset)
         self._rewind()
-        target = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
         self._subscription.seek(partition, target.offset, target.leader_epoch)
         if self._fetcher is not None:
             self._fetcher.discard((partition,))
@@ -434,19 +478,32 @@ class Consumer:
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`; they stay assigned."""
+        self._check_open()
         self._rewind()
         self._subscription.pause([as_partition(partition) for partition in partitions])
 
     def resume(self, *partitions: TopicPartition) -> None:
+        """Return records of paused partitions again."""
+        self._check_open()
         self._subscription.resume([as_partition(partition) for partition in partitions])
         self._update_event.set()
 
     def paused(self) -> set[TopicPartition]:
+        """The assigned partitions that are paused."""
         return self._subscription.paused()
 
     def lag(self, partition: TopicPartition) -> int | None:
         """Records between the position and the end in the last fetch; None while unknown."""
         return self._subscription.lag(as_partition(partition))
+
+    def metrics(self) -> ConsumerMetrics:
+        """Totals since the start, and the present state."""
+        assigned = sorted(self._subscription.assigned)
+        return ConsumerMetrics(
+            records_consumed_total=0 if self._fetcher is None else self._fetcher.records_taken,
+            assigned_partitions=len(assigned),
+            lag={partition: self._subscription.lag(partition) for partition in assigned},
+        )
 
     # -- offsets in the cluster
 
@@ -479,13 +536,7 @@ class Consumer:
     def _offsets_to_commit(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         if offsets is None:
             return self._positions()
-        checked: dict[TopicPartition, OffsetAndMetadata] = {}
-        offset: Any
-        for partition, offset in offsets.items():
-            if not isinstance(offset, (int, OffsetAndMetadata)):
-                raise TypeError(f"{partition}: an offset to commit is a number or an OffsetAndMetadata, not {offset!r}")
-            checked[as_partition(partition)] = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-        return checked
+        return {as_partition(partition): as_offset(partition, offset) for partition, offset in offsets.items()}
 
     async def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed offsets, None for a partition without one; default: all assigned
@@ -553,6 +604,31 @@ class Consumer:
         assert self._cluster is not None
         response = await self._cluster.fetch_metadata(None)
         return {topic.name for topic in response.topics if topic.name is not None and not topic.error_code}
+
+
+def _check_timeout(timeout_ms: Any) -> None:
+    if not isinstance(timeout_ms, (int, float)) or math.isnan(timeout_ms):
+        raise TypeError(f"timeout_ms must be a number of milliseconds, not {timeout_ms!r}")
+
+
+def _checked_limit(max_records: Any) -> int:
+    if not isinstance(max_records, int) or max_records < 1:
+        raise ValueError(f"max_records must be a whole number from 1 on, not {max_records!r}")
+    return max_records
+
+
+def _compiled(pattern: Any) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(f"subscribe(): {pattern!r} is not a regular expression: {error}") from None
+
+
+def check_listener(listener: Any) -> None:
+    """Raise TypeError for an object without the methods of a RebalanceListener."""
+    methods = ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost")
+    if listener is not None and not all(callable(getattr(listener, method, None)) for method in methods):
+        raise TypeError(f"listener must be a RebalanceListener, not {listener!r}")
 
 
 def _arrow_schema(columns: tuple[str, ...]) -> pa.Schema:

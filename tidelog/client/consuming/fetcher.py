@@ -78,6 +78,8 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, _NodeFetches] = {}
         self._buffer = FetchBuffer(subscription)
+        self.records_taken = 0
+        """Records that were returned, in total."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0  # uvloop's handle of a time that is past has no `when`
         self._backoff_until_ms = 0.0
@@ -383,6 +385,11 @@ class Fetcher:
                 self._subscription.request_reset(partition, timestamp)
                 self._on_update()
             return
+        if code is ErrorCode.CORRUPT_MESSAGE:
+            # The broker has no whole copy of the records. It answers KAFKA_STORAGE_ERROR while it looks for one.
+            self._buffer.errors[partition] = KafkaError(code, f"the records of {partition} at {offset} are damaged")
+            self._back_off(partition)
+            return
         if not code.retriable and code is not ErrorCode.UNKNOWN_SERVER_ERROR:
             self._buffer.errors[partition] = KafkaError(code, f"fetch of {partition}")
             return
@@ -403,11 +410,15 @@ class Fetcher:
 
         Raises as `FetchBuffer.take`.
         """
-        return self._buffer.take(limit)
+        taken = self._buffer.take(limit)
+        self.records_taken += sum(map(len, taken.values()))
+        return taken
 
     def take_columns(self, columns: Sequence[str], rows: int, size_bytes: int) -> list[pa.RecordBatch]:
         """Return records as Arrow columns; as `FetchBuffer.take_columns`."""
-        return self._buffer.take_columns(columns, rows, size_bytes)
+        taken = self._buffer.take_columns(columns, rows, size_bytes)
+        self.records_taken += sum(piece.num_rows for piece in taken)
+        return taken
 
     def _drop_finished_responses(self, node: _NodeFetches) -> None:
         while node.responses and not any(

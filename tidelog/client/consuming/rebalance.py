@@ -38,8 +38,8 @@ _COMMIT_ERROR_REASONS = {
 _ADVICE_POLL_MORE_OFTEN = "nothing was committed; poll more often, or raise max_poll_interval_ms"
 _ADVICE_POLL_FIRST = "nothing was committed; poll, then commit again"
 
-_listener_step: contextvars.ContextVar[object] = contextvars.ContextVar("tidelog_rebalance_step", default=None)
-"""The step that called the running listener."""
+_listener_call: contextvars.ContextVar[object] = contextvars.ContextVar("tidelog_listener_call", default=None)
+"""The call of a listener in which this code runs, in tasks that the listener starts too."""
 
 
 class Rebalancer:
@@ -67,6 +67,8 @@ class Rebalancer:
         self._joined_change_count = -1
         self._step_task: asyncio.Task[None] | None = None
         self._listener_problem: Exception | None = None
+        self._listener_call: object = None
+        """The call of a listener that runs now."""
         self._commits = CommitQueue(self.coordinator)
         self._next_auto_commit_s = self._loop.time() + config.auto_commit_interval_ms / 1000
 
@@ -111,13 +113,14 @@ class Rebalancer:
         await asyncio.wait([task])
         if self._step_task is task:
             self._step_task = None
-            task.result()
+            if not task.cancelled():  # by `close`, when a listener takes too long
+                task.result()
 
     def refuse_inside_listener(self, call: str) -> None:
-        """Raise RuntimeError inside a listener: the call would wait for the step, which waits for
-        the listener.
+        """Raise RuntimeError inside a listener: the call would wait for the step, or for `close`, which
+        waits for the listener.
         """
-        if self._step_task is not None and _listener_step.get() is self._step_task:
+        if self._listener_call is not None and _listener_call.get() is self._listener_call:
             raise RuntimeError(f"{call} cannot be called in a rebalance listener")
 
     async def _step_group(self) -> None:
@@ -199,7 +202,8 @@ class Rebalancer:
         if listener is None:
             return
         task = asyncio.current_task()
-        _listener_step.set(task)
+        self._listener_call = object()
+        token = _listener_call.set(self._listener_call)
         try:
             method: Callable[[Collection[TopicPartition]], Awaitable[None] | None]
             method = getattr(listener, f"on_partitions_{event}")
@@ -217,6 +221,9 @@ class Rebalancer:
                 "group %r: the listener raised %r when partitions were %s", self.coordinator.group_id, error, event
             )
             self._listener_problem = self._listener_problem or error
+        finally:
+            self._listener_call = None
+            _listener_call.reset(token)
 
     def _raise_listener_problem(self) -> None:
         problem, self._listener_problem = self._listener_problem, None
@@ -234,7 +241,7 @@ class Rebalancer:
         generation the broker would take the commit for that of a consumer outside of any group.
         """
         identity = self._identity
-        if self._subscription.subscribed and identity.generation == UNKNOWN_GENERATION:
+        if not self._subscription.is_user_assigned and identity.generation == UNKNOWN_GENERATION:
             raise KafkaError(self._refusal_code, "the consumer is not a member of its group now")
         assert self._config.group_id is not None
         return ConsumerGroupMetadata(
@@ -265,6 +272,7 @@ class Rebalancer:
             # Without a generation the broker would take this for the commit of a consumer outside
             # of any group.
             refusal: asyncio.Future[None] = self._loop.create_future()
+            refusal.add_done_callback(_retrieve)  # the caller may be cancelled before it sees the refusal
             if offsets:
                 refusal.set_exception(KafkaError(self._refusal_code))
             else:
@@ -363,12 +371,12 @@ class Rebalancer:
         await self.membership.stop()
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Mark the exception as retrieved: the next poll raises it, and without a next poll it is not a
-    program error.
+def _retrieve(outcome: asyncio.Future[Any]) -> None:
+    """Mark the exception as retrieved: the next poll or the waiting caller raises it, and without
+    either it is not a program error.
     """
-    if not task.cancelled():
-        task.exception()
+    if not outcome.cancelled():
+        outcome.exception()
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -132,7 +132,7 @@ class ConsumerMembership:
             idle_ms = self._last_poll_s * 1000 + self._config.max_poll_interval_ms - self._now_ms
             if idle_ms <= 0:
                 await self._leave_idle()
-                return
+                continue  # a poll may have subscribed again meanwhile
             if wait_ms > 0:
                 await wait_until(self._loop.time() + min(wait_ms, idle_ms) / 1000, self._wake_event.wait())
                 continue

@@ -9,6 +9,7 @@ ends by a timeout, a response or `close`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterable
@@ -87,6 +88,7 @@ class Cluster:
         self._refresh_future: asyncio.Future[None] | None = None
         self._refresh_task: asyncio.Task[None] | None = None
         self._closed = False
+        self._close_event = asyncio.Event()
         self._finalized_features: dict[str, int] = {}
         self._finalized_features_epoch = -1
 
@@ -95,7 +97,7 @@ class Cluster:
     async def start(self) -> None:
         """Connect to a bootstrap server and fetch metadata.
 
-        Raises KafkaError(NETWORK_EXCEPTION) without any answer.
+        Raises KafkaError(NETWORK_EXCEPTION) without any answer, and at once when `close` is called.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.config.socket_connection_setup_timeout_ms / 1000
@@ -105,18 +107,23 @@ class Cluster:
                 await self._refresh_once()
                 break
             except KafkaError as error:
+                self._check_open()
                 failures += 1
                 delay_s = self._reconnect_backoff.wait_ms(failures) / 1000
                 if loop.time() + delay_s >= deadline:
                     servers = ", ".join(f"{host}:{port}" for host, port in self._addresses)
                     reason = f"no broker reached at {servers}: {error.message or error}"
                     raise KafkaError(ErrorCode.NETWORK_EXCEPTION, reason) from None
-                await asyncio.sleep(delay_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s):
+                        await self._close_event.wait()
+        self._check_open()
         self._refresh_task = loop.create_task(self._refresh_loop())
 
     async def close(self) -> None:
         """Close every connection; waiting calls fail with NETWORK_EXCEPTION."""
         self._closed = True
+        self._close_event.set()
         tasks: list[asyncio.Task[Connection] | asyncio.Task[None]] = []
         if self._refresh_task is not None:
             tasks.append(self._refresh_task)
@@ -365,6 +372,11 @@ class Cluster:
             except KafkaError as error:
                 failures += 1
                 logger.debug("metadata could not be refreshed: %s", error)
+                self._refresh_requested.set()
+            except Exception:
+                # Without this loop the client would stand still with no word of the cause.
+                failures += 1
+                logger.exception("a metadata refresh failed by a fault of the client")
                 self._refresh_requested.set()
             # At most one request per backoff, whatever the number of callers. Only a new topic
             # skips the wait.

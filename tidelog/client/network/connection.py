@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
+from tidelog.client.network.frame_buffers import FrameBuffers
+from tidelog.client.network.output_queue import Buffer, OutputQueue
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -23,6 +25,7 @@ Response = TypeVar("Response", bound=Message)
 MAX_IN_FLIGHT = 128
 _RECEIVE_BUFFER_BYTES = 64 * 1024
 _CORRELATION_MASK = 0x7FFFFFFF
+_CORRELATION_ID_START, _CORRELATION_ID_END = 8, 12
 _API_VERSIONS = 18
 _WRITE_BUFFER_BYTES = 1024 * 1024
 
@@ -50,7 +53,7 @@ class _PendingRequest:
         correlation_id: int,
         response: type[Message],
         version: int,
-        future: asyncio.Future[Message],
+        future: asyncio.Future[Message] | ResponseCallback[Message],
         deadline: float,
     ) -> None:
         self.correlation_id = correlation_id
@@ -58,6 +61,37 @@ class _PendingRequest:
         self.version = version
         self.future = future
         self.deadline = deadline
+
+
+class ResponseCallback(Generic[Response]):
+    """In place of a request's future: calls `handle(response, None)` as soon as the response is read.
+
+    A future would take one more pass of the event loop. `handle(None, error)` is called by the loop,
+    since an error may end the connection first.
+    """
+
+    __slots__ = ("_handle", "_is_done", "_loop")
+
+    def __init__(self, handle: Callable[[Response | None, Exception | None], None]) -> None:
+        self._handle = handle
+        self._loop = asyncio.get_running_loop()
+        self._is_done = False
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, response: Response, /) -> None:
+        self._is_done = True
+        try:
+            self._handle(response, None)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # asyncio would end the connection, by a CancelledError too
+            self._loop.call_exception_handler({"message": "a response was not handled", "exception": error})
+
+    def set_exception(self, error: Any, /) -> None:
+        self._is_done = True
+        self._loop.call_soon(self._handle, None, error)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -68,7 +102,6 @@ class Connection(asyncio.BufferedProtocol):
         self.node_id = -1
         self.closed = False
         self.last_used = 0.0
-        self.writable = True
         self.on_close: Callable[[Connection], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._client_id = client_id
@@ -78,7 +111,10 @@ class Connection(asyncio.BufferedProtocol):
         self.finalized_features_epoch = -1
         self._versions: dict[int, tuple[int, int]] = {}
         self._common_versions: dict[tuple[int, int], int] = {}
+        self._frame_starts: dict[tuple[int, int], bytes] = {}
+        """By API key and version a request's first bytes: room for the size, then its header."""
         self._transport: asyncio.Transport | None = None
+        self._output: OutputQueue | None = None
         self._closed_future: asyncio.Future[None] = self._loop.create_future()
         self._pending: deque[_PendingRequest] = deque()
         self._correlation_id = 0
@@ -87,15 +123,15 @@ class Connection(asyncio.BufferedProtocol):
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
         self._start = 0
         self._end = 0
-        self._large: bytearray | None = None
-        self._large_view = memoryview(b"")
+        self._frame_buffers = FrameBuffers()
+        self._large: memoryview | None = None
         self._large_filled = 0
 
     # -- callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._output = OutputQueue(self._transport)
         self.last_used = self._loop.time()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -106,14 +142,16 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def pause_writing(self) -> None:
-        self.writable = False
+        if self._output is not None:
+            self._output.pause()
 
     def resume_writing(self) -> None:
-        self.writable = True
+        if self._output is not None:
+            self._output.resume()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._large is not None:
-            return self._large_view[self._large_filled :]
+            return self._large[self._large_filled :]
         if self._start == self._end:
             self._start = self._end = 0
         elif self._end == _RECEIVE_BUFFER_BYTES:
@@ -127,8 +165,7 @@ class Connection(asyncio.BufferedProtocol):
             self._large_filled += count
             if self._large_filled == len(self._large):
                 frame, self._large = self._large, None
-                self._large_view = memoryview(b"")
-                self._handle_frame(memoryview(frame))
+                self._handle_frame(frame)
             return
         self._end += count
         self._split_frames()
@@ -153,10 +190,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._handle_frame(bytes(self._receive_buffer[frame_start : frame_start + size]))
             elif size + 4 > _RECEIVE_BUFFER_BYTES:
                 # Read into a separate buffer: record batches may remain views of it.
-                self._large = bytearray(size)
-                self._large_view = memoryview(self._large)
+                self._large = self._frame_buffers.take(size)
                 self._large_filled = self._end - frame_start
-                self._large_view[: self._large_filled] = self._receive_buffer[frame_start : self._end]
+                self._large[: self._large_filled] = self._receive_buffer[frame_start : self._end]
                 self._start = self._end = 0
                 return
             else:
@@ -198,6 +234,11 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests
 
     @property
+    def writable(self) -> bool:
+        """Whether few bytes wait for the socket."""
+        return self._output is not None and self._output.size_bytes <= _WRITE_BUFFER_BYTES
+
+    @property
     def in_flight(self) -> int:
         return len(self._pending)
 
@@ -236,15 +277,29 @@ class Connection(asyncio.BufferedProtocol):
 
         The future gets the response, or KafkaError NETWORK_EXCEPTION or REQUEST_TIMED_OUT.
         """
+        future: asyncio.Future[Response] = self._loop.create_future()
+        self._send(request, response, version, timeout_ms, future)
+        return future
+
+    def send_with_callback(
+        self,
+        request: Message,
+        response: type[Response],
+        version: int,
+        timeout_ms: float,
+        handle: Callable[[Response | None, Exception | None], None],
+    ) -> None:
+        """Write the request now. `handle` gets the response while it is read, or the error that `send` gives."""
+        self._send(request, response, version, timeout_ms, ResponseCallback(handle))
+
+    def _send(self, request: Message, response: type[Response], version: int, timeout_ms: float, future: Any) -> None:
         if len(self._pending) >= MAX_IN_FLIGHT:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{self.address} owes {MAX_IN_FLIGHT} answers already")
-        future: asyncio.Future[Response] = self._loop.create_future()
         self._write(request, version)
         deadline = self.last_used + timeout_ms / 1000
-        self._pending.append(_PendingRequest(self._correlation_id, response, version, future, deadline))  # type: ignore[arg-type]
+        self._pending.append(_PendingRequest(self._correlation_id, response, version, future, deadline))
         if self._timer is None or deadline < self._timer_due_s:
             self._start_timer(deadline)
-        return future
 
     def send_without_response(self, request: Message, version: int) -> None:
         """Write a request that has no response (Produce with acks=0)."""
@@ -257,22 +312,29 @@ class Connection(asyncio.BufferedProtocol):
         return await self.send(request, response, self.version_of(type(request), max_version), timeout_ms)
 
     def _write(self, request: Message, version: int) -> None:
-        if self.closed or self._transport is None:
+        if self.closed or self._output is None:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{self.address} is not connected")
         request_type = type(request)
         self._correlation_id = (self._correlation_id + 1) & _CORRELATION_MASK
-        header = RequestHeader(
-            request_api_key=request_type.API_KEY or 0,
-            request_api_version=version,
-            correlation_id=self._correlation_id,
-            client_id=self._client_id,
-        )
+        key = request_type.API_KEY or 0, version
+        frame = bytearray(self._frame_starts.get(key) or self._frame_start(request_type, version))
+        frame[_CORRELATION_ID_START:_CORRELATION_ID_END] = self._correlation_id.to_bytes(4, "big")
+        pieces: list[Buffer] = [frame]
+        if request_type.HAS_RECORDS:
+            pieces = request.write_pieces(frame, version)
+        else:
+            request.write(frame, version)
+        frame[:4] = (sum(map(len, pieces)) - 4).to_bytes(4, "big")
+        self.last_used = self._loop.time()
+        self._output.write(pieces)
+
+    def _frame_start(self, request_type: type[Message], version: int) -> bytes:
+        api_key = request_type.API_KEY or 0
+        header = RequestHeader(request_api_key=api_key, request_api_version=version, client_id=self._client_id)
         frame = bytearray(4)
         header.write(frame, request_header_version(request_type, version))
-        request.write(frame, version)
-        frame[:4] = (len(frame) - 4).to_bytes(4, "big")
-        self.last_used = self._loop.time()
-        self._transport.write(frame)
+        start = self._frame_starts[api_key, version] = bytes(frame)
+        return start
 
     # -- timeouts and close
 
@@ -326,10 +388,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._transport is not None:
+        if self._transport is not None and self._output is not None:
             if abort:
+                self._output.drop()
                 self._transport.abort()
             else:
+                self._output.pass_to_transport()
                 self._transport.close()
         for pending in self._pending:
             if not pending.future.done():

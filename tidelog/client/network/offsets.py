@@ -43,9 +43,14 @@ async def list_offsets(
         missing = {partition: timestamp for partition, timestamp in timestamps.items() if partition not in offsets}
         if not missing:
             return offsets
-        last_error = await list_offsets_once(
-            cluster, missing, isolation_level=isolation_level, on_offsets=offsets.update
-        )
+        last_error: KafkaError | None
+        try:
+            async with asyncio.timeout_at(deadline):
+                last_error = await list_offsets_once(
+                    cluster, missing, isolation_level=isolation_level, on_offsets=offsets.update
+                )
+        except TimeoutError:
+            last_error = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "a leader did not answer")
         if len(offsets) == len(timestamps):
             return offsets
         failures += 1

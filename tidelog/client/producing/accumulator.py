@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from tidelog.client.model import TopicPartition
+from tidelog.client.producing.batch_delivery import BatchDelivery
+from tidelog.client.producing.record_timestamps import RecordTimestamps
+from tidelog.client.producing.send_group import SendGroup
 from tidelog.protocol.batches.records import BatchBuilder, iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -34,7 +37,9 @@ class ProducerBatch(Generic[Ticket]):
         "builder",
         "charged_bytes",
         "created_ms",
+        "delivery",
         "first_record",
+        "group",
         "in_flight",
         "is_complete",
         "may_be_in_log",
@@ -45,7 +50,7 @@ class ProducerBatch(Generic[Ticket]):
         "producer_id",
         "retry_at_ms",
         "tickets",
-        "timestamps_ms",
+        "timestamps",
     )
 
     def __init__(
@@ -61,8 +66,12 @@ class ProducerBatch(Generic[Ticket]):
         self.partition = partition
         self.builder = builder
         self.created_ms = now_ms
+        self.group: SendGroup | None = None
+        """The call that sends the whole batch. Such a batch has no tickets."""
         self.tickets: list[Ticket] = []
-        self.timestamps_ms: list[int] = []
+        self.timestamps = RecordTimestamps()
+        self.delivery = BatchDelivery(partition, self.timestamps)
+        """For the records that are observed through it. A batch of a group needs none."""
         self.charged_bytes = 0
         self.attempts = 0
         self.retry_at_ms = 0.0
@@ -90,7 +99,7 @@ class ProducerBatch(Generic[Ticket]):
 
     @property
     def record_count(self) -> int:
-        return len(self.tickets)
+        return self.builder.record_count
 
     @property
     def size_bytes(self) -> int:
@@ -162,44 +171,72 @@ class Accumulator(Generic[Ticket]):
         value: bytes | None,
         headers: Headers,
         ticket: Ticket,
-        now_ms: float,
-    ) -> bool:
-        """Add a record. Returns False, and adds nothing, when the memory is full.
+        now_ms: float | None = None,
+    ) -> ProducerBatch[Ticket] | None:
+        """Add a record. Returns its batch; or None, and adds nothing, when the memory is full.
 
-        An empty accumulator accepts any record, even one larger than the memory, which would
-        otherwise wait forever. Raises KafkaError(MESSAGE_TOO_LARGE) above `max_record_bytes`.
+        Without `now_ms` it opens no batch, and returns None when the record needs one. An empty
+        accumulator accepts any record, even one larger than the memory, which would otherwise wait
+        forever. Raises KafkaError(MESSAGE_TOO_LARGE) above `max_record_bytes`.
         """
         size_bytes = RECORD_OVERHEAD_BYTES
         if key is not None:
             size_bytes += len(key)
         if value is not None:
             size_bytes += len(value)
-        for name, header_value in headers:
-            size_bytes += 8 + len(name) + (0 if header_value is None else len(header_value))
+        if headers:
+            for name, header_value in headers:
+                size_bytes += 8 + len(name) + (0 if header_value is None else len(header_value))
         if size_bytes > self._max_charge:
             size_bytes -= RECORD_OVERHEAD_BYTES
             limit = self._max_charge - RECORD_OVERHEAD_BYTES
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE, f"a record of {size_bytes} bytes, max_request_size is {limit}"
             )
-        used_bytes = self.used_bytes
-        if used_bytes and used_bytes + size_bytes > self._memory_bytes:
-            return False
+        used_bytes = self.used_bytes + size_bytes
+        if used_bytes > self._memory_bytes and self.used_bytes:
+            return None
         batch = queue.open_batch
         if batch is None or not batch.builder.append(timestamp_ms, key, value, headers):
-            batch = self._open_batch(queue, now_ms)
-            was_added = batch.builder.append(timestamp_ms, key, value, headers)
+            if now_ms is None:
+                return None
+            builder = self._new_builder()
+            # A record that cannot be encoded raises here, and must not leave an empty batch.
+            was_added = builder.append(timestamp_ms, key, value, headers)
             assert was_added, "an empty batch takes any record"
-        batch.tickets.append(ticket)
-        batch.timestamps_ms.append(timestamp_ms)
+            batch = self._open_batch(queue, builder, now_ms)
+        tickets = batch.tickets
+        timestamps = batch.timestamps
+        # As `timestamps.append`.
+        if timestamp_ms != timestamps.last_ms:
+            timestamps.last_ms = timestamp_ms
+            timestamps.first_records.append(len(tickets))
+            timestamps.run_timestamps_ms.append(timestamp_ms)
+        tickets.append(ticket)
         batch.charged_bytes += size_bytes
-        self.used_bytes = used_bytes + size_bytes
-        return True
+        self.used_bytes = used_bytes
+        return batch
 
-    def _open_batch(self, queue: PartitionQueue[Ticket], now_ms: float) -> ProducerBatch[Ticket]:
-        batch: ProducerBatch[Ticket] = ProducerBatch(
-            self.opened_batch_count, queue.partition, self._new_builder(), now_ms
-        )
+    def append_batch(
+        self, queue: PartitionQueue[Ticket], builder: BatchBuilder, group: SendGroup, now_ms: float
+    ) -> ProducerBatch[Ticket] | None:
+        """Add a whole batch after all records so far. Returns None, and adds nothing, when the memory is full.
+
+        It takes no more records, so it is due at once, as are the batches before it.
+        """
+        size_bytes = builder.size_bytes + RECORD_OVERHEAD_BYTES
+        if self.used_bytes and self.used_bytes + size_bytes > self._memory_bytes:
+            return None
+        batch = self._open_batch(queue, builder, now_ms)
+        queue.open_batch = None
+        batch.group = group
+        group.appended_count += builder.record_count
+        batch.charged_bytes = size_bytes
+        self.used_bytes += size_bytes
+        return batch
+
+    def _open_batch(self, queue: PartitionQueue[Ticket], builder: BatchBuilder, now_ms: float) -> ProducerBatch[Ticket]:
+        batch: ProducerBatch[Ticket] = ProducerBatch(self.opened_batch_count, queue.partition, builder, now_ms)
         self.opened_batch_count += 1
         self._incomplete_count += 1
         queue.open_batch = batch
@@ -212,6 +249,10 @@ class Accumulator(Generic[Ticket]):
     def active_queues(self) -> Iterable[PartitionQueue[Ticket]]:
         """Queues with waiting batches, the least recently used first."""
         return self._active_queues.values()
+
+    @property
+    def has_waiting_batches(self) -> bool:
+        return bool(self._active_queues)
 
     def ready_in_ms(self, queue: PartitionQueue[Ticket], now_ms: float) -> float:
         """The time until the head of a non-empty queue is due; 0 when it is due now."""
@@ -286,10 +327,12 @@ class Accumulator(Generic[Ticket]):
                 )
                 part.attempts = batch.attempts
                 part.may_be_in_log = batch.may_be_in_log
+                part.group = batch.group
                 parts.append(part)
                 part.builder.append(record.timestamp, record.key, record.value, headers)
-            parts[-1].tickets.append(batch.tickets[index])
-            parts[-1].timestamps_ms.append(record.timestamp)
+            if batch.group is None:
+                parts[-1].timestamps.append(len(parts[-1].tickets), record.timestamp)
+                parts[-1].tickets.append(batch.tickets[index])
         for part in parts:
             part.charged_bytes = batch.charged_bytes * part.record_count // batch.record_count
         parts[-1].charged_bytes += batch.charged_bytes - sum(part.charged_bytes for part in parts)
@@ -299,6 +342,8 @@ class Accumulator(Generic[Ticket]):
         for part in parts:
             self._insert_in_order(queue, part)
         self._incomplete_count += len(parts) - 1
+        if batch.group is None:
+            batch.delivery.split([(part.delivery, part.record_count) for part in parts])
         return parts
 
     def complete(self, batch: ProducerBatch[Ticket]) -> None:

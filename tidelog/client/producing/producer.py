@@ -1,42 +1,46 @@
 """The asynchronous producer: `send` returns a future, and batches are sent in the background.
 
-Here: arguments, serializers, partition choice, back pressure. The accumulator batches, the sender
-sends, the session assigns sequences. Invariant: `send` suspends for long only when memory is full
-or a topic's metadata is missing. Otherwise it yields to the event loop at most once per few
-batches, so that a tight loop of sends also sends.
+Here: the public methods, the life of the parts, the calls that send many records. The appender
+gives records a place in memory, the accumulator batches, the sender sends, the session assigns
+sequences. Invariant: no record is taken before the start has ended, or after `close`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tidelog.client.assignment.partitioner import (
-    CustomPartitioner,
-    RoundRobinPartitioner,
-    StickyPartitioner,
-    UnkeyedPartitioner,
-    positive_hash,
-)
 from tidelog.client.config import ProducerConfig
+from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import (
     ConsumerGroupMetadata,
     OffsetAndMetadata,
     PartitionDescription,
     RecordMetadata,
     TopicPartition,
+    WrittenRange,
 )
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.metadata import TopicMetadata
-from tidelog.client.producing.accumulator import Accumulator, Headers, PartitionQueue
+from tidelog.client.producing.accumulator import Headers, ProducerBatch
+from tidelog.client.producing.arrow_batches import ArrowBatches
+from tidelog.client.producing.delivery_future import DeliveryFuture, delivery_future_class
 from tidelog.client.producing.detached_transactions import DetachedTransaction
+from tidelog.client.producing.interceptors import DeliveryCallback, Interceptors, calls_on_delivery
+from tidelog.client.producing.producer_memory import new_accumulator
 from tidelog.client.producing.producer_session import ProducerSession
+from tidelog.client.producing.record_appender import RecordAppender
+from tidelog.client.producing.record_arguments import as_number, as_producer_record, build_batch
+from tidelog.client.producing.send_group import BatchOutcome, GroupFuture, SendGroup
 from tidelog.client.producing.sender import Sender, Ticket
-from tidelog.client.producing.transaction_errors import TransactionError
+from tidelog.client.producing.sender_totals import SenderTotals
+from tidelog.client.producing.topic_routes import Route
+from tidelog.client.producing.transaction_errors import TransactionError, TransactionTimeout
 from tidelog.client.producing.transaction_manager import TransactionManager
 from tidelog.client.producing.transaction_sender import TransactionSender
 from tidelog.client.producing.transactions import Transactions, TransactionScope
@@ -44,67 +48,8 @@ from tidelog.protocol.batches.compression import CODECS
 from tidelog.protocol.batches.records import BatchBuilder
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-_BATCHES_PER_YIELD = 8
-_MAX_TIMESTAMP_MS = 2**62
-
-
-class _Route:
-    """The partition queues of one topic. Replaced when its metadata changes."""
-
-    __slots__ = ("count", "queues", "topic", "unkeyed_partitioner")
-
-    def __init__(
-        self, topic: TopicMetadata, queues: list[PartitionQueue[Ticket]], unkeyed_partitioner: UnkeyedPartitioner
-    ) -> None:
-        self.topic = topic
-        self.count = len(queues)
-        self.queues = queues
-        self.unkeyed_partitioner = unkeyed_partitioner
-
-
-class _TransactionalAccumulator(Accumulator[Ticket]):
-    """Takes records only in an open transaction.
-
-    A subclass, so that a producer without transactions pays nothing for the check.
-    """
-
-    def __init__(self, manager: TransactionManager, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._manager = manager
-
-    def append(
-        self,
-        queue: PartitionQueue[Ticket],
-        timestamp_ms: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        ticket: Ticket,
-        now_ms: float,
-    ) -> bool:
-        """Add a record. Raises without an open transaction."""
-        self._manager.add_partition(queue.partition)
-        return super().append(queue, timestamp_ms, key, value, headers, ticket, now_ms)
-
-
-def _accumulator(config: ProducerConfig, manager: TransactionManager | None) -> Accumulator[Ticket]:
-    codec = CODECS[config.compression_type]
-    is_transactional = manager is not None
-
-    def new_builder() -> BatchBuilder:
-        return BatchBuilder(config.batch_size, codec, config.compression_level, transactional=is_transactional)
-
-    options: dict[str, Any] = {
-        "memory_bytes": config.buffer_memory,
-        "max_record_bytes": config.max_request_size,
-        "linger_ms": config.linger_ms,
-        "delivery_timeout_ms": config.delivery_timeout_ms,
-    }
-    return (
-        Accumulator(new_builder, **options)
-        if manager is None
-        else _TransactionalAccumulator(manager, new_builder, **options)
-    )
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Producer:
@@ -123,28 +68,38 @@ class Producer:
         config = self._config
         self._manager = None if config.transactional_id is None else TransactionManager(config.transactional_id)
         self._transactions: Transactions | None = None
-        self._accumulator = _accumulator(config, self._manager)
+        codec = CODECS[config.compression_type]
+        self._new_builder = partial(
+            BatchBuilder,
+            config.batch_size,
+            codec,
+            config.compression_level,
+            transactional=config.transactional_id is not None,
+        )
+        self._accumulator = new_accumulator(config, self._manager, self._new_builder)
+        self._arrow_batches = ArrowBatches(config)
         self._session = ProducerSession(
             idempotent=config.idempotent,
             max_in_flight=config.max_in_flight_requests_per_connection,
             transactional=config.transactional_id is not None,
         )
-        self._custom_partitioner: CustomPartitioner | None = (
-            None if isinstance(config.partitioner, str) else config.partitioner
-        )
-        self._hashes_keys = (
-            self._custom_partitioner is None and config.partitioner == "default" and not config.partitioner_ignore_keys
-        )
+        self._interceptors = Interceptors(config.interceptors) if config.interceptors else None
         self._rng = random.Random()
-        self._routes: dict[str, _Route] = {}
-        self._last_opened_count = 0
-        self._opened_count_at_yield = 0
+        self._appender = RecordAppender(
+            config, self._accumulator, self._session, self._manager, self._interceptors, self._rng, self._start_within
+        )
+        self._append: Any = self._appender.append
         self._cluster: Cluster | None = None
         self._sender: Sender | None = None
         self._start_task: asyncio.Task[None] | None = None
-        self._memory_lock = asyncio.Lock()
-        self._memory_waiter_count = 0
+        self._new_future: type[DeliveryFuture] = DeliveryFuture  # of the loop, once the start has ended
         self._closed = False
+        self._close_finished = asyncio.Event()
+
+    @property
+    def config(self) -> ProducerConfig:
+        """The options, with their defaults."""
+        return self._config
 
     # -- lifecycle
 
@@ -171,6 +126,17 @@ class Producer:
             if start_task.done():
                 self._start_task = None
 
+    async def _start_within(self, timeout_ms: float) -> None:
+        """Start as `start`. Raises KafkaError(REQUEST_TIMED_OUT) at the timeout; the start then goes on."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self.start()
+        except TimeoutError:
+            text = (
+                f"no broker of {self._config.bootstrap_servers} reached within max_block_ms={self._config.max_block_ms}"
+            )
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
+
     async def _start(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=True, rng=self._rng)
         cluster.forget_idle_topics_after(self._config.metadata_max_idle_ms)
@@ -181,23 +147,31 @@ class Producer:
             raise
         self._cluster = cluster
         self._sender = Sender(cluster, self._config, self._accumulator, self._session, self._manager)
+        self._sender.interceptors = self._interceptors
         if self._manager is not None:
             requests = TransactionSender(cluster, self._config, self._manager, self._session, self._sender)
             self._transactions = Transactions(self._config, self._manager, requests)
+        self._appender.attach(cluster, self._sender)
+        self._new_future = delivery_future_class(asyncio.get_running_loop())
         cluster.on_metadata = self._on_metadata
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Deliver the sent records within `timeout_ms` (None: within their delivery timeouts) and
-        disconnect. An open transaction is aborted.
+        disconnect. An open transaction is aborted. A call during another one waits for its end.
         """
         if self._closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                    await self._close_finished.wait()
             return
         self._closed = True
+        self._appender.close()
         start_task = self._start_task
         try:
+            if start_task is not None:  # no record is taken before the start has ended
+                start_task.cancel()
+                await asyncio.wait([start_task])
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                if start_task is not None:
-                    await asyncio.wait([start_task])
                 if self._transactions is not None:
                     await self._transactions.close(timeout_ms)
                 if self._sender is not None:
@@ -205,13 +179,13 @@ class Producer:
         except TimeoutError:
             pass
         finally:
-            if start_task is not None:
-                start_task.cancel()
-                await asyncio.wait([start_task])
             if self._sender is not None:
                 self._sender.close()
-            if self._cluster is not None:
-                await self._cluster.close()
+            try:
+                if self._cluster is not None:
+                    await self._cluster.close()
+            finally:
+                self._close_finished.set()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -230,9 +204,10 @@ class Producer:
         value: Any = None,
         key: Any = None,
         *,
-        headers: Headers = (),
+        headers: Headers | None = (),
         partition: int | None = None,
         timestamp_ms: int | None = None,
+        on_delivery: DeliveryCallback | None = None,
         ticket: Any = None,
         waited_ms: float = 0.0,
     ) -> asyncio.Future[RecordMetadata]:
@@ -242,56 +217,52 @@ class Producer:
         bytes or None). `ticket` is a future to use instead of a new one. `waited_ms` of
         `max_block_ms` were spent before. Raises KafkaError: REQUEST_TIMED_OUT without memory or
         metadata in time, MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION; TypeError for other types.
+        When it raises, or is cancelled, the record is not sent. `on_delivery` is called once the
+        returned future is done, with (metadata, None) or (None, error).
         """
         try:
-            config = self._config
-            if config.value_serializer is not None:
-                value = config.value_serializer(value)
-            if config.key_serializer is not None:
-                key = config.key_serializer(key)
-            if value.__class__ is not bytes and value is not None:
-                value = _as_bytes("value", value)
-            if key.__class__ is not bytes and key is not None:
-                key = _as_bytes("key", key)
-            if headers:
-                _check_headers(headers)
-            if timestamp_ms is None:
-                timestamp_ms = int(time.time() * 1000)
-            elif timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < _MAX_TIMESTAMP_MS:
-                raise _wrong_timestamp(timestamp_ms)
-            route = self._routes.get(topic)
-            if route is None or self._closed or (partition is not None and not 0 <= partition < route.count):
-                route = await self._find_route(topic, partition, waited_ms)
-            if partition is None:
-                if key is not None and self._hashes_keys:
-                    partition = positive_hash(key) % route.count
-                elif self._custom_partitioner is not None:
-                    partition = self._choose_custom_partition(self._custom_partitioner, route, key, value)
-                else:
-                    partition = route.unkeyed_partitioner.choose(route.topic.available_partitions)
-                    route.unkeyed_partitioner.record_sent(
-                        (0 if value is None else len(value)) + (0 if key is None else len(key)) + 16
-                    )
-            accumulator = self._accumulator
-            loop = asyncio.get_running_loop()
+            callback = None if on_delivery is None else calls_on_delivery(on_delivery)
+            place = self._append(topic, value, key, headers, partition, timestamp_ms, ticket, waited_ms)
+            if place.__class__ is not ProducerBatch:
+                place = await place
             if ticket is None:
-                ticket = loop.create_future()
-            queue = route.queues[partition]
-            if self._memory_waiter_count or not accumulator.append(
-                queue, timestamp_ms, key, value, headers, ticket, loop.time() * 1000
-            ):
-                await self._append_when_memory_is_free(queue, timestamp_ms, key, value, headers, ticket)
-            if accumulator.opened_batch_count != self._last_opened_count:
-                self._last_opened_count = accumulator.opened_batch_count
-                assert self._sender is not None
-                self._sender.wake()
-                if self._last_opened_count - self._opened_count_at_yield >= _BATCHES_PER_YIELD:
-                    self._opened_count_at_yield = self._last_opened_count
-                    await asyncio.sleep(0)
+                ticket = self._new_future()
+                # As `ticket.bind`.
+                ticket._delivery = place.delivery
+                ticket.index = len(place.tickets) - 1
+                ticket._observation = None
+            if callback is not None:
+                ticket.add_done_callback(callback)
             return ticket  # type: ignore[no-any-return]
-        except KafkaError as error:
-            self.note_lost_record(error)
+        except Exception as error:
+            if isinstance(error, KafkaError):
+                self.note_lost_record(error)
+            self.report_unsent(error)
             raise
+
+    def report_unsent(self, error: Exception, count: int = 1) -> None:
+        """Tell the interceptors of records that have no place in a batch."""
+        if self._interceptors is not None:
+            for _ in range(count):
+                self._interceptors.on_acknowledgement(None, error)
+
+    def try_send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        ticket: Ticket,
+        waited_ms: float = 0.0,
+    ) -> Coroutine[Any, Any, object] | None:
+        """Append one record at once, as `send`; or return a coroutine that appends it, for the caller to await.
+
+        Raises what `send` raises, but does not note the loss of the record in a transaction.
+        """
+        place = self._append(topic, value, key, headers, partition, timestamp_ms, ticket, waited_ms)
+        return None if isinstance(place, ProducerBatch) else place
 
     async def send_and_wait(
         self,
@@ -299,7 +270,7 @@ class Producer:
         value: Any = None,
         key: Any = None,
         *,
-        headers: Headers = (),
+        headers: Headers | None = (),
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordMetadata:
@@ -308,10 +279,137 @@ class Producer:
             await self.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
         )
 
+    async def send_many(
+        self, topic: str, records: Iterable[Any], *, ticket: GroupFuture | None = None
+    ) -> asyncio.Future[list[WrittenRange]]:
+        """Append records as `send` does, without a future and a coroutine for each.
+
+        A record is a value, a tuple (key, value) or a `ProducerRecord`. The returned future gets the
+        `WrittenRange`s, or a BatchSendError that has those of the records that were delivered. An
+        error at the first record is raised, as by `send`; an error at a later one fails it and all
+        after it, and is in the BatchSendError. `ticket` is a future to use instead of a new one.
+        """
+        records = records if isinstance(records, (list, tuple)) else list(records)
+        group = SendGroup(topic, ticket or asyncio.get_running_loop().create_future(), len(records))
+        await self._fill(group, self._append_many(group, topic, records))
+        return group.future  # type: ignore[no-any-return]
+
+    async def _append_many(self, group: SendGroup, topic: str, records: Sequence[Any]) -> None:
+        group_ticket: Any = group
+        append = self._append
+        try:
+            for record in records:
+                value, key, headers, partition, timestamp_ms = as_producer_record(record)
+                place = append(topic, value, key, headers, partition, timestamp_ms, group_ticket)
+                if place.__class__ is not ProducerBatch:
+                    await place
+                group.appended_count += 1
+        except Exception as error:
+            self.report_unsent(error, len(records) - group.appended_count)
+            raise
+
+    async def send_batch(
+        self, topic: str, records: Iterable[Any], *, partition: int, ticket: GroupFuture | None = None
+    ) -> asyncio.Future[WrittenRange]:
+        """Append records to one partition as one record batch, which is in the log whole or not at all.
+
+        Records as for `send_many`, without a partition of their own. `batch_size` does not limit
+        them, `max_request_size` does, and the batch is never split. The returned future gets the
+        WrittenRange or a KafkaError. Raises as `send`, ValueError without records.
+        """
+        group_ticket: Any = ticket or asyncio.get_running_loop().create_future()
+        try:
+            builder = build_batch(
+                self._config, records, int(time.time() * 1000), is_transactional=self._manager is not None
+            )
+            route = await self._appender.find_route(topic, partition)
+            group = BatchOutcome(route.topic.name, group_ticket, builder.record_count)
+            await self._appender.append_batch(TopicPartition(topic, as_number(partition)), builder, group)
+        except KafkaError as error:
+            self.note_lost_record(error)
+            raise
+        return group_ticket  # type: ignore[no-any-return]
+
+    async def send_arrow(
+        self, topic: str, table: pa.Table | pa.RecordBatch, *, ticket: GroupFuture | None = None
+    ) -> asyncio.Future[list[WrittenRange]]:
+        """Append the rows of a `pyarrow.Table` or `RecordBatch`, without a Python object for each.
+
+        Columns: key, value, headers, timestamp, partition, with the types of `poll_arrow`; topic,
+        offset and timestampType are ignored, and any may be missing but key and value. Rows of one
+        partition keep their order. Batches have up to 128 KiB, or `batch_size` where that is larger. Needs `arrow`.
+
+        The returned future gets the `WrittenRange`s, or a BatchSendError that has those of the rows
+        that were delivered. Before the first row is appended, this raises TypeError or ValueError
+        for wrong columns, and KafkaError as `send`. `ticket` is a future to use instead of a new one.
+        """
+        config = self._config
+        if config.key_serializer is not None or config.value_serializer is not None:
+            raise RuntimeError("send_arrow() takes bytes; this producer has a serializer")
+        try:
+            summary = self._arrow_batches.check(table)
+            route = await self._appender.find_route(
+                topic, summary.partition_max if summary.partition_max >= 0 else None
+            )
+        except KafkaError as error:
+            self.note_lost_record(error)
+            raise
+        group = SendGroup(topic, ticket or asyncio.get_running_loop().create_future(), summary.row_count)
+        await self._fill(group, self._append_rows(group, route, table))
+        return group.future  # type: ignore[no-any-return]
+
+    async def _fill(self, group: SendGroup, appending: Coroutine[Any, Any, None]) -> None:
+        """Append the records of a group. An error after the first one is the group's outcome, not this call's."""
+        try:
+            await appending
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, RuntimeError):
+                self.note_lost_record(error)
+            if not group.appended_count:
+                raise
+            if isinstance(error, KafkaError):
+                group.fail_rest(error)
+            else:
+                group.fail_rest(KafkaError(ErrorCode.INVALID_RECORD, f"a record was not sent: {error!r}"))
+            if not isinstance(error, Exception):
+                raise
+
+    async def _append_rows(self, group: SendGroup, route: Route, table: pa.Table | pa.RecordBatch) -> None:
+        topic = route.topic.name
+        transaction = 0 if self._manager is None else self._manager.check_open()
+        for rows in self._arrow_batches.pieces(table, route.count):
+            route = self._appender.known_route(topic) or await self._appender.find_route(topic, None)
+            batches = self._arrow_batches.encode(
+                rows,
+                topic,
+                route.count,
+                route.topic.available_partitions,
+                route.unkeyed_partitioner,
+                int(time.time() * 1000),
+            )
+            for batch in batches:
+                if self._manager is not None:
+                    self._manager.check_still_open(transaction)
+                builder = self._new_builder()
+                builder.adopt(batch.buffer, batch.record_count, batch.base_timestamp, batch.max_timestamp)
+                await self._appender.append_batch(TopicPartition(topic, batch.partition), builder, group)
+            await asyncio.sleep(0)  # a large table must not hold the event loop
+
     async def flush(self) -> None:
         """Send all records at once and wait until each is delivered or has failed."""
         if self._sender is not None:
             await self._sender.flush()
+
+    def metrics(self) -> ProducerMetrics:
+        """Totals since the start, and the present state."""
+        totals = SenderTotals() if self._sender is None else self._sender.totals
+        accumulator = self._accumulator
+        return totals.snapshot(
+            self._config.buffer_memory,
+            accumulator.used_bytes,
+            accumulator.incomplete_count,
+            self._appender.waiting_count,
+        )
 
     # -- transactions
 
@@ -356,8 +454,14 @@ class Producer:
         TransactionFatal, TransactionTimeout.
         """
         transactions = await self._started_transactions()
-        if self._sender is not None:
-            await self._sender.flush()
+        assert self._sender is not None
+        limit_ms = self._config.max_block_ms
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await self._sender.flush()
+        except TimeoutError:
+            text = f"detach_transaction did not end within max_block_ms={limit_ms}: records are not delivered yet"
+            raise TransactionTimeout(ErrorCode.REQUEST_TIMED_OUT, text) from None
         return await transactions.detach()
 
     async def send_offsets_to_transaction(
@@ -382,7 +486,12 @@ class Producer:
     async def _started_transactions(self) -> Transactions:
         if self._manager is None:
             raise RuntimeError("this producer has no transactions; set transactional_id")
-        await self.start()
+        if self._sender is None:
+            try:
+                await self._start_within(self._config.max_block_ms)
+            except KafkaError as error:
+                raise TransactionTimeout(error.code, error.message) from None
+        await self.start()  # raises when the producer is closed
         assert self._transactions is not None
         return self._transactions
 
@@ -391,7 +500,7 @@ class Producer:
 
         Raises KafkaError.
         """
-        route = await self._find_route(topic, None)
+        route = await self._appender.find_route(topic, None)
         return [
             PartitionDescription(
                 partition.partition,
@@ -404,129 +513,10 @@ class Producer:
             for partition in route.topic.partitions
         ]
 
-    # -- internals
-
-    async def _append_when_memory_is_free(
-        self,
-        queue: PartitionQueue[Ticket],
-        timestamp_ms: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        ticket: Ticket,
-    ) -> None:
-        """Append in the order of the calls, so that small records cannot starve a large one."""
-        number = 0 if self._manager is None else self._manager.check_open()
-        # A counter and not `locked()`: between two owners the lock is free although others wait.
-        self._memory_waiter_count += 1
-        try:
-            async with asyncio.timeout(self._config.max_block_ms / 1000), self._memory_lock:
-                while not self._append_again(queue.partition, timestamp_ms, key, value, headers, ticket, number):
-                    assert self._sender is not None
-                    await self._sender.wait_for_memory()
-        except TimeoutError:
-            raise KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT,
-                f"no room in buffer_memory ({self._config.buffer_memory} bytes) for {self._config.max_block_ms} ms",
-            ) from None
-        finally:
-            self._memory_waiter_count -= 1
-
-    def _append_again(
-        self,
-        partition: TopicPartition,
-        timestamp_ms: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        ticket: Ticket,
-        transaction: int,
-    ) -> bool:
-        if self._closed:
-            raise RuntimeError("this producer is closed")
-        if self._manager is not None:
-            self._manager.check_still_open(transaction)
-        # The topic, and its queue with it, may have been recreated meanwhile.
-        queue = self._accumulator.queue(partition)
-        now_ms = asyncio.get_running_loop().time() * 1000
-        return self._accumulator.append(queue, timestamp_ms, key, value, headers, ticket, now_ms)
-
-    def _choose_custom_partition(
-        self, partitioner: CustomPartitioner, route: _Route, key: bytes | None, value: bytes | None
-    ) -> int:
-        partition = partitioner(route.topic.name, key, value, route.count)
-        if not 0 <= partition < route.count:
-            raise ValueError(
-                f"the partitioner chose {partition!r} of the {route.count} partitions of {route.topic.name}"
-            )
-        return partition
-
-    async def _find_route(self, topic: Any, partition: int | None, waited_ms: float = 0.0) -> _Route:
-        if not isinstance(topic, str):
-            raise TypeError(f"topic must be a str, not {type(topic).__name__}")
-        if self._closed:
-            raise RuntimeError("this producer is closed")
-        if self._sender is None:
-            await self.start()
-        assert self._cluster is not None
-        assert self._sender is not None
-        transaction = 0 if self._manager is None else self._manager.open_number
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._config.max_block_ms - waited_ms) / 1000
-        while True:
-            metadata = await self._cluster.topic(topic, (deadline - loop.time()) * 1000)
-            if partition is None or 0 <= partition < len(metadata.partitions):
-                break
-            if partition < 0 or not await self._cluster.wait_for_metadata((deadline - loop.time()) * 1000):
-                count = len(metadata.partitions)
-                raise KafkaError(
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{topic} has {count} partitions, not one numbered {partition}",
-                )
-        if self._closed:
-            raise RuntimeError("this producer is closed")
-        if self._manager is not None and transaction:
-            self._manager.check_still_open(transaction)
-        return self._make_route(metadata)
-
-    def _make_route(self, topic: TopicMetadata) -> _Route:
-        queues = [
-            self._accumulator.queue(TopicPartition(topic.name, number)) for number in range(len(topic.partitions))
-        ]
-        old_route = self._routes.get(topic.name)
-        unkeyed_partitioner = self._new_unkeyed_partitioner() if old_route is None else old_route.unkeyed_partitioner
-        route = self._routes[topic.name] = _Route(topic, queues, unkeyed_partitioner)
-        return route
-
-    def _new_unkeyed_partitioner(self) -> UnkeyedPartitioner:
-        if self._config.partitioner == "round_robin":
-            return RoundRobinPartitioner()
-        return StickyPartitioner(self._rng, self._config.batch_size)
-
     def _on_metadata(self) -> None:
-        """Update the routes.
-
-        A deleted topic, or a recreated one of the same name, loses its state.
-        """
-        assert self._cluster is not None
         assert self._sender is not None
-        topics = self._cluster.metadata.topics
-        for name, route in list(self._routes.items()):
-            topic = topics.get(name)
-            if topic is route.topic:
-                continue
-            if topic is None or not topic.partitions or topic.topic_id != route.topic.topic_id:
-                del self._routes[name]
-                self._session.forget(queue.partition for queue in route.queues)
-                for queue in route.queues:
-                    self._accumulator.forget(queue.partition)
-            else:
-                self._make_route(topic)
-        self._cluster.track(self._topics_in_use())
+        self._appender.handle_metadata()
         self._sender.wake()
-
-    def _topics_in_use(self) -> Sequence[str]:
-        return list(dict.fromkeys(queue.partition.topic for queue in self._accumulator.active_queues()))
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:
@@ -545,21 +535,3 @@ def as_group_metadata(group: Any) -> ConsumerGroupMetadata:
     if not isinstance(value, ConsumerGroupMetadata):
         raise TypeError(f"group must be a consumer, its group_metadata() or a group id, not {group!r}")
     return value
-
-
-def _as_bytes(name: str, value: Any) -> bytes:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}; set {name}_serializer to convert")
-
-
-def _wrong_timestamp(value: Any) -> ValueError:
-    return ValueError(f"timestamp_ms must be a whole number of milliseconds since 1970, not {value!r}")
-
-
-def _check_headers(headers: Headers) -> None:
-    header: Any
-    for header in headers:
-        is_pair = isinstance(header, (tuple, list)) and len(header) == 2
-        if not is_pair or not isinstance(header[0], str) or not (header[1] is None or isinstance(header[1], bytes)):
-            raise TypeError(f"headers must be pairs of str and bytes or None, not {header!r}")

@@ -14,7 +14,9 @@ the last batch of each producer and refuses earlier ones. While the oldest batch
 the partition's leader is asked for the end of its log (DescribeProducers, KIP-664): `inquiries`,
 then `handle_log_end` or `abandon_inquiry`. The leader's log is not the committed log yet. So the
 last batch in it, which every broker recognises, is sent again, and its acknowledgement covers the
-earlier batches.
+earlier batches. A part of a batch that was split after the whole had been appended unnoticed is
+never recognised: when the same leader refuses it twice although its log has it, its outcome is
+unknown for good. (Java writes such parts a second time, under a new epoch.)
 
 A transactional producer never changes its epoch here, because the transaction coordinator gives the
 epochs. Sequences do not restart inside a transaction: the batch fails, and the transaction with it.
@@ -72,6 +74,8 @@ class Verdict(Enum):
     RETRY = "retry"
     SUCCEED = "succeed"
     FAIL = "fail"
+    UNKNOWN = "unknown"
+    """The batch and those before it are in the leader's log, which cannot acknowledge them."""
 
 
 class _PartitionSequences:
@@ -89,6 +93,7 @@ class _PartitionSequences:
         "next_sequence",
         "producer_epoch",
         "producer_id",
+        "refused_in_log",
         "unsettled_batches",
         "window",
     )
@@ -121,6 +126,8 @@ class _PartitionSequences:
 
         It is sent first, alone, and its acknowledgement covers earlier ones.
         """
+        self.refused_in_log: tuple[Batch, int] | None = None
+        """The last batch in a leader's log that this leader, by its node id, has refused as out of order."""
 
 
 class ProducerSession:
@@ -211,7 +218,7 @@ class ProducerSession:
         state.producer_id, state.producer_epoch = self.identity
         state.next_sequence = state.acknowledged_end = 0
         state.has_gap = state.is_confirmed = False
-        state.checked_node_id, state.last_batch_in_log = -1, None
+        state.checked_node_id, state.last_batch_in_log, state.refused_in_log = -1, None, None
         state.window.clear()
 
     @staticmethod
@@ -247,10 +254,16 @@ class ProducerSession:
             state.unsettled_batches[: state.unsettled_batches.index(batch)] if batch is state.last_batch_in_log else []
         )
 
+    def batches_until(self, batch: Batch) -> list[Batch]:
+        """This batch and all unsettled ones before it."""
+        unsettled = self._partitions[batch.partition].unsettled_batches
+        return unsettled[: unsettled.index(batch) + 1]
+
     def handle_error(self, batch: Batch, code: ErrorCode, node_id: int) -> Verdict:
         """Take a node's error, or a missing response (NETWORK_EXCEPTION, REQUEST_TIMED_OUT).
 
-        After FAIL the caller calls `handle_failure`, after SUCCEED `handle_acknowledgement`.
+        After FAIL the caller calls `handle_failure`, after SUCCEED `handle_acknowledgement`, after
+        UNKNOWN `handle_failure` for each of the `batches_until` this one.
         """
         if not self._idempotent:
             return Verdict.RETRY if code.retriable else Verdict.FAIL
@@ -262,11 +275,16 @@ class ProducerSession:
             # is missing in the log for good.
             waits = code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and state.unsettled_batches[0] is not batch
             return Verdict.RETRY if waits or code.retriable else Verdict.FAIL
+        is_last_in_log = batch is state.last_batch_in_log
         state.last_batch_in_log = None
         if code not in _NOT_APPENDED_ERRORS:
             batch.may_be_in_log = True
             state.checked_node_id = -1
         if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID):
+            if is_last_in_log:
+                if state.refused_in_log == (batch, node_id):
+                    return Verdict.UNKNOWN
+                state.refused_in_log = (batch, node_id)
             # The broker misses an earlier sequence. Without an earlier unsettled batch, its state
             # lacks batches that were acknowledged.
             if state.unsettled_batches[0] is batch:
@@ -343,6 +361,11 @@ class ProducerSession:
             for partition, number in self._inquiries.items()
             if not any(batch.in_flight for batch in self._partitions[partition].unsettled_batches)
         ]
+
+    @property
+    def has_inquiries(self) -> bool:
+        """Whether a partition's leader must be asked, now or once its batches in flight have returned."""
+        return bool(self._inquiries)
 
     def is_open(self, partition: TopicPartition, inquiry: int) -> bool:
         """Whether this inquiry still needs a result."""

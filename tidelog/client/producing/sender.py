@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
+from typing import Any
 
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import RecordMetadata, TopicPartition
@@ -20,8 +23,11 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
+from tidelog.client.producing.interceptors import Interceptors
 from tidelog.client.producing.log_inquirer import LogInquirer
 from tidelog.client.producing.producer_session import ProducerSession, Verdict
+from tidelog.client.producing.send_group import SendGroup
+from tidelog.client.producing.sender_totals import SenderTotals
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.producing.transaction_manager import TransactionManager
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -36,7 +42,8 @@ from tidelog.protocol.messages.produce import (
 
 logger = logging.getLogger(__name__)
 
-Ticket = asyncio.Future[RecordMetadata]
+Ticket = asyncio.Future[RecordMetadata] | None
+"""None for a record that is observed through its batch's delivery."""
 Batch = ProducerBatch[Ticket]
 Queue = PartitionQueue[Ticket]
 
@@ -79,6 +86,10 @@ class Sender:
         self._next_expiry_check_ms = 0.0
         self._identity_task: asyncio.Task[None] | None = None
         self._throttled_until_ms: dict[int, float] = {}
+        self._stuck_since_ms: dict[int, float] = {}
+        """By node the time since which due batches could not be sent to it."""
+        self.interceptors: Interceptors | None = None
+        self.totals = SenderTotals()
         self._memory_waiters: deque[asyncio.Future[None]] = deque()
         self._completion_waiters: list[asyncio.Future[None]] = []
         self._closed = False
@@ -130,7 +141,8 @@ class Sender:
         if self._session.has_pending_restart:
             for partition in self._session.restart_partitions():
                 logger.info("%s: sequences start anew under producer epoch %d", partition, self._session.identity[1])
-        self._log_inquirer.start(self._session.inquiries())
+        if self._session.has_inquiries:
+            self._log_inquirer.start(self._session.inquiries())
         if self.on_pass is not None:
             self.on_pass()
         if self._session.needs_identity:
@@ -145,6 +157,7 @@ class Sender:
 
     def _ready_by_node(self, now_ms: float) -> dict[int, list[Queue]]:
         by_node: dict[int, list[Queue]] = {}
+        due_nodes: set[int] = set()
         accumulator, session, metadata = self._accumulator, self._session, self._cluster.metadata
         transactions = self._transactions
         soonest_ms = float("inf")
@@ -156,15 +169,29 @@ class Sender:
                 queue.partition, is_resend=queue.head.base_sequence >= 0
             ):
                 continue
-            elif session.may_send(queue.head):
+            else:
                 leader = metadata.leader(queue.partition)
+                due_nodes.add(leader)
+                if not session.may_send(queue.head):
+                    continue
                 if leader < 0:
                     self._cluster.request_refresh()
                 else:
                     by_node.setdefault(leader, []).append(queue)
+        if self._config.partitioner_availability_timeout_ms:
+            since_ms = self._stuck_since_ms
+            self._stuck_since_ms = {node_id: since_ms.get(node_id, now_ms) for node_id in due_nodes}
         if soonest_ms < float("inf"):
             self._wake_at(now_ms + soonest_ms)
         return by_node
+
+    def is_stuck(self, partition: TopicPartition) -> bool:
+        """Whether the partition's leader takes no batch for longer than the availability timeout (KIP-794)."""
+        timeout_ms = self._config.partitioner_availability_timeout_ms
+        if not timeout_ms or not self._stuck_since_ms:
+            return False
+        since_ms = self._stuck_since_ms.get(self._cluster.metadata.leader(partition))
+        return since_ms is not None and self._loop.time() * 1000 - since_ms > timeout_ms
 
     def _send_to(self, node_id: int, queues: list[Queue], now_ms: float) -> None:
         throttled_until_ms = self._throttled_until_ms.get(node_id, 0.0)
@@ -180,6 +207,7 @@ class Sender:
             return
         if connection.in_flight >= self._config.max_in_flight_requests_per_connection:
             return
+        self._stuck_since_ms.pop(node_id, None)
         remaining_bytes = self._config.max_request_size - _REQUEST_OVERHEAD_BYTES
         batches: list[Batch] = []
         for queue in queues:
@@ -193,7 +221,8 @@ class Sender:
         if self._transactions is not None:
             self._transactions.note_batch_sent()
         self._send(connection, batches)
-        self.wake()
+        if self._accumulator.has_waiting_batches or self._transactions is not None:
+            self.wake()
 
     def _send(self, connection: Connection, batches: list[Batch]) -> None:
         try:
@@ -203,13 +232,16 @@ class Sender:
                 version = connection.version_of(ProduceRequest, _LAST_VERSION_WITH_NAMES)
             by_id = version > _LAST_VERSION_WITH_NAMES
             request = self._request(batches, ids)
+            self.totals.requests += 1
             if self._acks == 0:
                 connection.send_without_response(request, version)
             else:
-                answer = connection.send(request, ProduceResponse, version, self._config.request_timeout_ms)
-                answer.add_done_callback(
-                    partial(self._handle_response, connection.node_id, batches, ids if by_id else None)
+                handle = partial(
+                    self._handle_response, connection.node_id, batches, ids if by_id else None, time.monotonic() * 1000
                 )
+                timeout_ms = self._config.request_timeout_ms
+                connection.send_with_callback(request, ProduceResponse, version, timeout_ms, handle)
+                self.totals.requests_in_flight += 1
                 return
         except KafkaError as error:
             for batch in batches:
@@ -237,6 +269,9 @@ class Sender:
             if topic is None:
                 topic = topics[name] = TopicProduceData(name=name, topic_id=ids[name])
             records = batch.builder.build(batch.producer_id, batch.producer_epoch, batch.base_sequence)
+            self.totals.bytes_sent += len(records)
+            if batch.attempts > 1:
+                self.totals.records_retried += batch.record_count
             topic.partition_data.append(PartitionProduceData(index=number, records=records))
         return ProduceRequest(
             transactional_id=self._config.transactional_id,
@@ -252,19 +287,31 @@ class Sender:
         node_id: int,
         batches: list[Batch],
         ids: dict[str, bytes] | None,
-        answer: asyncio.Future[ProduceResponse],
+        sent_ms: float,
+        response: ProduceResponse | None,
+        error: Exception | None,
     ) -> None:
-        self.wake()
-        if answer.cancelled():
-            return
-        error = answer.exception()
-        if error is not None:
-            code = error.code if isinstance(error, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
-            self._cluster.request_refresh()
-            for batch in batches:
-                self._handle_error(batch, code, str(error), node_id)
-            return
-        response = answer.result()
+        try:
+            # uvloop's time stands still within a pass of the loop.
+            self.totals.handle_end(time.monotonic() * 1000 - sent_ms, response is not None)
+            if response is not None:
+                self._settle(node_id, batches, ids, response)
+            else:
+                code = error.code if isinstance(error, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
+                self._cluster.request_refresh()
+                for batch in batches:
+                    self._handle_error(batch, code, str(error), node_id)
+        finally:
+            # After the records' futures: a caller that waited for one sends its next record before this pass.
+            self.wake()
+
+    def _settle(
+        self,
+        node_id: int,
+        batches: list[Batch],
+        ids: dict[str, bytes] | None,
+        response: ProduceResponse,
+    ) -> None:
         if response.throttle_time_ms > 0:
             self._throttled_until_ms[node_id] = self._loop.time() * 1000 + response.throttle_time_ms
         results: dict[tuple[str | bytes, int], PartitionProduceResponse] = {}
@@ -290,15 +337,43 @@ class Sender:
         self._complete_acknowledged(batch, base_offset, log_append_time_ms)
 
     def _complete_acknowledged(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
+        self.totals.records_delivered += batch.record_count
         self._session.handle_acknowledgement(batch)
         self._complete(batch)
+        if batch.group is not None:
+            batch.group.acknowledge(batch.partition.partition, base_offset, batch.record_count)
+            return
+        tickets: Sequence[Any] = batch.tickets
+        interceptors = self.interceptors
+        if tickets.count(None) < len(tickets) or interceptors is not None:
+            self._acknowledge_tickets(batch, base_offset, log_append_time_ms)
+        batch.delivery.acknowledge(base_offset, log_append_time_ms)
+
+    def _acknowledge_tickets(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
         topic, partition = batch.partition
+        tickets: Sequence[Any] = batch.tickets
+        interceptors = self.interceptors
+        is_one_group = tickets[0].__class__ is SendGroup and tickets.count(tickets[0]) == len(tickets)
+        if is_one_group and interceptors is None:
+            tickets[0].acknowledge(partition, base_offset, len(tickets))
+            return
+        if interceptors is None and hasattr(tickets[0], "set_results") and len(set(map(type, tickets))) == 1:
+            # The futures of the blocking producer, which share a lock.
+            count = len(tickets)
+            offsets = repeat(-1) if base_offset < 0 else range(base_offset, base_offset + count)
+            times_ms = batch.timestamps.each(count) if log_append_time_ms < 0 else repeat(log_append_time_ms)
+            places = zip(repeat(topic, count), repeat(partition), offsets, times_ms)
+            # What `RecordMetadata(*place)` does, without a call of Python for each record.
+            tickets[0].set_results(tickets, map(partial(tuple.__new__, RecordMetadata), places))
+            return
         offset = base_offset
         step = 0 if base_offset < 0 else 1
-        for ticket, timestamp_ms in zip(batch.tickets, batch.timestamps_ms):
-            if not ticket.done():
-                if log_append_time_ms >= 0:
-                    timestamp_ms = log_append_time_ms
+        for ticket, timestamp_ms in zip(tickets, batch.timestamps.each(len(tickets))):
+            if log_append_time_ms >= 0:
+                timestamp_ms = log_append_time_ms
+            if interceptors is not None:
+                interceptors.on_acknowledgement(RecordMetadata(topic, partition, offset, timestamp_ms), None)
+            if ticket is not None and not ticket.done():
                 ticket.set_result(RecordMetadata(topic, partition, offset, timestamp_ms))
             offset += step
 
@@ -313,6 +388,15 @@ class Sender:
         verdict = self._session.handle_error(batch, code, node_id)
         if verdict is Verdict.SUCCEED:
             self._handle_acknowledgement(batch, -1, -1)
+        elif verdict is Verdict.UNKNOWN:
+            text = (
+                f"{batch.partition}: in the leader's log, but not acknowledged and refused now ({code.name}): it may "
+                "have been appended in one batch with others, which is too large by now. Sending it again could "
+                "write it twice"
+            )
+            for unknown_batch in self._session.batches_until(batch):
+                self._fail(unknown_batch, KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, text))
+            self.wake()
         elif verdict is Verdict.RETRY and batch.attempts <= self._config.retries:
             now_ms = self._loop.time() * 1000
             # After OUT_OF_ORDER_SEQUENCE_NUMBER the batch waits for earlier batches or for an
@@ -326,8 +410,9 @@ class Sender:
             logger.debug("%s: sending again in %.0f ms after %s", batch.partition, wait_ms, code.name)
             self._accumulator.put_back(batch, now_ms + wait_ms)
             self.wake()
-        elif code in _TOO_LARGE and batch.record_count > 1:
+        elif code in _TOO_LARGE and batch.record_count > 1 and (batch.group is None or batch.group.is_divisible):
             logger.debug("%s: a batch of %d records is too large and is divided", batch.partition, batch.record_count)
+            self.totals.batches_split += 1
             self._session.handle_split(batch, self._accumulator.split(batch))
             self.wake()
         else:
@@ -358,6 +443,11 @@ class Sender:
             self._fail(batch, KafkaError(ErrorCode.REQUEST_TIMED_OUT, text))
 
     def _fail(self, batch: Batch, error: KafkaError) -> None:
+        self._log_failure(self._fail_unlogged(batch, error), error)
+
+    def _fail_unlogged(self, batch: Batch, error: KafkaError) -> int:
+        """Fail a batch. Returns the number of its records whose futures were not done."""
+        self.totals.records_failed += batch.record_count
         self._session.handle_failure(batch)
         self._complete(batch)
         is_aborted = isinstance(error, TransactionAborted)
@@ -365,26 +455,40 @@ class Sender:
             self._transactions.handle_batch_failure(error, had_sequence=batch.base_sequence >= 0)
             self.wake()
         failed_count = 0
+        if batch.group is not None:
+            failed_count = batch.record_count
+            batch.group.fail(error, failed_count)
         for ticket in batch.tickets:
-            if not ticket.done():
+            if self.interceptors is not None:
+                self.interceptors.on_acknowledgement(None, error)
+            if ticket is None:
+                failed_count += 1
+            elif not ticket.done():
                 ticket.set_exception(error)
                 # Marks the exception as retrieved: asyncio would otherwise log one message per
                 # record. The message below reports the failure once.
                 ticket.exception()
                 failed_count += 1
-        if failed_count:
+        if batch.group is None:
+            failed_count -= batch.delivery.cancelled_count
+            batch.delivery.fail(error)
+        return failed_count
+
+    @staticmethod
+    def _log_failure(record_count: int, error: KafkaError) -> None:
+        if record_count:
             logger.log(
-                logging.DEBUG if is_aborted else logging.ERROR,
+                logging.DEBUG if isinstance(error, TransactionAborted) else logging.ERROR,
                 "%d record%s not delivered: %s",
-                failed_count,
-                " was" if failed_count == 1 else "s were",
+                record_count,
+                " was" if record_count == 1 else "s were",
                 error,
             )
 
     def fail_all(self, error: KafkaError) -> None:
-        """Fail every batch that is not complete."""
-        for batch in list(self._accumulator.incomplete_batches()):
-            self._fail(batch, error)
+        """Fail every batch that is not complete, and log it once: there may be thousands."""
+        batches = list(self._accumulator.incomplete_batches())
+        self._log_failure(sum(self._fail_unlogged(batch, error) for batch in batches), error)
 
     def fail_unsent(self, error: TransactionAborted) -> None:
         """Fail every batch without a sequence. The others may be in the log and must be settled."""
@@ -437,6 +541,8 @@ class Sender:
             self._completion_waiters.append(waiter)
             await waiter
             remaining = [part for batch in remaining for part in batch.incomplete_batches()]
+        # The callbacks of the last records are due in this pass of the loop.
+        await asyncio.sleep(0)
 
     # -- identity
 

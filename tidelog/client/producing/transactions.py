@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 
 from tidelog.client.config import ProducerConfig
-from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, as_partition
+from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, as_offset, as_partition
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.transaction_errors import (
     TransactionAbortable,
@@ -39,6 +39,8 @@ class Transactions:
         self._manager = manager
         self._sender = sender
         self._is_detached = False
+        self._unreported_number = 0
+        """The last transaction whose commit or abort was called and has not returned."""
 
     # -- calls
 
@@ -66,34 +68,51 @@ class Transactions:
                 raise RuntimeError("a transaction is open already; transactions do not nest")
 
     async def commit(self) -> None:
-        """Commit; return when the coordinator has decided so."""
+        """Commit; return when the coordinator has decided so.
+
+        Another call after one that ended early returns its outcome, also when that is known already.
+        """
         manager = self._manager
-        manager.commit()
-        number = manager.number
+        if not self._has_unreported_end():
+            manager.commit()
+        number = self._unreported_number = manager.number
         await self._wait_until(
             lambda: manager.ended_number >= number or manager.state is not State.COMMITTING, "commit_transaction"
         )
         if manager.ended_number >= number:
+            self._unreported_number = 0
             if not manager.ended_by_commit:
                 raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the transaction was aborted meanwhile")
             return
         manager.raise_error()
         raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted by another call")
 
+    def _has_unreported_end(self) -> bool:
+        """Whether the last transaction has ended since a call for its end was given up."""
+        manager = self._manager
+        return 0 < self._unreported_number == manager.number == manager.ended_number
+
     async def abort(self) -> None:
-        """Abort; return when the coordinator has decided so."""
-        self._manager.abort()
+        """Abort; return when the coordinator has decided so. May be repeated as `commit`."""
+        manager = self._manager
+        if not self._has_unreported_end():
+            manager.abort()
+        elif manager.ended_by_commit:
+            self._unreported_number = 0
+            raise RuntimeError("there is no transaction to abort, the last one was committed meanwhile")
         await self.wait_for_abort()
 
     async def wait_for_abort(self) -> None:
         """Wait for the end of an abort that has begun."""
         manager = self._manager
-        number = manager.number
+        number = self._unreported_number = manager.number
         await self._wait_until(
             lambda: manager.ended_number >= number or manager.state is not State.ABORTING, "abort_transaction"
         )
         if manager.ended_number < number:
             manager.raise_error()
+        elif not manager.ended_by_commit:
+            self._unreported_number = 0
 
     def has_ended(self, number: int) -> bool:
         """Whether the end of this transaction was acknowledged."""
@@ -104,10 +123,7 @@ class Transactions:
     ) -> None:
         """Commit a group's offsets with the open transaction."""
         manager = self._manager
-        to_commit = {
-            as_partition(partition): offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
-            for partition, offset in offsets.items()
-        }
+        to_commit = {as_partition(partition): as_offset(partition, offset) for partition, offset in offsets.items()}
         number = manager.check_open()
         if not to_commit:
             return
@@ -128,7 +144,8 @@ class Transactions:
             await self._wait_until(is_over, "send_offsets_to_transaction")
         except BaseException as error:
             if manager.number == number and not commit.is_done:
-                manager.handle_problem(ErrorCode.REQUEST_TIMED_OUT, f"the offsets may be committed or not: {error!r}")
+                cause = error.message if isinstance(error, TransactionTimeout) else "the call was cancelled"
+                manager.handle_problem(ErrorCode.REQUEST_TIMED_OUT, f"the offsets may be committed or not: {cause}")
                 self._sender.handle_change()
             if isinstance(error, TransactionTimeout):
                 raise TransactionAbortable(error.code, error.message) from None
@@ -192,6 +209,8 @@ class Transactions:
     async def _wait_until(self, condition: Callable[[], bool], call: str, deadline: float | None = None) -> None:
         """Wait for a state. Raises TransactionTimeout at the deadline, `max_block_ms` from now without one."""
         self._sender.handle_change()
+        if condition():
+            return  # usual for the begin, and cheaper than a timeout
         try:
             async with asyncio.timeout_at(deadline or self._deadline()):
                 while not condition():

@@ -8,14 +8,18 @@ poll. Only one thread at a time may use a consumer.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ClientConfig
 from tidelog.client.consuming import consumer
-from tidelog.client.consuming.consumer import Batch, Offsets
+from tidelog.client.consuming.consumer import Batch, Offsets, check_listener
 from tidelog.client.consuming.subscription import RebalanceListener
+from tidelog.client.metrics import ConsumerMetrics
 from tidelog.client.model import (
     ConsumerGroupMetadata,
     ConsumerRecord,
@@ -72,6 +76,7 @@ class Consumer(BlockingClient):
     def __init__(self, *topics: str, **options: Any) -> None:
         super().__init__()
         self._consumer = consumer.Consumer(*topics, **options)
+        self._consumer.keeps_positions = True
         self._records: deque[ConsumerRecord] = deque()
         self._caller = CallerThread()
 
@@ -79,6 +84,19 @@ class Consumer(BlockingClient):
         if self._caller.is_in_callback:
             raise RuntimeError(f"{name}() cannot be called in a rebalance listener")
         return self._run(call, self._caller.wait)
+
+    def _take(self, name: str, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Run a poll. When the caller is interrupted, by Ctrl-C for example, the records that the loop takes
+        at that moment count as not consumed.
+        """
+        try:
+            return self._run_with_listener(name, call)
+        except BaseException:
+            thread = self._thread
+            if thread is not None and not self._caller.is_in_callback:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    thread.loop.call_soon_threadsafe(self._consumer.return_records)
+            raise
 
     def start(self) -> None:
         """Connect to the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
@@ -104,6 +122,7 @@ class Consumer(BlockingClient):
     def subscribe(
         self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
     ) -> None:
+        check_listener(listener)
         caller_listener = None if listener is None else _CallerThreadListener(listener, self._caller)
 
         async def call() -> None:
@@ -127,13 +146,13 @@ class Consumer(BlockingClient):
         return self._consumer.assignment()
 
     def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> Batch:
-        return self._run_with_listener("poll", lambda: self._consumer.poll(timeout_ms, max_records))
+        return self._take("poll", lambda: self._consumer.poll(timeout_ms, max_records))
 
     def poll_arrow(
         self, timeout_ms: float = 0, max_records: int = 1_000_000, columns: Sequence[str] = COLUMNS
     ) -> pa.Table:
         """As `poll`, but the records are rows of a `pyarrow.Table`; see `tidelog.Consumer.poll_arrow`."""
-        return self._run_with_listener("poll", lambda: self._consumer.poll_arrow(timeout_ms, max_records, columns))
+        return self._take("poll", lambda: self._consumer.poll_arrow(timeout_ms, max_records, columns))
 
     def batches(self, max_records: int | None = None) -> Iterator[Batch]:
         """Iterate over polls: each batch is what `poll` returns, and never empty.
@@ -148,7 +167,7 @@ class Consumer(BlockingClient):
     def _iterate_batches(self, max_records: int | None) -> Iterator[Batch]:
         while True:
             try:
-                batch = self._run_with_listener("next", lambda: self._consumer.next_batch(max_records))
+                batch = self._take("next", lambda: self._consumer.next_batch(max_records))
             except RuntimeError:
                 if not self._closed:
                     raise
@@ -214,6 +233,37 @@ class Consumer(BlockingClient):
 
     def commit(self, offsets: Offsets | None = None) -> None:
         self._run(lambda: self._consumer.commit(offsets))
+
+    def commit_async(self, offsets: Offsets | None = None) -> Future[None]:
+        """Start a commit of these offsets, or of the positions at this moment.
+
+        Commits reach the coordinator in the order of their calls.
+        """
+        outcome: Future[None] = Future()
+        outcome.set_running_or_notify_cancel()  # a started commit cannot be cancelled
+
+        def finish(task: asyncio.Task[None]) -> None:
+            if task.cancelled():
+                outcome.set_exception(RuntimeError("this client was closed while it was at work"))
+            elif error := task.exception():
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(None)
+
+        async def start() -> None:
+            (await self._consumer.commit_async(offsets)).add_done_callback(finish)
+
+        self._run(start)
+        return outcome
+
+    def lag(self, partition: TopicPartition) -> int | None:
+        return self._consumer.lag(partition)
+
+    def metrics(self) -> ConsumerMetrics:
+        async def call() -> ConsumerMetrics:
+            return self._consumer.metrics()
+
+        return self._run(call)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         return self._consumer.group_metadata()

@@ -1,13 +1,15 @@
 """An event loop in a separate thread, and the base class of the blocking clients of `sync`.
 
-Invariant: `start` or the first call creates a client's thread, and `close` ends it. A client does
-not survive a fork: create it in the process that uses it.
+Invariant: `start` or the first call creates a client's thread, and `close` ends it. A fork copies no
+thread, so calls of a started client raise RuntimeError in the child; `close` returns there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
@@ -16,9 +18,11 @@ from typing import Any, Self, TypeVar
 Result = TypeVar("Result")
 
 _CANCEL_TIMEOUT_S = 5
+_FORKED = "this client was started before a fork, and its thread is in the other process; make a client after the fork"
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of uvloop where it is installed, else of asyncio."""
     try:
         import uvloop
     except ImportError:
@@ -38,8 +42,8 @@ class LoopThread:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
-        self.loop = _new_loop()
-        self._lock = threading.Lock()
+        self.loop = new_loop()
+        self._lock = threading.RLock()  # a signal handler may call `close` inside any call
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="tidelog-client", daemon=True)
         self._thread.start()
@@ -92,10 +96,30 @@ class LoopThread:
 class BlockingClient:
     """The base of the blocking clients: the thread and the `with` statement."""
 
+    _is_forked = False
+
     def __init__(self) -> None:
+        _clients.add(self)
         self._thread: LoopThread | None = None
-        self._thread_lock = threading.Lock()
+        self._thread_lock = threading.RLock()
         self._closed = False
+        self._closing_thread: threading.Thread | None = None
+        """The thread that closes this client."""
+        self._ending_thread: LoopThread | None = None
+        self._close_finished = threading.Event()
+
+    def _handle_fork(self) -> None:
+        """In the child of a fork: leave the thread and its locks to the parent."""
+        self._thread_lock = threading.RLock()
+        if self._thread is not None or self._ending_thread is not None:
+            self._is_forked = True
+            self._thread = self._ending_thread = None
+            self._close_finished = threading.Event()
+            self._close_finished.set()
+
+    def _check_not_forked(self) -> None:
+        if self._is_forked:
+            raise RuntimeError(_FORKED)
 
     def _run(
         self,
@@ -103,6 +127,7 @@ class BlockingClient:
         wait: Callable[[Future[Result]], Result] = Future.result,
     ) -> Result:
         self._check_not_on_loop()
+        self._check_not_forked()
         with self._thread_lock:
             if self._closed:
                 raise RuntimeError("this client is closed")
@@ -125,15 +150,25 @@ class BlockingClient:
     def _close_with(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._check_not_on_loop()
         with self._thread_lock:
-            if self._closed:
-                return
+            is_first = not self._closed
             self._closed = True
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            try:
-                thread.run(call())
-            finally:
-                thread.stop()
+            if is_first:
+                self._closing_thread = threading.current_thread()
+                self._ending_thread, self._thread = self._thread, None
+            thread = self._ending_thread
+        if not is_first:
+            # A signal handler inside `close` and a callback on the loop must not wait for themselves.
+            if threading.current_thread() is not self._closing_thread and not (thread and thread.is_current):
+                self._close_finished.wait()
+            return
+        try:
+            if thread is not None:
+                try:
+                    thread.run(call())
+                finally:
+                    thread.stop()
+        finally:
+            self._close_finished.set()
 
     def start(self) -> None:
         raise NotImplementedError
@@ -153,3 +188,15 @@ class BlockingClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_clients: weakref.WeakSet[BlockingClient] = weakref.WeakSet()
+
+
+def _handle_fork() -> None:
+    for client in list(_clients):
+        client._handle_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_handle_fork)

@@ -1,8 +1,13 @@
 """The blocking producer: any thread queues records, and the loop's thread sends them in bulk.
 
+The first record wakes the loop. Then the loop looks at the queue again after half of `linger_ms`, a
+millisecond at least, until it is empty, and no record in between wakes it: a wake-up costs several
+times what a record costs. A thread that waits for a record wakes the loop at once.
+
 Invariants: every record goes through the one queue, so that the records of a thread keep their
 order. Every returned future gets a result. The loop's own thread, where delivery callbacks run,
-never waits.
+never waits. Only the loop's thread takes from the queue while the producer is open, one record at a
+time.
 """
 
 from __future__ import annotations
@@ -12,23 +17,34 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tidelog.client.model import OffsetAndMetadata, PartitionDescription, RecordMetadata, TopicPartition
+from tidelog.client.metrics import ProducerMetrics
+from tidelog.client.model import OffsetAndMetadata, PartitionDescription, RecordMetadata, TopicPartition, WrittenRange
 from tidelog.client.producing import producer
-from tidelog.client.producing.accumulator import Headers
+from tidelog.client.producing.accumulator import Headers, ProducerBatch
+from tidelog.client.producing.detached_transactions import DetachedTransaction
+from tidelog.client.producing.interceptors import DeliveryCallback, calls_on_delivery
 from tidelog.client.producing.transaction_errors import TransactionAborted
-from tidelog.client.sync.loop_thread import BlockingClient
+from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
+from tidelog.client.sync.record_future import LoopFuture, RecordFuture, record_future_class
 from tidelog.protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
 _QUEUE_MAX = 4096
 _QUEUE_MAX_IN_CALLBACKS = 16 * _QUEUE_MAX
 _MISSING_TOPICS_MAX = 1000
+_DRAIN_INTERVAL_MIN_S = 0.001
+_DRAIN_INTERVAL_MAX_S = 0.005
+_RECORDS_PER_DRAIN = 1024
+"""After these the loop sends batches and reads responses before it takes more records."""
 _CLOSED = "the producer was closed before this was delivered"
 
 
@@ -52,14 +68,30 @@ class Producer(BlockingClient):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self._producer = producer.Producer(**options)
-        self._queue: deque[tuple[Any, ...] | _Barrier] = deque()
+        self._queue: deque[Any] = deque()
+        """Records (future, time of the call, arguments of `append`), and barriers."""
+        self._new_future = record_future_class(self._wake_before_waiting)
+        linger_s = self._producer.config.linger_ms / 1000
+        self._drain_interval_s = min(max(linger_s / 2, _DRAIN_INTERVAL_MIN_S), _DRAIN_INTERVAL_MAX_S)
         self._space_event = threading.Event()
         self._is_draining = False
-        self._drain_task: asyncio.Task[None] | None = None
+        """The loop will look at the queue without another wake-up."""
+        self._is_woken = False
+        """A wake-up is on its way to the loop."""
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._waiting_task: asyncio.Task[object] | None = None
+        """The record that waits for memory or metadata. Those behind it wait too."""
+        self._waiting_future: RecordFuture | None = None
         self._last_error_text = ""
         self._missing_since: dict[str, float] = {}
         """Topics without metadata, with the start time of the wait for it."""
         self._is_closed = False
+
+    def _handle_fork(self) -> None:
+        super()._handle_fork()
+        if self._is_forked:  # the parent delivers what is queued
+            self._queue.clear()
+            self._waiting_future = None
 
     def start(self) -> None:
         """Connect to the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
@@ -71,14 +103,16 @@ class Producer(BlockingClient):
         value: Any = None,
         key: Any = None,
         *,
-        headers: Headers = (),
+        headers: Headers | None = (),
         partition: int | None = None,
         timestamp_ms: int | None = None,
+        on_delivery: DeliveryCallback | None = None,
     ) -> Future[RecordMetadata]:
-        """Queue one record. The returned future gets its metadata or an exception.
+        """Queue one record. The returned future gets its metadata or an exception, and `on_delivery`
+        is called with (metadata, None) or (None, error) in the loop's thread.
 
         Blocks while the queue to the loop is full, which happens when the producer's memory is
-        full. In a delivery callback (of `add_done_callback`) it does not block: the queue may grow
+        full. In a delivery callback it does not block: the queue may grow
         longer there, and beyond that limit it raises KafkaError(REQUEST_TIMED_OUT).
         """
         thread = self._thread
@@ -89,18 +123,32 @@ class Producer(BlockingClient):
                 raise RuntimeError("this client is closed")
         if len(self._queue) >= _QUEUE_MAX:
             self._wait_for_space()
-        future: Future[RecordMetadata] = Future()
-        future.set_running_or_notify_cancel()  # a queued record cannot be cancelled
-        self._queue.append((future, time.monotonic(), topic, value, key, headers, partition, timestamp_ms))
+        future: RecordFuture = self._new_future()
+        if on_delivery is not None:
+            future.add_done_callback(calls_on_delivery(on_delivery))
+        queued_s = time.monotonic() if self._missing_since else 0.0  # read only while a topic is missing
+        self._queue.append((future, queued_s, topic, value, key, headers, partition, timestamp_ms))
         if self._is_closed:
             self._fail_queued()  # another thread has closed the producer and emptied the queue already
         elif not self._is_draining:
             self._is_draining = True
-            try:
-                thread.loop.call_soon_threadsafe(self._start_draining)
-            except RuntimeError:  # the loop is closed
-                self._fail_queued()
+            self._wake_loop(thread)
         return future
+
+    def _wake_loop(self, thread: LoopThread) -> None:
+        self._is_woken = True
+        try:
+            thread.loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:  # the loop is closed
+            self._fail_queued()
+
+    def _wake_before_waiting(self) -> None:
+        """A thread is about to wait for a record, so the queue must not wait for the interval."""
+        self._check_not_on_loop()
+        self._check_not_forked()
+        thread = self._thread
+        if self._queue and not self._is_woken and thread is not None:
+            self._wake_loop(thread)
 
     def _wait_for_space(self) -> None:
         if self._is_on_loop():
@@ -117,72 +165,94 @@ class Producer(BlockingClient):
             if len(self._queue) >= _QUEUE_MAX:
                 self._space_event.wait(0.05)
 
-    def _start_draining(self) -> None:
-        # Two threads may both see no drain in progress. Two drains at once could change the order.
-        if self._drain_task is None or self._drain_task.done():
-            self._drain_task = asyncio.get_running_loop().create_task(self._drain())
-
-    async def _drain(self) -> None:
+    def _drain(self) -> None:
+        """On the loop: pass queued records to the asynchronous producer."""
+        self._is_woken = False
+        if self._waiting_task is not None:
+            return  # it drains at its end
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer = None
         queue = self._queue
-        while True:
-            while queue:
-                item = queue.popleft()
-                if isinstance(item, _Barrier):
-                    item.reached.set()
-                else:
-                    await self._send_queued(*item)
-                if not queue or len(queue) == _QUEUE_MAX // 2:
-                    self._space_event.set()
+        append = self._producer._append  # `try_send` without its own call
+        count = 0
+        while queue and count < _RECORDS_PER_DRAIN:
+            item = queue.popleft()
+            if item.__class__ is _Barrier:
+                item.reached.set()
+                continue
+            count += 1
+            future, queued_s, topic, value, key, headers, partition, timestamp_ms = item
+            try:
+                waited_ms = self._waited_ms(topic, queued_s) if self._missing_since else 0.0
+                place = append(topic, value, key, headers, partition, timestamp_ms, future, waited_ms)
+            except Exception as error:
+                self._handle_send_error(future, topic, error, time.monotonic())
+                continue
+            if place.__class__ is not ProducerBatch:
+                self._wait_for(place, future, topic)
+                break
+            if self._missing_since:
+                self._missing_since.pop(topic, None)
+        if len(queue) <= _QUEUE_MAX // 2:
+            self._space_event.set()
+        if self._waiting_task is None:
+            self._drain_again(count)
+
+    def _drain_again(self, count: int) -> None:
+        """Schedule the next drain after one of `count` records, or leave it to the next record."""
+        loop = asyncio.get_running_loop()
+        if self._queue:
+            loop.call_soon(self._drain)
+        elif count:
+            self._drain_timer = loop.call_later(self._drain_interval_s, self._drain)
+        else:
             # Clear the flag first, then check the queue again: a sender that saw the flag set has
             # queued by then.
             self._is_draining = False
-            if not queue:
-                return
-            self._is_draining = True
+            if self._queue:
+                self._is_draining = True
+                loop.call_soon(self._drain)
 
-    async def _send_queued(
-        self,
-        future: Future[RecordMetadata],
-        queued_s: float,
-        topic: str,
-        value: Any,
-        key: Any,
-        headers: Headers,
-        partition: int | None,
-        timestamp_ms: int | None,
-    ) -> None:
+    def _waited_ms(self, topic: str, queued_s: float) -> float:
+        """The part of `max_block_ms` that a record of a missing topic has waited.
+
+        All records of such a topic share one wait, because records of other topics are behind them.
+        """
         start_s = time.monotonic()
-        waited_s = 0.0
-        try:
-            if self._missing_since:
-                # All records of a missing topic share one wait, because records of other topics are
-                # behind them.
-                waited_s = max(0.0, start_s - max(queued_s, self._missing_since.get(topic, start_s)))
-            await self._producer.send(
-                topic,
-                value,
-                key,
-                headers=headers,
-                partition=partition,
-                timestamp_ms=timestamp_ms,
-                ticket=future,
-                waited_ms=waited_s * 1000,
-            )
-            if self._missing_since:
-                self._missing_since.pop(topic, None)
-        except Exception as error:
-            future.set_exception(error)
-            self._log_once(str(error))
-            if not isinstance(error, RuntimeError):
-                self._producer.note_lost_record(error)
-            if isinstance(error, KafkaError) and error.retriable:
-                self._missing_since.setdefault(topic, start_s)
-                if len(self._missing_since) > _MISSING_TOPICS_MAX:
-                    del self._missing_since[next(iter(self._missing_since))]
-        except asyncio.CancelledError:
-            if not future.done():
+        return 1000 * max(0.0, start_s - max(queued_s, self._missing_since.get(topic, start_s)))
+
+    def _wait_for(self, waiting: Coroutine[Any, Any, object], future: RecordFuture, topic: str) -> None:
+        """Drain on when a record has its place, or has failed."""
+        start_s = time.monotonic()
+
+        def handle_end(task: asyncio.Task[object]) -> None:
+            self._waiting_task = None
+            if task.cancelled():
+                waiting.close()
                 future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, _CLOSED))
-            raise
+                return
+            error = task.exception()
+            if error is None:
+                self._missing_since.pop(topic, None)
+            elif isinstance(error, Exception):
+                self._handle_send_error(future, topic, error, start_s)
+            self._drain()
+
+        self._waiting_future = future
+        self._waiting_task = asyncio.get_running_loop().create_task(waiting)
+        self._waiting_task.add_done_callback(handle_end)
+
+    def _handle_send_error(self, future: RecordFuture, topic: str, error: Exception, start_s: float) -> None:
+        future.set_exception(error)
+        self._log_once(str(error))
+        if not isinstance(error, RuntimeError):
+            self._producer.note_lost_record(error)
+        self._producer.report_unsent(error)
+        if isinstance(error, KafkaError) and error.retriable:
+            self._missing_since.setdefault(topic, start_s)
+            if len(self._missing_since) > _MISSING_TOPICS_MAX:
+                del self._missing_since[next(iter(self._missing_since))]
 
     def _log_once(self, reason: str) -> None:
         """Log a reason once for consecutive records: their futures may never be read."""
@@ -194,6 +264,38 @@ class Producer(BlockingClient):
         """Send one record and wait for its acknowledgement. Raises KafkaError without one."""
         self._check_not_on_loop()
         return self.send(topic, value, key, **options).result()
+
+    def send_many(self, topic: str, records: Iterable[Any]) -> Future[list[WrittenRange]]:
+        """As of the asynchronous producer; blocks until every record has a place in the producer's memory."""
+        records = list(records)  # in this thread: the iterable is the caller's
+        return self._send_group(lambda future: self._producer.send_many(topic, records, ticket=future))
+
+    def send_batch(self, topic: str, records: Iterable[Any], *, partition: int) -> Future[WrittenRange]:
+        """As of the asynchronous producer; blocks until the batch has a place in the producer's memory."""
+        records = list(records)
+        return self._send_group(
+            lambda future: self._producer.send_batch(topic, records, partition=partition, ticket=future)
+        )
+
+    def send_arrow(self, topic: str, table: pa.Table | pa.RecordBatch) -> Future[list[WrittenRange]]:
+        """As of the asynchronous producer; blocks until every row has a place in the producer's memory."""
+        return self._send_group(lambda future: self._producer.send_arrow(topic, table, ticket=future))
+
+    def _send_group(self, send: Callable[[Future[Any]], Coroutine[Any, Any, Any]]) -> Future[Any]:
+        """Send after the records queued so far. An error before the first record is raised."""
+        future: Future[Any] = LoopFuture()
+        future.set_running_or_notify_cancel()
+
+        async def send_in_order() -> None:
+            await self._drain_queue()
+            await send(future)
+
+        self._run(send_in_order)
+        return future
+
+    def metrics(self) -> ProducerMetrics:
+        """As of the asynchronous producer; records that wait for its loop are not counted."""
+        return self._producer.metrics()
 
     def flush(self) -> None:
         """Send all records and wait until each is delivered or has failed."""
@@ -211,7 +313,8 @@ class Producer(BlockingClient):
         """Wait until the asynchronous producer has the records queued so far."""
         barrier = _Barrier()
         self._queue.append(barrier)
-        self._start_draining()
+        self._is_draining = True
+        self._drain()
         await barrier.reached.wait()
 
     # -- transactions, as of the asynchronous producer
@@ -235,6 +338,13 @@ class Producer(BlockingClient):
             await self._producer.abort_transaction()
 
         self._run(abort)
+
+    def detach_transaction(self) -> DetachedTransaction | None:
+        async def detach() -> DetachedTransaction | None:
+            await self._drain_queue()
+            return await self._producer.detach_transaction()
+
+        return self._run(detach)
 
     def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], group: Any
@@ -299,11 +409,16 @@ class Producer(BlockingClient):
         try:
             self._close_with(close)
         finally:
-            self._is_closed = True
-            self._fail_queued()
+            # Not while another call still delivers what is queued.
+            if self._close_finished.is_set():
+                self._is_closed = True
+                self._fail_queued()
 
     def _fail_queued(self) -> None:
         """Fail all queued records. Several threads may do this at the same time."""
+        waiting_future = self._waiting_future
+        if self._is_closed and waiting_future is not None and not waiting_future.done():
+            waiting_future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, _CLOSED))
         while self._queue:
             try:
                 item = self._queue.popleft()

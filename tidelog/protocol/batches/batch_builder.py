@@ -8,7 +8,7 @@ alone is larger.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, cast
 
 from tidelog.protocol.batches import compression as codecs
 from tidelog.protocol.batches.record import VARINTS, Headers, Record, RecordLike, encode_varint
@@ -29,6 +29,29 @@ from tidelog.protocol.batches.record_batch import (
     TRANSACTIONAL_FLAG,
     write_crc,
 )
+
+_ATTRIBUTES_AND_DELTA: Final = [b"\x00" + varint for varint in VARINTS]
+_NULL_AND_SIZE: Final = [VARINTS[-1] + varint for varint in VARINTS]
+"""The size of a key that is null, and the size of the value."""
+
+
+def _encode_body(delta: int, count: int, key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
+    """A record without its size in front."""
+    key_size = -1 if key is None else len(key)
+    value_size = -1 if value is None else len(value)
+    varints = VARINTS
+    return b"".join(
+        (
+            b"\x00",
+            varints[delta] if 0 <= delta < 2048 else encode_varint(delta),
+            varints[count] if count < 2048 else encode_varint(count),
+            varints[key_size] if key_size < 2048 else encode_varint(key_size),
+            key or b"",
+            varints[value_size] if value_size < 2048 else encode_varint(value_size),
+            value or b"",
+            _encode_headers(headers) if headers else b"\x00",
+        )
+    )
 
 
 def _encode_headers(headers: Headers) -> bytes:
@@ -114,30 +137,32 @@ class BatchBuilder:
     def append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers = ()) -> bool:
         """Add a record. Returns False, and changes nothing, when the record does not fit."""
         count = self.record_count
-        if count:
-            delta = timestamp - self._base_timestamp
-        else:
+        if not count:
             self._base_timestamp = timestamp
-            delta = 0
-        key_size = -1 if key is None else len(key)
-        value_size = -1 if value is None else len(value)
+        delta = timestamp - self._base_timestamp
         varints = VARINTS
-        body = b"".join(
-            (
-                b"\x00",
-                varints[delta] if 0 <= delta < 2048 else encode_varint(delta),
-                varints[count] if count < 2048 else encode_varint(count),
-                varints[key_size] if key_size < 2048 else encode_varint(key_size),
-                key or b"",
-                varints[value_size] if value_size < 2048 else encode_varint(value_size),
-                value or b"",
-                _encode_headers(headers) if headers else b"\x00",
+        # One comparison for all numbers that must be in the tables: nearly always they are.
+        if headers or value is None or not 0 <= delta | count | (size := len(value)) < 2048:
+            body = _encode_body(delta, count, key, value, headers)
+        elif key is None:
+            body = b"".join((_ATTRIBUTES_AND_DELTA[delta], varints[count], _NULL_AND_SIZE[size], value, b"\x00"))
+        else:
+            key_size = len(key)
+            body = b"".join(
+                (
+                    _ATTRIBUTES_AND_DELTA[delta],
+                    varints[count],
+                    varints[key_size] if key_size < 2048 else encode_varint(key_size),
+                    key,
+                    varints[size],
+                    value,
+                    b"\x00",
+                )
             )
-        )
         size = len(body)
         prefix = varints[size] if size < 2048 else encode_varint(size)
         buffer = self._buffer
-        if count and len(buffer) + len(prefix) + size > self._max_size_bytes:
+        if len(buffer) + len(prefix) + size > self._max_size_bytes and count:
             return False
         buffer += prefix
         buffer += body
@@ -145,6 +170,19 @@ class BatchBuilder:
         if timestamp > self._max_timestamp:
             self._max_timestamp = timestamp
         return True
+
+    def adopt(self, buffer: memoryview, record_count: int, base_timestamp: int, max_timestamp: int) -> None:
+        """Take encoded records instead of single ones: HEADER_SIZE free bytes, then the records.
+
+        Requires an empty builder, offset deltas from 0 on and at least one record. No record can be
+        added then.
+        """
+        assert not self.record_count
+        assert record_count > 0
+        self._buffer = cast(bytearray, buffer)  # all that `build` does with it
+        self.record_count = record_count
+        self._base_timestamp = base_timestamp
+        self._max_timestamp = max_timestamp
 
     def build(
         self,

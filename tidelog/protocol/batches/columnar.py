@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidelog.protocol.batches import compression as codecs
 from tidelog.protocol.batches.record import read_varint
-from tidelog.protocol.batches.record_batch import HEADER_SIZE, BatchHeader, Buffer, check_magic
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, BatchHeader, Buffer, check_magic
 from tidelog.protocol.batches.records import MIN_RECORD_BYTES, Record, decode_section, iter_data_batches, record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -31,10 +31,15 @@ PIECE_BYTES: Final = 16 * 1024 * 1024
 """Decompressed records that become columns at once. An uncompressed chunk of a Fetch is smaller."""
 PIECE_ROWS: Final = 200_000
 """The kernel's output takes 76 bytes a row."""
+_BUFFER_BYTES_MIN: Final = 256 * 1024
+_USUAL_RATIO: Final = 4
+"""The buffer for decompressed batches has room for so many times their size."""
 
 _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
 _MAX_MILLISECONDS: Final = _MAX_INT64 // 1000
+_MAX_BASE_OFFSET: Final = _MAX_INT64 - 2**31
+_MAX_BASE_TIME: Final = _MAX_INT64 - 2**13
 
 
 @cache
@@ -65,6 +70,7 @@ def decode_columns(
     end_offset: int = _MAX_INT64,
     columns: Sequence[str] = COLUMNS,
     aborted: Iterable[tuple[int, int]] = (),
+    data_batches: Iterable[tuple[int, BatchHeader]] | None = None,
     max_batch_bytes: int = codecs.DEFAULT_MAX_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of `batches` with offsets in [first_offset, end_offset), one row each, in
@@ -74,17 +80,21 @@ def decode_columns(
     from the fetch response) and an incomplete last batch. `key`, `value` and `headers` may be null.
     A piece may be empty. Raises KafkaError as `decode_batch`, and MESSAGE_TOO_LARGE when one batch
     decompresses to more than `max_batch_bytes`; the message names the partition and the batch's
-    offset. Ignores CRCs.
+    offset. Ignores CRCs. `data_batches` are the places and headers to decode where the caller has
+    read them from `batches` already; they replace `aborted`.
     """
+    if data_batches is None:
+        data_batches = iter_data_batches(batches, aborted)
     selected = [
         (position, header)
-        for position, header in iter_data_batches(batches, aborted)
+        for position, header in data_batches
         if header.last_offset >= first_offset and header.base_offset < end_offset
     ]
     partition_name = f"{topic}-{partition}"
     try:
         for _, header in selected:
-            check_magic(header)
+            if header[3] != MAGIC:
+                check_magic(header)
     except KafkaError as error:
         raise _in_batch(error, partition_name, header) from None
     to_columns = _rows_by_kernel if _has_numba() else _rows_by_records
@@ -135,48 +145,77 @@ def _pieces(
 ) -> Iterator[tuple[Buffer, list[_Section]]]:
     """Yield pieces: bytes with their sections, of at most PIECE_ROWS and PIECE_BYTES in total.
 
-    A single record may be larger. Uncompressed batches stay in place. Compressed batches are
-    decompressed into one buffer until a piece is full.
+    A single record may be larger. The bytes of a piece are valid until the next one: uncompressed
+    batches stay in place, compressed ones are decompressed into one buffer, which is used again.
     """
-    data = bytearray()
     sections: list[_Section] = []
     rows = size = 0
     in_place = all(header.compression == codecs.NONE for _, header in selected)
+    data = batches if in_place else _new_buffer(selected)
+    section: _Section | None
     try:
         for position, header in selected:
             if in_place:
-                whole = batches
-                section = _Section(position + HEADER_SIZE, position + header.size_bytes, header.record_count, header)
+                end = position + header[1] + LOG_OVERHEAD
+                section = _as_section(_Section, (position + HEADER_SIZE, end, header[12], header))
             else:
+                section = _decompress_to(data, size, batches, position, header, max_batch_bytes)
+                if section is None and sections:
+                    yield data, sections
+                    sections, rows, size = [], 0, 0
+                    section = _decompress_to(data, size, batches, position, header, max_batch_bytes)
+            whole = data
+            if section is None:  # too large for the buffer, or not valid
                 whole = record_section(batches, position, header, max_batch_bytes)
                 section = _Section(0, len(whole), header.record_count, header)
             _check_section(section)
-            length = section.end - section.start
-            if sections and (rows + section.record_count > PIECE_ROWS or size + length > PIECE_BYTES):
-                yield batches if in_place else data, sections
-                data, sections, rows, size = bytearray(), [], 0, 0
-            if section.record_count > PIECE_ROWS or length > PIECE_BYTES:
+            length = section[1] - section[0]
+            record_count = section[2]
+            if sections and (rows + record_count > PIECE_ROWS or size + length > PIECE_BYTES):
+                yield data, sections
+                sections, rows = [], 0
+                size = 0 if in_place else size  # this batch lies behind them
+            if whole is not data or record_count > PIECE_ROWS or length > PIECE_BYTES:
                 for part in _parts(whole, section):
                     yield whole, [part]
+                size = 0
                 continue
-            if not in_place:
-                section = section._replace(start=len(data), end=len(data) + length)
-                data += whole
             sections.append(section)
-            rows += section.record_count
+            rows += record_count
             size += length
     except KafkaError as error:
         raise _in_batch(error, partition_name, header) from None
     if sections:
-        yield batches if in_place else data, sections
+        yield data, sections
+
+
+def _new_buffer(selected: list[tuple[int, BatchHeader]]) -> bytearray:
+    compressed_bytes = sum(header[1] for _, header in selected)
+    return bytearray(min(PIECE_BYTES, max(_BUFFER_BYTES_MIN, _USUAL_RATIO * compressed_bytes)))
+
+
+def _decompress_to(
+    data: Buffer, start: int, batches: Buffer, position: int, header: BatchHeader, max_batch_bytes: int
+) -> _Section | None:
+    """Decompress a batch to `data[start:]`. None when it has no room there or is not valid."""
+    end = position + header[1] + LOG_OVERHEAD
+    if end > len(batches):
+        return None
+    source = memoryview(batches)[position + HEADER_SIZE : end]
+    room = memoryview(data)[start : start + max_batch_bytes]
+    size = codecs.decompress_into(header.compression, source, room)
+    return None if size is None else _Section(start, start + size, header[12], header)
+
+
+_as_section = tuple.__new__
+"""A quarter of the cost of the constructor, which runs for every batch."""
 
 
 def _check_section(section: _Section) -> None:
-    size = section.end - section.start
-    if not 0 <= section.record_count * MIN_RECORD_BYTES <= size:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"{section.record_count} records in {size} bytes")
-    header = section.header
-    if abs(header.base_offset) > _MAX_INT64 - 2**31 or abs(header.base_timestamp) > _MAX_INT64 - 2**13:
+    start, end, record_count, header = section
+    if not 0 <= record_count * MIN_RECORD_BYTES <= end - start:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{record_count} records in {end - start} bytes")
+    if not (-_MAX_BASE_OFFSET <= header[0] <= _MAX_BASE_OFFSET and -_MAX_BASE_TIME <= header[7] <= _MAX_BASE_TIME):
         raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
 
 
@@ -316,15 +355,7 @@ def _rows_by_kernel(
 def _to_scan_row(section: _Section) -> tuple[int, ...]:
     """A section as an input row of the kernel's `scan`."""
     start, end, count, header = section
-    return (
-        start,
-        end,
-        count,
-        header.base_offset,
-        header.base_timestamp,
-        header.max_timestamp,
-        header.timestamp_type,
-    )
+    return start, end, count, header[0], header[7], header[8], header[5] >> 3 & 1
 
 
 def _fixed_array(arrow_type: pa.DataType, values: Any, rows: int) -> pa.Array:
@@ -363,10 +394,11 @@ def _bytes_array(arrow_type: pa.DataType, data: Any, starts: Any, sizes: Any) ->
     if len(sizes) and sizes.max() < 0:
         return pa.nulls(len(sizes), arrow_type)
     ends = _offsets_of(sizes)
-    out = np.empty(int(ends[-1]), np.uint8)
-    gather(data, starts, ends, out)
+    # Arrow's pool uses memory again; numpy would get new pages of the system for each column.
+    content = pa.allocate_buffer(int(ends[-1]))
+    gather(data, starts, ends, np.frombuffer(content, np.uint8))
     validity, nulls = _validity_of(sizes >= 0)
-    buffers = [validity, pa.py_buffer(ends), pa.py_buffer(out)]
+    buffers = [validity, pa.py_buffer(ends), content]
     return pa.Array.from_buffers(arrow_type, len(sizes), buffers, nulls)
 
 

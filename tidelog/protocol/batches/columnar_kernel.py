@@ -169,7 +169,7 @@ def scan(
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def _copy(typing_context: Any, out: Any, low: Any, data: Any, start: Any, size: Any) -> Any:
+def copy_bytes(typing_context: Any, out: Any, low: Any, data: Any, start: Any, size: Any) -> Any:
     """memcpy of `size` bytes from `data[start:]` to `out[low:]`, eight times faster than a slice
     assignment.
     """
@@ -194,7 +194,7 @@ def gather(data: Array, starts: Array, ends: Array, out: Array) -> None:
     """
     for index in range(starts.shape[0]):
         low = ends[index]
-        _copy(out, low, data, starts[index], ends[index + 1] - low)  # type: ignore[call-arg,unused-ignore]
+        copy_bytes(out, low, data, starts[index], ends[index + 1] - low)  # type: ignore[call-arg,unused-ignore]
 
 
 @compiled

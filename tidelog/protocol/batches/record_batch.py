@@ -176,7 +176,8 @@ def _old_format(magic: int) -> str:
 def check_crc(buffer: Buffer, position: int, header: BatchHeader) -> bool:
     """Whether the batch is complete and its CRC-32C equals the stored one."""
     end = position + header[1] + LOG_OVERHEAD
-    return end <= len(buffer) and crc32c(memoryview(buffer)[position + ATTRIBUTES_OFFSET : end]) == header[4]
+    view = buffer if buffer.__class__ is memoryview else memoryview(buffer)
+    return end <= len(view) and crc32c(view[position + ATTRIBUTES_OFFSET : end]) == header[4]
 
 
 _pack_offset = _INT64.pack_into

@@ -231,16 +231,23 @@ def _decode_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[s
     return tuple(headers), position
 
 
-def iter_data_batches(buffer: Buffer, aborted: Iterable[tuple[int, int]] = ()) -> Iterator[tuple[int, BatchHeader]]:
+def iter_data_batches(
+    buffer: Buffer,
+    aborted: Iterable[tuple[int, int]] = (),
+    headers: Iterable[tuple[int, BatchHeader]] | None = None,
+) -> Iterator[tuple[int, BatchHeader]]:
     """Position and header of each whole batch that a reader may see, in order.
 
     Omits control batches and, for read_committed, the batches of aborted transactions. `aborted`
     has the (producer id, first offset) pairs of the fetch response. As in Kafka's CompletedFetch, a
-    transaction is dropped from its first offset to its producer's next ABORT marker.
+    transaction is dropped from its first offset to its producer's next ABORT marker. `headers` are
+    those of `buffer` where the caller has read them already.
     """
+    if headers is None:
+        headers = iter_headers(buffer)
     pending_aborts = sorted(((first_offset, producer_id) for producer_id, first_offset in aborted), reverse=True)
     aborted_producers: set[int] = set()
-    for position, header in iter_headers(buffer):
+    for position, header in headers:
         while pending_aborts and pending_aborts[-1][0] <= header.last_offset:
             aborted_producers.add(pending_aborts.pop()[1])
         if header.is_control:

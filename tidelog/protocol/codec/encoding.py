@@ -1,4 +1,4 @@
-"""Writes the source of one encoder: a function (message, out: bytearray) -> None.
+"""Writes the source of one encoder: a function (message, out: bytearray) -> None, or one that leaves records uncopied.
 
 One function per (message, version), with nested messages unrolled. One Struct packs adjacent fields
 of fixed width, the length prefix after them and an empty section of tagged fields. Invariant
@@ -17,6 +17,11 @@ from tidelog.protocol.codec.primitives import write_uvarint
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 Encoder = Callable[[Any, bytearray], None]
+Buffer = bytes | bytearray | memoryview
+PieceEncoder = Callable[[Any, bytearray, list[Buffer]], bytearray]
+
+CUT_BYTES = 4096
+"""An encoder of pieces copies smaller records, since another piece costs more than the copy."""
 
 PREPARED_COUNT = 17
 """Arrays with fewer integers than this are packed by a Struct made in advance."""
@@ -33,8 +38,9 @@ class EncoderSource:
     it.
     """
 
-    def __init__(self, message: type[Declaration], version: int) -> None:
+    def __init__(self, message: type[Declaration], version: int, in_pieces: bool = False) -> None:
         self.version = version
+        self.in_pieces = in_pieces
         self.flexible = version >= message.FLEXIBLE_FROM
         self.lines: list[str] = []
         self.depth = 1
@@ -49,7 +55,10 @@ class EncoderSource:
         self.counter = 0
         self.message("m", message)
         self.flush()
-        self.source = "def encode(m, out):\n" + "\n".join(self.lines or ["    pass"]) + "\n"
+        if in_pieces:
+            self.emit("return out")
+        arguments = "m, out, pieces" if in_pieces else "m, out"
+        self.source = f"def encode({arguments}):\n" + "\n".join(self.lines or ["    pass"]) + "\n"
 
     # -- statements
 
@@ -180,7 +189,12 @@ class EncoderSource:
         if nullable:
             self.depth -= 1
         self.length(length, compact, "h" if kind == "string" else "i")
-        self.emit(f"{self.out} += {local}")
+        if kind == "records" and self.in_pieces:
+            assert self.out == "out", "records are no tagged field"
+            self.emit(f"if len({local}) < {CUT_BYTES}: out += {local}")
+            self.emit(f"else: pieces += (out, {local}); out = bytearray()")
+        else:
+            self.emit(f"{self.out} += {local}")
 
     def array(self, local: str, element: Any, nullable: bool, compact: bool) -> None:
         count = self.name("n")
@@ -227,11 +241,23 @@ def differs(value: str, field: Field) -> str:
 
 
 def compile_encoder(message: type[Declaration], version: int) -> Encoder:
-    encoder_source = EncoderSource(message, version)
+    encoder: Encoder = _compile(EncoderSource(message, version), message, version)
+    return encoder
+
+
+def compile_piece_encoder(message: type[Declaration], version: int) -> PieceEncoder:
+    """An encoder that does not copy large records: (message, out, pieces) -> the output after the last piece.
+
+    It adds the output so far and the records to `pieces`.
+    """
+    encoder: PieceEncoder = _compile(EncoderSource(message, version, in_pieces=True), message, version)
+    return encoder
+
+
+def _compile(encoder_source: EncoderSource, message: type[Declaration], version: int) -> Any:
     code = compile(encoder_source.source, f"<encoder of {message.__name__} version {version}>", "exec")
     exec(code, encoder_source.names)  # noqa: S102 - our own text, made of declarations only
-    encoder: Encoder = encoder_source.names["encode"]
-    return encoder
+    return encoder_source.names["encode"]
 
 
 def _unsupported(message: str, field: str, version: int) -> NoReturn:

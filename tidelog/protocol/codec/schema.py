@@ -10,11 +10,12 @@ Encoders and decoders are compiled on first use, one per (message, version); `de
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import error as StructError
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from tidelog.protocol.codec.decoding import Decoder, compile_decoder
-from tidelog.protocol.codec.encoding import Encoder, compile_encoder
+from tidelog.protocol.codec.encoding import Buffer, Encoder, PieceEncoder, compile_encoder, compile_piece_encoder
 from tidelog.protocol.codec.fields import (
     NEVER,
     NONE,
@@ -61,28 +62,24 @@ _UNDECODABLE = (StructError, IndexError, UnicodeDecodeError, OverflowError)
 _UNENCODABLE = (StructError, AttributeError, TypeError, UnicodeEncodeError, OverflowError)
 
 
-class _Decoders(dict[int, Decoder]):
-    """Version -> decoder, compiled on first use."""
+_Compiled = TypeVar("_Compiled")
 
-    def __init__(self, message: type[Message]) -> None:
+
+class _ByVersion(dict[int, _Compiled]):
+    """Version -> decoder or encoder of one message, compiled on first use."""
+
+    def __init__(self, message: type[Message], compile_version: Callable[[type[Message], int], _Compiled]) -> None:
         self.message = message
+        self.compile_version = compile_version
 
-    def __missing__(self, version: int) -> Decoder:
+    def __missing__(self, version: int) -> _Compiled:
         _check_version(self.message, version)
-        decoder = self[version] = compile_decoder(self.message, version, views=self.message.READS_IN_PLACE)
-        return decoder
+        compiled = self[version] = self.compile_version(self.message, version)
+        return compiled
 
 
-class _Encoders(dict[int, Encoder]):
-    """Version -> encoder, compiled on first use."""
-
-    def __init__(self, message: type[Message]) -> None:
-        self.message = message
-
-    def __missing__(self, version: int) -> Encoder:
-        _check_version(self.message, version)
-        encoder = self[version] = compile_encoder(self.message, version)
-        return encoder
+def _compile_decoder(message: type[Message], version: int) -> Decoder:
+    return compile_decoder(message, version, views=message.READS_IN_PLACE)
 
 
 def _check_version(message: type[Message], version: int) -> None:
@@ -118,8 +115,9 @@ class MessageType(type):
         if bases:
             namespace["__init__"] = _build_on_first_use
         message_class: Any = super().__new__(mcls, name, bases, namespace)
-        message_class.DECODERS = _Decoders(message_class)
-        message_class.ENCODERS = _Encoders(message_class)
+        message_class.DECODERS = _ByVersion(message_class, _compile_decoder)
+        message_class.ENCODERS = _ByVersion(message_class, compile_encoder)
+        message_class.PIECE_ENCODERS = _ByVersion(message_class, compile_piece_encoder)
         if versions != "none":
             _set_versions(message_class, parse_versions(versions), parse_versions(flexible))
         return message_class  # type: ignore[no-any-return]
@@ -182,8 +180,9 @@ class Message(metaclass=MessageType):
     FLEXIBLE_FROM: ClassVar[int]
     HAS_RECORDS: ClassVar[bool]
     READS_IN_PLACE: ClassVar[bool]
-    DECODERS: ClassVar[_Decoders]
-    ENCODERS: ClassVar[_Encoders]
+    DECODERS: ClassVar[_ByVersion[Decoder]]
+    ENCODERS: ClassVar[_ByVersion[Encoder]]
+    PIECE_ENCODERS: ClassVar[_ByVersion[PieceEncoder]]
 
     @classmethod
     def decode(cls, buffer: Bytes, version: int) -> Self:
@@ -233,6 +232,19 @@ class Message(metaclass=MessageType):
             encoder(self, out)
         except _UNENCODABLE as error:
             raise ValueError(f"{type(self).__name__} version {version} cannot be encoded: {error}") from error
+
+    def write_pieces(self, out: bytearray, version: int) -> list[Buffer]:
+        """`out` and the message behind it, as pieces in order: large records are pieces of their own, uncopied.
+
+        Raises as `encode`.
+        """
+        encoder = type(self).PIECE_ENCODERS[version]
+        pieces: list[Buffer] = []
+        try:
+            pieces.append(encoder(self, out, pieces))
+        except _UNENCODABLE as error:
+            raise ValueError(f"{type(self).__name__} version {version} cannot be encoded: {error}") from error
+        return pieces
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

@@ -258,7 +258,7 @@ class Controller(ControllerCommands):
             records = decide(self._state)
             self._append(records)
         except KafkaError as error:
-            logger.warning("%s came to nothing: %s", decide, error)
+            logger.warning("%s failed: %s", decide, error)
             return False
         return bool(records)
 

@@ -136,7 +136,7 @@ class FailureDetector:
         try:
             await self._probe_suspects()
         except Exception:
-            logger.exception("asking after brokers failed; silent ones are found by their sessions' timeouts")
+            logger.exception("the check of brokers' ports failed; session timeouts still find silent brokers")
         finally:
             if self._task is asyncio.current_task():
                 self._task = None

@@ -1,1 +1,1 @@
-"""The metadata log and who may write it: today one voter, this node; Kafka's files, epochs and control records."""
+"""The metadata quorum: the replicated metadata log, with Kafka's files, epochs and control records."""

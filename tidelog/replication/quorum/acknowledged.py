@@ -1,8 +1,9 @@
-"""How far a voter has acknowledged the metadata log: a small file beside the log, rewritten after each sync.
+"""The end of the log that a voter has acknowledged: a small file beside the metadata log, rewritten after each sync.
 
-It tells a tail that a kill has torn, which nothing had acknowledged, from records that damage took. It is written
-before the acknowledgement leaves and is not synced until the node stops: a start believes it where the machine ran on.
-A voter that lost records still knows what a candidate must have.
+With it a start distinguishes an unacknowledged batch that a kill has torn from acknowledged records lost to damage. It
+is written before the acknowledgement is sent. It is synced only when the node stops, so a start trusts it only if the
+machine has not stopped in between, or after a clean stop. With it a voter that lost records still knows which records a
+candidate must have.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class AcknowledgedEnd:
         self.end: OffsetAndEpoch | None = None
 
     def read(self) -> OffsetAndEpoch | None:
-        """What the file says; None where it is missing or damaged. Raises OSError."""
+        """The content of the file; None if it is missing or damaged. Raises OSError."""
         if not self._disk.exists(self._path):
             return None
         data = self._disk.read_file(self._path)
@@ -41,7 +42,9 @@ class AcknowledgedEnd:
         return OffsetAndEpoch(epoch, end_offset) if version == _VERSION else None
 
     def write(self, end: OffsetAndEpoch) -> None:
-        """Where that fails, the file is removed: an old one would hide a loss. Raises OSError where that fails, too."""
+        """Write the file. If that fails, remove it, because an outdated one would hide a loss. Raises OSError if the
+        removal fails too.
+        """
         if end == self.end:
             return
         body = _BODY.pack(_VERSION, *end)
@@ -57,7 +60,7 @@ class AcknowledgedEnd:
         self.end = end
 
     def forget(self) -> None:
-        """Raises OSError."""
+        """Remove the file. Raises OSError."""
         self.end = None
         if self._file is not None:
             self._file.close()
@@ -66,7 +69,7 @@ class AcknowledgedEnd:
             self._disk.remove(self._path)
 
     def close(self) -> None:
-        """On the device: after a clean stop it is believed whatever happens to the machine. Raises OSError."""
+        """Sync the file, so that it can be trusted after a clean stop and a stop of the machine. Raises OSError."""
         file, self._file = self._file, None
         if file is not None:
             try:

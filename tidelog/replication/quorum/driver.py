@@ -1,8 +1,8 @@
-"""RaftNode: this node's part in the metadata quorum. A shell: what is to be done is `raft.py`'s to say.
+"""RaftNode: a thin shell that carries out the effects of `raft.py` for this node of the metadata quorum.
 
-It sends, appends, wakes and reports; requests are answered in `service.py`, syncs are `metadata_sync.py`'s and
-`vote_writer.py`'s. Invariants: nothing is told to anybody before the vote and epoch it rests on are on the device; what
-a follower reports and a leader counts of its own log is.
+It sends, appends, wakes and reports. `service.py` answers requests; `metadata_sync.py` and `vote_writer.py` sync the
+files. Invariants: a request or response leaves only after the vote and epoch that it depends on are on the device. A
+voter reports, and a leader counts, only the synced part of its own log.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from tidelog.replication.quorum.acknowledged import FILE_NAME as ACKNOWLEDGED_FI
 from tidelog.replication.quorum.files.metadata_cleaner import MetadataCleaner
 from tidelog.replication.quorum.files.metadata_log import LACKING_FILE, MetadataLog, ReplayedBatch
 from tidelog.replication.quorum.files.metadata_sync import MetadataSync
-from tidelog.replication.quorum.files.vote_store import InconsistentVoters, VoteStore, election_in
+from tidelog.replication.quorum.files.vote_store import FILE_NAME as VOTE_FILE
+from tidelog.replication.quorum.files.vote_store import (
+    CorruptQuorumState,
+    InconsistentVoters,
+    QuorumState,
+    VoteStore,
+    election_in,
+)
 from tidelog.replication.quorum.files.vote_writer import VoteWriter
-from tidelog.replication.quorum.listener import MetadataListener, News
+from tidelog.replication.quorum.listener import ListenerCalls, MetadataListener
+from tidelog.replication.quorum.metadata_repair import MetadataRepair
 from tidelog.replication.quorum.metadata_scrubber import MetadataScrubber
 from tidelog.replication.quorum.raft import following
 from tidelog.replication.quorum.raft.messages import (
@@ -49,6 +57,7 @@ from tidelog.replication.quorum.raft.snapshot import CorruptSnapshot, Snapshot, 
 from tidelog.replication.quorum.raft.state import Follower, Leader
 from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
 from tidelog.replication.quorum.service import QuorumService
+from tidelog.replication.quorum.vote_recovery import VoteRecovery
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.segments.damage import DamagedRecords
@@ -57,10 +66,10 @@ __all__ = ["InconsistentVoters", "MetadataListener", "NotLeader", "QuorumSetting
 
 logger = logging.getLogger("tidelog.quorum")
 
-# Answers a request message of that version with a response message; see `service.py`.
+# (request message, its version) -> response message; see `service.py`.
 Served = Callable[[Any, int], Awaitable[Any]]
 
-# A leader that closes waits so long for the others to hear of it.
+# A leader that closes waits at most this long while it notifies the other voters.
 FAREWELL_MS = 250
 SHORTAGE_TOLD_EVERY_MS = 10_000.0
 
@@ -72,7 +81,7 @@ class NotLeader(Exception):
 class RaftNode:
     """`root`: the log directory that holds `__cluster_metadata-0`, whose log is `log`.
 
-    `keeps_writes`: all that the process before this one wrote there is in its files.
+    `keeps_writes`: the files contain all writes of the previous process.
     """
 
     def __init__(
@@ -133,17 +142,13 @@ class RaftNode:
         self._sync = MetadataSync(self.log, log, loop, run_in_executor, self.drive, self.tolerates)
         self._cleaner = MetadataCleaner(self.log, settings.retention, loop, clock_ms, self.tolerates)
         self._scrubber = MetadataScrubber(
-            self.log,
-            log,
-            settings,
-            loop,
-            run_in_executor,
-            self.meet_damage,
-            self._meet_damaged_snapshots,
+            self.log, log, settings, loop, run_in_executor, self.meet_damage, self._meet_damaged_snapshots,
             self.tolerates,
-        )
+        )  # fmt: skip
+        self._repair = MetadataRepair(self, cluster_id, loop)
+        self._vote_recovery = VoteRecovery(self, cluster_id, loop)
         self._vote_writer = VoteWriter(self._votes, self._history, loop, run_in_executor, self.tolerates)
-        self._news = News(loop)
+        self._listener_calls = ListenerCalls(loop)
         self._effects = self._handlers(listener)
 
     _shortage_told_ms = -SHORTAGE_TOLD_EVERY_MS
@@ -157,28 +162,32 @@ class RaftNode:
             AppendRecords: self._append_records,
             Truncate: self._truncate,
             KeepSnapshotPart: self._keep_part,
-            ReportLeader: lambda told: self._news.tell(partial(listener.on_leader, told.leader_id, told.epoch)),
+            ReportLeader: lambda effect: self._listener_calls.add(
+                partial(listener.on_leader, effect.leader_id, effect.epoch)
+            ),
             ReportHighWatermark: self._report_high_watermark,
-            ReportLead: lambda told: self._news.tell(partial(listener.on_lead, told.epoch)),
-            ReportResign: lambda told: self._news.tell(partial(listener.on_resign, told.epoch)),
-            WakeFetches: lambda told: self._service.wake(),
-            Recovered: lambda told: self.log.recovered(),
+            ReportLead: lambda effect: self._listener_calls.add(partial(listener.on_lead, effect.epoch)),
+            ReportResign: lambda effect: self._listener_calls.add(partial(listener.on_resign, effect.epoch)),
+            WakeFetches: lambda effect: self._service.wake(),
+            Recovered: lambda effect: self.log.recovered(),
         }
 
     # -- start and end -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read the vote file, snapshot and log; tell the listener of the snapshot; begin electing or fetching.
+        """Read the vote file, snapshot and log; pass the snapshot to the listener; begin to elect or fetch.
 
-        Raises CorruptSnapshot, CorruptQuorumState, CorruptLog, InconsistentVoters.
+        Raises CorruptSnapshot, CorruptLog, InconsistentVoters.
         """
         found = self.log.load(is_voter=self.raft.can_vote, keeps_writes=self._keeps_writes)
         if self.raft.can_vote and self.log.end_offset == 0:
-            self.log.bootstrap_values()  # where they are damaged no controller can begin
+            self.log.bootstrap_values()  # fails at once if they are damaged, because no controller could start
         if self.log.lacks_records and self._is_alone:
             self._recover_alone()
         self.raft.lacks_records, self.raft.acknowledged = self.log.lacks_records, self.log.acknowledged_end
-        election = election_in(self._votes.read(), self._history, self.raft.can_vote)
+        # An observer gives no vote, and learns the epoch from the quorum: damage to the file must not stop it.
+        state = self._read_vote() if self.raft.can_vote else None
+        election = election_in(state, self._history, self.raft.can_vote)
         if found is not None:
             identity, snapshot = found
             self._listener.on_snapshot(identity, snapshot.values, snapshot.last_timestamp_ms)
@@ -186,14 +195,28 @@ class RaftNode:
         self._flush()
         self._cleaner.begin()
         self._scrubber.begin()
+        self._repair.begin()
+        self._vote_recovery.begin()
         self.drive()
+
+    def _read_vote(self) -> QuorumState | None:
+        """The content of the vote file. Without one that is whole this voter does not vote until it is safe."""
+        try:
+            state = self._votes.read()
+            is_lost = state is None and self.log.end_offset > 0  # a new voter has neither
+        except CorruptQuorumState as error:
+            logger.error("%s", error)
+            state, is_lost = None, True
+        # A voter that is alone votes for itself. One that is no voter by its own log may be one by the others'.
+        self.raft.vote_is_unknown = is_lost and not self._is_alone
+        return state
 
     @property
     def _is_alone(self) -> bool:
-        """Whether, as far as is known, no other voter has a copy of the log."""
+        """Whether no other voter is known that could have a copy of the log."""
         if not self.raft.can_vote or not self._history.latest.is_only(self.raft.own):
             return False
-        # What is damaged may name other voters: those servers know.
+        # Damaged records may name other voters, and other bootstrap servers would know them.
         own = [endpoint for _, endpoint in self.settings.own_endpoints]
         return all(server in own for server in self.settings.bootstrap_servers)
 
@@ -207,7 +230,7 @@ class RaftNode:
         self.log.recovered("the last batch was not written to its end: nothing had acknowledged it")
 
     async def close(self) -> None:
-        """A leader resigns. The log is its directory's to close."""
+        """End the node's part in the quorum; a leader resigns first. The log directory closes the log."""
         if self.is_closed:
             return
         self.raft.is_closing = True
@@ -225,11 +248,13 @@ class RaftNode:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._scrubber.close()
+        await self._repair.close()
+        await self._vote_recovery.close()
         await self._sync.close()
         await self._vote_writer.close()
         self._close_log()
         self._service.close()
-        self._news.deliver()
+        self._listener_calls.run()
 
     def _close_log(self) -> None:
         try:
@@ -237,11 +262,11 @@ class RaftNode:
         except OSError as error:
             logger.error("%s: %s", self.log.directory, error)
 
-    # -- what the node asks ------------------------------------------------------------------------------------------
+    # -- the node's interface ----------------------------------------------------------------------------------------
 
     @property
     def leader_id(self) -> int:
-        """-1: nobody known."""
+        """-1 while no leader is known."""
         return self.raft.leader_id
 
     @property
@@ -255,7 +280,7 @@ class RaftNode:
 
     @property
     def leader_high_watermark(self) -> int:
-        """What the leader of this epoch has said is committed; -1 while it has said nothing."""
+        """The high watermark that this epoch's leader has reported; -1 while unknown."""
         state = self.raft.state
         if isinstance(state, Leader):
             return state.progress.high_watermark
@@ -267,7 +292,7 @@ class RaftNode:
 
     @property
     def is_leader(self) -> bool:
-        """It leads and has told the listener so, or is about to."""
+        """Whether the node leads and its first record is committed, so that `on_lead` has been or will be called."""
         return self.raft.is_active_leader and self._failure is None
 
     def leader_endpoint(self) -> Endpoint | None:
@@ -278,16 +303,16 @@ class RaftNode:
 
     @property
     def kraft_version(self) -> int:
-        """1 where voters can be added and removed."""
+        """1 if voters can be added and removed."""
         return self._history.kraft_version
 
     def voter_ids(self) -> list[int]:
         return self._history.latest.ids
 
     def append(self, values: Sequence[bytes], now_ms: int) -> int:
-        """One batch, all or nothing; the offset of its last record. Raises NotLeader, OSError, KafkaError.
+        """Append one atomic batch; returns the offset of its last record. Raises NotLeader, OSError, KafkaError.
 
-        Who cannot append leads no longer.
+        A leader that cannot append resigns.
         """
         if not self.is_leader or self.is_closed:
             raise NotLeader(f"node {self.raft.leader_id} leads in epoch {self.raft.epoch}")
@@ -301,9 +326,9 @@ class RaftNode:
         return last_offset
 
     def read(self, from_offset: int) -> Iterator[ReplayedBatch]:
-        """Committed batches from `from_offset` on, up to the high watermark of now, or to the first damaged one.
+        """Committed batches from `from_offset` up to the present high watermark or the first damaged batch.
 
-        Another report of the high watermark follows once damaged ones have been fetched again.
+        After damaged batches are fetched again, the high watermark is reported again.
         """
         try:
             # Damage may have cut the log below the high watermark.
@@ -312,22 +337,22 @@ class RaftNode:
             self.loop.call_soon(self.meet_damage)
 
     def bootstrap_values(self) -> list[bytes]:
-        """What Kafka's `format` left for the first start (bootstrap.checkpoint); empty without one."""
+        """The records of Kafka's `format` for the first start (bootstrap.checkpoint); empty without the file."""
         return self.log.bootstrap_values()
 
     def resign(self) -> None:
-        """Lead no longer, and say so to the others (EndQuorumEpoch)."""
+        """Give up the leadership and notify the other voters (EndQuorumEpoch)."""
         self.raft.resign(self.now_ms())
         self.drive()
 
     def write_snapshot(
         self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
     ) -> None:
-        """Beside the log, complete or not at all. May run on any thread."""
+        """Write a snapshot beside the log, completely or not at all. May run on any thread."""
         self.log.write_snapshot(values, identity, last_timestamp_ms, now_ms)
 
     def snapshot_written(self, identity: SnapshotId) -> None:
-        """From now on followers may load it; older ones and the log below may go. On the loop's thread."""
+        """Offer the snapshot to followers, and clean older snapshots and log. Call on the loop's thread."""
         self.log.note_snapshot(identity)
         if self._failure is not None or self.is_closed:
             return
@@ -338,16 +363,17 @@ class RaftNode:
     # -- damage ------------------------------------------------------------------------------------------------------
 
     def meet_damage(self) -> None:
-        """Records on the disk are not what was written: cut them off and fetch them again, without a vote meanwhile.
+        """Truncate the log before its first damaged record, and fetch the lost records again. Until then this node does
+        not become a candidate.
 
-        A leader resigns, so that another voter, which has all that is committed, leads and serves it. A voter that is
-        alone cuts nothing: it knows what the committed records said, and writes that as a snapshot.
+        A leader resigns, so that a voter with all committed records leads. An only voter truncates nothing: its image
+        holds the content of the committed records, so it writes a snapshot that replaces them.
         """
         if self._failure is not None or self.is_closed or not self.log.is_damaged:
             return
         if self._is_alone:
-            logger.error("no other voter has a copy: a snapshot of all that is committed is written in its place")
-            self._news.tell(self._listener.on_damage)
+            logger.error("no other voter has a copy: writing a snapshot of the committed records in its place")
+            self._listener_calls.add(self._listener.on_damage)
             return
         try:
             self.log.cut_damage(self.raft.high_watermark)
@@ -358,14 +384,22 @@ class RaftNode:
         self.drive()
 
     def _meet_damaged_snapshots(self) -> None:
-        """No follower could load them. They go where the log reaches without them, and another one is written."""
+        """Remove damaged snapshots that the log does not need, and write a new one, because followers cannot load a
+        damaged snapshot.
+        """
         if self._failure is None and not self.is_closed:
             self.log.remove_damaged_snapshots()
-            self._news.tell(self._listener.on_damage)
+            self._listener_calls.add(self._listener.on_damage)
 
     @property
     def loss(self) -> str:
-        """What this voter lacks, and what an operator can do about it; empty where it lacks nothing."""
+        """The records or the vote that this voter has lost, and the operator's options; empty without a loss."""
+        if self.raft.vote_is_unknown:
+            return (
+                f"this voter lost {self.log.directory}/{VOTE_FILE}, which says for whom it voted: it does not vote or "
+                "lead until every other voter has answered. If one of them is gone for good, restore the file from a "
+                "copy, or remove that voter from the quorum"
+            )
         if not self.raft.lacks_records or not self.raft.can_vote:
             return ""
         directory, end = self.log.directory, self.raft.acknowledged
@@ -387,7 +421,7 @@ class RaftNode:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def _served(self, serve: Callable[[Any, int], Awaitable[Any]], request: Any, version: int) -> Any:
-        """Raises KafkaError when this node takes no part any more."""
+        """Raises KafkaError after this node has left the quorum."""
         if self._failure is not None:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log failed: {self._failure}")
         if self.is_closed:
@@ -400,20 +434,22 @@ class RaftNode:
         return self.loop.time() * 1000
 
     async def persisted(self) -> None:
-        """Until the vote and epoch of now are on the device."""
+        """Wait until the present vote and epoch are on the device."""
         await self._vote_writer.written()
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """A task that ends with this node."""
+        """Start a task, which `close` cancels."""
         task = self.loop.create_task(work, name=name)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     def _tell_snapshot(self, identity: SnapshotId, snapshot: Snapshot) -> None:
-        self._news.tell(partial(self._listener.on_snapshot, identity, snapshot.values, snapshot.last_timestamp_ms))
+        self._listener_calls.add(
+            partial(self._listener.on_snapshot, identity, snapshot.values, snapshot.last_timestamp_ms)
+        )
 
     def drive(self) -> None:
-        """Carry out what the core wants done, until it wants nothing more."""
+        """Carry out the core's effects until there are no more."""
         if self._is_driving or self.is_closed:
             return
         self._is_driving = True
@@ -443,7 +479,7 @@ class RaftNode:
             self._timer = self.loop.call_at(deadline_ms / 1000, self._on_time, deadline_ms)
 
     def _on_time(self, deadline_ms: float) -> None:
-        # Never earlier than it was asked for, whatever rounding makes of it: else it would be asked for again.
+        # Rounding may call this before the deadline. Then the core would only ask for the same deadline again.
         self.raft.poll(max(self.now_ms(), deadline_ms))
         self.drive()
 
@@ -491,7 +527,7 @@ class RaftNode:
         try:
             append()
         except OSError as error:
-            if self.tolerates(error):  # but who cannot append cannot lead
+            if self.tolerates(error):  # a node that cannot append cannot lead
                 self.raft.resign(self.now_ms())
             return
         if changes_voters:
@@ -505,10 +541,10 @@ class RaftNode:
     def _append_records(self, effect: AppendRecords) -> None:
         try:
             self.log.append_replicated(effect.records, self.clock_ms())
-        except (KafkaError, OSError) as error:  # damaged on the way, a full disk, or no descriptor for a new segment
+        except (KafkaError, OSError) as error:  # damage in transit, a full disk, no descriptor for a new segment
             if isinstance(error, OSError) and not self.tolerates(error):
                 return
-            logger.error("what the leader sent cannot be appended: %s", error)
+            logger.error("cannot append the records from the leader: %s", error)
             following.on_append_failed(self.raft, self.now_ms())
         self._flush()
 
@@ -516,32 +552,36 @@ class RaftNode:
         try:
             self.log.truncate_to(effect.end_offset)
         except OSError as error:
-            if self.tolerates(error):  # the leader is asked again, and says again where to cut
+            if self.tolerates(error):  # the next fetch gets the truncation offset again
                 following.on_append_failed(self.raft, self.now_ms())
+
+    def sync(self) -> None:
+        """Let a thread sync the log's end."""
+        self._flush()
 
     def _flush(self) -> None:
         if self.raft.can_vote and self._failure is None:
             self._sync.begin()
 
-    # -- telling -----------------------------------------------------------------------------------------------------
+    # -- snapshots and reports ---------------------------------------------------------------------------------------
 
     def _keep_part(self, part: KeepSnapshotPart) -> None:
-        """A piece of the leader's snapshot; the last one is followed by a check of the whole."""
+        """Store a part of the leader's snapshot; after the last part, check and install the snapshot."""
         try:
             self.log.keep_part(part.snapshot, part.position, part.data)
         except OSError as error:
-            logger.error("snapshot %s cannot be kept: %s", part.snapshot, error)
+            logger.error("cannot write snapshot %s: %s", part.snapshot, error)
             following.on_snapshot_failed(self.raft, part.snapshot, self.now_ms())
             return
         if part.is_last:
             self._begin(self._install(part.snapshot), "snapshot")
 
     async def _install(self, identity: SnapshotId) -> None:
-        """Move the log behind a snapshot, once that is on the device, whole."""
+        """Sync and check the snapshot, then restart the log at its end."""
         try:
             snapshot = await self.run_in_executor(partial(self.log.finish_part, identity))
         except (OSError, CorruptSnapshot, KafkaError) as error:
-            logger.error("snapshot %s was fetched in vain: %s", identity, error)
+            logger.error("cannot use the fetched snapshot %s: %s", identity, error)
             following.on_snapshot_failed(self.raft, identity, self.now_ms())
             self.drive()
             return
@@ -550,7 +590,7 @@ class RaftNode:
             try:
                 try:
                     self.log.install(identity, snapshot, self.clock_ms())
-                except DamagedRecords:  # the log behind the snapshot is: it is cut, and fetched again
+                except DamagedRecords:  # of the log after the snapshot: truncate it and fetch again
                     self.meet_damage()
                     self.log.install(identity, snapshot, self.clock_ms())
             except (OSError, CorruptLog) as error:
@@ -562,20 +602,20 @@ class RaftNode:
 
     def _report_high_watermark(self, effect: ReportHighWatermark) -> None:
         self._plain_log.set_high_watermark(effect.offset)
-        self._news.tell(partial(self._listener.on_high_watermark, effect.offset))
+        self._listener_calls.add(partial(self._listener.on_high_watermark, effect.offset))
 
     def tolerates(self, error: Exception) -> bool:
-        """Whether nothing was lost, and the same may succeed later. Else this node has left the quorum."""
+        """Whether the error lost nothing and a retry may succeed. Otherwise this node leaves the quorum."""
         if self._failure is not None or not self._plain_log.can_retry(error):
             self.fail(error)
             return False
         if self.now_ms() >= self._shortage_told_ms + SHORTAGE_TOLD_EVERY_MS:
             self._shortage_told_ms = self.now_ms()
-            logger.error("the metadata log waits: %s", error)
+            logger.error("the metadata log cannot be used now: %s", error)
         return True
 
     def fail(self, error: Exception) -> None:
-        """The metadata log or the vote file cannot be written any more: take no part, refuse whatever comes."""
+        """Leave the quorum, because the metadata log or the vote file is unusable. Later requests are refused."""
         if self._failure is not None:
             return
         logger.critical("this node leaves the metadata quorum: %s", error, exc_info=isinstance(error, AssertionError))
@@ -589,14 +629,16 @@ class RaftNode:
             self._timer.cancel()
         self._cleaner.close()
         self._scrubber.stop()
+        self._repair.stop()
+        self._vote_recovery.stop()
         self._sync.give_up()
         self._vote_writer.give_up()
         self._service.close()
-        self._news.tell(partial(self._listener.on_failure, error))
+        self._listener_calls.add(partial(self._listener.on_failure, error))
 
 
 def _configured_voters(settings: QuorumSettings, node_id: int, can_vote: bool) -> VoterSet:
     if can_vote and not settings.bootstrap_servers and set(settings.voters) <= {node_id}:
-        # Alone, unless the log says otherwise.
+        # An only voter, unless the log names others.
         return VoterSet([Voter(ReplicaKey(node_id), tuple(settings.own_endpoints[:1]))])
     return static_voters(settings.voters)

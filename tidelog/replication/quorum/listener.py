@@ -1,4 +1,4 @@
-"""Whom the quorum tells of the metadata log: what is committed, and who leads; and how, in order and never within."""
+"""The listener of the metadata log, and the queue that calls it in order from the event loop."""
 
 from __future__ import annotations
 
@@ -11,52 +11,56 @@ from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 
 class MetadataListener(Protocol):
-    """Whom the quorum tells, in order. On the loop's thread, never from within a call into RaftNode but `start`."""
+    """Receives commits and leader changes in order, on the loop's thread. Only `start` calls it directly; all other
+    calls of RaftNode return before it is called.
+    """
 
     def on_snapshot(self, identity: SnapshotId, values: list[bytes], timestamp_ms: int) -> None:
-        """Replaces everything known; at the start, and when one was fetched from the leader."""
+        """A snapshot that replaces all earlier metadata, at the start or fetched from the leader."""
         ...
 
     def on_high_watermark(self, offset: int) -> None:
-        """Offsets below `offset` are committed: pull them with `read`."""
+        """Records below `offset` are committed; the listener gets them with `read`."""
         ...
 
     def on_leader(self, leader_id: int, epoch: int) -> None:
-        """Whoever leads now, -1 for nobody."""
+        """The leader has changed; -1 for no known leader."""
         ...
 
     def on_lead(self, epoch: int) -> None:
-        """This node leads, and everything before its epoch is committed and was reported."""
+        """This node leads, and all records before its epoch are committed and reported."""
         ...
 
     def on_resign(self, epoch: int) -> None:
-        """It leads no longer: after every `on_lead`, before the `on_leader` of the next."""
+        """This node no longer leads. Called once after every `on_lead`, before the next `on_leader`."""
         ...
 
     def on_damage(self) -> None:
-        """Committed records or snapshots are damaged: a snapshot of all that is known is to replace them."""
+        """Committed records or snapshots are damaged: the listener writes a snapshot that replaces them."""
         ...
 
     def on_failure(self, error: Exception) -> None:
-        """This node's log or vote file cannot be used any more: it takes no part in the quorum from now on."""
+        """This node's log or vote file is unusable, so it has left the quorum."""
         ...
 
 
-class News:
-    """Told in order at the loop's next turn, so that nobody is called from within a call of his own."""
+class ListenerCalls:
+    """A queue of listener calls. They run in order in the loop's next iteration, so that a listener is never called
+    inside its own call into RaftNode.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._untold: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._handle: asyncio.Handle | None = None
 
-    def tell(self, news: Callable[[], None]) -> None:
-        self._untold.append(news)
+    def add(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
         if self._handle is None:
-            self._handle = self._loop.call_soon(self.deliver)
+            self._handle = self._loop.call_soon(self.run)
 
-    def deliver(self) -> None:
-        """All there is, now."""
+    def run(self) -> None:
+        """Run all queued calls now."""
         self._handle = None
-        while self._untold:
-            self._untold.popleft()()
+        while self._calls:
+            self._calls.popleft()()

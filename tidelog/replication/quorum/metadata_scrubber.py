@@ -1,7 +1,7 @@
-"""Reads the metadata log and its snapshots again from time to time, so that damage is found while the node runs.
+"""Rereads the metadata log and its snapshots periodically, to detect damage while the node runs.
 
-A segment is read in pieces on a thread, at a bounded rate; what it is checked for is `storage/log/scrub.py`'s. A file
-that became shorter is noticed within half a minute. What follows from damage is `driver.py`'s.
+A thread reads a segment in pieces, at a bounded rate; `storage/log/scrub.py` checks it. A file that became shorter is
+detected within half a minute. `driver.py` handles the damage.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
+from tidelog.replication.quorum.background_task import BackgroundTask
 from tidelog.replication.quorum.files.metadata_log import MetadataLog
 from tidelog.replication.quorum.raft.settings import QuorumSettings
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
@@ -23,10 +24,11 @@ PIECE_BYTES_MIN: Final = 64 * 1024
 PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
-class MetadataScrubber:
-    """`on_damage` is called after a look, when damaged records are known to the log if there are any.
+class MetadataScrubber(BackgroundTask):
+    """`on_damage` is called after each scrub, with or without damage; the log then knows its damaged records.
 
-    `on_damaged_snapshots` is called when a snapshot is damaged; `tolerates` judges an error of the device.
+    `on_damaged_snapshots` is called if a snapshot is damaged. `tolerates` decides whether the scrubber continues after
+    a device error.
     """
 
     def __init__(
@@ -40,29 +42,19 @@ class MetadataScrubber:
         on_damaged_snapshots: Callable[[], None],
         tolerates: Callable[[Exception], bool],
     ) -> None:
+        super().__init__(loop, "metadata scrubber")
         self._metadata = metadata
         self._log = log
         self._rate_bytes = settings.scrub_bytes_per_s
         self._interval_s = settings.scrub_interval_ms / 1000
-        self._loop = loop
         self._run_in_executor = run_in_executor
         self._on_damage = on_damage
         self._on_damaged_snapshots = on_damaged_snapshots
         self._tolerates = tolerates
-        self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         if self._rate_bytes > 0:
-            self._task = self._loop.create_task(self._run(), name="metadata scrubber")
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def close(self) -> None:
-        self.stop()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+            self._begin()
 
     async def _run(self) -> None:
         look_s = min(LOOK_S, self._interval_s)
@@ -91,7 +83,7 @@ class MetadataScrubber:
             self._on_damage()
 
     def _has(self, segment: Segment) -> bool:
-        """Whether the log still has it, and it is not empty."""
+        """Whether the log still has the segment, and the segment is not empty."""
         return segment.size_bytes > 0 and any(one is segment for one in self._log.segments)
 
     async def _scrub(self, segment: Segment) -> None:

@@ -1,6 +1,6 @@
-"""The quorum's requests answered: Kafka's messages in and out, waiting where an answer is to wait.
+"""Handles the quorum's requests: it converts Kafka's messages and parks the requests that must wait.
 
-What is granted, refused or served is the core's; nothing is answered before what it rests on is on the device.
+The core in `raft/` decides. A response leaves only after the state that it depends on is on the device.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.reader import ColdRead
 
 API_VERSIONS_VERSION = 3
-# Fetches that wait; beyond it the one that has waited longest is answered. Far below COLD_TASKS_MAX of the dispatcher:
-# strangers who wait here must not use up the places of brokers' heartbeats.
+# The bound of parked fetches; beyond it the oldest one is answered. It is far below the dispatcher's COLD_TASKS_MAX,
+# so that unknown replicas cannot take the places of brokers' heartbeats.
 PARKED_MAX = 1_000
 WAIT_MS_MAX = 300_000
 
 
 class QuorumNode(Protocol):
-    """The node whose requests are answered (`driver.RaftNode`)."""
+    """The interface of `driver.RaftNode` for the service."""
 
     raft: Raft
     log: MetadataLog
@@ -60,8 +60,6 @@ class QuorumNode(Protocol):
 
 
 class QuorumService:
-    """Of one node."""
-
     def __init__(self, node: QuorumNode, cluster_id: str) -> None:
         self._node = node
         self._cluster_id = cluster_id
@@ -123,6 +121,8 @@ class QuorumService:
             ask = wire.fetch_ask(request, version)
         except KafkaError as error:
             return FetchResponse(error_code=error.code)
+        if ask.replica.id == wire.REPAIR_REPLICA_ID:
+            return await self._fetch_for_repair(ask, request, version)
         answer = node.raft.on_fetch(ask, node.now_ms())
         node.drive()
         if ask.max_wait_ms > 0 and not leading.is_worth_answering(node.raft, ask, answer):
@@ -133,8 +133,25 @@ class QuorumService:
         await node.persisted()
         return wire.fetch_response(answer, node.log.start_offset, version)
 
+    async def _fetch_for_repair(self, ask: FetchAsk, request: FetchRequest, version: int) -> FetchResponse:
+        """Another voter repairs damaged records (`metadata_repair.py`): send this log's, leader or not, committed or
+        not.
+        """
+        node, raft = self._node, self._node.raft
+        epoch = -1 if raft.vote_is_unknown else raft.epoch  # it may have been in a later one
+        answer = FetchAnswer(ErrorCode.NONE, epoch, raft.leader_id, raft.known_leader_endpoint())
+        bytes_max = min(request.max_bytes, node.settings.fetch_bytes_max)
+        while node.log.start_offset <= ask.end_offset < node.log.end_offset:
+            records = await self._read(ask.end_offset, bytes_max)
+            if records is not None:
+                answer = answer._replace(records=records)
+                break
+        return wire.fetch_response(answer, node.log.start_offset, version)
+
     async def _park(self, ask: FetchAsk, answer: FetchAnswer) -> FetchAnswer:
-        """Until there is something to say, its time is up, the same replica asks again, or too many others do."""
+        """Wait until the answer has news, the wait time ends, the same replica fetches again, or too many replicas
+        wait.
+        """
         loop = self._node.loop
         deadline = loop.time() + min(ask.max_wait_ms, WAIT_MS_MAX) / 1000
         self._give_up_parked(ask.replica)
@@ -168,20 +185,32 @@ class QuorumService:
     async def _with_records(self, ask: FetchAsk, answer: FetchAnswer, bytes_max: int) -> FetchAnswer:
         node = self._node
         while ask.end_offset < node.log.end_offset:
-            try:
-                return answer._replace(records=node.log.records_from(ask.end_offset, bytes_max))
-            except ColdRead as cold:
-                await node.run_in_executor(cold.warm)
-            except (OSError, CorruptLog, DamagedRecords) as error:
-                if isinstance(error, DamagedRecords):
-                    node.meet_damage()
-                else:
-                    node.tolerates(error)
-                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log cannot be read: {error}") from None
+            records = await self._read(ask.end_offset, bytes_max)
+            if records is not None:
+                return answer._replace(records=records)
             answer = leading.answer_fetch(node.raft, ask)
             if answer.error or answer.diverging is not None or answer.snapshot is not None:
                 break
         return answer
+
+    async def _read(self, offset: int, bytes_max: int) -> bytes | None:
+        """The log's records from `offset` on; None if they had to be read from the device. Then the log may have
+        changed meanwhile, and the caller reads again.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR).
+        """
+        node = self._node
+        try:
+            return node.log.records_from(offset, bytes_max)
+        except ColdRead as cold:
+            await node.run_in_executor(cold.warm)
+            return None
+        except (OSError, CorruptLog, DamagedRecords) as error:
+            if isinstance(error, DamagedRecords):
+                node.meet_damage()
+            else:
+                node.tolerates(error)
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log cannot be read: {error}") from None
 
     async def fetch_snapshot(self, request: FetchSnapshotRequest, version: int) -> FetchSnapshotResponse:
         node = self._node
@@ -211,7 +240,7 @@ class QuorumService:
         await node.persisted()
         return wire.snapshot_response(answer, ask.snapshot, version)
 
-    # -- who is there ------------------------------------------------------------------------------------------------
+    # -- description of the quorum -----------------------------------------------------------------------------------
 
     async def describe_quorum(
         self, request: describe.DescribeQuorumRequest, version: int
@@ -247,7 +276,7 @@ class QuorumService:
         return response
 
     def _described(self, replica: ReplicaProgress, version: int) -> describe.ReplicaState:
-        """Times of the loop's clock told in the wall's."""
+        """The replica's state, with its monotonic times converted to wall-clock times."""
         node = self._node
         now_ms, wall_ms = node.now_ms(), node.clock_ms()
 
@@ -266,7 +295,7 @@ class QuorumService:
             last_caught_up_timestamp=times[1],
         )
 
-    # -- changing who votes ------------------------------------------------------------------------------------------
+    # -- changes of the voters ---------------------------------------------------------------------------------------
 
     async def add_voter(
         self, request: add_raft_voter.AddRaftVoterRequest, version: int
@@ -305,7 +334,7 @@ class QuorumService:
         return update_raft_voter.UpdateRaftVoterResponse(error_code=error_code, current_leader=leader)
 
     async def _change(self, request: Any, change: Any, timeout_ms: int, wait: bool) -> None:
-        """One at a time. `change` decides; then, if asked to, until the record is committed."""
+        """Change the voters, one change at a time. `change` decides; `wait`: return after the record is committed."""
         node = self._node
         if not self._knows(request.cluster_id) or self._is_changing:
             change.close()
@@ -322,7 +351,7 @@ class QuorumService:
             self._is_changing = False
 
     async def _committed(self, offset: int, timeout_ms: int) -> None:
-        """Until the record at `offset` of the present epoch is. Raises KafkaError."""
+        """Wait until the record at `offset` of the present epoch is committed. Raises KafkaError."""
         raft = self._node.raft
         if raft.high_watermark > offset:
             return
@@ -335,7 +364,7 @@ class QuorumService:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "it was not committed in time") from None
 
     def check_waiters(self) -> None:
-        """Who waits for a commit may have it, or never will."""
+        """Complete the waits for commits that have happened, and fail those that no longer can."""
         if not self._waiting:
             return
         raft = self._node.raft
@@ -351,7 +380,7 @@ class QuorumService:
                 self._waiting.append((offset, epoch, future))
 
     def close(self) -> None:
-        """Nobody's wait will end any more."""
+        """End all waits with an error, because this node has left the quorum."""
         self.wake()
         waiting, self._waiting = self._waiting, []
         for _, _, future in waiting:
@@ -369,7 +398,7 @@ class QuorumService:
         reconfiguration.add_voter(node.raft, Voter(key, endpoints, version_min, version_max), node.now_ms())
 
     async def _kraft_versions(self, endpoint: Endpoint) -> tuple[int, int]:
-        """What the node there says it supports; ours where it does not say."""
+        """The kraft.version range of the node at `endpoint`, or this node's own range if it states none."""
         node = self._node
         request = ApiVersionsRequest(client_software_name="tidelog", client_software_version="0")
         try:

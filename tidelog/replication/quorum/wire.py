@@ -1,7 +1,7 @@
-"""The core's asks and answers as Kafka's messages, and back. Pure.
+"""Converts the core's requests and responses to Kafka's messages and back. Pure.
 
-The metadata log has one partition, so every list of topics and partitions has one entry; a message that names another
-raises KafkaError.
+The metadata log has one partition, so every list of topics and partitions has one entry. A message for another
+partition raises KafkaError.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from tidelog.replication.quorum.raft.voters import KRAFT_VERSION_MAX, KRAFT_VERS
 
 TOPIC: Final = "__cluster_metadata"
 FETCH_VERSION: Final = 18
+REPAIR_REPLICA_ID: Final = -3
+"""Kafka's FUTURE_LOCAL_REPLICA_ID: the fetch of a voter that repairs its log (`metadata_repair.py`)."""
 VERSIONS: Final[Mapping[type, int]] = {
     VoteAsk: 2, BeginAsk: 1, EndAsk: 1, FetchAsk: FETCH_VERSION, SnapshotAsk: 1, UpdateVoterAsk: 0,
 }  # fmt: skip
@@ -44,7 +46,7 @@ Endpoints = Sequence[tuple[str, Endpoint]]
 
 
 def _partition(topics: Sequence[Any], name: str = "topic_name") -> Any:
-    """The one partition there is."""
+    """The entry of the only partition."""
     if len(topics) != 1 or getattr(topics[0], name) != TOPIC or len(topics[0].partitions) != 1:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "not about the one partition of the metadata log")
     return topics[0].partitions[0]
@@ -55,7 +57,7 @@ def check_index(index: int) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"the metadata log has no partition {index}")
 
 
-# -- asks to requests --------------------------------------------------------------------------------------------------
+# -- the core's asks to Kafka's requests -------------------------------------------------------------------------------
 
 
 def request_of(ask: Ask, cluster_id: str, own_endpoints: Endpoints, bytes_max: int) -> Any:
@@ -168,11 +170,11 @@ _REQUESTS: Final[Mapping[type, Callable[..., Any]]] = {
 }  # fmt: skip
 
 
-# -- responses to answers ----------------------------------------------------------------------------------------------
+# -- Kafka's responses to the core's answers ---------------------------------------------------------------------------
 
 
 def answer_of(ask: Ask, response: Any) -> Answer:
-    """Raises KafkaError for a response that is not an answer to this."""
+    """Raises KafkaError for a response that does not fit the request."""
     if isinstance(ask, UpdateVoterAsk):
         leader = response.current_leader
         at = Endpoint(leader.host, leader.port) if leader.leader_id >= 0 and leader.port > 0 else None
@@ -300,7 +302,7 @@ def end_response(answer: EndAnswer, version: int) -> end.EndQuorumEpochResponse:
 
 
 def fetch_ask(request: fetch.FetchRequest, version: int) -> FetchAsk:
-    """Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) when something else is asked for."""
+    """Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) for another partition than that of the metadata log."""
     topics = request.topics
     if len(topics) != 1 or len(topics[0].partitions) != 1 or topics[0].partitions[0].partition != 0:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

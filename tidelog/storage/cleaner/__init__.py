@@ -1,1 +1,1 @@
-"""What a cleaning keeps of a compacted log: the newest record of each key. Decides; `storage/log/` rewrites files."""
+"""Decides what a cleaning keeps of a compacted log: the newest record of each key. `storage/log/` rewrites files."""

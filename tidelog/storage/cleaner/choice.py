@@ -1,8 +1,8 @@
-"""Which part of a compacted log is to be cleaned, how urgently, and which segments become one.
+"""Chooses the part of a compacted log to clean, its urgency, and the segments to merge.
 
 Pure: facts about segments, offsets and settings in, decisions out. The rules are those of Kafka's LogCleanerManager
-(what is dirty, min and max compaction lag) and of the grouping in its Cleaner. Invariant: nothing at or above the last
-stable offset and nothing of the active segment is ever cleaned, and only whole segments are.
+(dirty part, min and max compaction lag) and of the grouping in its Cleaner. Invariant: only whole segments below the
+last stable offset are cleaned, and never the active one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _MAX_POSITION: Final = 2**31 - 1
 
 
 class CleanerSegment(NamedTuple):
-    """What is to be known of a segment. The two timestamps are only looked at where a compaction lag is set: the
-    largest of its records, and that of its first batch (0 or less where it has none)."""
+    """The facts of a segment. The timestamps are only used with a compaction lag: the largest of its records, and that
+    of its first batch (0 or less if it has none)."""
 
     base_offset: int
     size_bytes: int
@@ -27,8 +27,10 @@ class CleanerSegment(NamedTuple):
 
 
 class CleanableRange(NamedTuple):
-    """Records from `first_dirty_offset` on have not been compared with each other yet; segments from `end_offset` on
-    stay as they are. `delay_ms`: for how long the log should have been cleaned already, by max.compaction.lag.ms."""
+    """Records from `first_dirty_offset` on have not been cleaned yet; segments from `end_offset` on are left alone.
+
+    `delay_ms`: the time by which the cleaning is late, by max.compaction.lag.ms.
+    """
 
     first_dirty_offset: int
     end_offset: int
@@ -48,7 +50,7 @@ class CleanableRange(NamedTuple):
 
 
 def first_dirty(cleaned_offset: int, log_start_offset: int, log_end_offset: int) -> int:
-    """Where the dirty part begins, by what was cleaned before; an offset outside the log says nothing any more."""
+    """The start of the dirty part: the end of the last cleaning, or the log start if that is outside the log."""
     return cleaned_offset if log_start_offset <= cleaned_offset <= log_end_offset else log_start_offset
 
 
@@ -59,7 +61,7 @@ def cleanable_range(
     config: LogConfig,
     now_ms: int,
 ) -> CleanableRange:
-    """`segments` are all of the log's, the active one last."""
+    """`segments`: all segments of the log, the active one last."""
     bases = [segment.base_offset for segment in segments]
     dirty_from = max(0, sum(1 for base in bases if base <= first_dirty_offset) - 1)
     closed_dirty = segments[dirty_from:-1] if bases[-1] > first_dirty_offset else []
@@ -68,9 +70,9 @@ def cleanable_range(
         newest_allowed = now_ms - config.min_compaction_lag_ms
         bound = min([bound, *(s.base_offset for s in closed_dirty if s.largest_timestamp > newest_allowed)])
     bound = max(first_dirty_offset, bound)
-    # Whole segments: the one that holds the bound is not cleaned.
+    # Only whole segments are cleaned, so not the one that holds the bound.
     end_offset = max((base for base in bases if base <= bound), default=bases[0])
-    # As in Kafka, the segment in which the dirty part begins counts as both.
+    # As in Kafka, the segment in which the dirty part begins counts as clean and as dirty.
     clean = sum(segment.size_bytes for segment in segments if segment.base_offset < first_dirty_offset)
     dirty = sum(segment.size_bytes for segment in segments[dirty_from:-1] if segment.base_offset < end_offset)
     delay_ms = _delay(closed_dirty, config, now_ms)
@@ -85,10 +87,10 @@ def _delay(closed_dirty: Sequence[CleanerSegment], config: LogConfig, now_ms: in
 
 
 def groups(segments: Sequence[CleanerSegment], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
-    """Which of the segments (all that are cleaned) become one: (first, one past the last) indexes, in order.
+    """The groups of segments that become one segment each: (first, one past the last) indexes, in order.
 
-    A group is no larger than a segment may be before anything is taken out of it, and its last offset can be told
-    from its first in 32 bits. `end_offset` is where the last one ends.
+    `segments` are all cleaned segments, and `end_offset` is the end of the last one. Before the cleaning a group is at
+    most as large as a segment, and its relative offsets fit into 32 bits.
     """
     limit = min(segment_bytes, _MAX_POSITION)
     ends = [segment.base_offset for segment in segments[1:]] + [end_offset]

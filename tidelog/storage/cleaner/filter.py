@@ -1,8 +1,8 @@
-"""One batch after another as the cleaner leaves it: whole, with fewer records, empty, or gone.
+"""Filters one batch at a time for the cleaner: it stays whole, loses records, becomes empty, or is removed.
 
-Pure. Decides by the rules of Kafka's Cleaner and MemoryRecords.filterTo (KIP-98 for transactions, KIP-534 for the time
-at which tombstones and markers may go) and writes the batch. Invariant: what is left of a batch keeps its first and
-last offset, its leader epoch, its producer with its sequences, and every byte of every record but the timestamp delta.
+Pure. Follows the rules of Kafka's Cleaner and MemoryRecords.filterTo (KIP-98 for transactions, KIP-534 for the removal
+time of tombstones and markers) and encodes the batch. Invariant: a remaining batch keeps its first and last offset, its
+leader epoch, its producer and sequences, and all bytes of its remaining records except the timestamp delta.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 
 LastOfProducer = tuple[int, int]
-"""A producer's epoch, and the last offset of its last batch of data, -1 where a marker was the last."""
+"""A producer's epoch, and the last offset of its last data batch, -1 if its last batch is a marker."""
 
 _FLAGS_OF_EMPTY: Final = LOG_APPEND_TIME_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG
 
@@ -56,7 +56,7 @@ class FilterStats:
 
 
 class CleanedBatch(NamedTuple):
-    """`max_timestamp` is that of the records, -1 without any; `aborted` goes to the transaction index."""
+    """`max_timestamp` is the largest of the records, -1 without records."""
 
     data: Buffer
     last_offset: int
@@ -64,7 +64,7 @@ class CleanedBatch(NamedTuple):
 
 
 class BatchFilter:
-    """`now_ms`: when the cleaning began. `last_of_producers`: producer id -> its last batch, of all that are known."""
+    """`now_ms`: the start of the cleaning. `last_of_producers`: producer id -> its last batch, for known producers."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class BatchFilter:
         self._new_horizon_ms = now_ms + delete_retention_ms
         self.stats = FilterStats()
         self.newly_indexed: list[AbortedTransaction] = []
-        """Aborted transactions whose marker was met and stays, for the index of the segment that is written."""
+        """Aborted transactions whose marker stays, for the transaction index of the new segment."""
 
     def clean(self, buffer: Buffer, position: int, header: BatchHeader, is_last: bool) -> CleanedBatch | None:
-        """What stays of the batch at `position`; None when it goes. Raises KafkaError for one that is damaged.
+        """The cleaned batch from `position`; None if it is removed. Raises KafkaError for a damaged batch.
 
-        The last one of a segment always leaves something: a segment is to end where it ended before.
+        The last batch of a segment is never removed, so that the end offset of the segment does not change.
         """
         check_magic(header)
         if not check_crc(buffer, position, header):
@@ -126,7 +126,7 @@ class BatchFilter:
         return CleanedBatch(_whole(buffer, position, header), header.last_offset, header.max_timestamp)
 
     def _without_records(self, header: BatchHeader, is_last: bool) -> CleanedBatch | None:
-        """A bare header where somebody still needs to know of the batch."""
+        """An empty batch if it is the last one of its producer or of its segment, otherwise None."""
         if header.producer_id >= 0 and self._is_last_of_producer(header):
             return CleanedBatch(_empty(header, header.attributes & _FLAGS_OF_EMPTY), header.last_offset, NO_TIMESTAMP)
         if is_last:
@@ -181,7 +181,7 @@ def _joined(section: bytes, runs: list[Run]) -> bytes:
 
 
 def _empty(header: BatchHeader, attributes: int) -> bytearray:
-    """The maximum timestamp stays: it says when the producer was last heard of."""
+    """A batch without records. It keeps its maximum timestamp, which shows when its producer was last active."""
     return _batch(header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b"")
 
 

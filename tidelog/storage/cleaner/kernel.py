@@ -1,9 +1,9 @@
-"""The key table compiled: the same answers as `cleaner_keys.PlainKeyTable` in a twentieth of the time and memory.
+"""The compiled key table: the same results as `keys.PlainKeyTable` in a twentieth of the time and memory.
 
-Only where numba is installed, and for logs that are worth its loading. A key is its SipHash-2-4 of 128 bits under a
-secret of this process, so that nobody can make two keys of one hash; a slot is hash and offset, 24 bytes as in Kafka.
-The loops run without the interpreter lock. numba checks no bounds: no index is used before it was compared with the end
-of its record, and no record passes its section. A property test holds the two tables together.
+Used for large logs if numba is installed. A key is stored as its 128-bit SipHash-2-4 with a secret of this process, so
+that clients cannot construct keys with equal hashes. A slot holds hash and offset in 24 bytes, as in Kafka. The loops
+run without the interpreter lock. numba checks no bounds, so every index is compared with the end of its record, and
+every record with the end of its section, before use. A property test compares the two tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WHOLE, _MALFORMED = 0, 2
 
 
 def compiled(function: Function) -> Function:
-    """Compile on first use, kept on disk for later processes where there is a place to keep it."""
+    """Compile on first use. The result is cached on disk for later processes, if a directory is writable."""
     try:
         return cast(Function, njit(cache=True, nogil=True)(function))
     except RuntimeError:  # neither the package's directory nor the user's cache can be written
@@ -37,7 +37,7 @@ def compiled(function: Function) -> Function:
 
 @compiled
 def _varint(data: Array, position: int, end: int) -> tuple[int, int]:
-    """A zigzag varint and the position behind it; position -1 where it passes `end` or ten bytes."""
+    """A zigzag varint and the position after it; position -1 if it passes `end` or ten bytes."""
     number = np.uint64(0)
     shift = 0
     while True:
@@ -55,7 +55,7 @@ def _varint(data: Array, position: int, end: int) -> tuple[int, int]:
 
 @compiled
 def _record(data: Array, position: int, limit: int) -> tuple[int, int, int, int, int]:
-    """(end of the record, timestamp delta, offset delta, key start, key size); end -1 for what is no record."""
+    """(end of the record, timestamp delta, offset delta, key start, key size); end -1 for an invalid record."""
     size, position = _varint(data, position, limit)
     if position < 0 or size < 0 or size > limit - position:
         return -1, 0, 0, 0, 0
@@ -128,7 +128,7 @@ def siphash(data: Array, start: int, size: int, k0: Any, k1: Any) -> tuple[Any, 
 
 @compiled
 def _slot(table: Array, low: Any, high: Any) -> Any:
-    """Where the key is, or may be put: the first slot from its place on that holds it or nothing."""
+    """The slot of the key: the first one from its hash position on that holds the key or is empty."""
     slots = np.uint64(table.shape[0])
     at: Any = np.int64(low % slots)
     while table[at, 2] != np.uint64(0):
@@ -221,8 +221,8 @@ def _move(table: Array, larger: Array) -> None:
 
 
 class CompiledKeyTable:
-    """As `PlainKeyTable`; it grows up to `memory_bytes`, those of a table that is being left included. `secret`: 16
-    random bytes."""
+    """A `KeyTable` that grows up to `memory_bytes`, including the old table during a growth. `secret`: 16 random
+    bytes."""
 
     def __init__(self, memory_bytes: int, load_factor: float, secret: bytes) -> None:
         self._slots_max = max(16, memory_bytes // BYTES_PER_SLOT * 2 // 3)
@@ -236,11 +236,11 @@ class CompiledKeyTable:
 
     def _make(self, slots: int) -> None:
         self._table: Array = np.zeros((slots, 3), np.uint64)
-        # One stays empty, to end every search.
+        # One slot stays empty, to end every search.
         self._entries_max = max(1, min(int(slots * self._load_factor), slots - 1))
 
     def _make_room(self, entries: int) -> None:
-        """For so many more, if there may be that many."""
+        """Grow the table for `entries` more keys, up to its maximum."""
         while self._entries + entries > self._entries_max and len(self._table) < self._slots_max:
             table = self._table
             self._make(min(2 * len(table), self._slots_max))

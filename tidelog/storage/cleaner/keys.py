@@ -1,9 +1,8 @@
-"""Which offset is the newest of each key, and which records of a batch that leaves.
+"""The table of the newest offset of each key, and the choice of the records to keep.
 
-Pure, and the reference for whatever does the same faster. Keys are held in memory that is bounded by the caller
-(log.cleaner.dedupe.buffer.size); when it is full, the records behind the last one noted are left for the next cleaning.
-Invariant: a record at or below `latest_offset` is dropped only if a newer one of its key, not above `latest_offset`, is
-known, or if it is a tombstone whose time is over, or has no key.
+Pure, and the reference for the compiled table. The caller bounds the memory for keys (log.cleaner.dedupe.buffer.size);
+when it is full, the following records are left for the next cleaning. Invariant: a record at or below `latest_offset`
+is dropped only if the table has a newer one of its key, if it is an expired tombstone, or if it has no key.
 """
 
 from __future__ import annotations
@@ -17,18 +16,20 @@ from tidelog.protocol.batches.records import MIN_RECORD_BYTES
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 BYTES_PER_KEY: Final = 200
-"""What a key costs here at most: the slot, the key or its digest, the offset."""
+"""The maximum memory of a key: the slot, the key or its digest, the offset."""
 
 _WHOLE_KEY_MAX: Final = 32
-_DIGEST_BYTES: Final = 33  # longer than any key that is kept whole, so that the two are never taken for each other
+_DIGEST_BYTES: Final = 33  # longer than any key that is stored whole, so a digest never equals a key
 
 Run = tuple[int, int]
 
 
 class KeptRecords(NamedTuple):
-    """What is left of a batch: `runs` are the spans of its record section that stay, with so many `records` in them.
-    `max_timestamp` of those, None where nobody looked. `has_tombstone`: one has no value. `keyless`: how many were
-    dropped for lack of a key."""
+    """The kept records of a batch: `runs` are the kept spans of its record section, with `records` in them.
+
+    `max_timestamp`: the largest of these records, None if not computed. `has_tombstone`: one of them has no value.
+    `keyless`: the number of records dropped for want of a key.
+    """
 
     runs: list[Run]
     records: int
@@ -38,24 +39,24 @@ class KeptRecords(NamedTuple):
 
 
 class KeyTable(Protocol):
-    """What the cleaner needs of a table of keys."""
+    """The table of keys, from the cleaner's view."""
 
     latest_offset: int
 
     @property
     def utilization(self) -> float:
-        """How full it is, 0 to 1."""
+        """The used part of the table, 0 to 1."""
         ...
 
     def note(self, section: bytes, header: BatchHeader, from_offset: int) -> bool:
-        """Take the keys of a batch from `from_offset` on; False when there was no room for all of them."""
+        """Add the keys of a batch from `from_offset` on. False if there was no room for all of them."""
         ...
 
     def keep(self, section: bytes, header: BatchHeader, drop_tombstones: bool) -> KeptRecords: ...
 
 
 class PlainKeyTable:
-    """`memory_bytes` and `load_factor`: log.cleaner.dedupe.buffer.size of one cleaner, and how full it may become."""
+    """`memory_bytes`: log.cleaner.dedupe.buffer.size of one cleaner. `load_factor`: the usable part of it."""
 
     def __init__(self, memory_bytes: int, load_factor: float) -> None:
         self._keys: dict[bytes, int] = {}
@@ -75,7 +76,7 @@ class PlainKeyTable:
         noted = self.latest_offset
         try:
             for _ in range(count):
-                # As in `_record`, in place: a call for each would cost a third of all.
+                # `_record` inlined, because a call per record would cost a third of the time.
                 byte = section[position]
                 if byte < 0x80:
                     end = position + 1 + zigzag[byte]
@@ -191,7 +192,7 @@ class PlainKeyTable:
 
 
 def largest_timestamp(section: bytes, runs: list[Run], base_timestamp: int) -> int:
-    """Of the records of the runs; there is one at least."""
+    """The largest timestamp of the records in the runs, which have at least one."""
     largest = None
     for position, run_end in runs:
         while position < run_end:
@@ -205,7 +206,7 @@ def largest_timestamp(section: bytes, runs: list[Run], base_timestamp: int) -> i
 
 
 def _record(section: bytes, position: int, limit: int) -> tuple[int, int]:
-    """(end of the record at `position`, where its timestamp begins)."""
+    """(end of the record at `position`, start of its timestamp)."""
     byte = section[position]
     if byte < 0x80:
         size = ZIGZAG[byte]
@@ -222,7 +223,7 @@ def _record(section: bytes, position: int, limit: int) -> tuple[int, int]:
 
 
 def rebased(section: bytes, runs: list[Run], base_timestamp: int, new_base_timestamp: int) -> bytes:
-    """The records of the runs with their timestamps told from another base: each is written anew."""
+    """The records of the runs, encoded again with timestamp deltas from another base."""
     shift = base_timestamp - new_base_timestamp
     parts: list[bytes] = []
     for position, run_end in runs:

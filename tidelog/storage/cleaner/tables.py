@@ -1,4 +1,4 @@
-"""Which key table a cleaning gets: the compiled one where numba is there and the log worth it, else the plain one."""
+"""Chooses the key table of a cleaning: the compiled one for a large log if numba is installed, otherwise the plain."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tidelog.storage.cleaner.keys import KeyTable, PlainKeyTable
 logger = logging.getLogger("tidelog.storage")
 
 COMPILED_FROM_BYTES: Final = 16 * 1024 * 1024
-"""Below that much to read the plain table is done before numba is loaded (a second, and 100 MB of memory)."""
+"""For fewer bytes the plain table is faster than loading numba, which costs a second and 100 MB of memory."""
 
 
 def key_table(memory_bytes: int, load_factor: float, dirty_bytes: int, secret: bytes) -> KeyTable:
-    """Of a cleaning that has so much to read. On a thread: it takes a second when numba is loaded, or compiles."""
+    """The key table for `dirty_bytes`. Call it on a thread, because loading numba or compiling takes a second."""
     if dirty_bytes >= COMPILED_FROM_BYTES:
         try:
             from tidelog.storage.cleaner.kernel import CompiledKeyTable

@@ -1,8 +1,8 @@
-"""What the cleaner must know of transactions as it walks a log: whose batches were aborted, which markers still count.
+"""Tracks transactions while the cleaner reads a log: which batches are aborted, and which markers are still needed.
 
-Pure. The rules are those of Kafka's CleanedTransactionMetadata: a batch of an aborted transaction may go whatever its
-keys are; a marker may go once no batch of its transaction was met any more. Invariant: batches are shown in the order
-of the log, from the log's first one on.
+Pure. The rules are those of Kafka's CleanedTransactionMetadata: a batch of an aborted transaction may be removed with
+any keys; a marker may be removed if no batch of its transaction is left. Invariant: the caller passes the batches in
+the order of the log, from the first one on.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class CleanedTransactions:
-    """`aborted`: every aborted transaction that touches the range that is walked."""
+    """`aborted`: every aborted transaction with records in the cleaned range."""
 
     __slots__ = ("_aborted", "_committing", "_waiting")
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._waiting = sorted(aborted, key=lambda row: row.first_offset, reverse=True)
-        # Producer id -> its transaction that will be aborted, and whether a batch of it was met.
+        # Producer id -> its transaction that will be aborted, and whether the cleaner has read a batch of it.
         self._aborted: dict[int, tuple[AbortedTransaction, bool]] = {}
         self._committing: set[int] = set()
 
@@ -41,9 +41,9 @@ class CleanedTransactions:
         return True
 
     def on_control(self, header: BatchHeader, kind: ControlRecordType | None) -> tuple[bool, AbortedTransaction | None]:
-        """(whether the marker may go, the aborted transaction that the cleaned segment's index is to name).
+        """(whether the marker may be removed, the aborted transaction for the cleaned segment's index).
 
-        `kind` None: the batch has no record, it was cleaned before.
+        `kind` None: the batch has no record, because it was cleaned before.
         """
         self._begin_until(header.last_offset)
         if kind is None:

@@ -1,7 +1,7 @@
 """Kafka's small text files: offset and leader-epoch checkpoints, partition.metadata, meta.properties, the clean marker.
 
-Encoders and parsers, and the one way a small file is replaced: written beside, renamed over. A file that cannot be
-parsed raises CorruptCheckpoint, and its reader decides what it can be rebuilt from. Layouts: docs/formats/.
+Encoders, parsers, and the atomic replacement of a small file: write a temporary file, rename it. A file that cannot be
+parsed raises CorruptCheckpoint, and its reader decides how to rebuild it. Layouts: docs/formats/.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.uuids import ZERO_UUID, uuid_from_text, uuid_to_text
 from tidelog.storage.files.disk import Disk
 
@@ -23,21 +24,24 @@ PARTITION_METADATA_FILE: Final = "partition.metadata"
 META_PROPERTIES_FILE: Final = "meta.properties"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
 EXPLAINED_GAPS_FILE: Final = "explained-gaps"
+TRANSACTION_SUMS_FILE: Final = "transaction-index-checksums"
 
 logger = logging.getLogger("tidelog.storage")
 
 _VERSION: Final = "0"
+_EXPLAINED_GAPS_VERSION: Final = "1"
+"""Version 0 had no checksum."""
 _MAX_CHECKPOINT_LINES: Final = 10_000_000
 
 
 class CorruptCheckpoint(Exception):
-    """A small file of ours whose content is not what its format allows."""
+    """The content of a small file does not follow its format."""
 
 
 def replace_file(disk: Disk, directory: str, name: str, data: bytes, *, sync: bool = True) -> None:
-    """Put `data` in place of the file, so that a reader finds the old content or the new, never a part.
+    """Replace the file's content atomically: a reader gets the old content or the new one.
 
-    With `sync` the new content is on the device when this returns; without, a power loss may leave anything.
+    With `sync` the new content is on the device afterwards. Without it a power loss may leave any content.
     """
     path = f"{directory}/{name}"
     disk.write_file(path + ".tmp", data, sync=sync)
@@ -54,9 +58,9 @@ def read_if_exists(disk: Disk, path: str) -> bytes | None:
 
 
 def require_formatted(disk: Disk, directory: str) -> None:
-    """OSError where the log directory has vanished, or where another is in its place, such as an empty mount point.
+    """Raises OSError if the log directory has vanished, or has been replaced, for example by an empty mount point.
 
-    The files that are open do not show it: what is written to them succeeds, and no later start finds it.
+    Open files do not show this: writes to them succeed, but a later start would not have their data.
     """
     disk.size_of(f"{directory}/{META_PROPERTIES_FILE}")
 
@@ -65,7 +69,7 @@ Offsets = Mapping[tuple[str, int], int]
 
 
 def write_epochs(disk: Disk, epochs: Mapping[str, bytes]) -> None:
-    """Log's directory -> the content of its epoch file. One that is gone was deleted meanwhile."""
+    """Write the epoch files. `epochs`: log's directory -> content. A missing directory was deleted meanwhile."""
     for directory, data in epochs.items():
         try:
             replace_file(disk, directory, LEADER_EPOCH_FILE, data)
@@ -74,7 +78,7 @@ def write_epochs(disk: Disk, epochs: Mapping[str, bytes]) -> None:
 
 
 class CheckpointTask:
-    """Offset checkpoints as they were when it was made; `run` puts them on the device, beside those in force."""
+    """A snapshot of the offset checkpoints. `run` writes it to temporary files, beside the present checkpoints."""
 
     def __init__(
         self, disk: Disk, directory: str, files: Mapping[str, Offsets], number: int, epochs: Mapping[str, bytes]
@@ -86,14 +90,18 @@ class CheckpointTask:
         self.files = files
         self.number = number
         self.error: OSError | None = None
+        self.present: set[str] = set()
+        """The paths of the directories that `run` found in the log directory."""
 
     def run(self) -> None:
-        """May wait for the device; any thread, once. A failure is kept for `finish`.
+        """Write the files, once, on any thread. Waits for the device. `finish` raises a failure.
 
-        Also where no file is to be written this finds out whether the directory is still there.
+        It checks that the directory still exists, even if there is no file to write, and lists the logs in it.
         """
         try:
             require_formatted(self._disk, self._directory)
+            names = [entry.name for entry in self._disk.list_directory(self._directory) if entry.is_directory]
+            self.present = {f"{self._directory}/{name}" for name in names}
             write_epochs(self._disk, self._epochs)
             for name, offsets in self.files.items():
                 self._disk.write_file(f"{self._directory}/{name}.next.tmp", encode_offsets(offsets), sync=True)
@@ -101,7 +109,7 @@ class CheckpointTask:
             self.error = error
 
     def put_in_place(self) -> None:
-        # After a crash either content is right, so nobody waits for the directory.
+        # After a crash the old and the new content are both right, so the directory is not synced.
         for name in self.files:
             self._disk.rename(f"{self._directory}/{name}.next.tmp", f"{self._directory}/{name}")
 
@@ -113,19 +121,19 @@ class OffsetCheckpoints:
         self._disk = disk
         self._directory = directory
         self._number = 0
-        self._in_force: dict[str, Offsets] = {}  # what this process has put in place: not written again unchanged
+        self._in_force: dict[str, Offsets] = {}  # the present content; unchanged content is not written again
 
     def read(self, name: str) -> dict[tuple[str, int], int]:
-        """Empty where there is none, or none that can be read."""
+        """The offsets in the file. Empty if it does not exist or cannot be parsed."""
         data = read_if_exists(self._disk, f"{self._directory}/{name}")
         try:
             return decode_offsets(data) if data else {}
         except CorruptCheckpoint as error:
-            logger.warning("%s/%s is unreadable and taken as empty: %s", self._directory, name, error)
+            logger.warning("cannot read %s/%s, taking it as empty: %s", self._directory, name, error)
             return {}
 
     def write(self, offsets: Mapping[str, Offsets]) -> None:
-        """File name -> its offsets; on the device when this returns."""
+        """Write and sync the files. `offsets`: file name -> its offsets."""
         require_formatted(self._disk, self._directory)
         self._number += 1
         for name, each in offsets.items():
@@ -134,12 +142,12 @@ class OffsetCheckpoints:
             self._in_force[name] = each
 
     def begin(self, offsets: Mapping[str, Offsets], epochs: Mapping[str, bytes]) -> CheckpointTask:
-        """What differs from the files in force. The mappings are not to be changed any more: a thread encodes them."""
+        """A task for the files that change. The caller must not change the mappings, because a thread encodes them."""
         changed = {name: each for name, each in offsets.items() if self._in_force.get(name) != each}
         return CheckpointTask(self._disk, self._directory, changed, self._number, epochs)
 
     def finish(self, task: CheckpointTask) -> bool:
-        """Whether its files are in place: they are not where others were written meanwhile."""
+        """Put the task's files in place, unless newer ones were written meanwhile. Whether it did."""
         if task.error is not None:
             raise task.error
         if task.number != self._number:
@@ -202,15 +210,42 @@ def decode_partition_metadata(data: bytes) -> bytes:
 
 
 def encode_explained_gaps(end_offset: int) -> bytes:
-    """Every replica lacks what is missing between the batches below `end_offset`."""
-    return _join([_VERSION, str(end_offset)])
+    """The content that says: all replicas have the gaps between the batches below `end_offset`."""
+    lines = [_EXPLAINED_GAPS_VERSION, str(end_offset)]
+    return _join([*lines, f"{crc32c(_join(lines)):08x}"])
 
 
 def decode_explained_gaps(data: bytes) -> int:
+    """Raises CorruptCheckpoint also for a wrong checksum: an offset that is too large would hide damage."""
     lines = _text(data).splitlines()
-    if len(lines) != 2 or lines[0] != _VERSION or _integer(lines[1]) < 0:
-        raise CorruptCheckpoint(f"not a version and an offset: {lines[:3]!r}")
-    return _integer(lines[1])
+    if len(lines) != 3 or lines[0] != _EXPLAINED_GAPS_VERSION or _integer(lines[1]) < 0:
+        raise CorruptCheckpoint(f"not a version, an offset and a checksum: {lines[:4]!r}")
+    end_offset = _integer(lines[1])
+    if data != encode_explained_gaps(end_offset):
+        raise CorruptCheckpoint(f"the checksum of offset {end_offset} is wrong")
+    return end_offset
+
+
+def encode_transaction_sums(sums: Mapping[int, tuple[int, int]]) -> bytes:
+    """Base offset of a segment -> (size, CRC-32C) of its .txnindex; size -1: its rows are known to be incomplete."""
+    entries = [f"{base_offset} {size_bytes} {crc:08x}" for base_offset, (size_bytes, crc) in sorted(sums.items())]
+    lines = [_VERSION, str(len(entries)), *entries]
+    return _join([*lines, f"{crc32c(_join(lines)):08x}"])
+
+
+def decode_transaction_sums(data: bytes) -> dict[int, tuple[int, int]]:
+    """Raises CorruptCheckpoint also for a wrong checksum."""
+    lines = _text(data).splitlines()
+    sums: dict[int, tuple[int, int]] = {}
+    for line in _entries(_join(lines[:-1])):
+        base_offset, size_bytes, crc = _fields(line, 3)
+        try:
+            sums[_integer(base_offset)] = _integer(size_bytes), int(crc, 16)
+        except ValueError:
+            raise CorruptCheckpoint(f"not a checksum: {crc!r}") from None
+    if data != encode_transaction_sums(sums):
+        raise CorruptCheckpoint("the checksum is wrong")
+    return sums
 
 
 def encode_properties(values: Mapping[str, str]) -> bytes:
@@ -236,7 +271,7 @@ def encode_clean_shutdown(broker_epoch: int) -> bytes:
 
 
 def decode_clean_shutdown(data: bytes) -> int:
-    """The broker epoch of the clean shutdown, -1 where the marker does not say (its existence counts, as in Kafka)."""
+    """The broker epoch of the clean shutdown, -1 if the marker has none (its existence counts, as in Kafka)."""
     try:
         content = json.loads(data)
         return int(content["brokerEpoch"])

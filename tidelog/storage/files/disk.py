@@ -1,8 +1,8 @@
-"""The Disk port and OsDisk: the only module of the house that touches files.
+"""The Disk port and OsDisk: the only module that touches files.
 
-Everything above speaks in paths, positions and bytes and never sees a descriptor. A simulated disk implements the same
-port in tests/simulation/. Invariant: a descriptor is closed only when no thread can still be using it (see `pin`),
-so a number that the system hands out again is never synced or written by mistake.
+Other modules use paths, positions and bytes, and never a descriptor. A simulated disk implements the same port in
+tests/simulation/. Invariant: a descriptor is closed only when no thread can be using it (see `pin`), so a descriptor
+that the system reuses is never synced or written by mistake.
 """
 
 from __future__ import annotations
@@ -27,20 +27,29 @@ _READ_LOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0,
 _WARM_STEP_BYTES = 512 * 1024
 _COPY_STEP_BYTES = 4 * 1024 * 1024
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """This process or machine has run out of something; it says nothing of the disk, and it passes. Never of a sync."""
+    """Whether the process or machine is short of descriptors or memory. It is no disk error and passes.
+
+    A failed sync never counts as a shortage.
+    """
     return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether the volume, a quota or a limit has no space for the bytes."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
 def probe_descriptors(disk: Disk, directory: str) -> None:
-    """OSError where nothing can be opened for now: to be learned before something is changed, not in the middle."""
+    """Raises OSError if no file can be opened now. Call it before a change, so that this does not fail halfway."""
     disk.list_directory(directory)
 
 
 def _sync(sync: Callable[[int], None], descriptor: int) -> None:
-    """Whatever a sync fails for, it says something of the data: the system may not say it twice."""
+    """Sync. A failure for want of resources becomes EIO, because data may be lost and the system may report it once."""
     try:
         sync(descriptor)
     except OSError as error:
@@ -65,7 +74,7 @@ class FileMap(Protocol):
     size_bytes: int
 
     def close(self) -> bool:
-        """Drop the map; False when slices of it are still held by somebody, in which case it lives until they go."""
+        """Close the map. False if slices of it are still in use; then it stays mapped until they are gone."""
         ...
 
 
@@ -79,11 +88,11 @@ class File(Protocol):
         ...
 
     def read_at_nowait(self, size_bytes: int, position: int) -> bytes | None:
-        """The same, or None when it would have to wait for the device."""
+        """`read_at`, or None if it would wait for the device."""
         ...
 
     def is_warm(self, size_bytes: int, position: int) -> bool:
-        """Whether the range can, as far as cheap probes tell, be read without waiting for the device."""
+        """Whether the range can be read without a wait for the device, as far as cheap probes show."""
         ...
 
     def size_bytes(self) -> int: ...
@@ -91,13 +100,13 @@ class File(Protocol):
     def truncate(self, size_bytes: int) -> None: ...
 
     def sync(self) -> None:
-        """Data, and what is needed to read it back, reach the device. May be called from any thread while pinned."""
+        """Sync the data and the metadata needed to read it. May be called on any thread while the file is pinned."""
         ...
 
     def map(self, size_bytes: int) -> FileMap: ...
 
     def pin(self) -> None:
-        """Keep the file open although `close` is called, until `unpin`. Both on the owner's thread."""
+        """Keep the file open until `unpin`, even after `close`. Both are called on the owner's thread."""
         ...
 
     def unpin(self) -> None: ...
@@ -110,14 +119,14 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """What storage needs of a file system. Errors are OSError, as the system gives them."""
+    """The file system operations that storage uses. Errors are the system's OSErrors."""
 
     def open(self, path: str, *, create: bool = False) -> File: ...
 
     def read_file(self, path: str) -> bytes: ...
 
     def write_file(self, path: str, data: Buffer, *, sync: bool) -> None:
-        """Replace the content, not atomically; `sync` before it returns."""
+        """Replace the content, not atomically. With `sync` it is synced before the return."""
         ...
 
     def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
@@ -133,13 +142,16 @@ class Disk(Protocol):
     def list_directory(self, path: str) -> list[DirectoryEntry]: ...
 
     def make_directory(self, path: str) -> None:
-        """In a parent that exists, so that no log directory that vanished is made anew; no error when it exists."""
+        """Create a directory. Its parent must exist, so that a vanished log directory is not created again.
+
+        No error if the directory exists.
+        """
         ...
 
     def rename(self, source: str, target: str) -> None: ...
 
     def remove(self, path: str) -> None:
-        """No error when it is not there."""
+        """Remove a file. No error if it does not exist."""
         ...
 
     def remove_tree(self, path: str) -> None: ...
@@ -147,11 +159,11 @@ class Disk(Protocol):
     def sync_file(self, path: str) -> None: ...
 
     def sync_directory(self, path: str) -> None:
-        """Creations, renames and removals in the directory reach the device."""
+        """Sync the creations, renames and removals in the directory."""
         ...
 
     def sync_all(self, path: str) -> bool:
-        """Everything ever written to the file system of `path` reaches the device; False where nobody can say so."""
+        """Sync the whole file system of `path`. False if the system does not support it."""
         ...
 
     def lock(self, path: str) -> Lock:
@@ -161,7 +173,7 @@ class Disk(Protocol):
     def random_bytes(self, count: int) -> bytes: ...
 
     def volume_bytes(self, path: str) -> tuple[int, int]:
-        """(size, room left for this process) of the file system that holds the path."""
+        """(size, bytes available to this process) of the file system of the path."""
         ...
 
 
@@ -220,7 +232,7 @@ class OsFile:
         except OSError as error:
             if error.errno not in _NOWAIT_UNSUPPORTED:
                 raise
-            _NOWAIT = 0  # this kernel or file system cannot tell; read plainly from now on
+            _NOWAIT = 0  # not supported by this kernel or file system: use normal reads from now on
             return self.read_at(size_bytes, position)
         if count == size_bytes:
             return bytes(buffer)
@@ -237,7 +249,7 @@ class OsFile:
             probe = min(probe + _WARM_STEP_BYTES, last)
 
     def size_bytes(self) -> int:
-        return os.lseek(self._descriptor, 0, os.SEEK_END)  # a fifth of what fstat costs; no call here uses the position
+        return os.lseek(self._descriptor, 0, os.SEEK_END)  # a fifth of the cost of fstat; no call uses the position
 
     def truncate(self, size_bytes: int) -> None:
         os.ftruncate(self._descriptor, size_bytes)
@@ -385,8 +397,8 @@ class OsDisk:
     def lock(self, path: str) -> Lock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # Kafka takes a POSIX record lock, which an open-file-description lock conflicts with; unlike a record lock
-            # of our own it also keeps out a second broker in this process.
+            # Kafka takes a POSIX record lock, which conflicts with an open-file-description lock. Unlike a record lock,
+            # the latter also excludes a second broker in this process.
             if _OFD_SETLK:
                 fcntl.fcntl(descriptor, _OFD_SETLK, _WRITE_LOCK_WHOLE_FILE)
             else:
@@ -407,9 +419,9 @@ class OsDisk:
 
 
 class ReadOnlyDisk(OsDisk):
-    """The same files, opened for reading alone: for tools that look at the directories of others.
+    """Files opened only for reading, for tools that inspect the directories of a node.
 
-    What would change a file fails in the system, or here.
+    Operations that would change a file fail in the system, or here.
     """
 
     __slots__ = ()
@@ -418,7 +430,7 @@ class ReadOnlyDisk(OsDisk):
         return OsFile(path, os.O_RDONLY)
 
     def lock(self, path: str) -> Lock:
-        """A shared lock, which a node's own excludes; none where there is no lock file, which a node would make."""
+        """A shared lock, which conflicts with a node's lock. Without a lock file no node has used the directory."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Beside the logs of a broker: in which broker epoch, and since which boot of the machine, it writes them.
+"""The broker epoch and the boot id of the process that writes a log directory, in a file beside the logs.
 
-A process that is killed leaves what it wrote in the page cache, so its logs lack nothing of what was acknowledged as
-long as the machine has not booted since. Then the next process may speak for the epoch of the one before, as it does
-after a clean shutdown (KIP-966). The file is only believed with the same boot id, so it needs no sync.
+The writes of a killed process stay in the page cache, so its logs have all acknowledged records unless the machine has
+restarted since. Then the next process may claim the epoch of the last one, as after a clean shutdown (KIP-966). The
+file counts only with the same boot id, so it needs no sync.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ INCARNATION_FILE: Final = "broker.incarnation"
 
 
 def write_incarnation(disk: Disk, directory: str, broker_epoch: int, boot_id: str) -> None:
-    """`boot_id` empty: the machine does not tell, and nobody may rely on anything."""
+    """Write the file. An empty `boot_id` means that it is unknown; then the file never counts."""
     content = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id}
     replace_file(disk, directory, INCARNATION_FILE, json.dumps(content, separators=(",", ":")).encode(), sync=False)
 
 
 def surviving_epoch(disk: Disk, directory: str, boot_id: str) -> int:
-    """The broker epoch whose writes are all still there, -1 if some may be lost."""
+    """The broker epoch of the last process if all its writes are there, -1 if some may be lost."""
     epoch = _epoch_since(disk, directory, boot_id)
     return -1 if epoch is None else epoch
 
 
 def machine_ran_on(disk: Disk, directory: str, boot_id: str) -> bool:
-    """Whether all that the last process wrote is in its files, also that of a controller, which has no broker epoch."""
+    """Whether all writes of the last process are in its files. Also for a controller, which has no broker epoch."""
     return _epoch_since(disk, directory, boot_id) is not None
 
 
@@ -45,7 +45,7 @@ def _epoch_since(disk: Disk, directory: str, boot_id: str) -> int | None:
 
 
 def remove_incarnation(disk: Disk, directory: str) -> None:
-    """Something written in this epoch may be lost: nobody is to speak for it. Where even this fails, so be it."""
+    """Remove the file, because writes of this epoch may be lost. An error is ignored."""
     try:
         disk.remove(f"{directory}/{INCARNATION_FILE}")
     except OSError:

@@ -1,7 +1,7 @@
-"""What the directories of partitions are called in a log directory; Kafka's names. Pure.
+"""The names of the partitions' directories in a log directory, as in Kafka. Pure.
 
-`topic-0` is served, `topic-0.<id>-future` is on its way from another log directory, `topic-0.<id>-delete` waits to be
-removed, `topic-0.<id>-stray` is kept although the metadata does not place it here.
+`topic-0` is the present log, `topic-0.<id>-future` is a copy that moves here from another log directory,
+`topic-0.<id>-delete` waits for its removal, `topic-0.<id>-stray` is kept although the metadata does not assign it here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def parse_future_name(name: str) -> TopicPartition | None:
 
 
 def future_name(topic: str, partition: int, unique: bytes) -> str:
-    """Longer than NAME_LENGTH_MAX for a long topic: then there can be none."""
+    """The name of a future log. For a long topic it exceeds NAME_LENGTH_MAX, and no future log is possible."""
     return f"{topic}-{partition}.{unique.hex()}{FUTURE_SUFFIX}"
 
 
 def away_name(topic: str, partition: int, unique: bytes, kind: str) -> str:
-    """For one that goes; of a long topic only the beginning is kept."""
+    """The name of a log that is deleted or set aside. A long topic name is shortened."""
     suffix = f"-{partition}.{unique.hex()}{kind}"
     return topic[: NAME_LENGTH_MAX - len(suffix)] + suffix

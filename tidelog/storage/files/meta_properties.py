@@ -1,7 +1,6 @@
-"""Whose a log directory is: its meta.properties, written once when the directory is formatted, checked ever after.
+"""The owner of a log directory: meta.properties, which formatting writes once and every start checks.
 
-Opening and locking a directory is `log/directory.py`'s. Invariant: a directory that is not empty and not ours is never
-formatted over.
+`log/directory.py` opens and locks a directory. Invariant: a directory with other content is never formatted.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from tidelog.storage.files.disk import Disk
 
 
 class ForeignDirectory(Exception):
-    """The directory belongs to another cluster or node, or is none of ours; the message is one line."""
+    """The directory belongs to another cluster or node, or is no log directory. The message is one line."""
 
 
 def make_durably(disk: Disk, path: str) -> None:
-    """Make the directory and its parents, each known to the one above it before this returns."""
+    """Create the directory and its missing parents, and sync their directory entries."""
     missing = []
     above = path.rstrip("/")
     while above and not disk.exists(above):
@@ -31,7 +30,7 @@ def make_durably(disk: Disk, path: str) -> None:
     for each in reversed(missing):
         disk.make_directory(each)
         disk.sync_directory(each.rpartition("/")[0] or ("/" if path.startswith("/") else "."))
-    disk.make_directory(path)  # an error where something else is in its place
+    disk.make_directory(path)  # an error if the path is no directory
 
 
 def format_directory(
@@ -73,7 +72,7 @@ def check_properties(disk: Disk, path: str, data: bytes, node_id: int, cluster_i
 
 
 def random_id(disk: Disk) -> bytes:
-    """A random id as Kafka makes them: version 4, and never one whose text begins with a dash."""
+    """A random id as in Kafka: a version 4 UUID whose text does not begin with a dash."""
     while True:
         raw = bytearray(disk.random_bytes(16))
         raw[6] = raw[6] & 0x0F | 0x40

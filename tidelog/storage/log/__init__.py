@@ -1,4 +1,4 @@
 """One partition's log, made of segments: opening, appending, flushing, shortening, cleaning, checking, repairing.
 
-And `directory.py`, all logs of one log directory.
+`directory.py` holds all logs of one log directory.
 """

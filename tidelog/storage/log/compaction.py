@@ -1,9 +1,9 @@
-"""One cleaning of one log: the keys of its dirty part noted, its segments written anew without what is superseded.
+"""One cleaning of one log: collects the keys of its dirty part, and rewrites segments without superseded records.
 
-`begin` and `advance` run on the owner's thread, `run` in any, never both at once; each `run` is a bounded piece of
-work, so that the owner can throttle, give up, or close in between. What is decided is `filter.py`'s, how the
-new segment takes the place of the old ones `swap.py`'s. Invariant: the log is never touched but by the swap,
-and whoever cuts or closes the log gives up its cleaning first.
+`advance` runs on the owner's thread, `run` on any, never both at once. Each `run` is a bounded piece of work, so that
+the owner can throttle, give up, or close between two. `filter.py` decides which records stay, `swap.py` replaces the
+old segments by the new one. Invariant: only the swap changes the log, and a truncation or close of the log gives up its
+cleaning first.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
 
 MAX_POSITION: Final = 2**31 - 1
-"""What a row of an index can hold."""
+"""The largest position in an index row."""
 
 
 class CleaningFailed(Exception):
-    """The log cannot be cleaned: a batch of it is damaged. It is served as it is."""
+    """The log cannot be cleaned, because a batch is damaged. It stays readable as it is."""
 
 
 @dataclass(slots=True)
 class CleaningStats:
-    """What one cleaning did. Bytes are of batches."""
+    """The counters of one cleaning. Bytes are the sizes of batches."""
 
     map_bytes_read: int = 0
     map_messages_read: int = 0
@@ -55,12 +55,12 @@ class CleaningStats:
 
     @property
     def bytes_moved(self) -> int:
-        """Everything read and written, for the throttle."""
+        """All bytes read and written, for the throttle."""
         return self.map_bytes_read + self.bytes_read + self.bytes_written
 
 
 def find_cleanable(log: PartitionLog, now_ms: int) -> CleanableRange:
-    """What of the log could be cleaned now. Raises CorruptIndex, also for a log in which damage is known, OSError."""
+    """The range of the log that can be cleaned now. Raises OSError, and CorruptIndex, also for known damage."""
     config, segments = log.config, log.segments
     damaged = log.damaged_ranges()
     if damaged:
@@ -89,7 +89,7 @@ def _times(segment: Segment) -> tuple[int, int]:
 
 
 class Compaction:
-    """`make_keys` is called by the first `run`. `piece_bytes`: how much is read at once, and done by one `run`."""
+    """The first `run` calls `make_keys`. `piece_bytes`: the bytes of one read, which one `run` handles."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class Compaction:
         self.error: Exception | None = None
         self.is_given_up = False
         self.is_short = False
-        """The process ran out of something in the last `run`, which is to be done again, after a while."""
+        """The last `run` met a shortage of file descriptors or memory and must be repeated after a pause."""
         self.retention_waits = False
-        """Retention was due meanwhile and is to be seen to when this is over."""
+        """Retention was due meanwhile and must run after the cleaning."""
         self.cleaned_offset = chosen.first_dirty_offset
-        """Where the dirty part begins once this is finished."""
+        """The start of the dirty part after the cleaning."""
         self._disk = log.disk
         self._make_keys = make_keys
         self._piece_bytes = max(piece_bytes, HEADER_SIZE)
@@ -138,16 +138,16 @@ class Compaction:
     # The owner's side
 
     def advance(self) -> bool:
-        """After each `run`: take over what it did. False when there is nothing more to run.
+        """After each `run`: apply its result. False if there is nothing more to run.
 
-        Raises CleaningFailed when the log cannot be cleaned, OSError when its directory cannot be used.
+        Raises CleaningFailed if the log cannot be cleaned, OSError if its directory cannot be used.
         """
         if self.is_given_up:
             self._clear_up()
             return False
         try:
             self.is_short = self._swap is not None and self.error is not None and is_exhaustion(self.error)
-            if self.is_short:  # the directory goes on to be used, so half a swap must not be left in it
+            if self.is_short:  # the directory stays in use, so the swap must be completed
                 self.error = None
                 return True
             if self.error is not None:
@@ -171,7 +171,7 @@ class Compaction:
         return True
 
     def give_up(self) -> None:
-        """The log is to be cut, closed or deleted. A swap that has begun is finished, waiting for the device."""
+        """End the cleaning before a truncation or close. A started swap is finished, which waits for the device."""
         if self.is_given_up:
             return
         self.is_given_up = True
@@ -181,7 +181,7 @@ class Compaction:
             self._swap = self._unfinished = None
 
     def abandon(self) -> None:
-        """Nothing is touched any more: the log is deleted, or its directory out of use."""
+        """End the cleaning without another file operation: the log is deleted, or its directory has failed."""
         self.is_given_up = True
         self.log.compaction = self._swap = self._unfinished = None
 
@@ -190,7 +190,7 @@ class Compaction:
         self.log.compaction = None
 
     def _clear_up(self) -> None:
-        """Leave nothing of a segment that was not finished. Not while a `run` is under way."""
+        """Remove the files of an unfinished segment. Not during a `run`."""
         self._work.close()
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
@@ -200,7 +200,7 @@ class Compaction:
     # The work, in any thread
 
     def run(self) -> None:
-        """The next piece. An error is kept for `advance`."""
+        """Do the next piece of work. `advance` raises an error."""
         if self.is_given_up:
             return
         try:
@@ -220,12 +220,12 @@ class Compaction:
         facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in cleaned]
         end_offset = self._ends[len(cleaned) - 1] if cleaned else 0
         for path in self._to_sync:
-            # Or a loss of power could take a record, or the end of its transaction, or its producer's last batch, after
-            # what it supersedes was dropped for its sake.
+            # Without this sync, a loss of power could lose a record, its transaction marker, or its producer's last
+            # batch after the superseded records were dropped.
             try:
                 self._disk.sync_file(path)
             except FileNotFoundError:
-                pass  # it was empty, and replaced by one of another name
+                pass  # an empty segment that was replaced by one with another name
             yield
         batches = BatchFilter(
             keys,
@@ -243,7 +243,7 @@ class Compaction:
         self._is_done = True
 
     def _note_keys(self, keys: KeyTable) -> Iterator[None]:
-        """Fill the table from the dirty part, as far as it has room."""
+        """Fill the table from the dirty part, until it is full."""
         start = self.chosen.first_dirty_offset
         transactions = CleanedTransactions(row for row in self._aborted if row.last_offset >= start)
         keys.latest_offset = start - 1
@@ -325,13 +325,19 @@ class Compaction:
         return new
 
     def _chunks(self, segment: Segment) -> Iterator[tuple[memoryview, list[tuple[int, BatchHeader]]]]:
-        """The segment in pieces of whole batches: (bytes, position and header of each)."""
+        """The segment in pieces of whole batches: (bytes, position and header of each batch)."""
         size = segment.size_bytes
-        file = self._disk.open(_log_path(segment))
+        try:
+            file = self._disk.open(_log_path(segment))
+        except FileNotFoundError as error:  # it says nothing against the device; the next use of the segment repairs it
+            raise CorruptRecord(f"{segment.path} is missing") from error
         try:
             position, want, offset = 0, self._piece_bytes, segment.base_offset
             while position < size:
-                data = memoryview(file.read_at(min(want, size - position), position))
+                wanted = min(want, size - position)
+                data = memoryview(file.read_at(wanted, position))
+                if len(data) < wanted:
+                    raise CorruptRecord(f"{segment.path} is shorter than {size} bytes")
                 found, end, offset = _batches_in(data, offset)
                 if offset > segment.next_offset:
                     raise CorruptRecord(f"a batch beyond the end of {segment.path}, {segment.next_offset}")
@@ -349,12 +355,15 @@ class Compaction:
 
 
 def _log_path(segment: Segment) -> str:
-    """Of a segment in the log, whatever it is called by the time it is replaced or cut."""
+    """The normal path of a segment's .log, even if a swap or deletion has changed `segment.path` meanwhile."""
     return f"{segment.directory}/{file_name(segment.base_offset, LOG_SUFFIX)}"
 
 
 def _batches_in(data: memoryview, offset: int) -> tuple[list[tuple[int, BatchHeader]], int, int]:
-    """(position and header of every whole batch, where they end, the offset after them); none may be below `offset`."""
+    """(position and header of every whole batch, their end position, the offset after them).
+
+    Raises CorruptRecord for a batch below `offset`.
+    """
     found = []
     position, size = 0, len(data)
     while size - position >= HEADER_SIZE:
@@ -370,7 +379,7 @@ def _batches_in(data: memoryview, offset: int) -> tuple[list[tuple[int, BatchHea
 
 
 def _size_of_first(data: memoryview, left: int, path: str) -> int:
-    """Of the batch that begins `data` and is not whole in it. Raises where it is not whole in the file either."""
+    """The size of the batch at the start of `data`, which has only a part of it. Raises if the file has no more."""
     size = read_header(data).size_bytes
     if size > left or size <= len(data):
         raise CorruptRecord(f"a batch of {size} bytes where {left} are left in {path}")
@@ -383,7 +392,7 @@ def _kind(chunk: memoryview, position: int, header: BatchHeader) -> ControlRecor
 
 
 def _write(segment: Segment, parts: list[CleanedBatch], position: int) -> int:
-    """Append the batches to the segment's file and index them; where the file ends then."""
+    """Append the batches to the segment's file and index them. Returns the end position."""
     if not parts:
         return position
     data = memoryview(parts[0].data if len(parts) == 1 else b"".join([part.data for part in parts]))

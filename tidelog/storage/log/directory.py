@@ -1,15 +1,15 @@
 """All logs of one log.dir: formatting and locking it, finding its partitions, checkpoints, the clean-shutdown marker.
 
-One instance per directory; which directory a partition goes to is the caller's choice, and so is what follows from an
-OSError: `fail`, as a rule. Invariants: the marker is gone, durably, before anything can be written; a segment's files
-are renamed only after the log start above it is checkpointed; a checkpoint never promises what is not on the device;
-nothing is written after `fail`.
+One instance per directory. The caller chooses the directory of a partition, and handles OSErrors, usually with `fail`.
+Invariants: the marker is removed durably before the first write; a segment's files are renamed only after a log start
+offset above it is checkpointed; a checkpoint covers only bytes that are on the device; nothing is written after `fail`.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,7 +60,7 @@ TopicPartition = tuple[str, int]
 
 @dataclass(slots=True)
 class Recovery:
-    """What opening the logs of a directory had to scan."""
+    """The recovery scans while the logs of a directory were opened."""
 
     logs: int = 0
     scanned_bytes: int = 0
@@ -74,7 +74,7 @@ class Recovery:
 
 class LogDirectory:
     sync_at_once_from = 32
-    """From that many logs on, closing syncs the file system once instead of every file."""
+    """For this many logs or more, closing syncs the file system once instead of every file."""
 
     def __init__(self, disk: Disk, path: str, lock: Lock, properties: dict[str, str], is_new: bool) -> None:
         self._disk = disk
@@ -85,33 +85,35 @@ class LogDirectory:
         self.directory_id = uuid_from_text(properties["directory.id"])
         self.logs: dict[TopicPartition, PartitionLog] = {}
         self.futures: dict[TopicPartition, PartitionLog] = {}
-        """Replicas on their way here from another directory."""
+        """The future logs of replicas that move here from another directory."""
         self.offline: dict[TopicPartition, str] = {}
-        """Partitions whose logs are damaged beyond what a start can mend, and why."""
+        """Partitions whose logs cannot be opened -> the reason."""
         self.failure: str | None = None
-        """Why the directory is out of use, None while it is in use."""
+        """Why the directory failed; None while it is in use."""
         self._checkpoints = OffsetCheckpoints(disk, path)
         self._cleaned: dict[TopicPartition, int] | None = None  # as last checkpointed, or about to be
         self._cleaned_is_written = True
         if is_new:
             self._write_cleaned()
-        self._is_loaded = is_new  # else the checkpoints and the marker speak of logs that are not known here yet
+        self._is_loaded = is_new  # before `load`, the checkpoints and the marker are about logs that are not open yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
-        self._unmoved: dict[TopicPartition, str] = {}  # to be deleted or set aside, and could not be renamed yet
+        self._gone: set[TopicPartition] = set()
+        """Logs that are not there any more, but which the checkpoints may still name."""
+        self._unmoved: dict[TopicPartition, str] = {}  # logs to delete or set aside that could not be renamed yet
         marker = read_if_exists(disk, f"{path}/{CLEAN_SHUTDOWN_FILE}")
         self.was_clean = marker is not None
-        """The last owner closed it properly, so nothing needs to be scanned."""
+        """The last process closed it cleanly, so no log needs a scan."""
         self.ending = Ending.POWER_LOSS if marker is None else Ending.CLEAN
-        """How the last owner ended; KILLED is the caller's to say, who knows whether the machine ran on."""
+        """How the last process ended. The caller sets KILLED if it knows that the machine has not restarted."""
         self.recovery = Recovery()
         self.lost: set[TopicPartition] = set()
-        """Logs from whose ends something was cut that may have been acknowledged."""
+        """Logs that were truncated at a start and may have lost acknowledged records."""
         self._on_metadata_loss: Callable[[], None] = lambda: None
         self.on_loss: Callable[[], None] = lambda: None
-        """Called before a log is cut so: from then on this node must not speak for what it had."""
+        """Called before such a truncation. After it this node must not claim its earlier broker epoch."""
         self.clean_broker_epoch = -1 if marker is None else decode_clean_shutdown(marker)
-        """In which broker epoch that was, -1 if it was not, or is not known (KIP-966)."""
+        """The broker epoch of the clean shutdown (KIP-966); -1 if it was not clean, or if the epoch is unknown."""
         if self.was_clean:
             disk.remove(f"{path}/{CLEAN_SHUTDOWN_FILE}")
             disk.sync_directory(path)
@@ -120,9 +122,9 @@ class LogDirectory:
     def open(
         cls, disk: Disk, path: str, *, node_id: int, cluster_id: str | None, directory_id: str | None = None
     ) -> LogDirectory:
-        """Lock the directory and check whose it is; an empty or missing one is formatted.
+        """Lock the directory and check its owner. An empty or missing directory is formatted.
 
-        An id of None takes what is there, or invents one. Raises ForeignDirectory, DirectoryInUse, OSError.
+        An id of None accepts the present one, or creates one. Raises ForeignDirectory, DirectoryInUse, OSError.
         """
         make_durably(disk, path)
         data = read_if_exists(disk, f"{path}/{META_PROPERTIES_FILE}")
@@ -151,7 +153,10 @@ class LogDirectory:
     # Logs
 
     def load(self, config_for: Callable[[str], LogConfig], now_ms: int) -> dict[TopicPartition, PartitionLog]:
-        """Open every partition; damaged ones are in `offline`. `config_for` takes a topic name. Raises OSError."""
+        """Open every partition. `offline` gets those that cannot be opened. `config_for` takes a topic name.
+
+        Raises OSError.
+        """
         recovery_points = self._checkpoints.read(RECOVERY_POINT_FILE)
         log_starts = self._checkpoints.read(LOG_START_FILE)
         high_watermarks = self._checkpoints.read(HIGH_WATERMARK_FILE)
@@ -168,7 +173,7 @@ class LogDirectory:
             key = parse_future_name(entry.name) if is_future else parse_name(entry.name)
             if key is None or key[0] == METADATA_TOPIC:
                 continue
-            # Where nobody says what was cleaned, anything may have been.
+            # Without a cleaner checkpoint, any part of the log may have been cleaned.
             cleaned_offset = cleaned.get(key, -1 if self._cleaned is not None else INT64_MAX)
             checkpoints = Checkpoints(
                 log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset, high_watermarks.get(key, 0)
@@ -176,7 +181,7 @@ class LogDirectory:
             try:
                 log = self._open_log(*key, config_for(key[0]), checkpoints, now_ms, entry.name)
             except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-                # Something is wrong with these files; any other OSError speaks of the device.
+                # Only these files are wrong. Any other OSError is an error of the device.
                 logger.error("%s/%s stays offline: %s", self.path, entry.name, error)
                 if not is_future:
                     self.offline[key] = str(error)
@@ -184,17 +189,18 @@ class LogDirectory:
             log.set_high_watermark(high_watermarks.get(key, 0))
             log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
             (self.futures if is_future else self.logs)[key] = log
+        self._gone.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
         self._is_loaded = True
         return dict(self.logs)
 
     def create_log(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> PartitionLog:
-        """A new, empty log; durable with its first flush."""
+        """Create an empty log. It is durable after its first flush."""
         key = (topic, partition)
         self._move_away(key, now_ms)
         log = self._create(topic, partition, topic_id, config, now_ms)
         self.logs[key] = log
         if self._cleaned and key in self._cleaned:
-            self._write_cleaned()  # that was another log of this name, and must not be believed of this one
+            self._write_cleaned()  # the old entry is about an earlier log of this name
         return log
 
     def open_metadata_log(
@@ -204,10 +210,10 @@ class LogDirectory:
         log_start_in: Callable[[list[str]], int] = lambda names: 0,
         on_loss: Callable[[str], None] = lambda directory: None,
     ) -> PartitionLog:
-        """`__cluster_metadata-0`, opened or created. After an unclean end it is scanned whole, as Kafka does.
+        """Open or create `__cluster_metadata-0`. After an unclean stop it is scanned completely, as in Kafka.
 
-        `log_start_in` says where it begins, from the names of its files: its snapshots are not known here.
-        `on_loss` is called with its directory before something is cut from it that may have been acknowledged.
+        `log_start_in` derives its log start offset from the names of its files, because the snapshots are not known
+        here. `on_loss` is called with its directory before a truncation that may lose acknowledged records.
         """
         assert self.metadata_log is None
         directory = f"{self.path}/{METADATA_TOPIC}-0"
@@ -221,7 +227,7 @@ class LogDirectory:
         return log
 
     def set_topic_id(self, topic: str, partition: int, topic_id: bytes) -> None:
-        """Write down the id of a topic whose log did not know it, because a crash took its partition.metadata."""
+        """Write the topic id of a log whose partition.metadata was lost in a crash."""
         log = self.logs[topic, partition]
         path = f"{log.directory}/{PARTITION_METADATA_FILE}"
         self._disk.write_file(path, encode_partition_metadata(topic_id), sync=False)
@@ -230,16 +236,16 @@ class LogDirectory:
         log.topic_id = topic_id
 
     def delete_log(self, topic: str, partition: int, now_ms: int) -> None:
-        """Take the log away: its directory is renamed now and removed by `maintain` after file.delete.delay.ms.
+        """Delete the log: rename its directory now, and remove it after file.delete.delay.ms.
 
-        An offline one goes with the next `maintain`. OSError when it cannot be renamed now: `maintain` tries again.
+        The next `maintain` removes an offline log. Raises OSError if the rename fails; `maintain` tries again.
         """
         log = self.logs.get((topic, partition))
         target = self._rename_away(topic, partition, DELETE_SUFFIX)
         self._doomed.append((now_ms + (log.config.file_delete_delay_ms if log else 0), target))
 
     def _move_away(self, key: TopicPartition, now_ms: int) -> None:
-        """What could not be before; else a new log would be made of the files of the old one. Raises OSError."""
+        """Repeat a failed rename, so that a new log does not use the files of the old one. Raises OSError."""
         kind = self._unmoved.get(key)
         if kind == DELETE_SUFFIX:
             self.delete_log(*key, now_ms)
@@ -248,7 +254,7 @@ class LogDirectory:
         assert key not in self.logs, key
 
     def set_aside(self, topic: str, partition: int) -> str:
-        """Take the log away but keep its files, in the directory that is returned; as Kafka does with stray ones."""
+        """Take the log out but keep its files, like Kafka's stray logs. Returns their directory."""
         return self._rename_away(topic, partition, STRAY_SUFFIX)
 
     def _rename_away(self, topic: str, partition: int, kind: str) -> str:
@@ -257,29 +263,30 @@ class LogDirectory:
         self._unmoved[key] = kind
         target = self._rename_log(self.logs.get(key), f"{topic}-{partition}", topic, partition, kind)
         del self._unmoved[key]
+        self._gone.add(key)
         if self.logs.pop(key, None) is None:
             del self.offline[key]
         return target
 
     def _rename_log(self, log: PartitionLog | None, name: str, topic: str, partition: int, kind: str) -> str:
-        """Where it is now. OSError when it could not be renamed: then it is what it was."""
+        """Rename the log's directory. Returns the new path. After an OSError nothing has changed."""
         target = f"{self.path}/{away_name(topic, partition, self._disk.random_bytes(16), kind)}"
         self._disk.rename(f"{self.path}/{name}", target)
         if log is not None:
             log.abandon()
         return target
 
-    # Future replicas: on their way here from another directory of this node
+    # Future logs: of replicas that move here from another directory of this node
 
     def create_future(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> None:
-        """A new, empty log under a name of its own, beside which the present one may be made or deleted."""
-        if (topic, partition) in self.futures:  # it could not be renamed when it was discarded
+        """Create an empty future log. It has a name of its own, so it does not conflict with the present log."""
+        if (topic, partition) in self.futures:  # an earlier discard could not rename it
             self.discard_future(topic, partition, now_ms)
         name = future_name(topic, partition, self._disk.random_bytes(16))
         self.futures[topic, partition] = self._create(topic, partition, topic_id, config, now_ms, name)
 
     def promote_future(self, topic: str, partition: int) -> PartitionLog:
-        """It is the replica from now on: only names change, whatever is open stays open. No flush may be running."""
+        """Make the future log the present log. Only names change, open files stay open. No flush may be running."""
         key = (topic, partition)
         self._move_away(key, self.futures[key].clock_ms)
         log, target = self.futures[key], f"{self.path}/{topic}-{partition}"
@@ -290,17 +297,20 @@ class LogDirectory:
         return log
 
     def discard_future(self, topic: str, partition: int, now_ms: int) -> None:
-        """It is not wanted any more."""
+        """Delete a future log."""
         log = self.futures[topic, partition]
         name = log.directory.rpartition("/")[2]
         self._doomed.append((now_ms, self._rename_log(log, name, topic, partition, DELETE_SUFFIX)))
         del self.futures[topic, partition]
+        self._gone.add((topic, partition))
 
     def _create(
         self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int, name: str = ""
     ) -> PartitionLog:
         directory = f"{self.path}/{name or f'{topic}-{partition}'}"
         require_formatted(self._disk, self.path)
+        if (topic, partition) in self._gone:
+            self.write_checkpoints()  # else a start after a kill would apply those of the old log to this one
         is_new = not self._disk.exists(directory)
         self._disk.make_directory(directory)
         path = f"{directory}/{PARTITION_METADATA_FILE}"
@@ -328,8 +338,8 @@ class LogDirectory:
         self.recovery.add(loaded)
         log = self._take_over(directory, topic, partition, config, loaded, now_ms, is_settled=self.was_clean)
         if not self.was_clean and config.flush_messages != INT64_MAX:
-            # Else what was acknowledged before the crash would be hidden until somebody flushes; and what is appended
-            # next would stand on a tail, or on a cut, that only the page cache knows.
+            # Without this flush, records acknowledged before the crash would stay hidden until the next flush, and new
+            # records would follow a tail or a truncation that is not on the device.
             log.flush()
         return log
 
@@ -354,8 +364,8 @@ class LogDirectory:
             self._disk, directory, topic, partition, config, loaded, now_ms, write_checkpoint=self.write_checkpoints
         )
         if not is_settled:
-            # The entries that lead to the log, and what a start removed or an earlier process never synced, are to be
-            # on the device before the recovery point moves: a removed snapshot that came back might look valid then.
+            # The directory entries of the log, the removals of this start, and the unsynced files of an earlier process
+            # must be on the device before the recovery point moves: otherwise a removed snapshot could come back.
             for file in (f"{directory}/{PARTITION_METADATA_FILE}", *loaded.segments.active.paths()[1:]):
                 log.durability.note_path(file)
             log.durability.note_directory(directory)
@@ -365,7 +375,7 @@ class LogDirectory:
     # Upkeep
 
     def fail(self, why: str) -> None:
-        """The device refused. What is there stays as it is; a later start may find it better."""
+        """Stop using the directory after an error of the device. Its files stay as they are for a later start."""
         if self.failure is not None:
             return
         self.failure = why
@@ -382,21 +392,44 @@ class LogDirectory:
         return [*self.logs.values(), *self.futures.values(), *metadata]
 
     def write_checkpoints(self) -> None:
-        """Recovery points, log starts and high watermarks, each in one atomic, synced file."""
+        """Write the recovery points, log start offsets and high watermarks, each in one atomic, synced file."""
         write_epochs(self._disk, self._epochs_of_new_starts())
         self._checkpoints.write(self._offsets(also_unchanged=True))
         self._cleaned_is_written = True
+        self._gone.clear()
 
     def begin_checkpoints(self) -> CheckpointTask:
-        """The same as a task whose `run` may wait for the device in any thread; then `finish_checkpoints` here."""
+        """`write_checkpoints` as a task: `run` waits for the device on any thread, then call `finish_checkpoints`."""
         return self._checkpoints.begin(self._offsets(also_unchanged=False), self._epochs_of_new_starts())
 
     def finish_checkpoints(self, task: CheckpointTask) -> None:
-        """Put them in place, unless newer ones are there by now. Raises OSError when they could not be written."""
-        if self.failure is None and self._checkpoints.finish(task):
+        """Put the checkpoints in place, unless newer ones were written.
+
+        Raises OSError if the task failed, or if the directory of a log has vanished.
+        """
+        if self.failure is not None:
+            return
+        if self._checkpoints.finish(task):
             self._cleaned_is_written = True
+        self._require_present(task.present)
+
+    def _require_present(self, present: Collection[str]) -> None:
+        """Raises OSError if the directory of a log has vanished. Writes to its open files would go on without errors.
+
+        `present`: the directories of a moment ago. Logs may have been created or renamed since.
+        """
+        for log in (*self.logs.values(), *self.futures.values()):
+            if log.directory not in present and not self._disk.exists(log.directory):
+                raise FileNotFoundError(errno.ENOENT, "the directory of an open log has vanished", log.directory)
 
     def _offsets(self, *, also_unchanged: bool) -> dict[str, dict[TopicPartition, int]]:
+        """The content of the checkpoints; none before `load`.
+
+        The metadata log is opened, and may be truncated, before the other logs. Checkpoints without them would replace
+        theirs: their high watermarks and log starts would be lost. The metadata log has no entry.
+        """
+        if not self._is_loaded:
+            return {}
         logs = {**self.futures, **self.logs}
         cleaned, before = self._cleaned_offsets(), self._cleaned
         self._cleaned = cleaned
@@ -410,7 +443,7 @@ class LogDirectory:
         }
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
-        """Retention and upkeep of every log. What may be removed now is, or its paths are added to `doomed`."""
+        """Maintain every log. Files that are due are removed, or their paths are added to `doomed` if it is given."""
         for key in list(self._unmoved):
             self._move_away(key, now_ms)
         condemned = False
@@ -428,7 +461,7 @@ class LogDirectory:
             self._disk.remove_tree(path)
 
     def next_removal_ms(self) -> int | None:
-        """When the first of the files and directories that were deleted may be removed; None when there are none."""
+        """The time of the next removal of a deleted file or directory; None if there is none."""
         due = [remove_at_ms for remove_at_ms, _ in self._doomed]
         for log in (*self.logs.values(), *self.futures.values()):
             if log.segments.doomed:
@@ -436,7 +469,7 @@ class LogDirectory:
         return min(due, default=None)
 
     def take_doomed(self, now_ms: int) -> list[str]:
-        """The paths of those whose time has come: the caller's to remove, on whatever thread."""
+        """The paths that are due for removal. The caller removes them, on any thread."""
         due = self._take_doomed_directories(now_ms)
         for log in (*self.logs.values(), *self.futures.values()):
             if log.segments.doomed:
@@ -449,10 +482,10 @@ class LogDirectory:
         return due
 
     def close(self, broker_epoch: int = -1) -> bool:
-        """Flush and close every log, write the checkpoints and, if all went well, the clean-shutdown marker.
+        """Flush and close every log, write the checkpoints and, without errors, the clean-shutdown marker.
 
-        Without `load` nothing is known of the logs: the checkpoints stay, and the marker comes back if it was there.
-        Whether all that was written is on the device now; OSError where it may not be.
+        Before `load` the logs are unknown: then the checkpoints stay, and a marker that was there is restored.
+        Returns whether all writes are on the device. Raises OSError if they may not be.
         """
         if self.failure is not None:
             return False
@@ -470,10 +503,10 @@ class LogDirectory:
             self._lock.release()
 
     def _epochs_of_new_starts(self) -> dict[str, bytes]:
-        """Epoch files of the logs whose start has moved, to be written before the checkpoint says so.
+        """The epoch files of the logs whose start has moved. They are written before the log start checkpoint.
 
-        The first epoch begins where the log does. A start believes the lower of the two: neither file has a checksum,
-        and a damaged one must not delete records.
+        The first epoch begins at the log start offset. A start uses the lower offset of both files: neither has a
+        checksum, and a damaged one must not delete records.
         """
         moved = [log for log in (*self.logs.values(), *self.futures.values()) if log.start_moved()]
         return {log.directory: encode_leader_epochs(log.leader_epochs) for log in moved}
@@ -492,7 +525,7 @@ class LogDirectory:
 
     def _log_starts(self) -> dict[TopicPartition, int]:
         logs = {**self.futures, **self.logs}
-        # Kafka leaves out those that the first segment's name says; here its predecessors' removal may not be durable.
+        # Kafka omits logs that start at their first segment. Here the removal of earlier segments may not be durable.
         return {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
 
 
@@ -501,7 +534,7 @@ def _is_harmless(name: str) -> bool:
 
 
 def _close_logs(disk: Disk, path: str, logs: list[PartitionLog], sync_at_once_from: int) -> bool:
-    """Whether all could be closed. Many are synced at once: one by one they would take milliseconds each."""
+    """Close the logs. Whether all were closed. Many logs are synced at once, because each sync takes milliseconds."""
     tasks: list[tuple[PartitionLog, FlushTask | None]] = []
     is_clean = True
     for log in logs:
@@ -528,7 +561,7 @@ def _sync_at_once(disk: Disk, path: str, tasks: list[FlushTask]) -> bool:
             task.write_only()
         return disk.sync_all(path)
     except OSError as error:
-        logger.warning("%s is synced file by file: %s", path, error)
+        logger.warning("syncing %s file by file: %s", path, error)
         return False
 
 

@@ -1,14 +1,20 @@
-"""What of a log is known to be on the device, and the task that makes it more.
+"""The durability of one log: which bytes are on the device, and the task that syncs more.
 
-Group commit: however many appends arrive while a sync runs, the next one covers them all. The owner's thread decides
-(`begin`, `finish`), any thread runs the task, which only syncs. Invariants: the recovery point moves only after every
-byte below it, the directory entries that lead there and the leader epochs that describe it are on the device; an offset
-that the flush policy covers is never below `committable_offset` before it is.
+Group commit: one sync covers all appends that arrived during the last one. The owner's thread decides (`begin`,
+`finish`); any thread runs the task, which only syncs. Invariants: the recovery point moves only after every byte below
+it, the directory entries of its files and its leader epochs are on the device; under the flush policy
+`committable_offset` never passes a record that is not on the device.
 """
 
 from __future__ import annotations
 
-from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE, encode_leader_epochs, replace_file
+from tidelog.storage.files.checkpoints import (
+    LEADER_EPOCH_FILE,
+    TRANSACTION_SUMS_FILE,
+    encode_leader_epochs,
+    encode_transaction_sums,
+    replace_file,
+)
 from tidelog.storage.files.disk import Disk, File, is_exhaustion
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX
@@ -17,9 +23,12 @@ from tidelog.storage.segments.segments import Segments
 
 
 class FlushTask:
-    """Everything one flush syncs, fixed on the owner's thread."""
+    """The files that one flush syncs, collected on the owner's thread."""
 
-    __slots__ = ("_directories", "_disk", "_epochs", "_files", "_paths", "epochs", "error", "segments", "target_offset")
+    __slots__ = (
+        "_directories", "_disk", "_files", "_paths", "_replaced", "epochs", "error", "segments", "sums",
+        "target_offset",
+    )  # fmt: skip
 
     def __init__(self, disk: Disk, target_offset: int) -> None:
         self._disk = disk
@@ -28,8 +37,10 @@ class FlushTask:
         self._files: list[File] = []
         self._paths: list[str] = []
         self._directories: list[str] = []
-        self._epochs: tuple[str, bytes] | None = None
+        self._replaced: list[tuple[str, str, bytes]] = []
+        """(directory, name, content) of the small files to replace."""
         self.epochs: LeaderEpochs | None = None
+        self.sums: dict[int, tuple[int, int]] | None = None
         self.error: OSError | None = None
 
     def add_segment(self, segment: Segment) -> None:
@@ -54,19 +65,23 @@ class FlushTask:
         self._directories.extend(paths)
 
     def set_epochs(self, directory: str, epochs: LeaderEpochs) -> None:
-        self._epochs = (directory, encode_leader_epochs(epochs))
+        self._replaced.append((directory, LEADER_EPOCH_FILE, encode_leader_epochs(epochs)))
         self.epochs = epochs
 
+    def set_sums(self, directory: str, sums: dict[int, tuple[int, int]]) -> None:
+        self._replaced.append((directory, TRANSACTION_SUMS_FILE, encode_transaction_sums(sums)))
+        self.sums = sums
+
     def write_only(self) -> None:
-        """In place of `run`, when the caller syncs everything at once before it finishes the flush."""
-        if self._epochs is not None:
-            replace_file(self._disk, self._epochs[0], LEADER_EPOCH_FILE, self._epochs[1], sync=False)
+        """Replaces `run` if the caller syncs the whole file system before it finishes the flush."""
+        for directory, name, data in self._replaced:
+            replace_file(self._disk, directory, name, data, sync=False)
 
     def run(self) -> None:
-        """Sync; may run in any thread, once. A failure is kept for `finish_flush`."""
+        """Sync, once, on any thread. `finish_flush` raises a failure."""
         try:
-            if self._epochs is not None:
-                replace_file(self._disk, self._epochs[0], LEADER_EPOCH_FILE, self._epochs[1])
+            for directory, name, data in self._replaced:
+                replace_file(self._disk, directory, name, data)
             for file in self._files:
                 file.sync()
             for sync, paths in ((self._disk.sync_file, self._paths), (self._disk.sync_directory, self._directories)):
@@ -87,21 +102,32 @@ class Durability:
     """The flush state of one log."""
 
     __slots__ = (
-        "_directories", "_disk", "_paths", "_seal_in_task", "_task", "_truncated_to", "_unsynced_seal", "blocked_from",
-        "flush_messages", "is_abandoned", "is_wanted", "last_flush_ms", "recovery_point",
+        "_directories", "_disk", "_filed_sums", "_paths", "_seal_in_task", "_sums", "_task", "_truncated_to",
+        "_unsynced_seal", "blocked_from", "flush_messages", "is_abandoned", "is_wanted", "last_flush_ms",
+        "recovery_point",
     )  # fmt: skip
 
-    def __init__(self, disk: Disk, recovery_point: int, flush_messages: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        recovery_point: int,
+        flush_messages: int,
+        now_ms: int,
+        filed_sums: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
+        """`filed_sums`: the checksums of transaction indexes as their file has them; None without a file."""
         self._disk = disk
         self.recovery_point = recovery_point
         self.flush_messages = flush_messages
         self.blocked_from = -1
-        """First offset that may not be acknowledged before the next flush, -1: none."""
+        """The first offset that may not be acknowledged before the next flush, -1: none."""
         self.is_wanted = False
-        """A flush is wanted though no acknowledgement waits: a segment was rolled, or flush.ms has passed."""
+        """A flush is needed without a waiting acknowledgement: a segment was rolled, or flush.ms has passed."""
         self.last_flush_ms = now_ms
         self._paths: dict[str, None] = {}
         self._directories: dict[str, None] = {}
+        self._filed_sums = filed_sums
+        self._sums: dict[int, tuple[int, int]] | None = None  # to be written by the next flush
         self._task: FlushTask | None = None
         self._truncated_to = INT64_MAX
         self._unsynced_seal = INT64_MAX
@@ -110,7 +136,7 @@ class Durability:
 
     @property
     def checkpointable(self) -> int:
-        """The recovery point a start may go by: not past a segment whose indexes are not on the device yet."""
+        """The recovery point for the checkpoint: not above a segment whose indexes are not on the device yet."""
         return min(self.recovery_point, self._unsynced_seal, self._seal_in_task)
 
     @property
@@ -123,7 +149,7 @@ class Durability:
         return self._task is not None
 
     def note_append(self, first_offset: int, log_end_offset: int) -> None:
-        """Called for appends that reach `flush_at`."""
+        """Block acknowledgements from `first_offset` on. Called for appends that reach `flush_at`."""
         if self.blocked_from < 0 and log_end_offset - self.recovery_point >= self.flush_messages:
             self.blocked_from = first_offset
 
@@ -133,29 +159,40 @@ class Durability:
         return self.blocked_from >= 0 or (self.is_wanted and log_end_offset > self.checkpointable)
 
     def want_by_time(self, now_ms: int, flush_ms: int, log_end_offset: int) -> None:
-        """Have a flush due where records wait for the device longer than `flush_ms`."""
+        """Request a flush if records have waited for the device for `flush_ms`."""
         if now_ms - self.last_flush_ms >= flush_ms and log_end_offset > self.recovery_point:
             self.is_wanted = True
 
     def note_seal(self, segment: Segment) -> None:
-        """The segment was sealed; its indexes are in their files, not on the device."""
+        """The segment was sealed. Its indexes are in their files, but not on the device."""
         self._unsynced_seal = min(self._unsynced_seal, segment.next_offset - 1)
         self.is_wanted = True
 
     def is_settled(self, log_end_offset: int) -> bool:
-        """Nothing waits to be synced."""
+        """Whether nothing waits for a sync."""
         return self.checkpointable >= log_end_offset and not self._paths and not self._directories
 
     def note_path(self, path: str) -> None:
-        """A small file was written and is to be synced with the next flush."""
+        """A small file was written. The next flush syncs it."""
         self._paths[path] = None
 
     def note_directory(self, path: str) -> None:
-        """Something was created, renamed or removed in the directory."""
+        """A file was created, renamed or removed in the directory. The next flush syncs it."""
         self._directories[path] = None
 
+    def note_sums(self, segments: Segments, *, with_active: bool = False) -> bool:
+        """Let the next flush write the checksums of the transaction indexes, if they have changed. Whether they have.
+
+        After a kill the start scans the active segment, so that only a clean stop needs the checksum of its index.
+        """
+        segments.sums_are_stale = False
+        sums = segments.transaction_sums(with_active=with_active)
+        is_changed = sums != self._filed_sums and bool(sums or self._filed_sums is not None)
+        self._sums = sums if is_changed else None
+        return is_changed
+
     def moved(self, old: str, new: str) -> None:
-        """The log's directory was renamed while nothing was being synced."""
+        """The log's directory was renamed. No flush may be running."""
         assert self._task is None, "a flush knows the old names"
         self._paths = {path.replace(old, new, 1): None for path in self._paths}
         self._directories = {path.replace(old, new, 1): None for path in self._directories}
@@ -174,7 +211,7 @@ class Durability:
                     segment.seal()
                     task.add_paths(segment.paths()[1:])
                     self.note_directory(segments.directory)
-        except OSError:  # a file could not be opened or written: nothing has begun
+        except OSError:  # a file could not be opened or written: undo the start of the flush
             task.unpin()
             for segment, _ in task.segments:
                 segment.synced_bytes = -1
@@ -188,13 +225,18 @@ class Durability:
         if epochs.is_dirty:
             task.set_epochs(segments.directory, epochs)
             epochs.is_dirty = False
+        if segments.sums_are_stale:
+            self.note_sums(segments)
+        if self._sums is not None:
+            task.set_sums(segments.directory, self._sums)
+            self._sums = None
         return task
 
     def finish(self, task: FlushTask, log_end_offset: int, now_ms: int | None) -> None:
-        """Take over what the task made durable.
+        """Apply the result of the task.
 
-        OSError when it failed: the log must not be used any more, unless the process was only out of descriptors; then
-        all that the task was to sync waits for the next one.
+        Raises OSError if it failed: the log must not be used any more. After a mere shortage of resources it stays
+        usable, and the next flush syncs the same files.
         """
         task.unpin()
         if self.is_abandoned:
@@ -205,9 +247,11 @@ class Durability:
             if is_exhaustion(task.error):
                 self._note_again(task)
             raise task.error
+        if task.sums is not None:
+            self._filed_sums = task.sums
         if self._truncated_to == INT64_MAX:
             for segment, size_bytes in task.segments:
-                if segment.synced_bytes >= 0:  # else it was trimmed while the task ran
+                if segment.synced_bytes >= 0:  # otherwise it was trimmed during the task
                     segment.synced_bytes = max(segment.synced_bytes, size_bytes)
         self.recovery_point = max(self.recovery_point, min(task.target_offset, self._truncated_to))
         self._seal_in_task = INT64_MAX
@@ -224,12 +268,14 @@ class Durability:
         self._directories.update(dict.fromkeys(task.directories))
         if task.epochs is not None:
             task.epochs.is_dirty = True
+        if task.sums is not None and self._sums is None:
+            self._sums = task.sums
         self._unsynced_seal = min(self._unsynced_seal, self._seal_in_task)
         self._seal_in_task = INT64_MAX
         self.is_wanted = True
 
     def truncated(self, offset: int) -> bool:
-        """The log now ends at `offset`; True when the recovery point had to go back."""
+        """The log was truncated to `offset`. True if the recovery point moved back."""
         self._truncated_to = min(self._truncated_to, offset)
         self._unsynced_seal = min(self._unsynced_seal, max(0, offset - 1))
         if self.blocked_from >= offset:
@@ -240,11 +286,11 @@ class Durability:
         return False
 
     def started_at(self, offset: int) -> None:
-        """The log was emptied and begins at `offset`: there is nothing that is not on the device."""
+        """The log was emptied and begins at `offset`. Nothing waits for a sync."""
         self.recovery_point = offset
         self.blocked_from = -1
 
     def abandon(self) -> None:
-        """The log is being deleted; the outcome of a flush that runs no longer matters."""
+        """The log is deleted or unusable. The result of a running flush is ignored."""
         self.is_abandoned = True
         self._task = None

@@ -1,10 +1,9 @@
-"""Opening a log: tidying what a crash left, deciding what must be scanned, making anew whatever is derived.
+"""Opens a log: removes the remains of a crash, decides on the scan, rebuilds derived files.
 
 After a clean shutdown nothing is scanned. Otherwise every batch from the segment of the recovery point on is checked,
-and indexes, producer state and leader epochs are made from what is there. A bad batch is one of two things. What a loss
-of power may have kept from the device, above the recovery point, is a torn tail: the log ends before it, as in Kafka's
-LogLoader. Anything else is damage: the log goes on behind it. No state of any file keeps a log from opening. The
-scanning itself is `recovery.py`.
+and indexes, producer state and leader epochs are rebuilt from the batches. After a loss of power, a bad batch above the
+recovery point is a torn tail: the log ends before it, as in Kafka's LogLoader. Any other bad batch is damage: the log
+continues after it. No state of any file keeps a log from opening. `recovery.py` does the scan.
 """
 
 from __future__ import annotations
@@ -18,20 +17,23 @@ from tidelog.storage.files.checkpoints import (
     EXPLAINED_GAPS_FILE,
     LEADER_EPOCH_FILE,
     PARTITION_METADATA_FILE,
+    TRANSACTION_SUMS_FILE,
     CorruptCheckpoint,
     decode_explained_gaps,
     decode_leader_epochs,
     decode_partition_metadata,
+    decode_transaction_sums,
     read_if_exists,
 )
 from tidelog.storage.files.disk import Disk
+from tidelog.storage.log.misnamed import restore_names
 from tidelog.storage.log.recovery import examine_now, find_end, replay, scan_segment, take_over_findings
 from tidelog.storage.log.swap import finish_swaps
 from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, ProducerSnapshots
 from tidelog.storage.producers.producer_state import ProducerState
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe
 from tidelog.storage.segments.examination import UNKNOWN_END
-from tidelog.storage.segments.leader_epochs import LeaderEpochs, first_offset_of
+from tidelog.storage.segments.leader_epochs import LeaderEpochs, confirmed_log_start, first_offset_of
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.reader import headers
 from tidelog.storage.segments.segment import (
@@ -50,7 +52,7 @@ from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 logger = logging.getLogger("tidelog.storage")
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
-# A log this small, without producers, is sooner scanned again than given a snapshot.
+# For a small log without producers, another scan costs less than a snapshot.
 _SCANNED_AGAIN_BYTES_MAX: Final = 1024 * 1024
 _METADATA_SNAPSHOT_DELETED: Final = ".checkpoint.deleted"
 
@@ -65,26 +67,28 @@ class LoadedLog(NamedTuple):
     log_end_offset: int
     recovery_point: int
     lacks_producers: bool = False
-    """Damage hides batches that the producer state should know."""
+    """Damage hides batches that belong to the producer state."""
     gaps_explained_below: int = 0
     scanned_bytes: int = 0
-    """What was read and checked, because the last process did not close the log."""
+    """The scanned bytes, if the last process did not close the log."""
     cut_bytes: int = 0
-    """What of that was taken from the end."""
+    """The scanned bytes that were truncated at the end."""
     filed_epochs: tuple[tuple[int, int], ...] = ()
-    """(epoch, start offset) as the epoch file had them, where they were made anew from batches that were scanned."""
+    """(epoch, start offset) from the epoch file, if a scan has rebuilt the epochs from the batches."""
+    transaction_sums: dict[int, tuple[int, int]] | None = None
+    """The checksums of the transaction indexes, by base offset; None without a file of them."""
 
 
 class Checkpoints(NamedTuple):
-    """What the log directory's checkpoints say of one log."""
+    """The entries of one log in the log directory's checkpoints."""
 
     log_start_offset: int = 0
     recovery_point: int = 0
     cleaned_offset: int = -1
-    """Below it segments may end before the next one begins, if another broker's cleaner made them."""
+    """Below it segments may end before the next one begins, because a cleaner wrote them."""
     high_watermark: int = 0
     is_synced: bool = False
-    """Each append was synced before it was spoken of: what readable batches follow was not torn by a loss of power."""
+    """Each append was synced before its acknowledgement: bad bytes before a readable batch are no torn tail."""
 
 
 class Ending(Enum):
@@ -106,9 +110,9 @@ def load_log(
     jitter_ms: int,
     on_loss: Callable[[], None] = lambda: None,
 ) -> LoadedLog:
-    """Open the log in `directory`, which exists. OSError, and nothing else, passes up.
+    """Open the log in `directory`, which exists. Raises only OSError.
 
-    `on_loss` is called before something is cut from the end that may have been acknowledged.
+    `on_loss` is called before a truncation that may lose acknowledged records.
     """
     loader = _Loader(disk, directory, config, checkpoints, ending, now_ms, jitter_ms)
     loader.on_loss = on_loss
@@ -118,7 +122,7 @@ def load_log(
 def new_log(
     disk: Disk, directory: str, config: LogConfig, topic_id: bytes, *, now_ms: int, jitter_ms: int
 ) -> LoadedLog:
-    """An empty log in a directory that is new."""
+    """An empty log in a new directory."""
     segment = Segment.create(disk, directory, 0, config, now_ms, jitter_ms)
     segments = Segments(disk, directory, [segment])
     return LoadedLog(segments, ProducerState(), ProducerSnapshots(disk, directory), LeaderEpochs(), topic_id, 0, 0, 0)
@@ -144,22 +148,41 @@ class _Loader:
         self.snapshot_offset = 0
         self.scanned_bytes = self.cut_bytes = 0
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
-        self.names, orphans = _tidy(disk, directory)
-        self.epochs, self.epochs_are_whole = self._read_epochs()
         self.gaps_explained_below = self._read_explained_gaps()
-        earliest = self.epochs.earliest
-        self.first_offset = first_offset_of(self.epochs, self.epochs_are_whole, checkpoints.log_start_offset, orphans)
-        if earliest is not None and not checkpoints.is_synced and earliest[1] < checkpoints.log_start_offset:
-            # The epoch file is written before the checkpoint is: one of them is damaged, and nothing is to be deleted
-            # for it.
-            self.checkpoints = checkpoints._replace(log_start_offset=earliest[1])
+        cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
+        if config.is_compacted or checkpoints.is_synced:  # the metadata log is read whole at each start
+            cleaned_below = INT64_MAX
+        self.names, orphans = _tidy(disk, directory, cleaned_below)
+        self.epochs, self.epochs_are_whole = self._read_epochs()
+        self.transaction_sums = self._read_transaction_sums()
+        if not checkpoints.is_synced:  # the log start of the metadata log comes from the names of its snapshots
+            self._confirm_log_start()
+        known_end = max(checkpoints.high_watermark, *_offsets_of(self.names, LOG_SUFFIX), 0)
+        is_possible = checkpoints.log_start_offset <= known_end  # no log starts above its high watermark
+        log_start_offset = (checkpoints if is_possible else self.checkpoints).log_start_offset
+        self.first_offset = first_offset_of(self.epochs, self.epochs_are_whole, log_start_offset, orphans)
         self.producers = ProducerState()
         self.snapshots = ProducerSnapshots(disk, directory, _offsets_of(self.names, SNAPSHOT_SUFFIX))
         self.changed = False
 
+    def _confirm_log_start(self) -> None:
+        before = self.checkpoints.log_start_offset
+        first_base_offset = min(_offsets_of(self.names, LOG_SUFFIX), default=INT64_MAX)
+        log_start_offset = confirmed_log_start(
+            self.epochs, self.epochs_are_whole, before, first_base_offset, self.checkpoints.high_watermark
+        )
+        if log_start_offset < before:
+            logger.warning(
+                "%s: its leader epochs do not confirm the checkpointed log start %d, so it starts at %d",
+                self.directory,
+                before,
+                log_start_offset,
+            )
+            self.checkpoints = self.checkpoints._replace(log_start_offset=log_start_offset)
+
     def load(self) -> LoadedLog:
         segments = self._drop_deleted(self._open_segments())
-        if not self.checkpoints.is_synced:  # the metadata log begins with a snapshot, and is read whole
+        if not self.checkpoints.is_synced:  # the metadata log begins with a snapshot instead of a first segment
             segments = self._with_first(segments)
         first_unflushed = len(segments)
         if not self.is_clean and segments:
@@ -178,7 +201,10 @@ class _Loader:
         if segments and log_end_offset < self.checkpoints.log_start_offset:
             self.on_loss()
             logger.warning(
-                "%s ends at %d, below its log start %d: begun anew", self.directory, log_end_offset, log_start_offset
+                "%s ends at %d, below its log start %d: starting an empty log",
+                self.directory,
+                log_end_offset,
+                log_start_offset,
             )
             self._remove(segments)
             segments = []
@@ -199,7 +225,7 @@ class _Loader:
         try:
             self._note_first_timestamp(active)
         except CorruptIndex as error:
-            logger.warning("%s is examined: %s", active.path, error)
+            logger.warning("examining %s: %s", active.path, error)
             examine_now(active)
             take_over_findings(active)
             self._note_first_timestamp(active)
@@ -229,6 +255,7 @@ class _Loader:
             self.scanned_bytes,
             self.cut_bytes,
             tuple(self.filed_epochs),
+            self.transaction_sums,
         )
 
     def _note_first_timestamp(self, active: Segment) -> None:
@@ -237,11 +264,11 @@ class _Loader:
             break
 
     def _lacks_producers(self, segments: list[Segment]) -> bool:
-        """Whether damage lies behind the snapshot that the producer state began with."""
+        """Whether there is damage after the snapshot on which the producer state is based."""
         return any(each.end_offset > self.snapshot_offset for segment in segments for each in segment.damage)
 
     def _find_end(self, segments: list[Segment]) -> int:
-        """After a clean stop: where the log ends. If its last segment lacks records, a new one begins behind them."""
+        """The log end after a clean stop. If the last segment lacks records, a new segment begins after them."""
         active = segments[-1]
         tail = find_end(active, self._end_of_checkpoints(), is_suspect=self.suspects_end)
         if tail is not None:
@@ -249,26 +276,26 @@ class _Loader:
         return segments[-1].next_offset
 
     def _end_of_checkpoints(self) -> int:
-        """Where the log ended at least, if the checkpoints are right."""
+        """A lower bound of the log end, from the checkpoints."""
         recovery_point, high_watermark = self.checkpoints.recovery_point, self.checkpoints.high_watermark
         return recovery_point if self.ending is Ending.POWER_LOSS else max(recovery_point, high_watermark)
 
     def _end_in_damage(self, segments: list[Segment], tail: DamagedRange) -> None:
-        """Behind the last whole batch of the log, bytes that are none, or nothing, where records should be.
+        """After the last whole batch of the log there are invalid bytes, or records are missing.
 
-        Checkpoints carry no checksum, so that two of them must agree on how many those are. Then the log goes on behind
-        them, in a new segment. Else it is cut, and does not speak for what it lost.
+        Checkpoints have no checksum, so two of them must agree on the number of these records. Then a new segment
+        begins after them. Otherwise the log is truncated, and a possible loss is reported.
         """
         active, checkpoints = segments[-1], self.checkpoints
         end_offset = min(checkpoints.recovery_point, checkpoints.high_watermark)
         lost_bytes = active.size_bytes - tail.position
         if self.ending is Ending.KILLED and checkpoints.high_watermark - tail.first_offset <= lost_bytes:
-            end_offset = checkpoints.high_watermark  # those bytes can hold so many records
+            end_offset = checkpoints.high_watermark  # the lost bytes can hold this many records
         is_preallocated = self.config.preallocate and _is_zeros(active, tail.position)
         may_be_torn = self.ending is Ending.POWER_LOSS or is_preallocated
         if tail.first_offset < self._end_of_checkpoints() or (lost_bytes and not may_be_torn):
             logger.error(
-                "%s lacks what may have been acknowledged, from offset %d on", self.directory, tail.first_offset
+                "%s lacks records that may have been acknowledged, from offset %d on", self.directory, tail.first_offset
             )
             self.on_loss()
         if end_offset <= tail.first_offset:
@@ -323,14 +350,14 @@ class _Loader:
         )
 
     def _with_first(self, segments: list[Segment]) -> list[Segment]:
-        """With an empty first segment, which is damaged, where the log's first file is missing.
+        """The segments, with an empty and damaged first segment if the log's first file is missing.
 
-        The log start is on the device before a file below it goes: records above it were not deleted.
+        The log start offset is synced before a file below it is removed, so records above it were not deleted.
         """
         if not segments:
             return self._with_only()
         first = segments[0]
-        # A cleaned segment has an index beside it, even an empty one. This one was begun by a start that found no file.
+        # Even an empty cleaned segment has index files. One without them was created here by an earlier start.
         is_left_empty = len(segments) > 1 and not first.size_bytes and not _has_index_files(self.names, first)
         if first.base_offset > self.first_offset:
             segments = [self._begin_missing(self.first_offset), *segments]
@@ -345,13 +372,13 @@ class _Loader:
         return segments
 
     def _with_only(self) -> list[Segment]:
-        """The same where the log has no segment, if it had records: what is missing is then at its end."""
+        """`_with_first` for a log without segments: a damaged segment if the log had records, otherwise none."""
         start = self.checkpoints.log_start_offset if self.first_offset == INT64_MAX else self.first_offset
         is_end_known = self._end_of_checkpoints() > start
         was_emptied = self.epochs_are_whole and not len(self.epochs)
         if was_emptied or not (is_end_known or len(self.epochs)):
             return []
-        logger.error("%s has no segment, though it had records", self.directory)
+        logger.error("%s has no segment, but it had records", self.directory)
         if not is_end_known and self.ending is not Ending.POWER_LOSS:
             self.on_loss()
         return [self._begin_missing(start)]
@@ -361,9 +388,9 @@ class _Loader:
         return self._open_segment(base_offset, 0, has_transaction_index=False)
 
     def _drop_deleted(self, segments: list[Segment]) -> list[Segment]:
-        """Without the segments that lie wholly below the log start.
+        """Remove the segments that lie wholly below the log start offset.
 
-        Their deletion may have reached the device for some and not for others: a gap there is none of the log.
+        A crash may have deleted some of them and not others, so a gap there is not damage.
         """
         count = 0
         while count + 1 < len(segments) and segments[count + 1].base_offset <= self.checkpoints.log_start_offset:
@@ -374,14 +401,14 @@ class _Loader:
         return segments[count:]
 
     def _read_epochs(self) -> tuple[LeaderEpochs, bool]:
-        """The cache, and whether it is to be believed below the recovery point."""
+        """The leader epochs, and whether they are reliable below the recovery point."""
         data = read_if_exists(self.disk, f"{self.directory}/{LEADER_EPOCH_FILE}")
         if not data:
             return LeaderEpochs(), False
         try:
             return LeaderEpochs(decode_leader_epochs(data)), True
         except CorruptCheckpoint as error:
-            logger.warning("%s/%s is rebuilt from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
+            logger.warning("rebuilding %s/%s from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
             return LeaderEpochs(), False
 
     def _read_explained_gaps(self) -> int:
@@ -392,8 +419,19 @@ class _Loader:
         try:
             return decode_explained_gaps(data)
         except CorruptCheckpoint as error:
-            logger.warning("%s is unreadable, so that gaps are to be explained again: %s", path, error)
+            logger.warning("cannot read %s, gaps in the log must be explained again: %s", path, error)
             return 0
+
+    def _read_transaction_sums(self) -> dict[int, tuple[int, int]] | None:
+        path = f"{self.directory}/{TRANSACTION_SUMS_FILE}"
+        data = read_if_exists(self.disk, path)
+        if not data:
+            return None
+        try:
+            return decode_transaction_sums(data)
+        except CorruptCheckpoint as error:
+            logger.warning("cannot read %s, writing a new one: %s", path, error)
+            return None
 
     def _read_topic_id(self) -> bytes | None:
         data = read_if_exists(self.disk, f"{self.directory}/{PARTITION_METADATA_FILE}")
@@ -402,7 +440,7 @@ class _Loader:
         try:
             return decode_partition_metadata(data)
         except CorruptCheckpoint as error:
-            logger.warning("%s/%s is unreadable: %s", self.directory, PARTITION_METADATA_FILE, error)
+            logger.warning("cannot read %s/%s: %s", self.directory, PARTITION_METADATA_FILE, error)
             return None
 
     def _remove(self, segments: list[Segment]) -> None:
@@ -419,20 +457,20 @@ class _Loader:
         return max(0, sum(1 for segment in segments if segment.base_offset <= point) - 1)
 
     def _check_indexes(self, segments: list[Segment], first_unflushed: int) -> int:
-        """Mend the indexes of the segments below `first_unflushed`; from which segment on to scan after all."""
+        """Repair the indexes of the segments before `first_unflushed`. The index of the first segment to scan."""
         for number in range(first_unflushed):
             segment = segments[number]
             try:
-                _ = segment.transaction_index.rows
+                self._check_transaction_index(segment)
             except CorruptTransactionIndex as error:
-                logger.warning("the log is scanned from there on: %s", error)
-                return number  # only a replay of the producers can make it anew
+                logger.warning("scanning the log from there on: %s", error)
+                return number  # only a replay of the producer state can rebuild it
             try:
                 segment.load_indexes()
                 if number + 1 < len(segments):
                     segment.check_indexes_end_below(segments[number + 1].base_offset)
             except CorruptIndex as error:
-                logger.warning("an index is rebuilt: %s", error)
+                logger.warning("rebuilding an index: %s", error)
                 if number + 1 == len(segments):
                     segment.begin_rebuild()
                     self.suspects_end = True
@@ -443,18 +481,33 @@ class _Loader:
                 segment.forget_indexes()
         return first_unflushed
 
-    # What is derived from the log
+    def _check_transaction_index(self, segment: Segment) -> None:
+        """Raises CorruptTransactionIndex if the index of aborted transactions is not what was written.
+
+        Without the right rows, a reader of committed records would get aborted ones.
+        """
+        index = segment.transaction_index
+        known = index.checksum
+        if self.transaction_sums is None or index.lacks_rows:
+            return
+        expected = self.transaction_sums.get(segment.base_offset, (0, 0))
+        if known != expected:
+            raise CorruptTransactionIndex(f"{index.path} is not what was written: {known}, not {expected}")
+
+    # Producer state and leader epochs
 
     def _load_producers(self, segments: list[Segment], log_start_offset: int, end_offset: int) -> None:
-        """The producer state at `end_offset`: the newest usable snapshot, and the batches after it."""
+        """Load the producer state at `end_offset` from the newest usable snapshot and the batches after it."""
         entries, offset = self.snapshots.load_latest(log_start_offset, end_offset)
         self.snapshot_offset = offset
         self.producers.load(entries, offset)
         replay(self.producers, segments, end_offset)
 
     def _epochs_reach(self, log_start_offset: int) -> bool:
-        """Whether the cache tells of the first record. After a crash the log may start earlier than it knows; a file
-        that was cut, or that has a wrong offset, may be readable all the same."""
+        """Whether the leader epochs cover the first record.
+
+        After a crash the log may start before them. A truncated or wrong epoch file may still be readable.
+        """
         earliest = self.epochs.earliest
         return self.epochs_are_whole and earliest is not None and earliest[1] <= log_start_offset
 
@@ -464,14 +517,15 @@ class _Loader:
             try:
                 self._note_epochs(segment)
             except CorruptIndex as error:
-                logger.warning("%s is examined: %s", segment.path, error)
+                logger.warning("examining %s: %s", segment.path, error)
                 examine_now(segment)
                 take_over_findings(segment)
                 self._note_epochs(segment)
         entries = list(self.epochs)
         is_hidden = any(each.holds(log_start_offset) for segment in segments for each in segment.damage)
         if entries and entries[0][1] > log_start_offset and not is_hidden:
-            # The first records were compacted; else every start would take the file for a cut one.
+            # The first records were compacted. The first epoch must begin at the log start, or every start would
+            # rebuild the epochs.
             self.epochs.clear()
             for number, (epoch, start_offset) in enumerate(entries):
                 self.epochs.assign(epoch, start_offset if number else log_start_offset)
@@ -484,9 +538,9 @@ class _Loader:
     # Scanning
 
     def _recover(self, segments: list[Segment], first_unflushed: int) -> tuple[list[Segment], int]:
-        """Scan the segments from `first_unflushed` on; those that are left, and the log end offset."""
+        """Scan the segments from `first_unflushed` on. The remaining segments, and the log end offset."""
         next_offset = segments[first_unflushed].base_offset
-        # Epochs of what is scanned are taken from the batches: the file may speak of a tail that an earlier crash took.
+        # The epochs of scanned segments come from the batches: the file may have epochs of a tail lost in a crash.
         self.filed_epochs = list(self.epochs)
         self.epochs.truncate_from_end(next_offset)
         if not first_unflushed:
@@ -504,14 +558,14 @@ class _Loader:
                 self._end_in_damage(segments, tail)
                 later = segments[index + 1 :]
             elif index and not later and self._may_have_held_records(segment):
-                logger.error("%s is empty, and may have held what was acknowledged", segment.path)
+                logger.error("%s is empty, but may have held acknowledged records", segment.path)
                 self.on_loss()
             next_offset = segments[-1].next_offset if tail is not None else segment.next_offset
-            # Once a segment is rolled after it, no start scans it again: then its indexes must be on the device. An
-            # empty one is scanned again, or filled and synced as it is rolled.
+            # A start does not scan a segment again after the next one is rolled, so its indexes must be on the device
+            # then. An empty segment is scanned again, or it is synced after an append and a roll.
             is_done = next_offset <= self.checkpoints.recovery_point
             if not later and not is_done and not _has_index_files(self.names, segment) and segment.end_rebuild():
-                break  # as if it had never been closed: two files less for each of thousands of small logs
+                break  # keeps the empty indexes in memory, which saves two files for each of thousands of small logs
             if segment.seal() and segment.size_bytes and is_done:
                 segment.sync_indexes()
             if tail is not None:
@@ -521,7 +575,7 @@ class _Loader:
         return segments, next_offset
 
     def _scan(self, segment: Segment, later: list[Segment]) -> DamagedRange | None:
-        """Scan one segment. Where the log ends in it: what is behind that, if anything is or should be."""
+        """Scan one segment. If the log ends in it and bytes or records are missing or left after that, their range."""
         end_offset = later[0].base_offset if later else UNKNOWN_END
         epoch_max = later[0].epoch_at(0) if later else -1
         rest = scan_segment(
@@ -534,22 +588,22 @@ class _Loader:
                 return DamagedRange(size, size, next_offset, UNKNOWN_END, "what was there is missing")
             return None
         if later and next_offset == later[0].base_offset:
-            segment.cut(rest.position)  # preallocated bytes: the next segment goes on there
+            segment.cut(rest.position)  # removes preallocated bytes: the next segment continues at this offset
             return None
-        self._remove(later)  # first, or a crash before the cut would leave them behind the gap
+        self._remove(later)  # before the truncation: a crash between the two must not leave them after a gap
         return rest._replace(first_offset=next_offset)
 
     def _may_have_held_records(self, active: Segment) -> bool:
-        """Whether the empty last segment of a killed process has lost what it held.
+        """Whether the empty last segment of a killed process may have lost its records.
 
-        A segment is begun behind others when there is a record for it. One that retention, or a cut, has left empty is
-        no longer above the high watermark once that is checkpointed.
+        A new segment is created only for a record. A segment that is empty after retention or a truncation is not above
+        the checkpointed high watermark.
         """
         is_killed = self.ending is Ending.KILLED and not self.checkpoints.is_synced
         return is_killed and not active.size_bytes and active.base_offset > self.checkpoints.high_watermark
 
     def _is_torn(self, damage: DamagedRange) -> bool:
-        """Whether a loss of power explains it: then the log ends there. Else it is damage, and the log goes on."""
+        """Whether a loss of power can have caused the bad bytes: then the log ends there. Otherwise it is damage."""
         if damage.end_offset < 0:
             return True  # nothing readable follows
         checkpoints = self.checkpoints
@@ -575,10 +629,10 @@ def _offsets_of(names: set[str], suffix: str) -> list[int]:
     return [int(name[:20]) for name in names if len(name) == length and name.endswith(suffix) and name[:20].isdecimal()]
 
 
-def _tidy(disk: Disk, directory: str) -> tuple[set[str], set[int]]:
-    """Remove what a crash may have left behind, finish interrupted swaps of segments.
+def _tidy(disk: Disk, directory: str, cleaned_below: int) -> tuple[set[str], set[int]]:
+    """Remove the remains of a crash, finish interrupted swaps of segments, and restore the names of segment files.
 
-    Returns the names that remain, and the base offsets of indexes that had no segment.
+    Returns the remaining file names, and the base offsets of indexes without a segment.
     """
     names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
     for name in sorted(names):
@@ -587,6 +641,7 @@ def _tidy(disk: Disk, directory: str) -> tuple[set[str], set[int]]:
             disk.remove(f"{directory}/{name}")
             names.discard(name)
     finish_swaps(disk, directory, names)
+    restore_names(disk, directory, names, cleaned_below)
     bases = set(_offsets_of(names, LOG_SUFFIX))
     orphans = set(_offsets_of(names, INDEX_SUFFIX)) - bases
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):

@@ -1,11 +1,11 @@
 """PartitionLog: one partition's log, tying segments, producer state, leader epochs and durability together.
 
-It begins and seals segments, cuts the log at either end and closes it: with its indexes whole and its producers in a
-snapshot, a start needs no scan. Batches are judged in `append.py`, sequences in `producer_state.py`, deletion in
-`retention.py`, what is durable in `flush.py`; finding bytes is `reader.py`. Everything runs on the owner's thread,
-except `FlushTask.run` and `ColdRead.warm`. Invariants: log start <= high watermark <= log end; an append either is in
-the log whole, or leaves it as it was; what the caller was told is never taken back except by truncation. After a crash
-at any point the log has no hole, and what was cut from its end does not come back behind what is appended later.
+It rolls and seals segments, truncates the log at both ends and closes it: with complete indexes and a snapshot of the
+producers, the next start needs no scan. `append.py` checks batches, `producer_state.py` sequences; `retention.py`
+decides on deletion, `flush.py` on durability; `reader.py` finds bytes. Everything runs on the owner's thread, except
+`FlushTask.run` and `ColdRead.warm`. Invariants: log start <= high watermark <= log end; an append is either in the log
+as a whole, or has no effect; only a truncation removes appended records. After a crash at any point the log has no
+gap, and truncated records do not come back after records appended later.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from tidelog.storage.segments.append import (
     AppendInfo,
     Batch,
     admit,
+    admit_own,
     admit_replicated,
     admit_usual,
 )
 from tidelog.storage.segments.append_rules import AppendRules
-from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, damage_at, describe
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.segments.examination import Findings, doubt_epochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
-from tidelog.storage.segments.lookup import TimestampOffset, end_before, facts_of, refresh_max_timestamp
+from tidelog.storage.segments.lookup import TimestampOffset, damage_before, end_before, facts_of, refresh_max_timestamp
 from tidelog.storage.segments.reader import ColdRead, Examination, ReadResult, read_from, read_tail
 from tidelog.storage.segments.retention import deletable_prefix, segment_jitter_ms
 from tidelog.storage.segments.segment import MAX_RELATIVE_OFFSET, Segment
@@ -57,11 +58,11 @@ __all__ = ["AppendInfo", "ColdRead", "CorruptLog", "PartitionLog", "ReadResult"]
 
 
 class CorruptLog(Exception):
-    """The log cannot be used any more; its partition goes offline, the node lives on."""
+    """The log cannot be used any more. Its partition goes offline, the node continues."""
 
 
 class CompactionUnderWay(Protocol):
-    """What the log tells the compaction that reads it (`compaction.Compaction`)."""
+    """The part of `compaction.Compaction` that the log uses during a cleaning."""
 
     retention_waits: bool
 
@@ -70,14 +71,14 @@ class CompactionUnderWay(Protocol):
 
 
 class PartitionLog:
-    """Opened and created by LogDirectory. Times are ms since 1970, given by the caller."""
+    """LogDirectory opens and creates it. Times are ms since 1970, passed by the caller."""
 
     __slots__ = (
-        "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "_flush_at", "_rules", "_segment_bytes",
-        "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability", "failure",
-        "gaps_explained_below", "high_watermark", "is_closed", "jitter_ms", "lacks_producers", "leader_epochs",
-        "log_end_offset", "log_start_offset", "may_be_cleaned", "partition", "producers", "segments", "snapshots",
-        "topic", "topic_id", "write_checkpoint",
+        "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "_flush_at", "_segment_bytes",
+        "accepted_losses", "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability",
+        "failure", "gaps_explained_below", "high_watermark", "is_closed", "jitter_ms", "lacks_producers",
+        "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition", "producers", "rules",
+        "segments", "snapshots", "topic", "topic_id", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -104,26 +105,31 @@ class PartitionLog:
         self.producers = loaded.producers
         self.snapshots = loaded.snapshots
         self.lacks_producers = loaded.lacks_producers
-        """Damage hides batches of producers: until it is repaired nothing tells whether a batch comes again."""
+        """Damage hides batches of producers: until its repair, duplicates of these cannot be detected."""
+        self.accepted_losses: frozenset[int] = frozenset()
+        """The first offsets of damaged ranges of which there is no copy."""
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.log_end_offset
         self.high_watermark = loaded.log_start_offset
-        self._checkpointed_start = loaded.log_start_offset
+        filed = None if loaded.leader_epochs.is_dirty else loaded.leader_epochs.earliest
+        self._checkpointed_start = (loaded.log_start_offset, filed)
         self.write_checkpoint = write_checkpoint
-        """Called when the recovery point or the log start goes back: checkpoints follow before any byte changes."""
+        """Called when the recovery point or the log start goes back, to write checkpoints before any byte changes."""
         self.failure: str | None = None
         self.is_closed = False
         self.gaps_explained_below = loaded.gaps_explained_below
-        """Offsets below may be missing from what is replicated, though not compacted: other replicas lack them."""
+        """Below this offset, fetched batches may have gaps without compaction, because all replicas have them."""
         self.cleaned_offset = -1
-        """Up to where the cleaner has compared keys (compaction), -1 unknown."""
+        """The end of the part that the cleaner has cleaned (compaction), -1 unknown."""
         self.may_be_cleaned = True
-        """Not while it is copied: the copy could miss a tombstone and keep what it has deleted."""
+        """False during a copy: the copy could miss a tombstone and keep the records that it has deleted."""
         self.compaction: CompactionUnderWay | None = None
         self._end_at_maintenance = -1
         self.clock_ms = now_ms
-        """Some time not long ago, for deadlines that need no precision."""
-        self.durability = Durability(disk, loaded.recovery_point, config.flush_messages, now_ms)
+        """A recent time, for deadlines that need no precision."""
+        self.durability = Durability(
+            disk, loaded.recovery_point, config.flush_messages, now_ms, loaded.transaction_sums
+        )
         self.durability.note_append(loaded.recovery_point, loaded.log_end_offset)
         self._flush_at = self.durability.flush_at
         self.jitter_ms = segment_jitter_ms(config, topic, partition)
@@ -133,9 +139,9 @@ class PartitionLog:
         return f"PartitionLog({self.topic}-{self.partition}, {self.log_start_offset}..{self.log_end_offset})"
 
     def set_config(self, config: LogConfig) -> None:
-        """Take over changed settings; an existing segment keeps its index sizes until it is rolled."""
+        """Apply changed settings. An existing segment keeps its index sizes until it is rolled."""
         self.config = config
-        self._rules = AppendRules(config)
+        self.rules = AppendRules(config)
         self._segment_bytes = config.segment_bytes
         self.jitter_ms = segment_jitter_ms(config, self.topic, self.partition)
         self.durability.flush_messages = config.flush_messages
@@ -157,10 +163,10 @@ class PartitionLog:
 
     @property
     def recovery_point(self) -> int:
-        """What a later start may go by: below it everything is on the device, indexes included.
+        """The recovery point for a later start: below it all bytes are on the device, indexes included.
 
-        Until the log is closed that is never the end of the active segment, whose indexes are only in memory: were it
-        the base of the next segment by then, a start would not scan this one.
+        While the log is open it is below the end of the active segment, whose indexes are only in memory. Otherwise,
+        after a roll at this offset, a start would not scan this segment.
         """
         active = self.segments.active
         if self.is_closed or not active.size_bytes:
@@ -168,11 +174,11 @@ class PartitionLog:
         return min(self.durability.checkpointable, active.next_offset - 1)
 
     def can_retry(self, error: BaseException) -> bool:
-        """What failed so has changed nothing and may succeed later: the process was only out of something."""
+        """Whether the failed operation changed nothing and may succeed later: it met only a shortage."""
         return is_exhaustion(error) and self.failure is None
 
     def set_high_watermark(self, offset: int) -> int:
-        """Move the high watermark, kept within the log; returns what it is now."""
+        """Move the high watermark, limited to the offsets of the log. Returns the new value."""
         high_watermark = offset if offset < self.log_end_offset else self.log_end_offset
         if high_watermark < self.log_start_offset:
             high_watermark = self.log_start_offset
@@ -184,7 +190,7 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """What read_committed may read up to: no open transaction, no unreplicated end of one, lies below it."""
+        """The bound for read_committed: below it all transactions are complete, and their markers are replicated."""
         if not self.producers.has_transactions:
             return self.high_watermark
         unstable = self.producers.first_unstable_offset
@@ -200,16 +206,15 @@ class PartitionLog:
     ) -> AppendInfo:  # fmt: skip
         """Check, stamp and append with one write. `batches` must be writable; it is stamped in place.
 
-        Raises KafkaError for what is refused, OSError when the disk refuses (the log is as it was, but its directory
-        should not be used any more), CorruptLog when the log is lost. `from_client` False is for the node's own
-        batches: control batches and several at once are allowed, sequences are not checked.
+        Raises KafkaError for a refused batch, OSError if the disk fails (the log is unchanged, but its directory should
+        not be used any more), CorruptLog if the log is unusable. `from_client` False is for the node's own batches:
+        control batches and several at once are allowed, and sequences are not checked.
         """
-        if from_client:
-            info = self._append_usual(batches, leader_epoch, now_ms)
-            if info is not None:
-                return info
+        info = self._append_usual(batches, leader_epoch, now_ms, from_client)
+        if info is not None:
+            return info
         first_offset = self.log_end_offset
-        data, admitted = admit(batches, first_offset, leader_epoch, now_ms, self._rules, from_client)
+        data, admitted = admit(batches, first_offset, leader_epoch, now_ms, self.rules, from_client)
         markers: dict[int, EndMarker] | None = None
         for batch in admitted:
             if batch[6] >= 0:
@@ -228,24 +233,23 @@ class PartitionLog:
                     repeated = self.producers.check(*sequences, False, from_client, now_ms)
                 if repeated is not None:
                     return self.repeated(repeated)
-        self._append(data, admitted, now_ms, markers)
+        self.append_admitted(data, admitted, now_ms, markers)
         if leader_epoch != self.leader_epochs.latest and leader_epoch >= 0:
             self.leader_epochs.assign(leader_epoch, first_offset)
-        append_time_ms = now_ms if self._rules.stamps_append_time else NO_APPEND_TIME
+        append_time_ms = now_ms if self.rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
 
-    def _append_usual(self, batch: memoryview, leader_epoch: int, now_ms: int) -> AppendInfo | None:
-        """Append what clients usually send; None, and nothing has changed, for a batch or a log that is not as usual.
+    def _append_usual(self, batch: memoryview, leader_epoch: int, now_ms: int, from_client: bool) -> AppendInfo | None:
+        """The fast path for a batch in the usual form. None, without a change, for another form or state of the log.
 
-        All of it is one function, because it runs for every produce. It takes nothing that the rest of
-        `append_as_leader` does not take, and leaves the log as that does (tests/properties/test_usual_appends.py).
+        It is one function, because it runs for every produce. It accepts only batches that the rest of
+        `append_as_leader` accepts, with the same effect on the log (tests/properties/test_usual_appends.py).
         """
-        usual = admit_usual(batch, now_ms, self._rules)
+        usual = admit_usual(batch, now_ms, self.rules) if from_client else admit_own(batch, self.rules)
         if usual is None:
             return None
         last_delta, max_timestamp, producer_id, producer_epoch, base_sequence = usual
-        size = len(batch)
-        first_offset = self.log_end_offset
+        size, first_offset = len(batch), self.log_end_offset
         last_offset = first_offset + last_delta
         segment = self.segments.active
         if (
@@ -282,10 +286,10 @@ class PartitionLog:
     def append_as_follower(
         self, batches: memoryview, now_ms: int, *, may_have_gaps: bool = False, epoch_max: int = INT64_MAX
     ) -> AppendInfo | None:
-        """Append what the leader, of epoch `epoch_max`, sent, offsets and all; None when no whole batch is in it.
+        """Append batches from the leader of epoch `epoch_max`, with their offsets. None if no batch is whole.
 
-        Raises UnexplainedGap where the first batch begins behind the log end though nothing can have been compacted;
-        from a gap behind it on, nothing is appended.
+        Raises UnexplainedGap if the first batch begins above the log end and compaction cannot be the cause. Batches
+        after a later gap of this kind are not appended.
         """
         no_gap_from = INT64_MAX if may_have_gaps or self.config.is_compacted else self.gaps_explained_below
         admitted = admit_replicated(batches, self.log_end_offset, no_gap_from, epoch_max)
@@ -297,19 +301,20 @@ class PartitionLog:
         for batch in admitted:
             has_markers = has_markers or bool(batch[5] & CONTROL_FLAG)
         if len(data) <= self._segment_bytes:
-            self._append(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
+            self.append_admitted(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
             if admitted[-1][9] > self.leader_epochs.latest:
                 self.leader_epochs.assign_appended(admitted)
-        else:  # the leader's segments, or what it may send at once, are larger
+        else:  # the fetched batches are larger than a segment here
             for batch in admitted:
                 piece, alone = data[batch[0] : batch[0] + batch[1]], [(0, *batch[1:])]
-                self._append(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
+                self.append_admitted(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
                 self.leader_epochs.assign_appended(alone)
         return AppendInfo(admitted[0][2], admitted[-1][3], NO_APPEND_TIME, self.log_start_offset, False)
 
-    def _append(self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None) -> None:
-        size = len(data)
-        last_offset = admitted[-1][3]
+    def append_admitted(
+        self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None
+    ) -> None:
+        size, last_offset = len(data), admitted[-1][3]
         max_timestamp = admitted[0][4] if len(admitted) == 1 else max(batch[4] for batch in admitted)
         segment = self.segments.active
         if (
@@ -339,7 +344,7 @@ class PartitionLog:
             self.durability.note_append(admitted[0][2], log_end_offset)
 
     def repeated(self, batch: SentBatch) -> AppendInfo:
-        append_time_ms = batch[4] if self._rules.stamps_append_time else NO_APPEND_TIME
+        append_time_ms = batch[4] if self.rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(batch[2], batch[3], append_time_ms, self.log_start_offset, True)
 
     def _accept_marker(self, marker: EndMarker | None) -> None:
@@ -359,14 +364,14 @@ class PartitionLog:
             raise KafkaError(
                 ErrorCode.RECORD_LIST_TOO_LARGE, f"{size_bytes} bytes do not fit a segment of {self._segment_bytes}"
             )
-        # Named by the log end even where a replicated log goes on later: a start can then tell a lost tail from a gap.
+        # The base offset is the log end, even before a gap: then a start can distinguish a lost tail from a gap.
         is_too_far = last_offset - self.log_end_offset > MAX_RELATIVE_OFFSET
         if is_too_far:
             self.segments.active.may_end_early = True
         return self.roll(now_ms, first_offset if is_too_far else self.log_end_offset)
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
-        """Begin a new segment at `base_offset`, by default the log end. An empty active segment is replaced."""
+        """Start a new segment at `base_offset`, by default the log end. An empty active segment is replaced."""
         base_offset = max(base_offset, self.log_end_offset)
         active = self.segments.active
         if active.size_bytes == 0:
@@ -399,10 +404,10 @@ class PartitionLog:
     # Reading
 
     def read(self, offset: int, max_bytes: int, upper_offset: int, *, min_one_batch: bool = True) -> ReadResult:
-        """Whole batches from the one that holds `offset`, stopping before `upper_offset`; empty at the bound.
+        """Whole batches from the one that holds `offset` to `upper_offset`; empty at this bound.
 
-        At most `max_bytes`, except that the first batch always comes whole if `min_one_batch`. Raises
-        OFFSET_OUT_OF_RANGE, ColdRead (warm it in a thread and ask again), DamagedRecords, OSError.
+        At most `max_bytes`, except that with `min_one_batch` the first batch is always returned. Raises
+        OFFSET_OUT_OF_RANGE, ColdRead (warm it on a thread and read again), DamagedRecords, OSError.
         """
         if offset < self.log_start_offset or offset > self.log_end_offset:
             raise KafkaError(
@@ -416,38 +421,39 @@ class PartitionLog:
         )
 
     def read_tail(self, offset: int, max_bytes: int, upper_offset: int) -> bytes | None:
-        """What `read` returns, if it was appended lately, reaches to the log's end and is small; else None. OSError."""
+        """The result of `read`, if it is recent, small and reaches the log end; otherwise None. Raises OSError."""
         return read_tail(self.segments.active, offset, max_bytes, upper_offset, self.leader_epochs)
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-        """Those with records in [from_offset, upper_offset), for a read_committed fetch."""
+        """The aborted transactions with records in [from_offset, upper_offset), for a read_committed fetch."""
         try:
             return lookup.aborted_between(self.segments, from_offset, upper_offset)
         except CorruptTransactionIndex as error:
-            logger.warning("an index of transactions is rebuilt: %s", error)
+            logger.warning("rebuilding an index of aborted transactions: %s", error)
             for segment in self.segments.from_offset(from_offset):
                 self.rebuild_transaction_index(segment)
             return lookup.aborted_between(self.segments, from_offset, upper_offset)
 
     def offset_for_timestamp(self, timestamp: int, *, wait: bool = True) -> TimestampOffset | None:
-        """The first record not older than `timestamp`, whatever is committed. ColdRead unless it may `wait`."""
+        """The first record not older than `timestamp`, committed or not. Raises ColdRead unless it may `wait`."""
         return self._examining(
             lambda: lookup.first_at_or_after(self.segments, timestamp, self.log_start_offset, wait=wait),
             self.log_start_offset, wait=wait,
         )  # fmt: skip
 
     def max_timestamp_offset(self, *, wait: bool = True) -> TimestampOffset | None:
-        """The first record that has the largest timestamp of the log. ColdRead unless it may `wait`."""
+        """The first record with the largest timestamp of the log. Raises ColdRead unless it may `wait`."""
         return self._examining(lambda: lookup.largest(self.segments, wait=wait), self.log_start_offset, wait=wait)
 
     def rebuild_transaction_index(self, segment: Segment) -> None:
-        """From the batches, with the producers as they were where the segment begins. Waits for the device."""
+        """Rebuild it from the batches and the producer state at the segment's start. Waits for the device."""
         rebuild_transaction_index(segment, list(self.segments), self.snapshots)
+        self.segments.sums_are_stale = True
 
     # Damage
 
     def damaged_ranges(self) -> list[tuple[Segment, DamagedRange]]:
-        """What of the log cannot be read, as far as is known, in the order of offsets."""
+        """The known damaged ranges of the log, in the order of offsets."""
         start = self.log_start_offset
         return [
             (segment, each) for segment in self.segments if segment.damage for each in segment.damage
@@ -455,9 +461,9 @@ class PartitionLog:
         ]  # fmt: skip
 
     def _examining(self, ask: Callable[[], T], offset: int, *, wait: bool) -> T:
-        """What `ask` returns, once every segment that is not what it should be has been examined.
+        """The result of `ask`. A segment with a wrong index or wrong batches is examined, and `ask` is repeated.
 
-        Without `wait` that is a thread's work: raises Examination, a ColdRead.
+        Without `wait` an examination needs a thread: raises Examination, a ColdRead.
         """
         examined: set[Segment] = set()
         while True:
@@ -466,7 +472,7 @@ class PartitionLog:
             except CorruptIndex as error:
                 segment = self._segment_of(error.path)
                 if segment is None or segment in examined:
-                    # Looked at as a whole, and it still is not what it says.
+                    # The segment has been examined, and still contradicts its index.
                     damage = DamagedRange(0, 0, offset, offset + 1, str(error))
                     raise DamagedRecords(error.path, damage) from None
                 examined.add(segment)
@@ -476,20 +482,20 @@ class PartitionLog:
                     if segment.unread is not None:
                         failure, segment.unread = segment.unread, None
                         raise failure from None
-                    logger.warning("%s-%d is examined: %s", self.topic, self.partition, error)
+                    logger.warning("examining a segment of %s-%d: %s", self.topic, self.partition, error)
                     raise Examination(segment, self.segments.epoch_behind(segment)) from None
                 self.adopt_findings(segment)
 
-    def repair_of(self, segment: Segment, damage: DamagedRange) -> RangeRepair:
-        """Begin to put copies in the place of what is damaged."""
+    def repair_of(self, segment: Segment, damage: DamagedRange, from_offset: int | None = None) -> RangeRepair:
+        """Start the repair of a damaged range, or with `from_offset` of its end."""
         if self.compaction is not None:
             self.compaction.give_up()
-        return RangeRepair(self, segment, damage)
+        return RangeRepair(self, segment, damage, from_offset=from_offset)
 
     def finish_repair(self, check: RepairCheck) -> bool:
-        """Take over what `check.run` found; False where the log has changed meanwhile. Raises OSError.
+        """Apply the result of `check.run`. False if the log has changed meanwhile. Raises OSError.
 
-        The state of producers is made anew once nothing is hidden from it.
+        The producer state is rebuilt when no damage is left.
         """
         is_done = finish_repair(check)
         if not self.damaged_ranges():
@@ -500,23 +506,24 @@ class PartitionLog:
         return is_done
 
     def _know_producers(self) -> bool:
-        """Whether the producer state is whole. It is made anew once no damage is left, for whatever reason."""
+        """Whether the producer state is complete. It is rebuilt when no damage is left."""
         if self.lacks_producers and not self.damaged_ranges():
             self.reload_producers()
         return not self.lacks_producers
 
     def accept_loss(self) -> None:
-        """No replica has what is damaged. It stays an error to read it; everything else goes on."""
+        """No replica has the damaged records. Reads of them still fail, but appends of producers work again."""
+        self.accepted_losses = frozenset(each.first_offset for _, each in self.damaged_ranges())
         self.lacks_producers = False
 
     def accept_gap(self, segment: Segment, damage: DamagedRange) -> None:
-        """Every other replica lacks these offsets, too, and no byte of this one is in doubt: they were compacted."""
+        """Accept missing offsets as compacted: every other replica lacks them too, and no bytes here are damaged."""
         segment.may_have_gaps = segment.may_end_early = True
         self.explain_gaps(damage.end_offset)
         segment.set_damage(tuple(each for each in segment.damage if each != damage))
 
     def explain_gaps(self, end_offset: int) -> None:
-        """Below `end_offset` every replica lacks what is missing between the batches; a start must know. OSError."""
+        """Record that all replicas have the gaps below `end_offset`, also for later starts. Raises OSError."""
         if end_offset <= self.gaps_explained_below:
             return
         replace_file(self.disk, self.directory, EXPLAINED_GAPS_FILE, encode_explained_gaps(end_offset))
@@ -525,18 +532,19 @@ class PartitionLog:
             segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset
 
     def reload_producers(self) -> None:
-        """The state of the producers, from the newest snapshot and the batches behind it. Waits for the device."""
+        """Rebuild the producer state from the newest snapshot and the batches after it. Waits for the device."""
         entries, offset = self.snapshots.load_latest(self.log_start_offset, self.log_end_offset)
         self.producers.load(entries, offset)
         replay(self.producers, list(self.segments), self.log_end_offset)
         self.producers.on_high_watermark(self.high_watermark)
-        self.lacks_producers = any(each.end_offset > offset for _, each in self.damaged_ranges())
+        hidden = (each.first_offset for _, each in self.damaged_ranges() if each.end_offset > offset)
+        self.lacks_producers = not self.accepted_losses.issuperset(hidden)
 
     def adopt_findings(self, segment: Segment) -> None:
-        """Take over what an examination of one segment has found. Raises OSError."""
+        """Apply the result of a segment's examination. Raises OSError."""
         findings, segment.findings = segment.findings, None
         if findings is None or findings.generation != segment.generation:
-            return  # the segment was cut since, and is examined again if it still is not what it should be
+            return  # the segment has changed since; it is examined again if it is still wrong
         doubt_epochs(findings, self.leader_epochs.epoch_for_offset, segment.proven)
         segment.adopt(findings)
         for damage in segment.damage:
@@ -552,21 +560,21 @@ class PartitionLog:
             self.durability.note_path(path)
 
     def correct_epochs(self, segment: Segment, findings: Findings) -> None:
-        """By what the batches of a segment say, once none of it is in doubt."""
+        """Correct the leader epochs from the batches of an undamaged segment."""
         if segment.damage:
             return
         segment.proven = ()
         start = max(segment.base_offset, self.log_start_offset)
         known = self.leader_epochs
-        # In a compacted log there are epochs of which no batch is left.
+        # Compaction may have removed all batches of an epoch.
         agrees = segment.may_have_gaps and all(
             known.epoch_for_offset(max(first, start)) == epoch for epoch, first in findings.epochs
         )
         if not agrees and known.correct(findings.epochs, start, findings.end_offset):
-            logger.warning("%s: leader epochs are taken from %s", self.directory, segment.path)
+            logger.warning("%s: reading leader epochs from the batches of %s", self.directory, segment.path)
 
     def doubt_epochs_above(self, leader_epoch: int) -> bool:
-        """Note as damaged what claims a later leader epoch than the partition has had; True if anything does."""
+        """Mark batches with a later leader epoch than the partition has had as damaged. True if there are any."""
         first_offset = self.leader_epochs.forget_above(leader_epoch, self._filed_epochs)
         self._filed_epochs = ()
         for segment in self.segments.from_offset(first_offset) if first_offset >= 0 else ():
@@ -578,34 +586,38 @@ class PartitionLog:
         return next((segment for segment in self.segments if path.startswith(segment.stem)), None)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(largest epoch not above `epoch`, its end offset), (-1, -1) when unknown."""
+        """(the largest epoch not above `epoch`, its end offset); (-1, -1) if unknown."""
         return self.leader_epochs.end_offset_for(epoch, self.log_end_offset)
 
+    def confirmed_end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """`end_offset_for_epoch`, confirmed by the batches there. Raises Examination, DamagedRecords."""
+        return self._examining(lambda: lookup.end_of_epoch(self, epoch), self.log_start_offset, wait=False)
+
     def assign_epoch(self, leader_epoch: int) -> None:
-        """This node leads from the log end on."""
+        """Note that this node leads in `leader_epoch` from the log end on."""
         self.leader_epochs.assign(leader_epoch, self.log_end_offset)
 
     # Durability
 
     @property
     def flush_due(self) -> bool:
-        """A flush should begin: acknowledgements wait for it, or it is time. False while one runs."""
+        """Whether a flush should start: acknowledgements wait for it, or it is due by time. False during a flush."""
         return self.durability.is_due(self.log_end_offset)
 
     @property
     def committable_offset(self) -> int:
-        """The log end, unless flush.messages makes records wait for the device: then the first that waits."""
+        """The log end, or with flush.messages the first record that waits for the device."""
         blocked_from = self.durability.blocked_from
         return self.log_end_offset if blocked_from < 0 else blocked_from
 
     def begin_flush(self) -> FlushTask:
-        """Fix what is to be synced; then `task.run()` in any thread, then `finish_flush(task)` here. Raises OSError."""
+        """Create a flush task: call `task.run()` on any thread, then `finish_flush(task)` here. Raises OSError."""
         return self.durability.begin(self.segments, self.leader_epochs, self.log_end_offset)
 
     def finish_flush(self, task: FlushTask, now_ms: int | None = None) -> None:
-        """Take over what the task synced. OSError when syncing failed: the device cannot be trusted any more.
+        """Apply the result of the task. Raises OSError if the sync failed: the device cannot be trusted any more.
 
-        After one that is mere exhaustion the log goes on, and another flush is due.
+        After a shortage of resources the log stays usable, and another flush is due.
         """
         try:
             self.durability.finish(task, self.log_end_offset, now_ms)
@@ -616,15 +628,15 @@ class PartitionLog:
         self._flush_at = self.durability.flush_at
 
     def flush(self) -> None:
-        """Begin, run and finish a flush, waiting for the device."""
+        """Begin, run and finish a flush. Waits for the device."""
         task = self.begin_flush()
         task.run()
         self.finish_flush(task)
 
-    # Shortening: cut at the end by truncation, at the start by retention and DeleteRecords
+    # Shortening: truncation at the end, retention and DeleteRecords at the start
 
     def truncate_to(self, offset: int) -> None:
-        """Cut the batch that holds `offset` and all after it, durably; the log then ends where the last batch does.
+        """Remove the batch that holds `offset` and all after it, durably. The log then ends after the batch before it.
 
         Raises OSError; see `can_retry`.
         """
@@ -633,7 +645,7 @@ class PartitionLog:
         self._flush_at = self.durability.flush_at
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Empty the log; the next record has `offset`. Raises as `truncate_to` does."""
+        """Empty the log; the next record gets `offset`. Raises OSError; see `can_retry`."""
         self._start_over_at(offset)
         self._know_producers()
         self._flush_at = self.durability.flush_at
@@ -651,15 +663,17 @@ class PartitionLog:
         probe_descriptors(self.disk, self.directory)
         segment = self.segments[self.segments.floor_index(offset)]
         position, end_offset = end_before(segment, offset)
-        damage = tuple(each for each in segment.damage if each.end_offset <= end_offset)
-        torn = damage_at(segment.damage, offset)
-        if torn is not None and torn.first_offset < offset:
-            # Records that may be acknowledged lie in the damage, below the cut: they are to be repaired, not given up.
-            damage = (*damage, DamagedRange(position, position, torn.first_offset, offset, torn.reason))
-        logger.info("%s-%d is truncated from %d to %d", self.topic, self.partition, self.log_end_offset, offset)
+        damage = damage_before(segment, offset, position, end_offset)
+        logger.info("truncating %s-%d from offset %d to %d", self.topic, self.partition, self.log_end_offset, offset)
+        is_complete = not self.lacks_producers and not self.damaged_ranges()
+        earlier = self.producers.earlier(end_offset) if is_complete else None
         try:
             self._cut(offset, segment, position, end_offset)
             segment.damage = damage
+            if earlier is not None:
+                self.producers.return_to(earlier)
+            else:  # takes seconds for a segment with small batches
+                self.reload_producers()
             if damage and damage[-1].position == damage[-1].end_position == segment.size_bytes:
                 segment.seal()
                 self.durability.note_seal(segment)
@@ -673,25 +687,22 @@ class PartitionLog:
         self.log_start_offset = min(self.log_start_offset, end_offset)
         self.cleaned_offset = min(self.cleaned_offset, end_offset)
         if self.durability.truncated(end_offset) or goes_back:
-            # Before any byte goes: a stale checkpoint would keep a later start from scanning what is appended next,
-            # or the cleaner from comparing its keys.
+            # First: a stale checkpoint would keep records appended next from a start's scan, or from the cleaner.
             self.write_checkpoint()
         later = sum(1 for segment in self.segments if segment.base_offset > offset)
         if later:
             self.segments.drop_last(later, self.clock_ms + self.config.file_delete_delay_ms)
         self.snapshots.delete_where(end_offset + 1, self.log_end_offset + 1)
-        _cut_segment(segment, position, end_offset)
+        segment.truncate(position, end_offset)
+        refresh_max_timestamp(segment)
         self.disk.sync_directory(self.directory)
         self.leader_epochs.truncate_from_end(end_offset)
         self.log_end_offset = end_offset
         self.high_watermark = min(self.high_watermark, end_offset)
-        entries, snapshot_offset = self.snapshots.load_latest(self.log_start_offset, end_offset)
-        self.producers.load(entries, snapshot_offset)
-        replay(self.producers, list(self.segments), end_offset)
 
     def _start_over_at(self, offset: int) -> None:
         probe_descriptors(self.disk, self.directory)
-        logger.info("%s-%d is emptied to start at %d", self.topic, self.partition, offset)
+        logger.info("emptying %s-%d: it starts at offset %d", self.topic, self.partition, offset)
         if self.compaction is not None:
             self.compaction.give_up()
         try:
@@ -705,7 +716,7 @@ class PartitionLog:
         self.log_start_offset = min(self.log_start_offset, offset)
         self.durability.truncated(self.log_start_offset)
         self.write_checkpoint()
-        # Before any file goes: a start would take a log that begins where no epoch does for one that lacks its first
+        # Before any file is removed: a start takes a log that begins after its first epoch for one without its first
         # file.
         self.leader_epochs.clear()
         replace_file(self.disk, self.directory, LEADER_EPOCH_FILE, encode_leader_epochs(self.leader_epochs))
@@ -720,7 +731,7 @@ class PartitionLog:
         self.durability.started_at(offset)
 
     def delete_records(self, offset: int) -> int:
-        """Move the log start to `offset` (-1: the high watermark), or OFFSET_OUT_OF_RANGE; the new low watermark."""
+        """Move the log start to `offset` (-1: the high watermark). The new log start. Raises OFFSET_OUT_OF_RANGE."""
         if offset == -1:
             offset = self.high_watermark
         if offset < 0 or offset > self.high_watermark:
@@ -737,9 +748,9 @@ class PartitionLog:
             self.producers.on_high_watermark(offset)
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
-        """Retention, time-based flushing, forgetting silent producers, removing files whose time has come.
+        """Apply retention, request flushes by time, expire producers, and remove files that are due.
 
-        Their paths are added to `doomed`, where that is given, and removing them is left to the caller.
+        If `doomed` is given, the paths of these files are added to it, and the caller removes them.
         """
         is_idle = self.log_end_offset == self._end_at_maintenance
         self._end_at_maintenance = self.log_end_offset
@@ -754,18 +765,18 @@ class PartitionLog:
         self.segments.release(keep_active=not is_idle)
 
     def _apply_retention(self, now_ms: int) -> None:
-        """Take the segments that may go out of the log, rolling first when the last one is among them."""
+        """Take the expired segments out of the log. If all are expired, roll a new one first."""
         if self.segments.active.size_bytes == 0 and len(self.segments) == 1:
             return
         if self.compaction is not None:
-            self.compaction.retention_waits = True  # else segments could go that are being read
+            self.compaction.retention_waits = True  # the cleaning reads segments that retention could remove
             return
         try:
             count = deletable_prefix(
                 facts_of(self.segments, self.disk), self.config, self.log_start_offset, self.high_watermark, now_ms
             )
         except CorruptIndex as error:
-            logger.warning("retention of %s waits: %s", self.directory, error)
+            logger.warning("cannot apply retention to %s now: %s", self.directory, error)
             return
         if not count:
             return
@@ -773,7 +784,7 @@ class PartitionLog:
             self.roll(now_ms)
         gone = self.segments.condemn_first(count)
         logger.info(
-            "%s-%d: %d segments up to offset %d may go", self.topic, self.partition, count,
+            "%s-%d: deleting %d segments below offset %d", self.topic, self.partition, count,
             self.segments.first.base_offset,
         )  # fmt: skip
         for segment in gone:
@@ -782,16 +793,19 @@ class PartitionLog:
         self._advance_log_start(self.segments.first.base_offset)
 
     def age_trust(self) -> None:
-        """Called from time to time: what was not appended, nor checked, since the last call but one is checked when
-        it is read next."""
+        """Called periodically: bytes neither appended nor checked since the call before the last one are checked at
+        their next read."""
         for segment in self.segments:
             segment.age_trust()
 
     def start_moved(self) -> bool:
-        """Whether the log starts elsewhere than at the last call, or than when it was opened."""
-        moved = self.log_start_offset != self._checkpointed_start
-        self._checkpointed_start = self.log_start_offset
-        return moved
+        """Whether the log start, or the epoch that begins there, has changed since the last call or the log's opening.
+
+        A start believes a log start above the first segment's base offset only if the epoch file confirms it.
+        """
+        start, earliest = self.log_start_offset, self.leader_epochs.earliest
+        (start_before, epoch_before), self._checkpointed_start = self._checkpointed_start, (start, earliest)
+        return start != start_before or (start > self.segments.first.base_offset and earliest != epoch_before)
 
     def keep_uncleaned(self) -> None:
         self.may_be_cleaned = False
@@ -799,14 +813,14 @@ class PartitionLog:
             self.compaction.give_up()
 
     def moved_to(self, directory: str) -> None:
-        """Its directory was renamed."""
+        """The log's directory was renamed."""
         self.durability.moved(self.directory, directory)
         self.directory = directory
         self.segments.moved_to(directory)
         self.snapshots.moved_to(directory)
 
     def begin_close(self) -> FlushTask | None:
-        """Write everything that a clean start relies on; the flush that puts it on the device, None if it is there."""
+        """Write the files that a clean start needs. The flush task for them; None if they are on the device."""
         if self.failure is not None:
             return None
         if self.compaction is not None:
@@ -822,11 +836,12 @@ class PartitionLog:
         if snapshot is not None:
             durability.note_path(snapshot)
             durability.note_directory(self.directory)
-        is_settled = durability.is_settled(self.log_end_offset) and active.synced_bytes >= 0
+        has_new_sums = durability.note_sums(self.segments, with_active=True)
+        is_settled = durability.is_settled(self.log_end_offset) and active.synced_bytes >= 0 and not has_new_sums
         return None if is_settled and not self.leader_epochs.is_dirty else self.begin_flush()
 
     def finish_close(self, task: FlushTask | None) -> None:
-        """Give back the files. OSError when the flush had failed."""
+        """Close the files. Raises OSError if the flush failed."""
         try:
             if task is not None:
                 self.finish_flush(task)
@@ -835,30 +850,16 @@ class PartitionLog:
             self.segments.release()
 
     def close(self) -> None:
-        """Leave everything on the device, so that a clean start needs no scan."""
+        """Flush everything to the device and close the log, so that a clean start needs no scan."""
         task = self.begin_close()
         if task is not None:
             task.run()
         self.finish_close(task)
 
     def abandon(self, why: str = "was deleted") -> None:
-        """Deleted, or out of reach: give back its files, sync nothing; a flush that runs may still be finished."""
+        """The log is deleted or unusable: close its files without a sync. A running flush may still be finished."""
         self.failure = f"{self.directory} {why}"
         self.durability.abandon()
         if self.compaction is not None:
             self.compaction.abandon()
-        self.segments.release()
-
-
-def _cut_segment(segment: Segment, position: int, end_offset: int) -> None:
-    """Cut file and indexes at `position`, where the batches before `end_offset` end."""
-    segment.offset_index.truncate(segment.offset_index.count_below(end_offset, 0))
-    segment.time_index.truncate(segment.time_index.count_below(end_offset, 1))
-    segment.transaction_index.truncate_to(end_offset)
-    segment.cut(position)
-    segment.next_offset = end_offset
-    segment.bytes_since_index_row = 0
-    segment.note_fullness()
-    if position == 0:
-        segment.set_first_batch_timestamp(-1)
-    refresh_max_timestamp(segment)
+        self.segments.abandon()

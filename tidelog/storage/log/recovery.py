@@ -1,7 +1,7 @@
-"""Reading a log again: finding its end, scanning for bad batches, making indexes and producer state anew.
+"""Recovery steps: find a log's end, scan for bad batches, rebuild indexes and producer state.
 
-What is to be done for which segment is decided in `loader.py`. Everything here waits for the device. Follows Kafka's
-LogSegment.recover and UnifiedLog.rebuildProducerState.
+`loader.py` decides which segment needs which step. All steps wait for the device. Follows Kafka's LogSegment.recover
+and UnifiedLog.rebuildProducerState.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("tidelog.storage")
 
 
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
-    """Bring the producer state from its end offset to `end_offset` by the batches in the log."""
+    """Advance the producer state from its end offset to `end_offset` with the batches in the log."""
     recall(producers, segments)
     for index, segment in enumerate(segments):
         if segment.base_offset >= end_offset:
@@ -39,7 +39,7 @@ def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -
         try:
             _replay_segment(producers, segment, end_offset)
         except CorruptIndex as error:
-            logger.warning("%s is examined: %s", segment.path, error)
+            logger.warning("examining %s: %s", segment.path, error)
             examine_now(segment)
             take_over_findings(segment)
             _replay_segment(producers, segment, end_offset)
@@ -56,10 +56,10 @@ def _replay_segment(producers: ProducerState, segment: Segment, end_offset: int)
 
 
 def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> DamagedRange | None:
-    """Set `next_offset` of the last segment, by its last index row and the batches after it.
+    """Set `next_offset` of the last segment from its last index row and the batches after it.
 
-    `expected_end`: where the log ended at least, as far as is known; what is behind the last batch is returned if that
-    ends before, or is not the end of the file. `is_suspect`: there is no index to go by.
+    `expected_end`: a known lower bound of the log end. Returns the range after the last batch if the log ends below
+    this bound, or if the file has more bytes. `is_suspect`: the index is unusable.
     """
     try:
         if is_suspect:
@@ -73,7 +73,7 @@ def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> Damage
         reason = f"ends at offset {segment.next_offset}, not {expected_end}"
     except CorruptIndex as error:
         reason = str(error)
-    logger.warning("%s is examined: %s", segment.path, reason)
+    logger.warning("examining %s: %s", segment.path, reason)
     findings = segment.examine(UNKNOWN_END)
     tail, findings.tail = findings.tail, None
     segment.next_offset = findings.end_offset
@@ -85,7 +85,7 @@ def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> Damage
 
 
 def find_end_by_walk(segment: Segment) -> None:
-    """Where a segment ends of which nothing is known, up to the first batch that cannot be one."""
+    """Set `next_offset` of a segment without other information: the segment ends at the first invalid batch."""
     try:
         for _, header in headers(segment):
             segment.next_offset = header.next_offset
@@ -94,12 +94,12 @@ def find_end_by_walk(segment: Segment) -> None:
 
 
 def examine_now(segment: Segment) -> None:
-    """Find the damage of a segment whose end is known, and make its indexes anew. Waits for the device."""
+    """Examine a segment whose end is known, for its damage and new indexes. Waits for the device."""
     segment.findings = segment.examine()
 
 
 def take_over_findings(segment: Segment) -> None:
-    """For a segment that was just examined while its log is being opened: indexes to their files, damage reported."""
+    """After an examination while the log is being opened: write the indexes to their files and log the damage."""
     findings, segment.findings = segment.findings, None
     assert findings is not None
     segment.adopt(findings)
@@ -119,12 +119,12 @@ def scan_segment(
     filed_epochs: Sequence[tuple[int, int]] = (),
     power_was_lost: bool = False,
 ) -> DamagedRange | None:
-    """Check every batch of a segment and index it; where the log ends in it, what is left behind that.
+    """Check and index every batch of a segment. If the log ends in it, return the rest of the file after that.
 
-    `producers` must stand at the segment's base offset and is brought to its end. `end_offset`: the offset after its
-    last record, UNKNOWN_END for the last segment. Damage that `is_torn` does not take for a torn tail is noted, and the
-    scan goes on behind it. `epoch_max`: the leader epoch of the next segment. What is derived from batches that are
-    damaged is taken from the files: `filed_epochs` (epoch, start offset), and the index of aborted transactions.
+    `producers` must be at the segment's base offset and is advanced to its end. `end_offset`: the offset after its last
+    record, UNKNOWN_END for the last segment. Damage that is not a torn tail by `is_torn` is recorded, and the scan
+    continues after it. `epoch_max`: the leader epoch of the next segment. For damaged batches the epochs come from
+    `filed_epochs` (epoch, start offset) and the transactions from the index of aborted transactions.
     `power_was_lost`: the epoch file may be older than the log.
     """
     filed_rows = segment.transaction_index.rows_or_none()
@@ -142,7 +142,7 @@ def scan_segment(
     for each in examiner.run():
         if isinstance(each, DamagedRange):
             if each.first_offset == each.end_offset and each.end_position == segment.size_bytes:
-                rest = each  # preallocated bytes behind the last batch
+                rest = each  # preallocated bytes after the last batch
                 break
             if is_torn(each):
                 rest = each
@@ -182,11 +182,11 @@ def scan_segment(
 def _doubt_scanned_epochs(
     edges: EpochEdges, epochs: LeaderEpochs, filed_epochs: Sequence[tuple[int, int]], power_was_lost: bool
 ) -> list[DamagedRange]:
-    """Single batches whose epoch the file contradicts: damage, until another replica's copy decides.
+    """Single batches whose epoch contradicts the epoch file. They count as damage until another replica's copy decides.
 
-    The file may lack what was appended last, so that it is asked only about what lies before the last epoch it knows,
-    and about epochs that are lower than it says. After a loss of power it is asked about the latter alone: the file may
-    be that of before a truncation.
+    The file may lack the latest epochs. So it counts only for batches before its last epoch, and for batches with a
+    lower epoch than it says. After a loss of power only the second case counts, because the file may be from before a
+    truncation.
     """
     filed = LeaderEpochs(filed_epochs)
     last_start = filed_epochs[-1][1] if filed_epochs else 0
@@ -206,7 +206,7 @@ def _doubt_scanned_epochs(
 
 
 def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots) -> None:
-    """Make the index of aborted transactions of one segment anew. What lies in damaged ranges is missing from it."""
+    """Rebuild the index of aborted transactions of one segment. It lacks transactions in damaged ranges."""
     start = segments[0].base_offset
     entries: list[ProducerEntry] = []
     for offset in reversed([each for each in snapshots.offsets if each <= segment.base_offset]):
@@ -231,7 +231,7 @@ def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapsho
 
 
 def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | None:
-    """The transaction marker in a control batch; None for the quorum's control records and for what is unreadable."""
+    """The transaction marker in a control batch; None for the quorum's control records and unreadable batches."""
     if header.producer_id < 0:
         return None
     try:
@@ -259,7 +259,7 @@ def aborted(completed: CompletedTransaction) -> AbortedTransaction:
 
 
 def markers_in(data: Buffer, batches: list[Batch]) -> dict[int, EndMarker]:
-    """Position in `data` -> transaction marker, of the control batches among `batches`."""
+    """Position in `data` -> transaction marker, for the control batches among `batches`."""
     markers: dict[int, EndMarker] = {}
     for batch in batches:
         if batch[6] >= 0 and batch[5] & CONTROL_FLAG:

@@ -1,22 +1,31 @@
-"""Putting whole copies of damaged batches in their place.
+"""Replaces damaged batches by copies from another replica.
 
-The batches come from another replica; who that is, is `broker/replicas/repairs.py`'s business. A copy is taken only if
-it is what was there: its CRC is right, its offsets fill the damaged range from its first on, and its leader epochs lie
-between those of the batches around it, so that a stale replica's records do not get in. While a range is being repaired
-it stays refused to readers, until all of it is on the device and the segment has been examined again. A crash in
-between leaves damage, which is found again.
+`broker/replicas/repairs.py` chooses the replica. A copy is accepted only if it equals the lost batches: its CRCs are
+right, its offsets fill the damaged range, or the start or the end of it, and its leader epochs lie between those of
+the neighbouring batches, so records of a stale replica are refused. Reads of the range fail until the copy is on the
+device and the segment has been examined again. A crash before that leaves damage, which the next start detects.
+Invariant: a repair that the log has outrun (truncated, deleted, moved, closed) changes nothing and raises nothing.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.protocol.batches.crc import crc32c
-from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, MAGIC, BatchHeader, iter_headers
-from tidelog.storage.files.disk import File
+from tidelog.protocol.batches.record_batch import (
+    ATTRIBUTES_OFFSET,
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    BatchHeader,
+    iter_headers,
+)
+from tidelog.storage.files.disk import File, is_full
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
-from tidelog.storage.segments.examination import Findings, examine
+from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
 from tidelog.storage.segments.reader import position_of, walk
 from tidelog.storage.segments.segment import Segment
 
@@ -28,11 +37,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.storage")
 
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of a range whose copy is not as long as what is damaged, which is held until it is whole."""
+"""Bound of a copy in memory. A copy of another length than the damaged range is kept there until it is complete."""
+
+
+_COPY_STEP_BYTES: Final = 1024 * 1024
+_SPARE_BYTES: Final = 64 * 1024 * 1024
+_SPARE_PARTS: Final = 20
+"""A segment is written anew only where that leaves this much of the volume, or the volume's 20th part, for appends."""
 
 
 class DamagedLog(Protocol):
-    """What is asked of a log that is repaired: a `PartitionLog`, or the files of a node that is stopped."""
+    """The log interface for repairs: a `PartitionLog`, or the files of a stopped node."""
 
     segments: Segments
     leader_epochs: LeaderEpochs
@@ -46,51 +61,82 @@ class DamagedLog(Protocol):
 
 
 class CopyRefused(Exception):
-    """What another replica sent cannot be what was there. `is_gap`: it has nothing there at all."""
+    """The batches from another replica cannot be the lost ones. `is_gap`: the replica has no batches there.
 
-    def __init__(self, message: str, *, is_gap: bool = False) -> None:
+    `is_of_other_epoch`: they are of another leader epoch than the epoch file says.
+    """
+
+    def __init__(self, message: str, *, is_gap: bool = False, is_of_other_epoch: bool = False) -> None:
         super().__init__(message)
         self.is_gap = is_gap
+        self.is_of_other_epoch = is_of_other_epoch
 
 
 class NoRoom(CopyRefused):
-    """The copy has another length than what is damaged, and the segment is appended to. Once it is rolled, there is."""
+    """The copy has another length than the damaged range, and the segment is active. It must be rolled first."""
+
+
+class NoSpace(OSError):
+    """The volume has no space for the copy. The damage stays, and the log can be used as before."""
+
+
+def is_present(log: DamagedLog, segment: Segment, damage: DamagedRange) -> bool:
+    """Whether the log is in use and has the segment with this damage."""
+    is_in_use = log.failure is None and not log.is_closed
+    return is_in_use and damage in segment.damage and any(one is segment for one in log.segments)
 
 
 class RangeRepair:
-    """Of one damaged range. `accept` what other replicas have, from `next_offset` on, then run `finish`'s task."""
+    """The repair of one damaged range: `accept` batches from `next_offset` on, then run the task from `finish`."""
 
     def __init__(
-        self, log: DamagedLog, segment: Segment, damage: DamagedRange, *, may_rewrite: bool | None = None
+        self,
+        log: DamagedLog,
+        segment: Segment,
+        damage: DamagedRange,
+        *,
+        may_rewrite: bool | None = None,
+        from_offset: int | None = None,
     ) -> None:
-        """`may_rewrite`: whether the segment may change its length; by default, whether it is not appended to."""
+        """`may_rewrite`: whether the segment may change its length. By default, whether it is not the active one.
+
+        `from_offset`: the repair is of the end of the range only, from the batch that begins with this offset on. The
+        copy is inserted after the damaged bytes.
+        """
         self.log = log
         self.segment = segment
         self.damage = damage
-        self.next_offset = damage.first_offset
+        self.next_offset = damage.first_offset if from_offset is None else from_offset
+        self._from_offset = self.next_offset
+        self._proven: list[ProvenBatches] = []
+        self._is_end_part = from_offset is not None
+        self.move_end: Callable[[DamagedRange, int], bool] | None = None
+        """`damaged_end.move_damaged_end` of this log, set if the other replica sends only committed records."""
+        self.is_committed = False
+        """A replica in sync sends these batches as committed: then the epoch file, which has no checksum, is wrong."""
         self._position = damage.position
         self._may_rewrite = segment is not log.segments.active if may_rewrite is None else may_rewrite
-        # Behind the last batch of a segment that is never appended to again there is room for any length.
+        # After the last batch of a closed segment there is room for any length.
         self._is_at_end = self._may_rewrite and damage.end_position >= segment.size_bytes
         self._ends_early = False  # the other replica's cleaner took the last records of the range
-        self._held: list[bytes] | None = None
+        self._held: list[bytes] | None = [] if self._is_end_part else None
         self._held_bytes = 0
         self._generation = segment.generation
         self._has_written = False
         epochs = log.leader_epochs
         first_offset, end_offset = damage.first_offset, damage.end_offset
-        # An epoch that begins in the range is known from before the damage: then the epoch of every batch is known.
+        # If the epoch file has an epoch that begins in the range, it has the epoch of every batch in the range.
         self._knows_epochs = any(first_offset <= start < end_offset for _, start in epochs)
         self._epoch = epochs.epoch_for_offset(damage.first_offset - 1) if damage.first_offset else -1
         self._epoch_max = epochs.epoch_for_offset(damage.end_offset)
         following = self._epoch_behind()
-        if 0 <= following != self._epoch_max:  # the epoch file is wrong here, or that batch is
+        if 0 <= following != self._epoch_max:  # the epoch file or this batch is wrong
             self._knows_epochs = False
             self._epoch = min(self._epoch, following)
             self._epoch_max = max(self._epoch_max, following)
 
     def _epoch_behind(self) -> int:
-        """The leader epoch that the batch behind the damage has, -1 where there is none, or none is readable."""
+        """The leader epoch of the batch after the damage, -1 if there is none or it is unreadable."""
         if self.damage.end_position < self.segment.size_bytes:
             return self.segment.epoch_at(self.damage.end_position)
         segments = self.log.segments
@@ -102,20 +148,13 @@ class RangeRepair:
 
     @property
     def is_obsolete(self) -> bool:
-        """The log has been cut or closed, its segment deleted or cleaned, or other damage found, since it began."""
-        log, segment = self.log, self.segment
-        return (
-            segment.generation != self._generation
-            or log.failure is not None
-            or log.is_closed
-            or self.damage not in segment.damage
-            or all(one is not segment for one in log.segments)
-        )
+        """Since the start the log was truncated or closed, its segment deleted or cleaned, or other damage detected."""
+        return self.segment.generation != self._generation or not is_present(self.log, self.segment, self.damage)
 
     def accept(self, data: memoryview) -> None:
-        """Whole batches of another replica, from the one that holds `next_offset` on.
+        """Accept whole batches of another replica, from the one that holds `next_offset` on.
 
-        What lies behind the range is left alone. Raises CopyRefused, OSError; what came before is kept.
+        Batches after the range are ignored. Raises CopyRefused, OSError; batches accepted before are kept.
         """
         if self.is_obsolete:
             raise CopyRefused("the log has changed since it was asked for")
@@ -127,11 +166,12 @@ class RangeRepair:
                     raise CopyRefused(f"it lacks offsets {self.next_offset} to {end_offset}, too", is_gap=is_gap)
                 self._ends_early = self.next_offset < end_offset
                 self.next_offset = end_offset
+                self._compare_behind(header, data[position : position + header.size_bytes])
                 break
             end = position + header.size_bytes
             if header.magic != MAGIC or crc32c(data[position + ATTRIBUTES_OFFSET : end]) != header.crc:
                 raise CopyRefused(f"its batch of offset {header.base_offset} is damaged, too")
-            if self._widen(header):
+            if self._widen(header) or self._move_end(header):
                 raise CopyRefused(
                     f"its batch of offsets {header.base_offset} to {header.next_offset} reaches beyond "
                     f"{self.damage.first_offset} to {end_offset}: all of it is to be repaired"
@@ -146,29 +186,59 @@ class RangeRepair:
                 )
             if not self._is_of_known_epoch(header) and not self._is_here(data[position:end]):
                 raise CopyRefused(
-                    f"its batch of offset {header.base_offset} is of leader epoch {header.partition_leader_epoch}"
+                    f"its batch of offset {header.base_offset} is of leader epoch {header.partition_leader_epoch}",
+                    is_of_other_epoch=True,
                 )
             self._put(data[position:end])
             self._epoch, self.next_offset = header.partition_leader_epoch, header.next_offset
-            if self.next_offset == end_offset:
-                break
+            self._note_proven(header)
+
+    def _compare_behind(self, header: BatchHeader, batch: memoryview) -> None:
+        """Compare the batch behind the range with the other replica's. Raises CopyRefused if they differ.
+
+        No CRC covers its base offset, and before it there was only damage: a wrong offset gives a record in the place
+        of another, and hides that one. Logs with a batch of the same offset and leader epoch have the same batch there.
+        """
+        segment, damage = self.segment, self.damage
+        found = segment.file.read_at(HEADER_SIZE, damage.end_position)
+        if damage.end_position >= segment.size_bytes or len(found) < HEADER_SIZE or segment.may_have_gaps:
+            return
+        own = BatchHeader._make(HEADER.unpack(found))
+        is_same = (own.crc, own.size_bytes) == (header.crc, header.size_bytes)
+        has_place = (own.base_offset, own.partition_leader_epoch) == (header.base_offset, header.partition_leader_epoch)
+        if is_same or not has_place or crc32c(batch[ATTRIBUTES_OFFSET:]) != header.crc:
+            return
+        wide = damage._replace(end_position=damage.end_position + own.size_bytes, end_offset=own.next_offset)
+        kept = [each for each in segment.damage if each != damage]
+        segment.set_damage(merged([*kept, wide._replace(reason="another replica has another batch behind it")]))
+        raise CopyRefused(f"its batch of offset {header.base_offset} is another one than here: that is to be repaired")
+
+    def _note_proven(self, header: BatchHeader) -> None:
+        proven = ProvenBatches(header.base_offset, header.next_offset, header.partition_leader_epoch)
+        if self._proven and self._proven[-1].leader_epoch == proven.leader_epoch:
+            proven = proven._replace(first_offset=self._proven.pop().first_offset)
+        self._proven.append(proven)
 
     def _is_of_known_epoch(self, header: BatchHeader) -> bool:
         epoch = header.partition_leader_epoch
-        if self._knows_epochs and epoch != self.log.leader_epochs.epoch_for_offset(header.base_offset) >= 0:
+        if (
+            self._knows_epochs
+            and not self.is_committed
+            and epoch != self.log.leader_epochs.epoch_for_offset(header.base_offset) >= 0
+        ):
             return False
         return epoch >= self._epoch and (self._epoch_max < 0 or epoch <= self._epoch_max)
 
     def _is_here(self, batch: memoryview) -> bool:
-        """Whether these very bytes lie where they belong: then the epoch file is wrong that puts them in doubt."""
+        """Whether the same bytes are in the file at this place: then the epoch file is wrong, not the batch."""
         if self._held is not None or self._position + len(batch) > self.damage.end_position:
             return False
         return self.segment.file.read_at(len(batch), self._position) == batch
 
     def _widen(self, header: BatchHeader) -> bool:
-        """Whether the other replica's batch reaches beyond the range; then what it overlaps here is damaged, too.
+        """Whether the other replica's batch reaches beyond the range: then the batches it overlaps are damaged too.
 
-        The range ends at bytes that were taken for a batch, behind others that were destroyed: they were its payload.
+        In this case the range ended at bytes that looked like a batch but were the payload of the destroyed batch.
         """
         segment, damage = self.segment, self.damage
         first_offset, end_offset = header.base_offset, header.next_offset
@@ -191,7 +261,7 @@ class RangeRepair:
                     break
                 pieces.append(DamagedRange(at, end, base_offset, last_offset + 1, ""))
         except CorruptIndex:
-            return False  # an examination is due first
+            return False  # the segment needs an examination first
         for piece in pieces:
             if piece.first_offset < wide.end_offset and piece.end_offset > wide.first_offset:
                 wide = wide._replace(
@@ -205,18 +275,34 @@ class RangeRepair:
         segment.set_damage(merged([*kept, wide]))
         return True
 
+    def _move_end(self, header: BatchHeader) -> bool:
+        """Whether the log end has moved to the end of the other replica's batch, which reaches beyond this last range.
+
+        The batch must be committed, because an uncommitted one may still be replaced by another batch.
+        """
+        is_next = header.base_offset == self.next_offset or (
+            self.segment.may_have_gaps and header.base_offset > self.next_offset
+        )
+        is_last = is_next and header.base_offset < self.damage.end_offset < header.next_offset
+        if self.move_end is None or not (is_last and self._is_of_known_epoch(header)):
+            return False
+        return self.move_end(self.damage, header.next_offset)
+
     def _put(self, batch: memoryview) -> None:
         if self._held is None and (self._is_at_end or self._position + len(batch) <= self.damage.end_position):
             if not self._has_written:
                 self._has_written = True
-                self.segment.generation += 1  # an examination that runs may see half of a copy
+                self.segment.generation += 1  # a running examination may see half of a copy
                 self._generation = self.segment.generation
-            _write(self.segment.file, batch, self._position)
+            try:
+                _write(self.segment.file, batch, self._position)
+            except OSError as error:
+                raise _no_space(error) from error
             self._position += len(batch)
             return
+        if not self._may_rewrite:
+            raise NoRoom(f"it does not fit the {self.damage.end_position - self.damage.position} bytes")
         if self._held is None:
-            if not self._may_rewrite:
-                raise NoRoom(f"it is longer than the {self.damage.end_position - self.damage.position} bytes")
             start = self.damage.position
             self._held = [self.segment.file.read_at(self._position - start, start)]
             self._held_bytes = self._position - start
@@ -226,15 +312,24 @@ class RangeRepair:
             raise CopyRefused(f"more than {HELD_BYTES_MAX} bytes cannot be put in the place of fewer")
 
     def finish_part(self) -> RepairCheck | None:
-        """No replica has the rest: what there is to be done to make use of what came, if that is in its place."""
-        if not self._has_written or self._held is not None or self._is_at_end or self.is_obsolete:
+        """No replica has the rest: the task that keeps the accepted batches; None without any."""
+        if self._is_end_part or self.next_offset == self.damage.first_offset or self.is_obsolete:
             return None
-        return RepairCheck(self.log, self.segment, self.damage, None, self.next_offset)
+        copied = self.damage.first_offset, self.next_offset
+        if self._held is not None:  # inserted before the damaged bytes
+            start, copy = self.damage.position, b"".join(self._held)
+            return RepairCheck(self.log, self.segment, self.damage, copied, self._proven, copy, start, start)
+        if self._position > self.segment.size_bytes:
+            self.segment.end_at(self._position)
+        return RepairCheck(self.log, self.segment, self.damage, copied, self._proven)
 
     def finish(self) -> RepairCheck:
-        """All of it has come: what is left to be done on a thread, and then by `log.finish_repair`. Raises OSError."""
+        """The copy is complete: the task to run on a thread, and then pass to `log.finish_repair`. Raises OSError."""
         assert self.is_complete
         segment, damage = self.segment, self.damage
+        start, end = damage.position, damage.end_position
+        if self._is_end_part:
+            start = end = min(end, segment.file.size_bytes())
         if self._held is None and not self._is_at_end and self._position < damage.end_position:
             if not self._may_rewrite:
                 raise NoRoom(f"it is shorter than the {damage.end_position - damage.position} bytes")
@@ -245,17 +340,27 @@ class RangeRepair:
         if self._is_at_end and self._ends_early:
             segment.may_end_early = True
         copy = None if self._held is None else b"".join(self._held)
-        return RepairCheck(self.log, segment, damage, copy, damage.end_offset)
+        copied = self._from_offset, damage.end_offset
+        return RepairCheck(self.log, segment, damage, copied, self._proven, copy, start, end)
 
 
 class RepairCheck:
-    """`run` in any thread: bring the repair to the device, and look at the whole segment again.
+    """A task for any thread: `run` syncs the repair to the device and examines the whole segment again.
 
-    `copied_end`: up to which offset of the damaged range there are copies now.
+    `copied`: the offsets of the copied batches; `proven`: the same with their leader epochs. `copy`: None if they are
+    in the file already; otherwise the file is written anew with the copy in place of the bytes [start, end).
     """
 
     def __init__(
-        self, log: DamagedLog, segment: Segment, damage: DamagedRange, copy: bytes | None, copied_end: int
+        self,
+        log: DamagedLog,
+        segment: Segment,
+        damage: DamagedRange,
+        copied: tuple[int, int],
+        proven: Sequence[ProvenBatches],
+        copy: bytes | None = None,
+        start: int = 0,
+        end: int = 0,
     ) -> None:
         self.log = log
         self.segment = segment
@@ -263,40 +368,73 @@ class RepairCheck:
         self.findings: Findings | None = None
         self.error: OSError | None = None
         self.temporary = "" if copy is None else f"{segment.path}.repair.tmp"
+        self.is_written_anew = False
         self.damage = damage
-        self.proven = (*segment.proven, (damage.first_offset, copied_end))
+        kept = [each for each in segment.proven if each.first_offset < copied[0] or each.end_offset > copied[1]]
+        self.copied = copied
+        self.proven = (*kept, *proven)
         self._copy = copy
+        self._start, self._end = start, end
         self._end_offset = segment.next_offset
         self.generation = segment.generation
         self._epoch_max = log.segments.epoch_behind(segment)
         self._file = segment.file
         self._file.pin()
 
+    @property
+    def is_insertion(self) -> bool:
+        """Whether the copy of a part is inserted before or after the damaged bytes."""
+        return self.is_written_anew and self._start == self._end
+
+    @property
+    def has_helped(self) -> bool:
+        """Whether the copied batches were found in the new file. Otherwise each attempt would make it longer."""
+        assert self.findings is not None
+        first_offset, end_offset = self.copied
+        return not any(
+            each.first_offset < end_offset and each.end_offset > first_offset for each in self.findings.damage
+        )
+
     def run(self) -> None:
-        """An error is kept for `log.finish_repair`."""
-        disk = self.log.disk
+        """Sync and examine. `log.finish_repair` raises an error."""
         try:
             if self._copy is None:
                 self._file.sync()
-                self._examine(self._file, self.size_bytes)
+            elif self._file.size_bytes() >= self._start:
+                self._write_anew(self._copy)
                 return
-            disk.copy_prefix(self.segment.path, self.temporary, self.damage.position)
-            file = disk.open(self.temporary, create=True)
-            try:
-                position = _write(file, memoryview(self._copy), self.damage.position)
-                source = self.damage.end_position
-                while source < self.size_bytes:
-                    data = self._file.read_at(min(1024 * 1024, self.size_bytes - source), source)
-                    if not data:
-                        break
-                    position = _write(file, memoryview(data), position)
-                    source += len(data)
-                file.sync()
-                self._examine(file, position)
-            finally:
-                file.close()
+            self._examine(self._file, self.size_bytes)  # the file may also have become shorter than it was
         except OSError as error:
             self.error = error
+
+    def _write_anew(self, copy: bytes) -> None:
+        """Write the temporary file. The present one is read by its descriptor, because its name may have changed."""
+        disk = self.log.disk
+        total, free = disk.volume_bytes(self.temporary.rpartition("/")[0])
+        needed = self.size_bytes + len(copy) + min(_SPARE_BYTES, total // _SPARE_PARTS)
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"{needed} bytes are needed to repair it, {free} are free", self.segment.path)
+        disk.write_file(self.temporary, b"", sync=False)
+        file = disk.open(self.temporary)
+        try:
+            position = self._copy_bytes(file, 0, 0, self._start)
+            position = _write(file, memoryview(copy), position)
+            position = self._copy_bytes(file, position, self._end, self.size_bytes)
+            file.sync()
+            self._examine(file, position)
+            self.is_written_anew = True
+        finally:
+            file.close()
+
+    def _copy_bytes(self, file: File, position: int, source: int, source_end: int) -> int:
+        """Copy a part of the segment's file to `position`. The position after it."""
+        while source < source_end:
+            data = self._file.read_at(min(_COPY_STEP_BYTES, source_end - source), source)
+            if not data:
+                break
+            position = _write(file, memoryview(data), position)
+            source += len(data)
+        return position
 
     def _examine(self, file: File, size_bytes: int) -> None:
         segment = self.segment
@@ -311,7 +449,7 @@ class RepairCheck:
 
 
 def _write(file: File, data: memoryview, position: int) -> int:
-    """Where it ends."""
+    """Write all bytes. Returns the position after them."""
     while len(data):
         written = file.write_at(data, position)
         if not written:
@@ -320,28 +458,36 @@ def _write(file: File, data: memoryview, position: int) -> int:
     return position
 
 
+def _no_space(error: OSError) -> OSError:
+    return NoSpace(error.errno, error.strerror, error.filename) if is_full(error) else error
+
+
 def finish_repair(check: RepairCheck) -> bool:
-    """Take over what the check found, on the owner's thread; False if the log has changed meanwhile. Raises OSError."""
+    """Apply the result of the check, on the owner's thread. False if the log has changed meanwhile.
+
+    Raises NoSpace, or OSError if the device has failed.
+    """
     check.unpin()
     log, segment = check.log, check.segment
     is_current = (
-        check.error is None
-        and check.findings is not None
-        and log.failure is None
+        log.failure is None
+        and not log.is_closed
         and segment.generation == check.generation
         and any(one is segment for one in log.segments)
     )
-    if not is_current:
-        if check.temporary:
+    if not is_current or check.error is not None or check.findings is None:
+        if check.temporary and log.failure is None and not log.is_closed:
             log.disk.remove(check.temporary)
-        if check.error is not None:
-            raise check.error
+        if is_current and check.error is not None:
+            raise _no_space(check.error) from check.error
         return False
-    if check.temporary:
+    if check.is_insertion and not check.has_helped:
+        log.disk.remove(check.temporary)
+        return False
+    if check.is_written_anew:
         segment.replace_file(check.temporary)
-    assert check.findings is not None
-    check.findings.generation = segment.generation
     segment.proven = check.proven
+    check.findings.generation = segment.generation
     segment.findings = check.findings
     log.adopt_findings(segment)
     return True

@@ -1,8 +1,8 @@
-"""Reading a segment in the background, batch by batch, for damage that no reader has met: its .log, and its indexes.
+"""Checks the .log and the indexes of a segment in the background, to detect damage that no reader has met.
 
-One `Scrub` looks at one segment, in pieces that the caller spaces out; `run` may be called in any thread, and changes
-nothing. What it found is taken over on the owner's thread. Invariant: what was appended since the scrub began is not
-judged.
+One `Scrub` checks one segment, in pieces that the caller spaces out. `run` may be called on any thread and changes no
+state of the segment; `finish` applies the result on the owner's thread. Invariant: a scrub does not check batches
+appended after its start.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from tidelog.storage.segments.segment import Segment
 
 BATCH_COST_BYTES: Final = 4096
-"""A batch counts as at least so many bytes: a small one takes as long to look at."""
+"""The minimum cost of a batch, because a small batch takes as long to check as one of this size."""
 
 
 class Scrub:
-    """Of one segment of a log."""
+    """The scrub of one segment."""
 
     def __init__(self, log: PartitionLog, segment: Segment) -> None:
         self.log = log
@@ -47,10 +47,10 @@ class Scrub:
             epoch_max=log.segments.epoch_behind(segment), proven=segment.proven,
         ).run()  # fmt: skip
         self._index_check = IndexCheck(segment)
-        self._file.pin()  # last: nothing of the above, which may fail, leaves it so
+        self._file.pin()  # last, because a failure above must not leave the file pinned
 
     def run(self, cost_bytes: int) -> None:
-        """Look at the next batches, about `cost_bytes` of them. An error is kept for `finish`."""
+        """Check the next batches, about `cost_bytes` of them. `finish` raises an error."""
         try:
             for each in self._steps:
                 self._index_check.note(each)
@@ -69,11 +69,11 @@ class Scrub:
         self.is_done = True
 
     def abandon(self) -> None:
-        """In place of `finish`: the log is gone, or the node stops."""
+        """Replaces `finish` if the log is gone or the node stops."""
         self._file.unpin()
 
     def finish(self) -> bool:
-        """Take over what was found, on the owner's thread; True if there is damage that was not known. OSError."""
+        """Apply the result, on the owner's thread. True if there is new damage. Raises OSError."""
         self._file.unpin()
         segment = self.segment
         if self.error is not None:
@@ -83,7 +83,7 @@ class Scrub:
         findings, damage = self._findings, self._damage
         findings.close(damage, self._present, self._end_offset)
         doubt_epochs(findings, self.log.leader_epochs.epoch_for_offset, segment.proven)
-        # A row that no batch was found for points behind the end, or between two batches.
+        # An index row without a batch points past the end, or between two batches.
         left = bool(self._index_check.left_over())
         index_is_wrong = bool(self._index_check.wrong)
         if segment is not self.log.segments.active and not damage:
@@ -99,7 +99,7 @@ class Scrub:
 
 
 def check_small_files(log: PartitionLog) -> Iterator[None]:
-    """Snapshots of producers and indexes of transactions that are damaged are made anew. Steps of one file each."""
+    """Delete damaged producer snapshots and rebuild damaged transaction indexes. Each step checks one file."""
     for offset in log.snapshots.offsets:
         yield
         if offset not in log.snapshots.offsets:

@@ -1,10 +1,10 @@
-"""Putting a cleaned segment in the place of those it was made from, so that a crash leaves the one or the others.
+"""Replaces segments by the cleaned segment made from them, so that a crash leaves either the old or the new ones.
 
-The order is Kafka's (LocalLog.replaceSegments), with the directory synced in between, because a loss of power may keep
-any part of the renames that were not: the cleaned files are on the device under `.cleaned`; all of them become `.swap`,
-which commits the swap; those replaced become `.deleted`; the `.log` gets its own name, then its indexes do. At a start
-a `.swap` that still has a `.cleaned` at or below it was not committed and goes; any other is finished. Invariant:
-renames happen on the owner's thread, where the segments are read, so a segment always knows the names of its files.
+The order is Kafka's (LocalLog.replaceSegments). The directory is synced between the steps, because a loss of power may
+keep any part of unsynced renames: the cleaned files are synced under `.cleaned`; all of them become `.swap`, which
+commits the swap; the replaced files become `.deleted`; the `.log` gets its normal name, then its indexes do. A start
+removes a `.swap` that has a `.cleaned` at or below it, because it was not committed, and finishes any other. Invariant:
+renames happen on the owner's thread, which reads the segments, so a segment always knows the names of its files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("tidelog.storage")
 
 
 class SwappedLog(Protocol):
-    """What a swap needs of the log whose segments it changes (`partition_log.PartitionLog`)."""
+    """The part of `partition_log.PartitionLog` that a swap uses."""
 
     disk: Disk
     directory: str
@@ -36,8 +36,11 @@ class SwappedLog(Protocol):
 
 
 class Swap:
-    """`new` is whole, sealed and synced under `.cleaned`, and so is its directory. Alternate `advance` on the owner's
-    thread and `sync` on any until `is_done`; OSError from either means that the directory cannot be used any more."""
+    """`new` is complete, sealed and synced under `.cleaned`, and its directory is synced.
+
+    The caller alternates `advance` on the owner's thread and `sync` on any thread until `is_done`. After an OSError
+    from either the directory cannot be used any more.
+    """
 
     def __init__(self, log: SwappedLog, old: list[Segment], new: Segment) -> None:
         self._log = log
@@ -62,7 +65,7 @@ class Swap:
         self._log.disk.sync_directory(self._log.directory)
 
     def finish_now(self) -> None:
-        """The rest at once, waiting for the device. A `sync` that runs in a thread does no harm."""
+        """Run the remaining steps now and wait for the device. A `sync` may be running on a thread."""
         while not self.is_done:
             self.sync()
             self.advance()
@@ -77,7 +80,7 @@ class Swap:
         remove_at_ms = log.clock_ms + log.config.file_delete_delay_ms
         for segment in old:
             log.segments.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
-        # A snapshot is kept for where a segment begins, and these begin none any more.
+        # Snapshots are kept only at the base offsets of segments.
         log.snapshots.delete_where(old[0].base_offset + 1, self._new.next_offset)
 
     def _name_log(self) -> None:
@@ -89,20 +92,20 @@ class Swap:
 
 
 def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
-    """At a start: take back what was not committed, finish what was, and note in `names` what the files are called."""
+    """At a start: undo uncommitted swaps, finish committed ones, and update the file names in `names`."""
     cleaned = [name for name in sorted(names) if name.endswith(CLEANED_SUFFIX)]
     swapped = [name for name in sorted(names) if name.endswith(SWAP_SUFFIX)]
     if not cleaned and not swapped:
         return
     lowest_cleaned = min((_offset_of(name) for name in cleaned), default=-1)
     undone = [name for name in swapped if lowest_cleaned >= 0 and _offset_of(name) >= lowest_cleaned]
-    # Durably before the others: a .swap without a .cleaned would count as committed.
+    # Removed durably before the .cleaned files, because a .swap without a .cleaned counts as committed.
     _remove(disk, directory, names, undone)
     _remove(disk, directory, names, cleaned)
     committed = [name for name in swapped if name not in undone]
     logs = [name for name in committed if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
     for name in logs:
-        logger.info("%s/%s takes the place of what it was made from", directory, name)
+        logger.info("%s/%s replaces the segments from which it was made", directory, name)
         low, end = _offset_of(name), _end_offset(disk, directory, name)
         replaced = [other for other in sorted(names) if _is_of_segment(other) and low <= _offset_of(other) < end]
         _remove(disk, directory, names, replaced)

@@ -1,8 +1,8 @@
-"""Looking at all files of one log whose node is stopped: what of it a start, or a reader, would find damaged.
+"""Checks all files of one log of a stopped node for damage.
 
-Nothing is changed by `verify`. What it has found can be repaired with `repair.py` as in a log that is open; the log is
-never opened by `loader.py` for that, which would cut what a loss of power has torn, and so hide from the node's next
-start that it was there. Invariant: no byte goes that was there, except damaged ones whose copy takes their place.
+`verify` changes nothing. `repair.py` can repair the damage as in an open log. `loader.py` is not used to open the log,
+because it would truncate a torn tail, and the node's next start could not detect that loss. Invariant: no bytes are
+removed, except damaged ones that a copy replaces.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Final, NamedTuple
 from tidelog.storage.files.checkpoints import (
     LEADER_EPOCH_FILE,
     PARTITION_METADATA_FILE,
+    TRANSACTION_SUMS_FILE,
     CorruptCheckpoint,
     decode_leader_epochs,
     decode_partition_metadata,
+    decode_transaction_sums,
     encode_leader_epochs,
     read_if_exists,
     replace_file,
@@ -47,14 +49,15 @@ INDEX: Final = "wrong index"
 TRANSACTIONS: Final = "wrong index of transactions"
 SNAPSHOT: Final = "damaged snapshot"
 EPOCHS: Final = "wrong leader epochs"
+SUMS: Final = "damaged checksums of indexes of transactions"
 SMALL_FILE: Final = "damaged small file"
 UNFINISHED: Final = "unfinished compaction"
 HARMLESS: Final = frozenset({TORN, UNFINISHED})
-"""What a kill or a loss of power may leave, and the next start puts right by itself."""
+"""Problems that a kill or a loss of power may leave, and that the next start corrects by itself."""
 
 
 class Problem(NamedTuple):
-    """Bytes and offsets are -1 where they do not apply, `end_offset` also where it is not known."""
+    """Bytes and offsets are -1 if they do not apply, `end_offset` also if it is unknown."""
 
     file: str
     kind: str
@@ -66,7 +69,7 @@ class Problem(NamedTuple):
 
 
 class LogFacts(NamedTuple):
-    """What the log directory says of one log. `recovery_point` and `high_watermark` are -1 where it says nothing."""
+    """The log directory's facts about one log. `recovery_point` and `high_watermark` are -1 if unknown."""
 
     is_clean: bool = False
     recovery_point: int = -1
@@ -77,7 +80,7 @@ class LogFacts(NamedTuple):
 
 
 class StoppedLog:
-    """The log in `directory`. `verify` first; then what is in `damage` and `repairable` may be repaired."""
+    """The log in `directory`. Call `verify` first; then the ranges in `damage` may be repaired."""
 
     def __init__(self, disk: Disk, directory: str, facts: LogFacts) -> None:
         self.disk = disk
@@ -90,9 +93,10 @@ class StoppedLog:
         self.segments = Segments(disk, directory, self._open_segments())
         self.leader_epochs = LeaderEpochs()
         self.topic_id: bytes | None = None
+        self._transaction_sums: dict[int, tuple[int, int]] | None = None
         self._epochs_are_unreadable = False
         self._torn: Segment | None = None
-        """The segment behind whose batches there are bytes that are none: it must keep its length."""
+        """The segment with invalid bytes after its last batch. It must keep its length."""
         self._first_unsynced = self._find_first_unsynced()
 
     def _open_segments(self) -> list[Segment]:
@@ -102,7 +106,7 @@ class StoppedLog:
         segments = []
         for base_offset, following in zip(bases, [*bases[1:], None]):
             if following is not None and following <= start:
-                continue  # deleted, though a crash may have kept the files
+                continue  # the segment was deleted, but a crash may have kept its files
             segment = Segment(
                 self.disk, self.directory, base_offset, config, 0,
                 size_bytes=self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}"),
@@ -114,7 +118,7 @@ class StoppedLog:
         return segments
 
     def _find_first_unsynced(self) -> int:
-        """The first segment that the next start scans, making its indexes and epochs anew."""
+        """The first segment that the next start scans. The start rebuilds indexes and epochs from there on."""
         if self._facts.is_clean:
             return len(self.segments)
         return max(0, sum(segment.base_offset <= self._facts.recovery_point for segment in self.segments) - 1)
@@ -124,13 +128,13 @@ class StoppedLog:
         return self.segments.active.next_offset
 
     def damage(self) -> list[tuple[Segment, DamagedRange]]:
-        """What can be repaired: both ends are known."""
+        """The ranges that can be repaired, because both ends are known."""
         return [(segment, each) for segment in self.segments for each in segment.damage]
 
     # ---------------------------------------------------------------------------------------------------------- verify
 
     def verify(self) -> Iterator[Problem]:
-        """Everything that is not as it should be, in the order of the segments. Raises OSError."""
+        """All problems, in the order of the segments. Raises OSError."""
         unfinished = sorted(name for name in self._names if name.endswith(SWAP_SUFFIX))
         if unfinished:
             yield Problem(f"{self.directory}/{unfinished[0]}", UNFINISHED, "the next start finishes it; not verified")
@@ -160,9 +164,15 @@ class StoppedLog:
         except CorruptCheckpoint as error:
             self._epochs_are_unreadable = True
             yield Problem(path, EPOCHS, str(error))
+        path = f"{self.directory}/{TRANSACTION_SUMS_FILE}"
+        try:
+            sums = read_if_exists(self.disk, path)
+            self._transaction_sums = decode_transaction_sums(sums) if sums else None
+        except CorruptCheckpoint as error:
+            yield Problem(path, SUMS, str(error))
 
     def _verify_start(self) -> Iterator[Problem]:
-        """The first file of the log may be missing: the files around it say where the log begins."""
+        """Check whether the first file of the log is missing. Other files show where the log begins."""
         orphans = set(_offsets_of(self._names, INDEX_SUFFIX)) - set(_offsets_of(self._names, LOG_SUFFIX))
         is_readable = not self._epochs_are_unreadable and LEADER_EPOCH_FILE in self._names
         start = first_offset_of(self.leader_epochs, is_readable, self._facts.log_start_offset, orphans)
@@ -203,7 +213,7 @@ class StoppedLog:
             if not wrong and indexes.lacks_last_time():
                 wrong = {indexes.time_path: "lacks the newest timestamp"}
             if segment.damage or self._torn is segment:
-                wrong = {}  # they are made anew with the records
+                wrong = {}  # the repair of the records rebuilds the indexes
             problems += [Problem(path, INDEX, reason) for path, reason in sorted(wrong.items())]
             problems += self._verify_transactions(segment, markers)
         if self._torn is segment and findings.tail is not None:
@@ -213,11 +223,11 @@ class StoppedLog:
         return findings, problems
 
     def _end(self, segment: Segment, findings: Findings) -> list[Problem]:
-        """The end of the log: are there bytes behind its last batch, or should there be?"""
+        """Check the end of the log for invalid bytes or missing records after its last batch."""
         facts, tail, end_offset = self._facts, findings.tail, findings.end_offset
         size_bytes = segment.size_bytes
         segment.next_offset = end_offset
-        # Checkpoints have no checksum, so that two must agree.
+        # Checkpoints have no checksum, so two must agree.
         known_end = min(facts.recovery_point, facts.high_watermark)
         if facts.is_clean and known_end > end_offset:
             position = tail.position if tail is not None else size_bytes
@@ -243,6 +253,9 @@ class StoppedLog:
             rows = index.rows
         except CorruptTransactionIndex as error:
             return [Problem(index.path, TRANSACTIONS, str(error).removeprefix(index.path).lstrip(": "))]
+        if self._transaction_sums is not None:
+            expected = self._transaction_sums.get(segment.base_offset, (0, 0))
+            return [] if index.checksum == expected else [Problem(index.path, TRANSACTIONS, "is not what was written")]
         if segment.may_have_gaps or segment.damage:
             return []
         for row in rows:
@@ -270,7 +283,7 @@ class StoppedLog:
 
     def _verify_snapshot(self, offset: int) -> Iterator[Problem]:
         if not self._facts.is_clean and offset > self._facts.recovery_point:
-            return  # a loss of power may have torn it; then the next start deletes it
+            return  # a loss of power may have torn it; the next start deletes it then
         try:
             ProducerSnapshots(self.disk, self.directory, [offset]).read(offset)
         except (CorruptSnapshot, FileNotFoundError) as error:
@@ -282,13 +295,13 @@ class StoppedLog:
         return RangeRepair(self, segment, damage, may_rewrite=segment is not self._torn)
 
     def finish_repair(self, check: RepairCheck) -> bool:
-        """Whether the damage is gone. Raises OSError."""
+        """Finish a repair. Whether the damage is gone. Raises OSError."""
         check.run()
         repaired = range(check.damage.first_offset, check.damage.end_offset)
         return finish_repair(check) and not any(each.first_offset in repaired for each in check.segment.damage)
 
     def adopt_findings(self, segment: Segment) -> None:
-        """Bring indexes made anew from the whole batches to the device. Raises OSError."""
+        """Sync the indexes rebuilt from the undamaged batches to the device. Raises OSError."""
         findings, segment.findings = segment.findings, None
         assert findings is not None
         segment.adopt(findings)
@@ -297,8 +310,8 @@ class StoppedLog:
         segment.forget_indexes()
 
     def mend(self, problem: Problem) -> bool:
-        """Make anew what is derived from batches, once those are whole. Raises OSError."""
-        if problem.kind == SNAPSHOT:
+        """Rebuild a file that is derived from batches, if these are undamaged. Whether it did. Raises OSError."""
+        if problem.kind in (SNAPSHOT, SUMS):
             self.disk.remove(problem.file)
             self.disk.sync_directory(self.directory)
             return True
@@ -313,7 +326,7 @@ class StoppedLog:
 
     def _make_index(self, path: str) -> None:
         segment = self._segment_of(path)
-        if segment.findings is not None:  # else a repair has made it
+        if segment.findings is not None:  # otherwise a repair has rebuilt it
             self.adopt_findings(segment)
 
     def _make_transaction_index(self, path: str) -> None:

@@ -1,1 +1,1 @@
-"""What a log knows of its producers: sequences, open transactions, and what of that is on disk."""
+"""The producer state of a log: sequences, open transactions, and their snapshots on disk."""

@@ -1,8 +1,8 @@
-"""Producer state on disk: .snapshot files, named by the offset up to which they hold the log's producers.
+"""Producer state on disk: .snapshot files, named by the offset at which they were taken.
 
-Encoding, decoding, and keeping the few that matter: one per recent segment, one at the log end. A snapshot that cannot
-be read raises CorruptSnapshot and is deleted by whoever loads; the log itself can always rebuild what it held. Layout:
-docs/formats/producer_snapshot.md (Kafka's ProducerSnapshot, version 1).
+Encodes and decodes snapshots, and keeps the needed ones: one per recent segment, one at the log end. An unreadable
+snapshot raises CorruptSnapshot, and `load_latest` deletes it: the batches of the log can always rebuild the state.
+Layout: docs/formats/producer_snapshot.md (Kafka's ProducerSnapshot, version 1).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ProducerSnapshots:
 
     @property
     def latest(self) -> int:
-        """Offset of the newest snapshot, -1 without one."""
+        """The offset of the newest snapshot, -1 without one."""
         return self._offsets[-1] if self._offsets else -1
 
     def moved_to(self, directory: str) -> None:
@@ -111,7 +111,7 @@ class ProducerSnapshots:
         return f"{self._directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"
 
     def take(self, state: ProducerState, *, sync: bool) -> str | None:
-        """Write the state at its end offset, unless the newest snapshot is as new; the path written."""
+        """Write a snapshot at the state's end offset, unless there is one. Returns its path."""
         offset = state.end_offset
         if offset <= self.latest or offset == 0:
             return None

@@ -1,6 +1,6 @@
-"""What is known of each producer of a partition: sequences, duplicates, open transactions, the stable offset.
+"""The state of each producer of a partition: sequences, duplicates, open transactions, the last stable offset.
 
-Pure: `check` decides whether a batch may enter, `accept` notes that it did. The rules are those of Kafka's
+Pure: `check` decides whether a batch may be appended, `accept` records an append. The rules are those of Kafka's
 ProducerStateManager and ProducerAppendInfo (KIP-98, KIP-890). Invariant: the state is a function of the log up to
 `end_offset` (and of the snapshots taken of it), so replaying the log rebuilds it.
 """
@@ -19,6 +19,7 @@ from tidelog.protocol.batches.record_batch import (
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.producers.refused_batches import RefusedOfPartition
+from tidelog.storage.producers.transitions import Transitions
 from tidelog.storage.producers.verification import Verification, Verifications
 
 BATCHES_RETAINED: Final = 5
@@ -34,7 +35,7 @@ SentBatch = tuple[int, int, int, int, int]
 
 
 class EndMarker(NamedTuple):
-    """A transaction marker as it stands in the log."""
+    """A transaction marker in the log."""
 
     producer_id: int
     producer_epoch: int
@@ -45,7 +46,7 @@ class EndMarker(NamedTuple):
 
 
 class CompletedTransaction(NamedTuple):
-    """`last_offset` is the marker's; `last_stable_offset` what the stable offset became by it (for the .txnindex)."""
+    """`last_offset` is the marker's. `last_stable_offset` is the LSO after the marker, for the .txnindex."""
 
     producer_id: int
     first_offset: int
@@ -55,7 +56,7 @@ class CompletedTransaction(NamedTuple):
 
 
 class ProducerEntry:
-    """One producer: its epoch, its last five batches, and where its open transaction began (-1: none is open)."""
+    """One producer: its epoch, its last five batches, and the first offset of its open transaction (-1: none)."""
 
     __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "producer_id", "transaction_first_offset")
 
@@ -79,24 +80,42 @@ class ProducerEntry:
     def last_sequence(self) -> int:
         return self.batches[-1][1] if self.batches else -1
 
+    def copy(self) -> ProducerEntry:
+        return ProducerEntry(
+            self.producer_id,
+            self.epoch,
+            self.coordinator_epoch,
+            self.last_timestamp,
+            self.transaction_first_offset,
+            self.batches,
+        )
+
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
         return f"ProducerEntry({fields})"
 
 
+class EarlierState(NamedTuple):
+    """The state at an earlier end of the log: the entries that differ from the present ones, None for no entry."""
+
+    end_offset: int
+    entries: dict[int, ProducerEntry | None]
+
+
 class ProducerState:
     """All producers of one partition, and its transactions that are open or not yet replicated."""
 
-    __slots__ = ("_ongoing", "_unreplicated", "end_offset", "entries", "refused", "verifications")
+    __slots__ = ("_ongoing", "_transitions", "_unreplicated", "end_offset", "entries", "refused", "verifications")
 
     def __init__(self) -> None:
         self.refused: RefusedOfPartition | None = None
-        """What was refused and will come again; given by the replica that leads, not a part of the state."""
+        """Refused batches that clients send again. The leading replica sets it; it is not part of the state."""
         self.verifications = Verifications()
-        """Of transactions that are about to begin here; not a part of the state either."""
+        """Verifications of transactions that are about to begin here; not part of the state."""
         self.entries: dict[int, ProducerEntry] = {}
         self._ongoing: dict[int, int] = {}  # first offset -> producer id, in rising order of offset
         self._unreplicated: dict[int, int] = {}  # first offset -> offset of the marker that is above the high watermark
+        self._transitions: Transitions[ProducerEntry] = Transitions()
         self.end_offset = 0
 
     def __len__(self) -> int:
@@ -106,6 +125,7 @@ class ProducerState:
         self.entries.clear()
         self._ongoing.clear()
         self._unreplicated.clear()
+        self._transitions.clear(end_offset)
         self.end_offset = end_offset
 
     def load(self, entries: Iterable[ProducerEntry], end_offset: int) -> None:
@@ -113,9 +133,12 @@ class ProducerState:
         self.clear(end_offset)
         for entry in entries:
             self.entries[entry.producer_id] = entry
+        self._find_ongoing()
+
+    def _find_ongoing(self) -> None:
         opened = (e for e in self.entries.values() if e.transaction_first_offset >= 0)
-        for entry in sorted(opened, key=lambda e: e.transaction_first_offset):
-            self._ongoing[entry.transaction_first_offset] = entry.producer_id
+        in_order = sorted(opened, key=lambda e: e.transaction_first_offset)
+        self._ongoing = {entry.transaction_first_offset: entry.producer_id for entry in in_order}
 
     # Batches of data
 
@@ -131,9 +154,8 @@ class ProducerState:
     ) -> SentBatch | None:
         """Whether a batch of `record_delta` + 1 records may be appended: None, or the batch that it repeats.
 
-        Raises OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, and behind batches that were
-        refused what they were refused with. A producer that is unknown here, perhaps because it expired, may begin with
-        any sequence.
+        Raises OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, and after refused batches their
+        error. A producer that is unknown here, for example after its expiration, may begin with any sequence.
         """
         entry = self.entries.get(producer_id)
         if entry is None:
@@ -171,7 +193,7 @@ class ProducerState:
     def begin_verification(
         self, producer_id: int, epoch: int, first_sequence: int, adds: bool, now_ms: int
     ) -> Verification | None:
-        """For a transactional batch that has come: what it needs to enter, None where its transaction is open here.
+        """The verification that a transactional batch needs; None if its transaction is open here.
 
         Raises INVALID_PRODUCER_EPOCH.
         """
@@ -194,9 +216,9 @@ class ProducerState:
         verification: Verification | None,
         needs_verification: bool,
     ) -> SentBatch | None:
-        """As `check`, for a transactional batch: one that opens a transaction must hold its verification.
+        """`check` for a transactional batch. A batch that opens a transaction must have the present verification.
 
-        Raises INVALID_TXN_STATE where it does not, after INVALID_PRODUCER_EPOCH, from which producers recover.
+        Otherwise raises INVALID_TXN_STATE, but INVALID_PRODUCER_EPOCH first, because producers recover from it.
         """
         if from_client:
             repeated = self.find_repeated(producer_id, epoch, first_sequence, record_delta)
@@ -217,7 +239,7 @@ class ProducerState:
     def _check_first_sequence(
         self, producer_id: int, epoch: int, first_sequence: int, entry: ProducerEntry | None, now_ms: int
     ) -> None:
-        """No batch overtakes another one that waits for the verification, or was refused after it."""
+        """Refuse a batch that would overtake one that waits for the verification, or was refused after it."""
         under_way = self.verifications.get(producer_id)
         if under_way is None:
             return
@@ -234,7 +256,7 @@ class ProducerState:
             )
 
     def find_repeated(self, producer_id: int, epoch: int, first_sequence: int, record_delta: int) -> SentBatch | None:
-        """The batch of the log that this one repeats, if it is among the last five of its producer."""
+        """The batch in the log that this one repeats, if it is among the last five of its producer."""
         entry = self.entries.get(producer_id)
         if entry is None or entry.epoch != epoch:
             return None
@@ -245,7 +267,7 @@ class ProducerState:
         return None
 
     def expected_sequence(self, producer_id: int, epoch: int) -> int | None:
-        """The sequence that comes next; None of a producer that is unknown, or of an epoch that is over."""
+        """The next sequence; None for an unknown producer or an old epoch."""
         entry = self.entries.get(producer_id)
         if entry is None or epoch < entry.epoch:
             return None
@@ -262,10 +284,13 @@ class ProducerState:
         timestamp: int,
         is_transactional: bool,
     ) -> None:
-        """Note that the batch is in the log."""
+        """Record a batch that was appended to the log."""
         entry = self.entries.get(producer_id)
         if entry is None:
+            self._transitions.add(first_offset, producer_id, None)
             entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
+        elif entry.epoch != epoch or (is_transactional and entry.transaction_first_offset < 0):
+            self._transitions.add(first_offset, producer_id, entry.copy())
         batches = entry.batches
         if entry.epoch != epoch:
             entry.epoch = epoch
@@ -281,7 +306,7 @@ class ProducerState:
             entry.transaction_first_offset = first_offset
             self._ongoing[first_offset] = producer_id
         if is_transactional:
-            if first_sequence < 0:  # of a coordinator, which does not number what it writes
+            if first_sequence < 0:  # coordinators write without sequences
                 batches[-1] = (NO_SEQUENCE, NO_SEQUENCE, first_offset, last_offset, timestamp)
             if self.verifications:
                 self.verifications.end(producer_id)
@@ -291,9 +316,9 @@ class ProducerState:
     def check_marker(self, marker: EndMarker, transaction_version: int = 0) -> None:
         """Raises INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
 
-        With transaction version 2 the coordinator raises the epoch for the marker, so that one of the present epoch is
-        late, unless no transaction is open: then the coordinator repeats what it has not heard of. At the last epoch
-        there is none above it.
+        With transaction version 2 the coordinator raises the epoch for the marker, so a marker of the present epoch is
+        late. It is accepted without an open transaction, because the coordinator then repeats an unanswered marker, and
+        at the maximum epoch, which cannot be raised.
         """
         entry = self.entries.get(marker.producer_id)
         if entry is None:
@@ -315,10 +340,11 @@ class ProducerState:
             )
 
     def accept_marker(self, marker: EndMarker) -> CompletedTransaction | None:
-        """Note a marker that is in the log; the transaction it ended, if one was open."""
+        """Record a marker that was appended to the log. The transaction that it completed, if one was open."""
         if self.verifications:
             self.verifications.end_by_marker(marker.producer_id, marker.producer_epoch)
         entry = self.entries.get(marker.producer_id)
+        self._transitions.add(marker.offset, marker.producer_id, None if entry is None else entry.copy())
         if entry is None:
             entry = self.entries[marker.producer_id] = ProducerEntry(marker.producer_id, marker.producer_epoch)
         if entry.epoch != marker.producer_epoch:
@@ -336,7 +362,7 @@ class ProducerState:
         return CompletedTransaction(marker.producer_id, first_offset, marker.offset, marker.is_abort, stable)
 
     def replay(self, header: BatchHeader, marker: EndMarker | None) -> CompletedTransaction | None:
-        """Take a batch that the log already holds, unchecked; `marker` is given for a control batch of a producer."""
+        """Record a batch from the log without checks. `marker`: that of a control batch of a producer."""
         completed = None
         if header.producer_id >= 0:
             if marker is not None:
@@ -354,11 +380,50 @@ class ProducerState:
         self.end_offset = header.next_offset
         return completed
 
+    # Truncation
+
+    def earlier(self, end_offset: int) -> EarlierState | None:
+        """The state at `end_offset`. Changes nothing.
+
+        None where only the log has it: for changes that are forgotten, for a producer of which no batch before
+        `end_offset` is left here, and for one that wrote outside transactions after a transaction. A producer keeps
+        those of its last five batches that stay. Its client has had the answers of earlier ones, and does not send them
+        again.
+        """
+        if end_offset < self._transitions.complete_from:
+            return None
+        earlier = self._transitions.before(end_offset)
+        for producer_id, entry in (self.entries | earlier).items():
+            if entry is None or not entry.batches or entry.batches[-1][3] < end_offset:
+                continue
+            if entry.transaction_first_offset < 0 <= entry.coordinator_epoch:
+                return None
+            batches = [batch for batch in entry.batches if batch[3] < end_offset]
+            if not batches:
+                return None
+            earlier[producer_id] = entry = entry.copy()
+            entry.batches = batches
+            entry.last_timestamp = batches[-1][4]
+        return EarlierState(end_offset, earlier)
+
+    def return_to(self, earlier: EarlierState) -> None:
+        """Take an earlier state on, after the log was truncated to its end."""
+        for producer_id, entry in earlier.entries.items():
+            if entry is None:
+                self.entries.pop(producer_id, None)
+            else:
+                self.entries[producer_id] = entry
+        self._find_ongoing()
+        end_offset = earlier.end_offset
+        self._unreplicated = {first: last for first, last in self._unreplicated.items() if last < end_offset}
+        self._transitions.forget_from(end_offset)
+        self.end_offset = end_offset
+
     # Offsets that depend on transactions
 
     @property
     def first_unstable_offset(self) -> int:
-        """The first offset of a transaction that is open, or whose end is not replicated; -1 without one."""
+        """The first offset of a transaction that is open, or whose marker is not replicated; -1 without one."""
         ongoing = next(iter(self._ongoing), NO_OFFSET)
         if not self._unreplicated:
             return ongoing
@@ -375,19 +440,20 @@ class ProducerState:
 
     @property
     def oldest_transaction_timestamp(self) -> int:
-        """When the producer of the oldest open transaction last wrote, -1 without one."""
+        """The last timestamp of the producer of the oldest open transaction, -1 without one."""
         for producer_id in self._ongoing.values():
             return self.entries[producer_id].last_timestamp
         return -1
 
     def on_high_watermark(self, high_watermark: int) -> None:
-        """Ends of transactions below the high watermark are replicated."""
+        """Forget completed transactions whose markers are below the high watermark, and so replicated."""
         done = [first for first, last in self._unreplicated.items() if last < high_watermark]
         for first_offset in done:
             del self._unreplicated[first_offset]
+        self._transitions.forget_below(high_watermark)
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers silent for `expiration_ms`, unless a transaction of theirs is open; how many."""
+        """Forget producers without a write for `expiration_ms` and without an open transaction. Their number."""
         expired = [
             producer_id
             for producer_id, entry in self.entries.items()

@@ -1,8 +1,8 @@
-"""The batches before the last one of each producer, which is all that a snapshot names: found again in the log.
+"""Reads the last five batches of each producer from the log, because a snapshot has only the last one.
 
-Several may have been under way when this replica stopped; sent again to it, they are to be known as duplicates. The log
-is read backwards from the snapshot's offset, headers only, until every producer that wrote lately has its five batches.
-Waits for the device. Invariant: only batches of a producer's present epoch are found.
+Several batches may have been in flight when this replica stopped. If a client sends them again, they must be recognized
+as duplicates. The headers are read backwards from the snapshot's offset, until every recently active producer has its
+five batches. Waits for the device. Invariant: only batches of a producer's present epoch are added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidelog.storage.segments.segment import Segment
 
 logger = logging.getLogger("tidelog.storage")
 
-# Read at once. A producer whose last batch lies further back than what was read by now is not looked for.
+# Bytes read at once. A producer whose last batch lies further back is not completed.
 _STRETCH_BYTES: Final = 32 * 1024
 # A bound on the work, for producers that have fewer than five batches left in the log.
 _HEADERS_MAX: Final = 2000
@@ -42,13 +42,13 @@ def recall(producers: ProducerState, segments: list[Segment]) -> None:
 
 
 class _Search:
-    """`found`: batches older than the snapshot's, in their order, of each producer that may have some."""
+    """The backward search. `_found`: for each producer its batches before that in the snapshot, in order."""
 
     def __init__(self, producers: ProducerState) -> None:
         self._entries = producers.entries
         self._end_offset = producers.end_offset
         self._found: dict[int, list[SentBatch]] = {}
-        # By the offset of their last batch: who has not been passed yet, the earliest first.
+        # Producers whose last batch the search has not reached, by its offset, the earliest first.
         self._passed_by = sorted(
             ((entry.batches[0][2], entry) for entry in producers.entries.values() if entry.batches),
             key=lambda it: it[0],
@@ -63,7 +63,7 @@ class _Search:
         return not self._lacking or self._headers_read >= _HEADERS_MAX
 
     def read(self, segment: Segment, end: int) -> None:
-        """Read backwards from the position `end`, one stretch after the other."""
+        """Read backwards from the position `end`, in pieces."""
         while end > 0 and not self.is_over:
             row = segment.offset_index.floor_value(max(0, end - _STRETCH_BYTES))
             start = row[1] if row is not None else 0
@@ -79,7 +79,7 @@ class _Search:
                 if entry is None or not entry.batches or header.is_control:
                     continue
                 if header.producer_epoch != entry.epoch:
-                    over.add(header.producer_id)  # nothing of the present epoch lies before it
+                    over.add(header.producer_id)  # earlier batches are of older epochs too
                 elif header.base_offset < entry.batches[0][2]:
                     stretch.setdefault(header.producer_id, []).append(
                         (header.base_sequence, header.last_sequence, header.base_offset, header.last_offset,
@@ -91,7 +91,7 @@ class _Search:
             end = start
 
     def _note_lacking(self, lowest_offset: int, over: set[int]) -> None:
-        """Who wrote in what has been read, and does not have five batches by now."""
+        """Update the producers that wrote in the part read so far and do not have five batches yet."""
         while self._passed_by and self._passed_by[-1][0] >= lowest_offset:
             entry = self._passed_by.pop()[1]
             self._lacking[entry.producer_id] = entry

@@ -1,13 +1,13 @@
-"""Batches of idempotent producers that this node has refused for now, and that their producers send again.
+"""Batches of idempotent producers that this node has refused with a retriable error.
 
-A producer has several batches of a partition under way. When the first is refused because the ISR is too small, and
-the ISR has grown before the second is judged, the second leaves a gap in the sequence. OUT_OF_ORDER_SEQUENCE_NUMBER is
-right by the numbers, but librdkafka then raises its epoch and writes a second time what it has sent to other leaders
-without an answer. Where the log does not know the producer, the second batch would even be taken, because such a
-producer may begin anywhere; librdkafka then believes that the first is in the log, too. So a gap that consists of
-nothing but refused batches is refused in the same way, until the first of them comes again.
+A producer has several batches of a partition in flight. If the first is refused because the ISR is too small, and the
+ISR grows before the second is checked, the second has a gap in the sequence. OUT_OF_ORDER_SEQUENCE_NUMBER would be
+formally right, but librdkafka then raises its epoch and writes its unanswered batches to other leaders a second time.
+If the log does not know the producer, the second batch would even be accepted, because such a producer may begin with
+any sequence; librdkafka then assumes that the first is in the log too. So a batch after a gap of only refused batches
+is refused with the same error, until the first of them is sent again.
 
-Pure. Invariant: everything here is bounded, in number and in time; what is forgotten is judged by Kafka's rules.
+Pure. Invariant: all entries are bounded, in number and in time; Kafka's rules apply to forgotten ones.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ RETRIED: Final = frozenset(
         ErrorCode.UNKNOWN_TOPIC_ID,
     )
 )
-# A first batch that does not come again within this time, or while this many others come, is not waited for any longer:
-# its producer has given it up. No client keeps a batch longer by default, or has more than five under way.
+# The wait for the first batch ends after this time, or after this many other batches: its producer has given it up. By
+# default no client keeps a batch longer, or has more than five in flight.
 AWAITED_MS_MAX: Final = 300_000
 GAPS_REFUSED_MAX: Final = 100
-# Over all partitions of a node. Producers that a log knows are kept apart: invented ids push out none of them.
+# Bound for all partitions of a node. Known producers are kept apart, so that invented ids do not displace them.
 PRODUCERS_MAX: Final = 10_000
 _SEQUENCES: Final = 2**31
 
@@ -44,7 +44,7 @@ Place = tuple[str | bytes, int]
 
 
 class _Run:
-    """Refused batches of one producer that follow each other: `first_sequence` up to, and without, `next_sequence`."""
+    """Contiguous refused batches of one producer, from `first_sequence` to before `next_sequence`."""
 
     __slots__ = ("code", "first_sequence", "gaps_refused", "next_sequence", "producer_epoch", "since_ms")
 
@@ -57,7 +57,7 @@ class _Run:
         self.gaps_refused = 0
 
     def continues_at(self, sequence: int) -> bool:
-        """Whether a batch that begins there has only refused batches between it and the first."""
+        """Whether a batch with this first sequence has only refused batches between it and the first one."""
         distance = (sequence - self.first_sequence) % _SEQUENCES
         return 0 < distance <= (self.next_sequence - self.first_sequence) % _SEQUENCES
 
@@ -72,7 +72,7 @@ class _Run:
 
 
 class RefusedBatches:
-    """All of one node. Of each producer and partition one run of batches is kept."""
+    """The refused batches of one node: one run for each producer and partition."""
 
     __slots__ = ("_known", "_unknown", "producers_max")
 
@@ -85,7 +85,7 @@ class RefusedBatches:
         return len(self._known) + len(self._unknown)
 
     def of(self, *places: Place) -> RefusedOfPartition:
-        """What concerns one partition, under all its names."""
+        """The refused batches of one partition, under all its names."""
         return RefusedOfPartition(self, places)
 
     def note(
@@ -100,13 +100,16 @@ class RefusedBatches:
         if run is not None and (run.producer_epoch != header.producer_epoch or not run.is_awaited(now_ms)):
             run = None
         if run is not None and expected is not None and run.continues_at(expected):
-            run.first_sequence = expected  # the batches before it have come again, and are in the log
+            run.first_sequence = expected  # the batches before it were sent again and are in the log
         if run is not None and run.continues_at(first_sequence):
             run.extend(header.last_sequence)
         elif code in RETRIED:
-            run = _Run(header, code, now_ms)
+            behind, run = run, _Run(header, code, now_ms)
+            if behind is not None and run.continues_at(behind.first_sequence):
+                # This batch was appended and then truncated. The batches behind it were refused before that.
+                run.extend((behind.next_sequence - 1) % _SEQUENCES)
         elif run is None or run.first_sequence == first_sequence:
-            return  # the first has come again, and is refused for good
+            return  # the first batch was sent again, and is refused with a final error
         runs = self._unknown if expected is None else self._known
         runs[places[0], producer_id] = run
         if len(runs) > self.producers_max:
@@ -121,7 +124,7 @@ class RefusedBatches:
         expected: int | None,
         now_ms: int,
     ) -> ErrorCode | None:
-        """The code with which the batches before this one were refused, if all that the log lacks are such batches.
+        """The error of the refused batches before this one, if the gap in the log consists only of such batches.
 
         `expected`: the sequence that the log expects next; None when it does not know the producer.
         """
@@ -137,7 +140,7 @@ class RefusedBatches:
 
 
 class RefusedOfPartition:
-    """The same for one partition; `places`: what it is kept under, then its other names."""
+    """The refused batches of one partition. `places`: its key in `RefusedBatches`, then its other names."""
 
     __slots__ = ("_places", "_refused")
 
@@ -149,7 +152,7 @@ class RefusedOfPartition:
         self._refused.note(self._places, header, code, expected, now_ms)
 
     def check_gap(self, producer_id: int, epoch: int, first_sequence: int, expected: int | None, now_ms: int) -> None:
-        """Raises what the batches before this one were refused with, if the gap consists of them."""
+        """Raises the error of the refused batches before this one, if the gap consists of them."""
         code = self._refused.find_cause(self._places, producer_id, epoch, first_sequence, expected, now_ms)
         if code is not None:
             raise KafkaError(
@@ -162,7 +165,7 @@ def _after(sequence: int) -> int:
 
 
 def sequenced_header(batches: Buffer | None) -> BatchHeader | None:
-    """The header of a client's batch if that has a sequence. Its CRC is not looked at."""
+    """The header of a client's batch if it has a sequence. The CRC is not checked."""
     if batches is None or len(batches) < HEADER_SIZE:
         return None
     try:

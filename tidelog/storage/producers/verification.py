@@ -1,24 +1,24 @@
-"""Transactions of a partition that their coordinator is asked about before their first batch enters the log (KIP-890).
+"""Verifications of transactions by their coordinator, before their first batch in a partition (KIP-890).
 
-A batch that would open a transaction waits until the coordinator has confirmed it. The transaction may end while the
-answer is on its way; a marker therefore ends the verification, and the batch is refused. Pure. Invariant: one
-verification for each producer at most, and a batch enters only with the one that is still here. Follows Kafka's
-VerificationStateEntry and VerificationGuard.
+A batch that would open a transaction waits until the coordinator has confirmed it. The transaction may end before the
+confirmation arrives, so a marker ends the verification, and the batch is refused. Pure. Invariant: each producer has at
+most one verification, and a batch is appended only with the present one. Follows Kafka's VerificationStateEntry and
+VerificationGuard.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-# Of one partition. The oldest is forgotten for a new one; its batch is then refused.
+# Bound for one partition. A new verification replaces the oldest, whose batch is then refused.
 VERIFICATIONS_MAX: Final = 10_000
 
 
 class Verification:
-    """One producer's, compared by identity.
+    """The verification of one producer, compared by identity.
 
-    `adds`: the coordinator adds the partition to the transaction (transaction version 2). `lowest_sequence`: of the
-    batches that wait for it, of the epoch `producer_epoch`; a later batch must not overtake them.
+    `adds`: the coordinator adds the partition to the transaction (transaction version 2). `lowest_sequence`: that of
+    the waiting batches of `producer_epoch`; a later batch must not overtake them.
     """
 
     __slots__ = ("adds", "lowest_sequence", "producer_epoch", "since_ms")
@@ -30,7 +30,7 @@ class Verification:
         self.since_ms = now_ms
 
     def note(self, producer_epoch: int, sequence: int) -> None:
-        """One more batch waits for it."""
+        """Another batch waits for the verification."""
         if producer_epoch > self.producer_epoch:
             self.producer_epoch, self.lowest_sequence = producer_epoch, sequence
         elif producer_epoch == self.producer_epoch and sequence < self.lowest_sequence:
@@ -38,7 +38,7 @@ class Verification:
 
 
 class Verifications:
-    """All of one partition, by producer id."""
+    """The verifications of one partition, by producer id."""
 
     __slots__ = ("_under_way",)
 
@@ -52,7 +52,7 @@ class Verifications:
         return self._under_way.get(producer_id)
 
     def begin(self, producer_id: int, producer_epoch: int, sequence: int, adds: bool, now_ms: int) -> Verification:
-        """The producer's verification, a new one unless one is under way."""
+        """The producer's present verification, or a new one."""
         verification = self._under_way.get(producer_id)
         if verification is not None:
             verification.note(producer_epoch, sequence)
@@ -63,18 +63,18 @@ class Verifications:
         return verification
 
     def holds(self, producer_id: int, verification: Verification | None) -> bool:
-        """Whether this one is still under way."""
+        """Whether `verification` is the producer's present one."""
         return verification is not None and self._under_way.get(producer_id) is verification
 
     def end(self, producer_id: int) -> None:
-        """A batch of the transaction is in the log."""
+        """End the verification: a batch of the transaction is in the log."""
         self._under_way.pop(producer_id, None)
 
     def end_by_marker(self, producer_id: int, producer_epoch: int) -> None:
-        """A marker is in the log: what was verified is over.
+        """A marker is in the log: end the verification of its transaction.
 
-        With transaction version 2 a marker of the verification's own epoch ended the transaction before it, because
-        each transaction has an epoch of its own.
+        With transaction version 2 each transaction has its own epoch, so a marker of the verification's epoch belongs
+        to the transaction before it.
         """
         verification = self._under_way.get(producer_id)
         if verification is not None and not (verification.adds and producer_epoch == verification.producer_epoch):
@@ -87,9 +87,9 @@ class Verifications:
 
 
 class TransactionAppend(NamedTuple):
-    """What the log must know of an append that belongs to a transaction.
+    """The transaction data of an append.
 
-    `verification`: with which a batch may open the transaction. `transaction_version`: of the client, for a marker.
+    `verification`: allows a batch to open the transaction. `transaction_version`: the client's, for a marker.
     """
 
     verification: Verification | None = None

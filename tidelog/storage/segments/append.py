@@ -1,10 +1,10 @@
-"""What a batch must be to enter the log, and what is stamped into it: checks, offsets, epoch, log-append time.
+"""Checks batches before an append and stamps them: offsets, leader epoch, log-append time.
 
-Pure: batches and limits go in, checked and stamped batches come out; `partition_log.py` writes them. Sequences are
-`producer_state.py`'s. The rules are those of Kafka's UnifiedLog.analyzeAndValidateRecords and LogValidator,
-with one deliberate difference (docs/decisions/0014): every field of every record is looked at only where a topic's
-settings need it (compacted topics, a limit on old timestamps, recompression). Elsewhere the records are counted by
-their lengths, those of large compressed batches not even that: it is only asked whether so many bytes can hold so many.
+Pure: batches and limits go in, checked and stamped batches come out; `partition_log.py` writes them, and
+`producer_state.py` checks sequences. The rules are those of Kafka's UnifiedLog.analyzeAndValidateRecords and
+LogValidator, with one deliberate difference (docs/decisions/0014): every field of every record is checked only if a
+topic's settings need it (compacted topics, a limit on old timestamps, recompression). Otherwise the records are counted
+by their lengths. For large compressed batches only the plausibility of the record count for the size is checked.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from tidelog.storage.segments.log_config import INT64_MAX
 NO_APPEND_TIME: Final = -1
 _MAX_COMPRESSION: Final = 4
 _FRAME: Final = Struct(">iib")  # batch length, leader epoch, magic
-_MIN_MESSAGE_LENGTH: Final = 14  # of the oldest format (LegacyRecord.RECORD_OVERHEAD_V0)
-# A compressed batch of up to so many bytes is decompressed and walked, if it stands for no more than these.
+_MIN_MESSAGE_LENGTH: Final = 14  # in the oldest format (LegacyRecord.RECORD_OVERHEAD_V0)
+# The records of a compressed batch are counted up to this compressed size and this decompressed size.
 WALKED_COMPRESSED_MAX: Final = 2048
 WALKED_BYTES_MAX: Final = 64 * 1024
 
@@ -60,9 +60,9 @@ producer id, producer epoch, base sequence, leader epoch. A plain tuple, because
 
 
 class AppendInfo(NamedTuple):
-    """Where an append landed. `duplicate`: it repeats a batch, and these are the first one's offsets.
+    """The result of an append. `duplicate`: it repeats a batch, and the offsets are those of the first one.
 
-    `written`: the bytes as they are in the log, valid as long as the buffer they came in; None where nothing was.
+    `written`: the bytes in the log, valid as long as the buffer of the request; None if nothing was written.
     """
 
     first_offset: int
@@ -82,11 +82,11 @@ UsualBatch = tuple[int, int, int, int, int]
 
 
 def admit_usual(batch: memoryview, now_ms: int, rules: AppendRules) -> UsualBatch | None:
-    """What of the batch its log needs, if it is as clients usually send it; None for any other, which `admit` judges.
+    """The fields that the log needs of a batch in the usual form; None for any other form, which `admit` checks.
 
-    Usual is one whole batch without flags for a topic that stores records as they come. The checks are those of
-    `admit`, in one pass, because this runs for every produce. Nothing is stamped. Raises INVALID_RECORD where the
-    records are not as the header says, in which case `admit` does the same.
+    The usual form is one whole batch without flags, for a topic that stores batches unchanged. The checks are those of
+    `admit` in one pass, because this runs for every produce. It stamps nothing. Raises INVALID_RECORD, as `admit` does,
+    if the records differ from the header.
     """
     size = len(batch)
     if size < HEADER_SIZE or not rules.takes_as_sent:
@@ -116,15 +116,37 @@ def admit_usual(batch: memoryview, now_ms: int, rules: AppendRules) -> UsualBatc
     return last_delta, max_timestamp, producer_id, producer_epoch, base_sequence
 
 
+def admit_own(batch: memoryview, rules: AppendRules) -> UsualBatch | None:
+    """`admit_usual` for a batch that this node has encoded: its records are not checked again."""
+    size = len(batch)
+    if size < HEADER_SIZE or rules.stamps_append_time:
+        return None
+    _, length, _, magic, crc, attributes, last_delta, _, max_timestamp, producer_id, epoch, sequence, count = _unpack(
+        batch
+    )
+    if (
+        length + LOG_OVERHEAD != size
+        or magic != MAGIC
+        or attributes
+        or producer_id >= 0
+        or last_delta + 1 != count
+        or count <= 0
+        or size > rules.max_message_bytes
+        or _crc32c(batch[ATTRIBUTES_OFFSET:]) != crc
+    ):
+        return None
+    return last_delta, max_timestamp, producer_id, epoch, sequence
+
+
 def admit(
     batches: memoryview, next_offset: int, leader_epoch: int, now_ms: int, rules: AppendRules, from_client: bool
 ) -> tuple[bytearray | memoryview, list[Batch]]:
-    """Check the batches, give them offsets from `next_offset` on and the epoch, in place.
+    """Check the batches, and stamp offsets from `next_offset` on and the epoch in place.
 
     Returns the bytes to write (the given ones unless the topic recompresses) and one tuple per batch. `batches` must be
     writable. Raises KafkaError: CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP, MESSAGE_TOO_LARGE,
-    UNSUPPORTED_COMPRESSION_TYPE; or NeedsInspection. Bytes of a refused buffer may have been stamped. No control
-    batch is too large: a transaction must be able to end whatever the topic's limit is.
+    UNSUPPORTED_COMPRESSION_TYPE; or NeedsInspection. A refused buffer may be stamped in part. The size limit does not
+    apply to control batches, because a transaction must be able to end.
     """
     size = len(batches)
     position = 0
@@ -188,7 +210,7 @@ def admit(
 
 
 class UnexplainedGap(KafkaError):
-    """The batches go on behind the log end: the leader has lost [first_offset, end_offset), or compacted it away."""
+    """The batches begin above the log end: the leader has lost [first_offset, end_offset), or compacted it away."""
 
     def __init__(self, first_offset: int, end_offset: int) -> None:
         super().__init__(
@@ -201,11 +223,11 @@ class UnexplainedGap(KafkaError):
 def admit_replicated(
     batches: memoryview, next_offset: int, no_gap_from: int = INT64_MAX, epoch_max: int = INT64_MAX
 ) -> list[Batch]:
-    """Check batches fetched from a leader, which carry their offsets already; whole batches only.
+    """Check batches fetched from a leader, which have their offsets already. Returns whole batches only.
 
-    A partial last batch, as a fetch may end in, is left out; so is what lies behind a gap that reaches above
+    A partial last batch, at the end of a fetch, is left out, and so are batches after a gap that reaches above
     `no_gap_from`. Raises CORRUPT_MESSAGE, also for a leader epoch above `epoch_max`, which the CRC does not cover;
-    UnexplainedGap where that gap comes first; OFFSET_OUT_OF_RANGE for a batch below `next_offset` (Kafka's
+    UnexplainedGap if such a gap comes first; OFFSET_OUT_OF_RANGE for a batch below `next_offset` (Kafka's
     UnexpectedAppendOffsetException).
     """
     size = len(batches)
@@ -245,8 +267,11 @@ def admit_replicated(
 
 
 def check_first_holds(batches: memoryview, offset: int) -> int:
-    """The base offset of the first batch, which begins at or before `offset`. Raises CORRUPT_MESSAGE unless it is whole
-    and holds that offset: what a leader with a damaged log sends may name any, even 0."""
+    """The base offset of the first batch, which may be below `offset`.
+
+    Raises CORRUPT_MESSAGE unless the batch is whole and holds `offset`: a leader with a damaged log may send a batch
+    with any base offset, even 0.
+    """
     header = read_header(batches) if len(batches) >= HEADER.size else None
     if (
         header is None
@@ -267,10 +292,10 @@ def as_batch(position: int, header: BatchHeader) -> Batch:
 
 
 def _without_fragment(batches: memoryview, position: int) -> memoryview:
-    """The batches without the bytes from `position` on, if those are a part of a batch behind a whole one.
+    """The batches without the bytes from `position` on, if these are a partial batch after a whole one.
 
-    Anything else that is not a batch of today's format is refused. As Kafka reads them (ByteBufferLogInputStream): what
-    is not whole ends the batches, and there must be one.
+    Other bytes that are no batch of the current format are refused. As in Kafka (ByteBufferLogInputStream), a partial
+    batch ends the batches, and at least one whole batch must precede it.
     """
     left = len(batches) - position
     if left > MAGIC_OFFSET:
@@ -289,7 +314,7 @@ def _without_fragment(batches: memoryview, position: int) -> memoryview:
 
 
 def _refuse_count(last_delta: int, count: int, from_client: bool) -> None:
-    # Batches of our own may be sparse, as compaction leaves them, but never run backwards.
+    # The node's own batches may have gaps after compaction, but their offsets never decrease.
     if from_client or last_delta < 0 or count < 0:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in a batch of {last_delta + 1} offsets")
 
@@ -307,9 +332,10 @@ def _refuse_client_batch(base_offset: int, attributes: int, position: int, produ
 
 
 def _check_times(batches: memoryview, position: int, header: BatchHeader, now_ms: int, rules: AppendRules) -> int:
-    """The attributes of a batch from the future, or said to be of LogAppendTime, if it may pass.
+    """The attributes of an accepted batch that has a future timestamp or claims LogAppendTime.
 
-    Kafka takes the latter where the topic is of CreateTime, and makes it that (LogValidator.validateTimestamp).
+    For a topic with CreateTime, Kafka accepts the claim and changes the batch to CreateTime
+    (LogValidator.validateTimestamp).
     """
     if rules.stamps_append_time or header.max_timestamp == NO_TIMESTAMP:
         if header.attributes & LOG_APPEND_TIME_FLAG:

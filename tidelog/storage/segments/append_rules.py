@@ -1,4 +1,4 @@
-"""The limits of one log's configuration, laid out for the append path. Pure."""
+"""The limits of one log's configuration, in the form that the append path needs. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 AS_PRODUCED: Final = -1
 _CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-# Of the records of a batch that are looked at; what is larger is MESSAGE_TOO_LARGE, and Java's producer divides it.
+# The size bound of a batch's records for an inspection. Larger ones get MESSAGE_TOO_LARGE: Java's producer splits them.
 INSPECTED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class AppendRules:
-    """Changed as a whole with the configuration; `seen` alone changes with every batch that is looked at."""
+    """Replaced as a whole when the configuration changes. Only `seen` changes with each inspected batch."""
 
     __slots__ = (
         "after_max_ms",
@@ -31,7 +31,7 @@ class AppendRules:
 
     def __init__(self, config: LogConfig) -> None:
         self.max_message_bytes = config.max_message_bytes
-        self.seen: memoryview | None = None  # has been looked at under these rules, and is appended now
+        self.seen: memoryview | None = None  # the inspected batch that is appended now
         self.inspected_bytes_max = max(INSPECTED_BYTES_MAX, config.max_message_bytes)
         self.after_max_ms = config.message_timestamp_after_max_ms
         self.before_max_ms = config.message_timestamp_before_max_ms

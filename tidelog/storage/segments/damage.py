@@ -1,8 +1,8 @@
-"""Damage: batches of a log that are not what was written, and how storage reports them.
+"""Damage: batches of a log that differ from what was written, and how storage reports them.
 
-A damaged range is a part of one segment's file and the offsets that belong there. It is refused to every reader until
-it is repaired (`repair.py`); everything around it is served. An index that disagrees with its segment is no damage: it
-is made anew, inside storage (docs/decisions/0016-damage-and-repair.md).
+A damaged range is a part of one segment's file with the offsets that belong there. Reads of it fail until it is
+repaired (`repair.py`); reads of all other records work. An index that disagrees with its segment is not damage: storage
+rebuilds it (docs/decisions/0016-damage-and-repair.md).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 class DamagedRange(NamedTuple):
     """Bytes [position, end_position) of a segment file, where the records [first_offset, end_offset) should be.
 
-    The bytes may be none: where a part of the file is missing. `end_offset` is -1 where it is unknown, which is only
-    ever so of the end of a log that is being opened.
+    The byte range is empty if a part of the file is missing. `end_offset` is -1 if it is unknown, which happens only at
+    the end of a log that is being opened.
     """
 
     position: int
@@ -28,7 +28,7 @@ class DamagedRange(NamedTuple):
 
 
 class DamagedRecords(Exception):
-    """Records that were asked for are damaged, or cannot be told from damaged ones. The log goes on."""
+    """The requested records are damaged or may be damaged. The rest of the log stays usable."""
 
     def __init__(self, path: str, damage: DamagedRange) -> None:
         super().__init__(f"{path}: offsets {damage.first_offset} to {damage.end_offset} are damaged: {damage.reason}")
@@ -37,8 +37,10 @@ class DamagedRecords(Exception):
 
 
 class CorruptIndex(Exception):
-    """An index and its segment disagree, or a segment does not hold what it should. Never leaves storage: the segment
-    is examined, which makes the index anew and tells what is damaged. `path` is the file."""
+    """An index and its segment disagree, or a segment lacks expected records. `path` is the file.
+
+    It never leaves storage: an examination of the segment rebuilds the index and finds the damage.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -47,7 +49,7 @@ class CorruptIndex(Exception):
 
 
 def damage_at(ranges: tuple[DamagedRange, ...], offset: int) -> DamagedRange | None:
-    """The range that holds `offset`."""
+    """The range that holds `offset`; None if there is none."""
     for damage in ranges:
         if damage.first_offset <= offset < damage.end_offset:
             return damage
@@ -55,7 +57,7 @@ def damage_at(ranges: tuple[DamagedRange, ...], offset: int) -> DamagedRange | N
 
 
 def next_damage(ranges: tuple[DamagedRange, ...], offset: int) -> DamagedRange | None:
-    """The first range that ends above `offset`."""
+    """The first range that ends above `offset`; None if there is none."""
     for damage in ranges:
         if damage.end_offset > offset:
             return damage
@@ -63,7 +65,7 @@ def next_damage(ranges: tuple[DamagedRange, ...], offset: int) -> DamagedRange |
 
 
 def bytes_after(ranges: tuple[DamagedRange, ...], position: int) -> int:
-    """Where to go on reading batches: `position`, or behind the damaged range that it lies in."""
+    """The position of the next readable batch: `position`, or the end of the damaged range that holds it."""
     for damage in ranges:
         if damage.position <= position < damage.end_position:
             position = damage.end_position
@@ -71,7 +73,7 @@ def bytes_after(ranges: tuple[DamagedRange, ...], position: int) -> int:
 
 
 def merged(ranges: list[DamagedRange]) -> tuple[DamagedRange, ...]:
-    """Neighbours as one range, in the order of their offsets."""
+    """The ranges in the order of their offsets, with neighbours merged."""
     joined: list[DamagedRange] = []
     for damage in sorted(ranges):
         if joined and joined[-1].end_position == damage.position and joined[-1].end_offset == damage.first_offset:
@@ -82,6 +84,6 @@ def merged(ranges: list[DamagedRange]) -> tuple[DamagedRange, ...]:
 
 
 def describe(damage: DamagedRange) -> str:
-    """For a line of the log."""
+    """A description for the log file."""
     where = f"bytes {damage.position} to {damage.end_position}, offsets {damage.first_offset} to {damage.end_offset}"
     return f"{where} are damaged: {damage.reason}"

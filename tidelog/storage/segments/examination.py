@@ -1,9 +1,9 @@
-"""Looking at every batch of a segment: which are whole, and which bytes are damage with whole batches behind them.
+"""Examines every batch of a segment: which batches are whole, and which bytes before other whole batches are damaged.
 
-Kafka ends a log at the first batch that fails its check. Here the walk goes on at the next whole batch, so that damage
-in the middle costs what is damaged and nothing else. A batch counts as whole when its CRC is right and what the CRC
-does not cover (base offset, length, epoch, magic) agrees with its neighbours. Runs in any thread: it reads one file
-and changes nothing.
+Kafka ends a log at the first batch that fails its check. Here the examination continues at the next whole batch, so
+that damage in the middle costs only the damaged records. A batch is whole if its CRC is right, and if the fields that
+the CRC does not cover (base offset, length, epoch, magic) agree with its neighbours. It may run on any thread: it reads
+one file and changes nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _CHUNK_BYTES: Final = 1024 * 1024
 _KNOWN_ATTRIBUTES: Final = 0x7F
 _EPOCH_EDGES_MAX: Final = 1000
 _SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of candidates in a search for the next whole batch; records may hold any bytes, so also what looks like batches."""
+"""Bound of the candidates in a search for the next whole batch. Records may hold bytes that look like batches."""
 _EMBEDDED_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Batches that follow each other for longer are not the payload of one batch: max.message.bytes is 1 MiB by default."""
+"""A longer series of batches is not the payload of one batch, because max.message.bytes is 1 MiB by default."""
 UNKNOWN_END: Final = -1
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 
@@ -43,7 +43,7 @@ ReadAt = Callable[[int, int], bytes]
 
 
 BatchFacts = tuple[int, int, int, int, int]
-"""Position and end position of a batch, its first offset and the offset behind it, its leader epoch."""
+"""Position and end position of a batch, its first offset and the offset after it, its leader epoch."""
 
 
 class WholeBatch(NamedTuple):
@@ -52,8 +52,20 @@ class WholeBatch(NamedTuple):
     data: memoryview
 
 
-def is_within(offset: int, ranges: Sequence[tuple[int, int]]) -> bool:
-    return any(first <= offset < end for first, end in ranges)
+class ProvenBatches(NamedTuple):
+    """Batches of [first_offset, end_offset) that another replica has confirmed, all of one leader epoch."""
+
+    first_offset: int
+    end_offset: int
+    leader_epoch: int
+
+
+def proven_epoch(offset: int, proven: Sequence[ProvenBatches]) -> int | None:
+    """The confirmed leader epoch of the batch at this offset, by the latest confirmation."""
+    for each in reversed(proven):
+        if each.first_offset <= offset < each.end_offset:
+            return each.leader_epoch
+    return None
 
 
 def is_crc_right(data: memoryview, header: BatchHeader) -> bool:
@@ -62,7 +74,7 @@ def is_crc_right(data: memoryview, header: BatchHeader) -> bool:
 
 
 class _Window:
-    """A part of the file in memory, moved forward as it is read."""
+    """A part of the file in memory, which moves forward with the reads."""
 
     def __init__(self, read_at: ReadAt, size_bytes: int) -> None:
         self._read_at = read_at
@@ -79,7 +91,7 @@ class _Window:
         return self._chunk[at:]
 
     def header(self, position: int) -> BatchHeader | None:
-        """The header at `position`, if it can be that of a batch which ends within the file."""
+        """The header at `position`, if it is plausible and the batch ends within the file; otherwise None."""
         if position + HEADER_SIZE > self.size_bytes:
             return None
         try:
@@ -99,7 +111,7 @@ class _Window:
         return header
 
     def whole(self, position: int) -> WholeBatch | None:
-        """The batch at `position`, if its CRC is right."""
+        """The batch at `position`, if its CRC is right; otherwise None."""
         header = self.header(position)
         if header is None:
             return None
@@ -109,7 +121,7 @@ class _Window:
         return WholeBatch(position, header, data)
 
     def records_end(self, position: int) -> int:
-        """Where the uncompressed records that begin at `position` end; `position` where none does."""
+        """The end of the uncompressed records that begin at `position`; `position` if there are none."""
         left, end = self.size_bytes - position, 0
         for size_bytes in (_CHUNK_BYTES, _EMBEDDED_BYTES_MAX):
             if left > 0:
@@ -120,18 +132,18 @@ class _Window:
 
 
 class Examiner:
-    """Of one segment file of `size_bytes`, whose first record has `base_offset`.
+    """The examination of one segment file of `size_bytes`, whose first record has `base_offset`.
 
-    `end_offset`: the offset after its last record, UNKNOWN_END where nothing says. `may_have_gaps`: whether offsets
-    may be missing between batches, as compaction leaves them; `may_end_early`: behind the last one, too. `epoch_max`:
-    the leader epoch of what follows the segment, -1 where it is not known. `proven`: the ranges of offsets whose
-    batches are as another replica has them: where a neighbour's epoch disagrees, the neighbour is damaged.
+    `end_offset`: the offset after its last record, UNKNOWN_END if unknown. `may_have_gaps`: whether offsets may be
+    missing between batches after compaction; `may_end_early`: also after the last batch. `epoch_max`: the leader epoch
+    of the batch after the segment, -1 if unknown. `proven`: the batches that another replica has confirmed: if the
+    epoch of a neighbour disagrees, the neighbour is damaged.
     """
 
     def __init__(
         self, read_at: ReadAt, size_bytes: int, base_offset: int, *, end_offset: int = UNKNOWN_END,
         may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1,
-        proven: Sequence[tuple[int, int]] = (),
+        proven: Sequence[ProvenBatches] = (),
     ) -> None:  # fmt: skip
         self._window = _Window(read_at, size_bytes)
         self._size_bytes = size_bytes
@@ -142,7 +154,7 @@ class Examiner:
         self._epoch_max = epoch_max
         self._proven = proven
         self._expected = base_offset
-        # No batch is stored without one. Below 0 a damaged epoch of -1 would put the blame on the batch before it.
+        # Every stored batch has an epoch. A start below 0 would accept a damaged epoch of -1.
         self._epoch = 0
         self._search_from = 0
 
@@ -168,17 +180,20 @@ class Examiner:
             yield DamagedRange(size, size, self._expected, self._end_offset, "the file ends too early")
 
     def _mismatch(self, batch: WholeBatch) -> str:
-        """What of the fields outside of the CRC disagrees with the neighbours, empty if nothing does."""
+        """The field outside the CRC that disagrees with the neighbours; empty if all agree."""
         header = batch.header
         if header.base_offset < self._expected or header.last_offset > self._offset_max:
             return f"base offset {header.base_offset} where {self._expected} should be"
         if header.base_offset != self._expected and not self._may_have_gaps:
             return f"base offset {header.base_offset} where {self._expected} should be"
         following = self._window.header(batch.position + header.size_bytes)
-        if not is_within(header.base_offset, self._proven):
+        confirmed = proven_epoch(header.base_offset, self._proven)
+        if confirmed is None:
             reason = self._epoch_mismatch(header, following)
             if reason:
                 return reason
+        elif confirmed != header.partition_leader_epoch:
+            return f"leader epoch {header.partition_leader_epoch}, another replica has {confirmed}"
         if following is None:
             return ""
         if self._may_have_gaps and self._expected <= following.base_offset < header.next_offset:
@@ -186,7 +201,10 @@ class Examiner:
         return ""
 
     def _epoch_mismatch(self, header: BatchHeader, following: BatchHeader | None) -> str:
-        """Where only two batches disagree nothing says which is wrong: the first is blamed, until it is proven."""
+        """The mismatch of the leader epoch, if any.
+
+        If only two batches disagree, the first counts as wrong unless it is proven.
+        """
         epoch = header.partition_leader_epoch
         if epoch < self._epoch:
             return f"leader epoch {epoch} after {self._epoch}"
@@ -195,19 +213,20 @@ class Examiner:
                 return f"leader epoch {epoch} before {self._epoch_max}"
             return ""
         next_epoch = following.partition_leader_epoch
-        if next_epoch < epoch and (self._epoch <= next_epoch or is_within(following.base_offset, self._proven)):
+        is_proven = proven_epoch(following.base_offset, self._proven) == next_epoch
+        if next_epoch < epoch and (self._epoch <= next_epoch or is_proven):
             return f"leader epoch {epoch} before {next_epoch}"
         return ""
 
     def _resume(self, position: int, batch: WholeBatch | None) -> WholeBatch | None:
-        """The first whole batch behind the damage that begins at `position`."""
+        """The first whole batch after the damage that begins at `position`; None if there is none."""
         if (
             batch is not None
             and batch.header.base_offset > self._expected
             and self._fits(batch)
             and self._connects(batch, strictly=True)
         ):
-            return batch  # nothing is wrong with it: what should be before it is missing
+            return batch  # the batch is right, but the records before it are missing
         header = self._window.header(position)
         if header is not None:
             candidate = self._window.whole(position + header.size_bytes)
@@ -216,15 +235,29 @@ class Examiner:
         return self._search(position, position + 1 if batch is None else position + batch.header.size_bytes)
 
     def _fits(self, batch: WholeBatch) -> bool:
+        """Whether the batch can be the first one after destroyed bytes, or after missing records."""
         header = batch.header
         return (
             header.base_offset >= self._expected
             and header.last_offset <= self._offset_max
             and header.partition_leader_epoch >= self._epoch
+            and (header.base_offset > self._expected or self._is_confirmed(batch))
         )
 
+    def _is_confirmed(self, batch: WholeBatch) -> bool:
+        """Whether what follows the batch begins where it ends.
+
+        What is destroyed before it had at least one offset. So a batch at the expected one has a wrong base offset,
+        which no CRC covers, unless bytes were inserted.
+        """
+        end, next_offset = batch.position + batch.header.size_bytes, batch.header.next_offset
+        if end >= self._size_bytes:
+            return next_offset == self._end_offset
+        following = self._window.whole(end)
+        return following is not None and following.header.base_offset == next_offset
+
     def _connects(self, batch: WholeBatch, *, strictly: bool = False) -> bool:
-        """Whether what follows `batch` goes on where it ends. `strictly`: something must say so."""
+        """Whether the next batch continues at the end offset of `batch`. `strictly`: unknown counts as False."""
         end, next_offset = batch.position + batch.header.size_bytes, batch.header.next_offset
         if end >= self._size_bytes:
             return next_offset == self._end_offset or (not strictly and self._end_offset < 0) or self._may_end_early
@@ -235,11 +268,11 @@ class Examiner:
         return base_offset >= next_offset if self._may_have_gaps else base_offset == next_offset
 
     def _search(self, damaged: int, position: int) -> WholeBatch | None:
-        """The first batch of the log from `position` on, where the batch at `damaged` is destroyed.
+        """The first batch of the log from `position` on, after the destroyed batch at `damaged`.
 
-        Records may hold any bytes, whole batches too. The records of the destroyed batch say where it ends, if they are
-        readable. Else batches are believed that go on to the segment's end, or for longer than one batch can be; if
-        there are none, those that lead nowhere.
+        Records may contain whole batches as payload. If the records of the destroyed batch are readable, they show its
+        end. Otherwise a series of batches counts as the log's if it reaches the segment's end, or is longer than one
+        batch can be. Without such a series the first candidate counts.
         """
         self._search_from = position
         records_start = damaged + HEADER_SIZE
@@ -258,9 +291,9 @@ class Examiner:
         return loose
 
     def _candidates(self) -> Iterator[WholeBatch]:
-        """Whole batches that fit, from `_search_from` on, which may be moved forward meanwhile.
+        """Whole batches that fit, from `_search_from` on, which the caller may move forward meanwhile.
 
-        Every byte is looked at: the upper half of a base offset, then magic 2, are worth a closer look.
+        Every position is checked for the upper half of a base offset and magic 2, before the whole header is checked.
         """
         high = (self._expected >> 32).to_bytes(4, "big")
         pattern = re.compile(b"(?=" + re.escape(high) + b".{12}\x02)", re.DOTALL)
@@ -268,7 +301,7 @@ class Examiner:
         position = self._search_from
         while position < self._size_bytes:
             view = self._window.view(position, min(_CHUNK_BYTES, self._size_bytes - position))
-            # A copy: looking at a candidate may move the window.
+            # A copy, because the check of a candidate may move the window.
             data = bytes(view[:_CHUNK_BYTES])
             for match in pattern.finditer(data):
                 at = position + match.start()
@@ -286,9 +319,9 @@ class Examiner:
             position = max(position + _CHUNK_BYTES - LOG_OVERHEAD - HEADER_SIZE, self._search_from)
 
     def _follow(self, batch: WholeBatch) -> tuple[int, bool]:
-        """Where the batches end that follow from `batch` on without a gap, and whether that shows that the log's do.
+        """The end of the contiguous batches from `batch` on, and whether they are the log's.
 
-        They do if they go on to the end of the segment, or for longer than a batch can be that holds them.
+        They are if they reach the end of the segment, or if they are longer than a batch that could contain them.
         """
         position, expected, epoch = batch.position, batch.header.base_offset, self._epoch
         following: WholeBatch | None = batch
@@ -309,7 +342,7 @@ class Examiner:
 
 
 class IndexRows:
-    """Rows of an index, in little memory: a large segment has hundreds of thousands."""
+    """Rows of an index in compact form, because a large segment has hundreds of thousands."""
 
     __slots__ = ("_keys", "_values", "last_key")
 
@@ -317,7 +350,7 @@ class IndexRows:
         self._keys = array("q")
         self._values = array("q")
         self.last_key = -1
-        """Of the last row, -1 while there is none."""
+        """The key of the last row, -1 without rows."""
 
     def append(self, key: int, value: int) -> None:
         self._keys.append(key)
@@ -332,7 +365,7 @@ class IndexRows:
 
 
 class EpochDoubt(NamedTuple):
-    """A batch whose leader epoch the log knows otherwise, and the batch behind it."""
+    """A batch whose leader epoch contradicts the log's epochs, and the batch after it."""
 
     damage: DamagedRange
     epoch: int
@@ -341,7 +374,7 @@ class EpochDoubt(NamedTuple):
 
 
 class EpochEdges:
-    """The batches of a segment whose leader epoch is not that of both their neighbours, each between those."""
+    """The batches of a segment whose leader epoch differs from that of a neighbour, each with both neighbours."""
 
     __slots__ = ("_before_last", "_edges", "_last")
 
@@ -360,7 +393,7 @@ class EpochEdges:
         self._before_last, self._last = last, following
 
     def doubts(self, epoch_at: Callable[[int], int]) -> list[EpochDoubt]:
-        """Single batches of which `epoch_at` (offset -> leader epoch, -1 unknown) says otherwise. Asked once."""
+        """The single batches that contradict `epoch_at` (offset -> leader epoch, -1 unknown). Call it once."""
         found: list[EpochDoubt] = []
         edges, self._edges = self._edges, []
         for before, batch, following in edges:
@@ -376,7 +409,7 @@ class EpochEdges:
 
 
 class Findings:
-    """What an examination found: the index rows of the whole batches, and the damage between them."""
+    """The result of an examination: the index rows of the whole batches, and the damage between them."""
 
     __slots__ = (
         "bytes_since_index_row", "damage", "end_offset", "epoch_edges", "epochs",
@@ -386,14 +419,14 @@ class Findings:
 
     def __init__(self, base_offset: int, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        """Of the file, as far as it was looked at."""
+        """The size of the examined part of the file."""
         self.end_offset = base_offset
-        """The offset after the last record, damaged ones counted where they are known."""
+        """The offset after the last record, including known damaged ones."""
         self.damage: tuple[DamagedRange, ...] = ()
         self.tail: DamagedRange | None = None
-        """What is left of the file behind the last whole batch, where nothing says how many records it held."""
+        """The rest of the file after the last whole batch, if its number of records is unknown."""
         self.epochs: list[tuple[int, int]] = []
-        """(leader epoch, first offset of it in this segment)."""
+        """(leader epoch, its first offset in this segment)."""
         self.offset_rows = IndexRows()
         self.time_rows = IndexRows()
         self.max_timestamp = -1
@@ -401,11 +434,11 @@ class Findings:
         self.first_timestamp = -1
         self.epoch_edges = EpochEdges()
         self.generation = 0
-        """Of the segment (`Segment.generation`) when it was looked at."""
+        """`Segment.generation` at the time of the examination."""
         self.bytes_since_index_row = 0
 
     def note(self, position: int, header: BatchHeader, index_interval_bytes: int) -> None:
-        """Index a batch as an append does."""
+        """Add a whole batch, and its index rows as an append would."""
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp, self.offset_of_max_timestamp = header.max_timestamp, header.last_offset
         if self.bytes_since_index_row > index_interval_bytes:
@@ -423,15 +456,15 @@ class Findings:
         self.end_offset = header.next_offset
 
     def close(self, damage: list[DamagedRange], present_bytes: int, end_offset: int) -> None:
-        """Everything was looked at: `damage` lies between the batches, and the file had `present_bytes`.
+        """End the examination: `damage` lies between the batches, and the file had `present_bytes`.
 
-        `end_offset`: the offset after the last record, UNKNOWN_END where nothing says.
+        `end_offset`: the offset after the last record, UNKNOWN_END if unknown.
         """
         self.epoch_edges.note(None)
         if present_bytes < self.size_bytes and end_offset >= 0:
             if damage and damage[-1].end_position == present_bytes:
                 damage[-1] = damage[-1]._replace(end_position=self.size_bytes)
-            else:  # offsets may be missing here, so nothing says which
+            else:  # after compaction the missing offsets are unknown
                 damage.append(
                     DamagedRange(present_bytes, self.size_bytes, self.end_offset, end_offset, "the file is cut")
                 )
@@ -440,26 +473,26 @@ class Findings:
             self.end_offset = end_offset
 
 
-def doubt_epochs(findings: Findings, epoch_at: Callable[[int], int], proven: Sequence[tuple[int, int]]) -> None:
-    """A single batch that disagrees with the epochs that the log knows (-1: none) counts as damaged.
+def doubt_epochs(findings: Findings, epoch_at: Callable[[int], int], proven: Sequence[ProvenBatches]) -> None:
+    """Mark single batches as damaged if their epoch contradicts `epoch_at`, the log's epochs (-1: unknown).
 
-    Neither carries a checksum. Another replica's copy decides: if it says the same, it is `proven`, and the log's
-    epochs are corrected. Where more batches disagree the log's epochs are wrong.
+    Neither has a checksum, so another replica's copy decides: if it confirms the batch, the batch is `proven`, and the
+    log's epochs are corrected. If several neighbouring batches disagree, the log's epochs are wrong.
     """
     doubts = findings.epoch_edges.doubts(epoch_at)
-    doubtful = [doubt.damage for doubt in doubts if not is_within(doubt.damage.first_offset, proven)]
+    doubtful = [doubt.damage for doubt in doubts if proven_epoch(doubt.damage.first_offset, proven) != doubt.epoch]
     if doubtful:
         findings.damage = merged([*doubtful, *findings.damage])
 
 
 def examine(
     file: File, size_bytes: int, base_offset: int, end_offset: int, index_interval_bytes: int, *,
-    may_have_gaps: bool, may_end_early: bool, epoch_max: int = -1, proven: Sequence[tuple[int, int]] = (),
+    may_have_gaps: bool, may_end_early: bool, epoch_max: int = -1, proven: Sequence[ProvenBatches] = (),
     note: Callable[[WholeBatch | DamagedRange], None] = lambda each: None,
 ) -> Findings:  # fmt: skip
-    """Look at the first `size_bytes` of a segment's file, or as many as there are. Raises OSError.
+    """Examine the first `size_bytes` of a segment's file, or all if it is shorter. Raises OSError.
 
-    `note` is called with everything that is met, in order.
+    `note` is called with each whole batch and each damaged range, in order.
     """
     findings = Findings(base_offset, size_bytes)
     damage: list[DamagedRange] = []

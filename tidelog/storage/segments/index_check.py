@@ -1,4 +1,4 @@
-"""Comparing the rows of a segment's two indexes with its batches, while those are read one after the other."""
+"""Compares the rows of a segment's two indexes with its batches, during a sequential read of the batches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Row = tuple[int, int]
 
 
 class IndexCheck:
-    """`note` every batch and every damaged range in order. Rows that speak of damaged records are not judged."""
+    """The caller passes each batch and each damaged range to `note`, in order. Rows of damaged records are skipped."""
 
     def __init__(self, segment: Segment) -> None:
         self.wrong: dict[str, str] = {}
-        """Path of an index -> why it cannot be right."""
+        """Path of an index -> why it is wrong."""
         self._max_timestamp = self._newest_time = self._last_time = -1
         self._rows: tuple[Iterator[Row], Iterator[Row]] = (iter(()), iter(()))
         self._paths = ("", "")
@@ -27,7 +27,7 @@ class IndexCheck:
         self._offset_row: Row | None = None
         self._time_row: Row | None = None
         try:
-            # The newest rows of the segment that is appended to are in memory; those are right.
+            # The newest rows of the active segment are in memory, and are right.
             self._paths = segment.offset_index.path, segment.time_index.path
             self._rows = segment.offset_index.read_later(), segment.time_index.read_later()
             self._last_time = segment.time_index.last_key
@@ -35,7 +35,7 @@ class IndexCheck:
             self.wrong[error.path] = error.reason
 
     def _begin(self) -> None:
-        """Read the first rows, in the thread that looks at the batches: the files are large."""
+        """Read the first rows, on the thread that reads the batches, because the files are large."""
         if not self._has_begun:
             self._has_begun = True
             self._offset_row, self._time_row = self._next(0), self._next(1)
@@ -76,11 +76,11 @@ class IndexCheck:
             self._time_row = self._next(1)
 
     def lacks_last_time(self) -> bool:
-        """Of a sealed segment that is whole: its newest timestamp is missing, by which it is known to hold one."""
+        """For a sealed and undamaged segment: whether the time index lacks the newest timestamp."""
         return self._last_time < self._newest_time
 
     def left_over(self) -> dict[str, str]:
-        """Rows that no batch was met for: they point behind the end."""
+        """Index path -> error, for rows without a batch, which point past the end."""
         self._begin()
         rows = zip(self._paths, (self._offset_row, self._time_row))
         return {path: f"ends in {row}, behind the batches" for path, row in rows if row is not None}

@@ -1,8 +1,8 @@
-"""Looking at the records of a produced batch, where a topic's settings need it: may they enter, and in which form.
+"""Inspects the records of a produced batch, if a topic's settings need it: checks them, and rewrites the batch.
 
-Pure. What would take longer than others should wait is not done at once: `NeedsInspection` is raised before anything
-is changed, and does it in pieces, those that need no interpreter on any thread. What `append.py` asks of a batch
-without looking at its records is not here.
+Pure. A large batch would block the loop. For it `NeedsInspection` is raised before any change, and the caller does the
+work in steps; those that release the interpreter lock may run on any thread. `append.py` has the checks that do not
+need the records.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.segments.append_rules import AS_PRODUCED, AppendRules
 from tidelog.storage.segments.log_config import INT64_MAX
 
-# Of a batch whose records are looked at; what is larger is MESSAGE_TOO_LARGE, and Java's producer divides it.
+# The bound for the records of an inspected batch. A larger one gets MESSAGE_TOO_LARGE: Java's producer splits it.
 INSPECTED_RECORDS_MAX: Final = 250_000
-# What is looked at in one go: some milliseconds.
+# The bounds for an inspection in one step, which takes some milliseconds.
 AT_ONCE_RECORDS_MAX: Final = 2_000
 AT_ONCE_BYTES_MAX: Final = 512 * 1024
 STEP_RECORDS: Final = 1_000
-# So many records of a refused batch are named; who sends a million bad ones gets no answer of a hundred megabytes.
+# The bound for the records named in a refusal. A million bad records would make a response of a hundred megabytes.
 BLAMED_MAX: Final = 1000
 
 _Seen = tuple[bool, int]
-"""Whether the records' offsets follow each other, and their largest timestamp."""
+"""Whether the records' offsets are contiguous, and their largest timestamp."""
 
 
 class NeedsInspection(Exception):
-    """A batch that takes long to look at. `decompress`, take every step of `look`, `rebuild`; then append `batches`.
+    """A batch whose inspection takes long. The caller runs `decompress`, all steps of `look`, and `rebuild`, and then
+    appends `batches`.
 
-    Each of these may raise KafkaError, and then the batch is refused. `batches` is a copy.
+    Each of these may raise KafkaError, which refuses the batch. `batches` is a copy.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class NeedsInspection(Exception):
         self.rules = rules
         self._header = header
         self._now_ms = now_ms
-        self._refusal = refusal  # of a batch that may not enter, for whatever its records are
+        self._refusal = refusal  # set if the batch is refused anyway, and only its bad records must be named
         self._section = b""
         self._seen = (True, NO_TIMESTAMP)
 
@@ -63,7 +64,7 @@ class NeedsInspection(Exception):
         self._section = decompressed(self.batches, 0, self._header, self.rules.inspected_bytes_max)
 
     def look(self) -> Iterator[None]:
-        """A millisecond in each step."""
+        """Inspect the records. Each step takes about a millisecond."""
         self._seen = yield from _inspecting(self._section, self._header, self._now_ms, self.rules)
         if self._refusal is not None:
             raise self._refusal
@@ -75,20 +76,20 @@ class NeedsInspection(Exception):
 
 
 def look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
-    """The checks and rewrites that need the records looked at; returns the batch to append. Raises NeedsInspection."""
+    """Check and rewrite the records of a batch. Returns the batch to append. Raises NeedsInspection."""
     section = _section_at_once(batches, 0, header, now_ms, rules, None)
     return _rebuilt(batches, section, header, rules, *_inspect(section, header, now_ms, rules))
 
 
 def refuse_times(batches: memoryview, position: int, header: BatchHeader, now_ms: int, rules: AppendRules) -> None:
-    """Refuses a batch because of its times, and names the records that have them. Raises NeedsInspection."""
+    """Refuse a batch because of its timestamps, and name the bad records. Raises KafkaError, NeedsInspection."""
     refusal = KafkaError(ErrorCode.INVALID_TIMESTAMP, _outside(header.max_timestamp, now_ms, rules))
     _inspect(_section_at_once(batches, position, header, now_ms, rules, refusal), header, now_ms, rules)
     raise refusal
 
 
 def decompressed(batches: memoryview, position: int, header: BatchHeader, bytes_max: int) -> bytes:
-    """The batch's records. What cannot be decompressed is INVALID_RECORD: producers repeat a CORRUPT_MESSAGE."""
+    """The decompressed records. A failure is INVALID_RECORD, because producers would retry after CORRUPT_MESSAGE."""
     try:
         return record_section(batches, position, header, bytes_max)
     except KafkaError as error:
@@ -105,7 +106,7 @@ def _section_at_once(
     rules: AppendRules,
     refusal: KafkaError | None,
 ) -> bytes:
-    """The batch's records, decompressed, where they can be looked at in one go."""
+    """The decompressed records of a batch that is small enough for one step. Raises NeedsInspection otherwise."""
     if header.record_count > INSPECTED_RECORDS_MAX:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE, f"{header.record_count} records at once, above {INSPECTED_RECORDS_MAX}"
@@ -120,7 +121,7 @@ def _section_at_once(
 
 
 def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> _Seen:
-    """All steps of `_inspecting` in one go."""
+    """Run all steps of `_inspecting` at once."""
     steps = _inspecting(section, header, now_ms, rules)
     while True:
         try:
@@ -131,7 +132,7 @@ def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRule
 
 
 def _inspecting(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> Generator[None, None, _Seen]:
-    """Refuses the batch if any of its records may not enter, and names those: without a key, or of another time."""
+    """Refuse the batch if a record lacks a required key or has a bad timestamp, and name these records."""
     oldest, newest = now_ms - rules.before_max_ms, now_ms + rules.after_max_ms
     checks_times = not rules.stamps_append_time
     code = ErrorCode.INVALID_RECORD
@@ -164,9 +165,9 @@ def _inspecting(section: bytes, header: BatchHeader, now_ms: int, rules: AppendR
 def _rebuilt(
     batches: memoryview, section: bytes, header: BatchHeader, rules: AppendRules, consecutive: bool, largest: int
 ) -> memoryview:
-    """The batch to append: as it is, or with its records under another codec or with other offsets."""
+    """The batch to append: unchanged, or with another codec or other record offsets."""
     codec = header.compression if rules.codec == AS_PRODUCED else rules.codec
-    # Kafka gives compressed records new offsets where theirs leave some out, and takes others as they are.
+    # As in Kafka, compressed records with gaps in their offsets get new offsets; uncompressed ones are kept.
     if codec == header.compression and (consecutive or not codec):
         return batches
     if consecutive:
@@ -190,7 +191,7 @@ def _rebuilt(
 
 
 def _under_another_codec(section: bytes, header: BatchHeader, codec: int, level: int | None) -> bytearray:
-    """The batch with its records as they are: to decode and encode each would cost three times the rest."""
+    """Compress the unchanged record section with another codec: encoding each record would triple the cost."""
     batch = bytearray(HEADER_SIZE) + compress(codec, section, level)
     attributes = header.attributes & (TRANSACTIONAL_FLAG | LOG_APPEND_TIME_FLAG) | codec
     HEADER.pack_into(batch, 0, *header._replace(batch_length=len(batch) - LOG_OVERHEAD, attributes=attributes))

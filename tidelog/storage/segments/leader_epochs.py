@@ -1,7 +1,7 @@
-"""Which leader epoch begins at which offset: what a follower's truncation point is found by (KIP-101, KIP-279).
+"""The start offset of each leader epoch, from which a follower's truncation point is derived (KIP-101, KIP-279).
 
-The pure part of Kafka's LeaderEpochFileCache; `partition_log.py` writes it to leader-epoch-checkpoint when
-`is_dirty` says so. Invariant: epochs and start offsets both rise strictly from entry to entry.
+The pure part of Kafka's LeaderEpochFileCache. If `is_dirty` is set, the next flush writes it to
+leader-epoch-checkpoint. Invariant: epochs and start offsets both rise strictly from entry to entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LeaderEpochs:
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self.latest = UNDEFINED_EPOCH
-        """The epoch of the last entry, -1 without one: what the append path compares with."""
+        """The epoch of the last entry, -1 without one. The append path compares with it."""
         self.is_dirty = False
         for epoch, start_offset in entries:
             self.assign(epoch, start_offset)
@@ -46,9 +46,9 @@ class LeaderEpochs:
         return (self._epochs[0], self._starts[0]) if self._epochs else None
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that `epoch` begins at `start_offset`; True when that changed anything.
+        """Note that `epoch` begins at `start_offset`. True if that changed the entries.
 
-        Entries that would break the order go: an epoch without records has its start taken over by the next one.
+        Entries that would break the order are removed: the next epoch replaces one without records.
         """
         assert epoch >= 0, epoch
         assert start_offset >= 0, start_offset
@@ -65,16 +65,16 @@ class LeaderEpochs:
         return True
 
     def assign_appended(self, batches: list[Batch]) -> None:
-        """Of what is in the log now: an epoch that it had no record of would win an election for it (KIP-101)."""
+        """Note the epochs of appended batches. One without records could win this log an election (KIP-101)."""
         for batch in batches:
             if batch[9] > self.latest:
                 self.assign(batch[9], batch[2])
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(the largest epoch not above `epoch`, the offset at which it ended), or (-1, -1) when nothing can be said.
+        """(the largest epoch not above `epoch`, its end offset), or (-1, -1) if unknown.
 
-        The latest epoch ends at the log end. An epoch older than all known ones ends where the first known one begins
-        (LeaderEpochFileCache.endOffsetFor).
+        The latest epoch ends at the log end. An epoch older than all known ones ends at the start of the first known
+        one (LeaderEpochFileCache.endOffsetFor).
         """
         if epoch == UNDEFINED_EPOCH:
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
@@ -87,7 +87,7 @@ class LeaderEpochs:
         return found, self._starts[higher]
 
     def epoch_for_offset(self, offset: int) -> int:
-        """The epoch of the record at `offset`, -1 when it lies before the first entry."""
+        """The epoch of the record at `offset`, -1 if it is before the first entry."""
         index = bisect_right(self._starts, offset) - 1
         return self._epochs[index] if index >= 0 else UNDEFINED_EPOCH
 
@@ -103,7 +103,7 @@ class LeaderEpochs:
         return True
 
     def truncate_from_start(self, start_offset: int) -> bool:
-        """Forget the epochs that ended at or before `start_offset`; the one that holds it begins there from now on."""
+        """Forget the epochs that ended at or before `start_offset`. The one that holds it then begins there."""
         starts = self._starts
         last = bisect_right(starts, start_offset) - 1
         if last < 0 or (last == 0 and starts[0] == start_offset):
@@ -114,9 +114,9 @@ class LeaderEpochs:
         return True
 
     def forget_above(self, epoch_max: int, filed: Iterable[tuple[int, int]]) -> int:
-        """Forget the epochs above `epoch_max`, which never were; the offset where the first of them began, -1: none.
+        """Forget the epochs above `epoch_max`, which never existed. The start offset of the first of them, -1: none.
 
-        What `filed`, the epochs as they were before, say from there on is taken in their place.
+        From this offset on, the entries of `filed`, the epochs from the file, replace them.
         """
         if self.latest <= epoch_max:
             return -1
@@ -128,9 +128,9 @@ class LeaderEpochs:
         return first_offset
 
     def correct(self, seen: list[tuple[int, int]], first_offset: int, end_offset: int) -> bool:
-        """Take over the epochs of the records [first_offset, end_offset), as the batches say; True if any was wrong.
+        """Correct the epochs of the records [first_offset, end_offset) from their batches. True if any was wrong.
 
-        `seen`: (epoch, first offset of it), of which the first may have begun before `first_offset`.
+        `seen`: (epoch, its first offset) from the batches. The first epoch may have begun before `first_offset`.
         """
         if not seen or first_offset >= end_offset:
             return False
@@ -164,15 +164,32 @@ class LeaderEpochs:
 
 
 def first_offset_of(epochs: LeaderEpochs, are_readable: bool, log_start_offset: int, orphans: set[int]) -> int:
-    """Where a log began when it was last written to, by the files around its segments.
+    """The first offset of a log at its last write, derived from the files beside its segments.
 
-    `log_start_offset` is the checkpoint's. The first epoch begins where the log does, and is written down before the
-    checkpoint is. Neither has a checksum, and Kafka's checkpoint names few logs: the higher one counts. Without epochs
-    there are the indexes whose segment is missing: `orphans`, by their base offsets.
+    `log_start_offset` is the checkpoint's. The first epoch begins at the log start and is written before the
+    checkpoint. Neither file has a checksum, and Kafka's checkpoint omits most logs, so the higher offset counts.
+    Without epochs the lowest of `orphans` counts, the base offsets of indexes whose segment is missing.
     """
     earliest = epochs.earliest
     if earliest is not None:
         return max(earliest[1], log_start_offset)
     if are_readable:
-        return INT64_MAX  # the log was emptied, or never had a record
+        return INT64_MAX  # the log was emptied or never had a record
     return log_start_offset or min(orphans, default=INT64_MAX)
+
+
+def confirmed_log_start(
+    epochs: LeaderEpochs, are_readable: bool, log_start_offset: int, first_base_offset: int, high_watermark: int
+) -> int:
+    """The log start offset of the checkpoint, or a lower one if no second file confirms it.
+
+    No checkpoint has a checksum, and a log start that is too high removes records from every replica. The epoch file
+    is written before the checkpoint and begins at the log start, so one of them is damaged if it begins lower.
+    `first_base_offset` is that of the first segment: where the epoch file is lost, its records count as present.
+    """
+    earliest = epochs.earliest
+    if earliest is not None:
+        return min(log_start_offset, earliest[1])
+    if are_readable and log_start_offset == high_watermark:
+        return log_start_offset  # all records were deleted, and a file without an epoch is right
+    return min(log_start_offset, first_base_offset)

@@ -1,7 +1,7 @@
-"""The settings of one log, as Kafka names and defaults them (org.apache.kafka.storage.internals.log.LogConfig).
+"""The settings of one log, with Kafka's names and defaults (org.apache.kafka.storage.internals.log.LogConfig).
 
-Only what storage itself obeys is here; the table of every topic configuration, with validators and documentation, is
-the broker's. Values arrive validated: text that does not parse is the caller's bug and raises ValueError.
+It has only the settings that storage uses. The broker has the table of all topic configurations, with validators and
+documentation. The caller passes validated values: text that does not parse is its bug and raises ValueError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidelog.protocol.java_text import parse_double, parse_integer, split_list, 
 
 INT64_MAX: Final = 2**63 - 1
 DAY_MS: Final = 24 * 60 * 60 * 1000
-# Who looks for an offset walks over the batches since the last row, while others wait; a row costs next to nothing.
+# A look-up reads all batch headers since the last index row, and blocks the loop meanwhile. A row costs almost nothing.
 INDEX_INTERVAL_BYTES_MAX: Final = 256 * 1024
 # A broker setting in Kafka, passed along.
 VERIFICATION: Final = "transaction.partition.verification.enable"
@@ -45,7 +45,7 @@ _INTEGERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Sizes in bytes, times in ms; -1 for a retention means without limit."""
+    """Sizes in bytes, times in ms. A retention of -1 has no limit."""
 
     segment_bytes: int = 1024 * 1024 * 1024
     segment_ms: int = 7 * DAY_MS
@@ -108,6 +108,6 @@ class LogConfig:
         if config.index_interval_bytes > INDEX_INTERVAL_BYTES_MAX:
             config = replace(config, index_interval_bytes=INDEX_INTERVAL_BYTES_MAX)
         if config.is_compacted and config.max_compaction_lag_ms < config.segment_ms:
-            # Only a closed segment can be cleaned in time (LogConfig.maxSegmentMs).
+            # Only a closed segment can be cleaned, so it must be rolled in time (LogConfig.maxSegmentMs).
             return replace(config, segment_ms=config.max_compaction_lag_ms)
         return config

@@ -1,15 +1,14 @@
-"""Offsets by timestamp, and the aborted transactions of a range: questions about a whole log.
+"""Look-ups in a whole log: offsets by timestamp, and the aborted transactions of an offset range.
 
-Read-only over the segments. Where the bytes are not in memory, or so many records are to be looked at that others would
-wait, `wait` says whether to take that time or to raise `reader.ColdRead`. What is returned may lie above the high
-watermark; the caller knows its bound. Follows Kafka's UnifiedLog.fetchOffsetByTimestamp and
-LocalLog.collectAbortedTransactions.
+They only read the segments. If bytes are not in memory, or so many records must be read that the loop would be blocked,
+`wait` decides whether to take that time or to raise `reader.ColdRead`. Results may lie above the high watermark, so the
+caller checks its bound. Follows Kafka's UnifiedLog.fetchOffsetByTimestamp and LocalLog.collectAbortedTransactions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
 from tidelog.protocol.batches.record_batch import LOG_APPEND_TIME, BatchHeader
@@ -17,25 +16,26 @@ from tidelog.protocol.batches.record_walk import scan_records
 from tidelog.protocol.batches.records import record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.disk import Disk
-from tidelog.storage.segments.damage import DamagedRecords, damage_at
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, damage_at
 from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX
-from tidelog.storage.segments.reader import ColdRead, batch_at, headers, walk
+from tidelog.storage.segments.reader import ColdRead, batch_at, headers, position_of, walk
 from tidelog.storage.segments.retention import SegmentFacts
 from tidelog.storage.segments.segment import UNKNOWN, Segment
 from tidelog.storage.segments.segments import Segments
 from tidelog.storage.segments.transaction_index import AbortedTransaction
 
-# Of one batch, while others wait; more is looked at beside them.
+# The records and bytes of one batch that are read on the loop's thread. Larger batches are read on another thread.
 RECORDS_AT_ONCE_MAX: Final = 2000
 BYTES_AT_ONCE_MAX: Final = 1024 * 1024
-# Batches that do not hold what their headers say, before a search is given up.
+# A search ends with an error after this many batches without the timestamp that their headers announce.
 UNTRUE_HEADERS_MAX: Final = 100
 _FOUND_MAX: Final = 2 * UNTRUE_HEADERS_MAX
 
 
 class TimestampOffset(NamedTuple):
-    """A record found by its time; `leader_epoch` is -1 where the batch does not say."""
+    """A record found by its timestamp. `leader_epoch` is -1 if the batch has none."""
 
     timestamp: int
     offset: int
@@ -43,7 +43,7 @@ class TimestampOffset(NamedTuple):
 
 
 def max_timestamp_of(segment: Segment) -> int:
-    """The largest record timestamp of the segment, -1 without one."""
+    """The largest record timestamp of the segment, -1 if there is none."""
     if segment.max_timestamp == UNKNOWN:
         segment.load_indexes()
     return segment.max_timestamp
@@ -54,14 +54,14 @@ def first_at_or_after(
 ) -> TimestampOffset | None:
     """The first record, from the log start on, whose timestamp is not below `timestamp`.
 
-    Raises KafkaError for records that cannot be looked at.
+    Raises KafkaError for records that cannot be read.
     """
     untrue: list[int] = []
     for segment in segments:
         found = None
         if segment.size_bytes and max_timestamp_of(segment) >= timestamp:
             found = _first_in_segment(segments, segment, timestamp, log_start_offset, wait, untrue)
-        for damage in segment.damage:  # in which there might be an earlier one
+        for damage in segment.damage:  # the damaged range may hold an earlier record
             is_before = found is None or damage.first_offset < found.offset
             if is_before and damage.end_offset > log_start_offset and not segment.is_older(damage, timestamp):
                 raise DamagedRecords(segment.path, damage)
@@ -73,7 +73,7 @@ def first_at_or_after(
 def _first_in_segment(
     segments: Segments, segment: Segment, timestamp: int, log_start_offset: int, wait: bool, untrue: list[int]
 ) -> TimestampOffset | None:
-    row = segment.time_index.floor(timestamp - 1)  # everything up to this row's offset is older
+    row = segment.time_index.floor(timestamp - 1)  # all records up to this row's offset are older
     from_offset = max(row[1] if row is not None else segment.base_offset, log_start_offset)
     position_row = segment.offset_index.floor(from_offset)
     for position, header in headers(segment, position_row[1] if position_row is not None else 0, wait=wait):
@@ -82,8 +82,8 @@ def _first_in_segment(
         if header.timestamp_type == LOG_APPEND_TIME:
             offset = max(header.base_offset, log_start_offset)
             return TimestampOffset(header.max_timestamp, offset, header.partition_leader_epoch)
-        wanted = _Wanted(timestamp, INT64_MAX, log_start_offset)
-        found = _first_in_batch(segments, segment, position, header, wanted, wait)
+        search = _Search(timestamp, INT64_MAX, log_start_offset)
+        found = _first_in_batch(segments, segment, position, header, search, wait)
         if found is not None:
             return found
         untrue.append(header.base_offset)
@@ -92,43 +92,77 @@ def _first_in_segment(
     return None
 
 
-class _Wanted(NamedTuple):
-    """The first record of a batch with a timestamp from `oldest` to `newest`, at `from_offset` or behind it."""
+class EpochLog(Protocol):
+    """The log interface for `end_of_epoch`. `accepted_losses`: first offsets of damage that no replica can repair."""
+
+    segments: Segments
+    leader_epochs: LeaderEpochs
+    log_start_offset: int
+    log_end_offset: int
+    accepted_losses: frozenset[int]
+
+
+def end_of_epoch(log: EpochLog, epoch: int) -> tuple[int, int]:
+    """`LeaderEpochs.end_offset_for`, if the batches at this offset have the epochs that the log's epochs give them.
+
+    The epoch file has no checksum, and other replicas truncate their logs to its offsets. Waits for the device. Raises
+    CorruptIndex for a segment that disagrees, and DamagedRecords if damage hides the batches.
+    """
+    segments, epochs, start = log.segments, log.leader_epochs, log.log_start_offset
+    found, end_offset = epochs.end_offset_for(epoch, log.log_end_offset)
+    for offset in (end_offset - 1, end_offset):
+        if found < 0 or not start <= offset < log.log_end_offset:
+            continue
+        segment = segments[max(0, segments.floor_index(offset))]
+        damage = damage_at(segment.damage, offset)
+        if damage is not None and damage.first_offset not in log.accepted_losses:
+            raise DamagedRecords(segment.path, damage)
+        for _, header in headers(segment, position_of(segment, offset, wait=True)):
+            known = epochs.epoch_for_offset(max(header.base_offset, offset))  # no batch is of two epochs
+            if damage is None and header.partition_leader_epoch != known:
+                reason = f"leader epoch {header.partition_leader_epoch} of offset {header.base_offset}, not {known}"
+                raise CorruptIndex(segment.path, reason)
+            break
+    return found, end_offset
+
+
+class _Search(NamedTuple):
+    """A search for the first record of a batch with a timestamp in [oldest, newest], at or after `from_offset`."""
 
     oldest: int
     newest: int
     from_offset: int
 
 
-_Found = TimestampOffset | Exception | None
-_UNSEEN: Final = LookupError("nobody has looked yet")
+_Outcome = TimestampOffset | Exception | None
+_NOT_SEARCHED: Final = LookupError("not searched yet")
 
 
 class SlowLookup(ColdRead):
-    """There is much to look at in one batch. `warm` does it, in a thread; whoever asks again is told what it found."""
+    """A search in a large batch. `warm` searches on a thread and stores the result for the caller's next try."""
 
     def __init__(
         self, segment: Segment, position: int, header: BatchHeader, look: Callable[[bytes], TimestampOffset | None],
-        tell: Callable[[_Found], None],
+        tell: Callable[[_Outcome], None],
     ) -> None:  # fmt: skip
         super().__init__(segment, position, header.size_bytes)
         self._look, self._tell = look, tell
 
     def warm(self) -> None:
         try:
-            found: _Found = self._look(self._file.read_at(self._size_bytes, self._position))
+            found: _Outcome = self._look(self._file.read_at(self._size_bytes, self._position))
         except Exception as error:
             found = error
         self._tell(found)
 
 
 def _first_in_batch(
-    segments: Segments, segment: Segment, position: int, header: BatchHeader, wanted: _Wanted, wait: bool
+    segments: Segments, segment: Segment, position: int, header: BatchHeader, search: _Search, wait: bool
 ) -> TimestampOffset | None:
-    # The CRC covers neither of the last two, and where a log was cut the same batch may be written again, by others.
-    key = (segment.path, position, header.crc, header.base_offset, header.partition_leader_epoch, *wanted)
-    found: _Found = segments.found_by_time.get(key, _UNSEEN)
-    if found is not _UNSEEN:
+    # The CRC does not cover base offset and epoch. After a truncation the same batch may be there in another epoch.
+    key = (segment.path, position, header.crc, header.base_offset, header.partition_leader_epoch, *search)
+    found: _Outcome = segments.found_by_time.get(key, _NOT_SEARCHED)
+    if found is not _NOT_SEARCHED:
         if isinstance(found, Exception):
             segments.found_by_time.pop(key, None)
             raise found
@@ -136,21 +170,21 @@ def _first_in_batch(
     if wait or header.record_count <= RECORDS_AT_ONCE_MAX:
         batch = batch_at(segment, position, header, wait=wait)
         try:
-            return _look(batch, header, wanted, DEFAULT_MAX_BYTES if wait else BYTES_AT_ONCE_MAX)
+            return _look(batch, header, search, DEFAULT_MAX_BYTES if wait else BYTES_AT_ONCE_MAX)
         except KafkaError as error:
             if wait or error.code is not ErrorCode.MESSAGE_TOO_LARGE:
                 raise
 
-    def tell(found: _Found) -> None:
+    def tell(found: _Outcome) -> None:
         segments.found_by_time[key] = found
-        for oldest in list(segments.found_by_time)[:-_FOUND_MAX]:  # of a copy: other threads tell, too
+        for oldest in list(segments.found_by_time)[:-_FOUND_MAX]:  # iterates over a copy: other threads add entries
             segments.found_by_time.pop(oldest, None)
 
-    raise SlowLookup(segment, position, header, lambda data: _look(data, header, wanted, DEFAULT_MAX_BYTES), tell)
+    raise SlowLookup(segment, position, header, lambda data: _look(data, header, search, DEFAULT_MAX_BYTES), tell)
 
 
-def _look(batch: bytes, header: BatchHeader, wanted: _Wanted, bytes_max: int) -> TimestampOffset | None:
-    """One record at a time, as a batch may stand for more than should be held at once."""
+def _look(batch: bytes, header: BatchHeader, search: _Search, bytes_max: int) -> TimestampOffset | None:
+    """Search a batch one record at a time, because the decoded batch may be too large for memory."""
     if header.record_count > INSPECTED_RECORDS_MAX:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE, f"{header.record_count} records in a batch, above {INSPECTED_RECORDS_MAX}"
@@ -158,13 +192,13 @@ def _look(batch: bytes, header: BatchHeader, wanted: _Wanted, bytes_max: int) ->
     section = record_section(batch, 0, header, bytes_max)
     for offset_delta, time_delta, _ in scan_records(section, header.record_count):
         offset, timestamp = header.base_offset + offset_delta, header.base_timestamp + time_delta
-        if wanted.oldest <= timestamp <= wanted.newest and offset >= wanted.from_offset:
+        if search.oldest <= timestamp <= search.newest and offset >= search.from_offset:
             return TimestampOffset(timestamp, offset, header.partition_leader_epoch)
     return None
 
 
 def largest(segments: Segments, *, wait: bool = True) -> TimestampOffset | None:
-    """The first record that has the log's largest timestamp, which is -1 where no record has one; None without any."""
+    """The first record with the log's largest timestamp (-1 if no record has one); None in an empty log."""
     best: Segment | None = None
     for segment in segments:
         if segment.size_bytes and (best is None or max_timestamp_of(segment) > max_timestamp_of(best)):
@@ -174,10 +208,10 @@ def largest(segments: Segments, *, wait: bool = True) -> TimestampOffset | None:
     row = best.offset_index.floor(best.offset_of_max_timestamp)
     for position, header in headers(best, row[1] if row is not None else 0, wait=wait):
         if header.max_timestamp == best.max_timestamp:
-            if header.timestamp_type == LOG_APPEND_TIME:  # which is the time of every record in it
+            if header.timestamp_type == LOG_APPEND_TIME:  # all records of the batch have this timestamp
                 return TimestampOffset(header.max_timestamp, header.base_offset, header.partition_leader_epoch)
-            wanted = _Wanted(header.max_timestamp, header.max_timestamp, 0)
-            return _first_in_batch(segments, best, position, header, wanted, wait)
+            search = _Search(header.max_timestamp, header.max_timestamp, 0)
+            return _first_in_batch(segments, best, position, header, search, wait)
     return None
 
 
@@ -193,7 +227,12 @@ def aborted_between(segments: Segments, from_offset: int, upper_offset: int) -> 
 
 
 def refresh_max_timestamp(segment: Segment) -> None:
-    """After a cut: the largest timestamp of what is left, by the last time index row and the batches after it."""
+    """After a truncation: set the largest timestamp from the last time index row and the batches after it.
+
+    It stays if its record does. Where all timestamps are alike, the last row is that of the first batch.
+    """
+    if segment.max_timestamp != UNKNOWN and segment.offset_of_max_timestamp < segment.next_offset:
+        return
     times = segment.time_index
     segment.max_timestamp, segment.offset_of_max_timestamp = -1, segment.base_offset
     start = 0
@@ -221,12 +260,25 @@ def end_before(segment: Segment, offset: int) -> tuple[int, int]:
     return segment.size_bytes, end_offset
 
 
+def damage_before(segment: Segment, offset: int, position: int, end_offset: int) -> tuple[DamagedRange, ...]:
+    """The damage that is left when the segment is truncated to `offset`, at the results of `end_before`."""
+    damage = tuple(each for each in segment.damage if each.end_offset <= end_offset)
+    torn = damage_at(segment.damage, offset)
+    if torn is None or torn.first_offset >= offset:
+        return damage
+    # The records below `offset` may be acknowledged: they stay damaged, to be repaired.
+    return (*damage, DamagedRange(position, position, torn.first_offset, offset, torn.reason))
+
+
 def facts_of(segments: Segments, disk: Disk) -> list[SegmentFacts]:
-    """What retention goes by. Raises CorruptIndex."""
+    """The input of the retention decision. Raises CorruptIndex."""
     facts = []
     for segment in segments:
         timestamp = max_timestamp_of(segment)
-        if timestamp < 0 or segment.damage:  # the newest record may be one of those that cannot be read
-            timestamp = max(timestamp, disk.modified_ms(segment.path))
+        if timestamp < 0 or segment.damage:  # the newest record may be damaged
+            try:
+                timestamp = max(timestamp, disk.modified_ms(segment.path))
+            except FileNotFoundError:  # removed while it is open; its records count as new until it is repaired
+                timestamp = INT64_MAX
         facts.append(SegmentFacts(segment.base_offset, segment.next_offset, segment.size_bytes, timestamp))
     return facts

@@ -1,4 +1,4 @@
-"""When a segment is full, and which segments may go.
+"""Decides when a segment is rolled by age, and which segments may be deleted.
 
 Pure: sizes, times and offsets in, decisions out. The rules are those of Kafka's LogSegment.shouldRoll and of
 UnifiedLog.deleteOldSegments: only a prefix of the log is ever deleted, and nothing at or above the high watermark.
@@ -13,8 +13,8 @@ from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 
 class SegmentFacts(NamedTuple):
-    """`end_offset` is the next segment's base offset (the log end for the last one); `largest_timestamp` the segment's
-    maximum record timestamp, or the time its file was last written to when it holds none."""
+    """`end_offset`: the next segment's base offset, or the log end for the last one. `largest_timestamp`: the segment's
+    maximum record timestamp, or the modification time of its file if there is none."""
 
     base_offset: int
     end_offset: int
@@ -23,7 +23,7 @@ class SegmentFacts(NamedTuple):
 
 
 def segment_jitter_ms(config: LogConfig, topic: str, partition: int) -> int:
-    """How much earlier than `segment.ms` this log rolls: fixed per partition, spread over all of them."""
+    """The time by which this log rolls before `segment.ms`: fixed per partition, spread over all partitions."""
     if config.segment_jitter_ms <= 0:
         return 0
     spread = 0
@@ -33,9 +33,9 @@ def segment_jitter_ms(config: LogConfig, topic: str, partition: int) -> int:
 
 
 def roll_limits(first_batch_timestamp: int, created_ms: int, segment_ms: int, jitter_ms: int) -> tuple[int, int]:
-    """(record timestamp, wall time) above which a segment that holds something is full by age.
+    """(record timestamp, wall time) above which a non-empty segment is rolled.
 
-    Record time counts where the first batch has a timestamp, the age of the segment otherwise (LogSegment.shouldRoll).
+    If the first batch has a timestamp, record time counts, otherwise the segment's age (LogSegment.shouldRoll).
     """
     age_ms = segment_ms - jitter_ms
     if first_batch_timestamp >= 0:
@@ -46,9 +46,9 @@ def roll_limits(first_batch_timestamp: int, created_ms: int, segment_ms: int, ji
 def deletable_prefix(
     segments: Sequence[SegmentFacts], config: LogConfig, log_start_offset: int, high_watermark: int, now_ms: int
 ) -> int:
-    """How many segments from the front may be deleted; may be all of them, then the caller rolls first.
+    """The number of segments at the front that may be deleted, without an empty last one.
 
-    An empty last segment never counts.
+    If it is all of them, the caller rolls a new segment first.
     """
     count = _below_log_start(segments, log_start_offset, high_watermark)
     if config.is_deleted_by_age_or_size:

@@ -1,13 +1,14 @@
 """One segment: a file of record batches with its two sparse indexes and its index of aborted transactions.
 
-Files are opened when first needed; appending is one write and a few assignments. Finding and handing out batches is
-`reader.py`, scanning after a crash `recovery.py`. Invariants: bytes [0, size_bytes) are whole batches of rising
-offsets; the recent batches held in memory are contiguous in offset; the file is never cut while somebody may hold a
-slice of a map of the cut part (docs/decisions/0003-mmap-reads-and-truncation.md).
+Files are opened on first use. An append is one write and a few assignments. `reader.py` finds and reads batches,
+`recovery.py` scans them after a crash. Invariants: bytes [0, size_bytes) are whole batches with rising offsets; the
+batch positions kept in memory are contiguous in offset; the file is never truncated while a slice of a map of the
+truncated part may be in use (docs/decisions/0003-mmap-reads-and-truncation.md).
 """
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -17,7 +18,7 @@ from tidelog.protocol.batches.record_batch import HEADER_SIZE, LEADER_EPOCH_OFFS
 from tidelog.storage.files.disk import Buffer, Disk, File, FileMap
 from tidelog.storage.segments.append import Batch
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
-from tidelog.storage.segments.examination import Findings, examine
+from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
 from tidelog.storage.segments.log_config import LogConfig
 from tidelog.storage.segments.retention import roll_limits
 from tidelog.storage.segments.sparse_index import (
@@ -28,6 +29,8 @@ from tidelog.storage.segments.sparse_index import (
     time_index,
 )
 from tidelog.storage.segments.transaction_index import TransactionIndex
+
+logger = logging.getLogger("tidelog.storage")
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -40,7 +43,7 @@ SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDE
 
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 UNKNOWN: Final = -2
-"""A timestamp that was not looked up yet; -1 is Kafka's "no timestamp"."""
+"""A timestamp that has not been read yet; -1 is Kafka's "no timestamp"."""
 
 _RECENT_MAX: Final = 128
 _RECENT_DROP: Final = 64
@@ -52,16 +55,16 @@ def file_name(offset: int, suffix: str) -> str:
 
 
 class Segment:
-    """`next_offset` is the offset after the last batch, `base_offset` while there is none."""
+    """`next_offset` is the offset after the last batch, or `base_offset` in an empty segment."""
 
     __slots__ = (
         "_disk", "_file", "_loose_maps", "_map", "_max_offset_rows", "_max_time_rows", "_offset_index", "_time_index",
         "aged_to", "base_offset", "bytes_since_index_row", "created_ms", "damage", "directory", "findings",
-        "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_full", "is_verified_of_old",
-        "jitter_ms", "max_offset", "max_timestamp", "may_end_early", "may_have_gaps", "next_offset",
-        "offset_of_max_timestamp", "path", "proven", "recent_offsets", "recent_positions", "roll_above_now",
-        "roll_above_timestamp", "segment_ms", "size_bytes", "suffix", "synced_bytes", "transaction_index", "unread",
-        "verified_from", "verified_to", "warm_from", "write_at",
+        "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_abandoned", "is_full",
+        "is_verified_of_old", "jitter_ms", "max_offset", "max_timestamp", "may_end_early", "may_have_gaps",
+        "next_offset", "offset_of_max_timestamp", "path", "proven", "recent_offsets", "recent_positions",
+        "roll_above_now", "roll_above_timestamp", "segment_ms", "size_bytes", "suffix", "synced_bytes",
+        "transaction_index", "unread", "verified_from", "verified_to", "warm_from", "write_at",
     )  # fmt: skip
 
     write_at: Callable[[Buffer, int], int]
@@ -103,31 +106,33 @@ class Segment:
         self.segment_ms, self.jitter_ms = config.segment_ms, jitter_ms
         self.roll_above_timestamp, self.roll_above_now = roll_limits(-1, created_ms, config.segment_ms, jitter_ms)
         self.is_full = False
+        self.is_abandoned = False
+        """The log does not use the segment any more; another log may have its path."""
         self.bytes_since_index_row = 0
         self.recent_offsets = array("q")
         self.recent_positions = array("q")
         self.hints: dict[int, int] = {}
         self.warm_from = size_bytes
-        """From here on this process has appended: the bytes are in memory, and checked on their way in."""
+        """This process has appended the bytes from here on: they are in memory, and were checked before the append."""
         self.may_have_gaps = config.is_compacted
-        """Offsets may be missing between batches, as compaction leaves them."""
+        """Offsets may be missing between batches, after compaction."""
         self.may_end_early = False
-        """It was cleaned: its last records may be gone, so that the next segment begins later than this one ends."""
+        """Cleaning may have removed the last records, so the next segment may begin later than this one ends."""
         self.damage: tuple[DamagedRange, ...] = ()
-        """What cannot be read, in the order of offsets; `next_offset` counts it."""
-        self.proven: tuple[tuple[int, int], ...] = ()
-        """Ranges of offsets whose batches another replica has sent, kept while there is damage: their epochs are right,
-        whatever is beside them and the epoch file say."""
+        """The damaged ranges in the order of offsets. `next_offset` includes them."""
+        self.proven: tuple[ProvenBatches, ...] = ()
+        """Offset ranges with batches from another replica, kept while the segment has damage. Their leader epochs are
+        right, even if neighbouring batches or the epoch file disagree."""
         self.verified_from = self.verified_to = 0
-        """Batches read from the device and found whole since the start."""
+        """The range of batches that were read from the device and checked since the start."""
         self.aged_to = 0
         self.is_verified_of_old = False
         self.generation = 0
-        """Changes when bytes that were there are cut or replaced, and when other damage is known."""
+        """Changes when bytes are truncated or replaced, and when the known damage changes."""
         self.findings: Findings | None = None
-        """What an examination on a thread has found, until `adopt` takes it over."""
+        """The result of an examination on a thread, until `adopt` applies it."""
         self.unread: OSError | None = None
-        """Why bytes could not be brought into memory, until somebody who asked for some is told (`reader.ColdRead`)."""
+        """The error of a background read (`reader.ColdRead`), until the next read raises it."""
         self._file: File | None = None
         self._map: FileMap | None = None
         self._loose_maps: list[FileMap] = []
@@ -137,7 +142,7 @@ class Segment:
     def create(
         cls, disk: Disk, directory: str, base_offset: int, config: LogConfig, now_ms: int, jitter_ms: int
     ) -> Segment:
-        """A new, empty segment: its .log; the indexes get their files with their first rows."""
+        """Create an empty segment with its .log file. The index files are created with their first rows."""
         segment = cls(disk, directory, base_offset, config, now_ms, jitter_ms=jitter_ms)
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
             disk.remove(segment.path_of(suffix))
@@ -153,11 +158,11 @@ class Segment:
 
     @property
     def stem(self) -> str:
-        """What the paths of all its files begin with, whatever they are called now."""
+        """The common beginning of the paths of its files, which renames do not change."""
         return self._name("", "")
 
     def path_of(self, kind: str) -> str:
-        """Where its file of this kind is now: while it replaces others, or was replaced, under another name."""
+        """The present path of its file of this kind. During and after a swap it has another suffix."""
         return self.path if kind == LOG_SUFFIX else self._name(kind, self.suffix)
 
     def _name(self, kind: str, suffix: str) -> str:
@@ -166,11 +171,11 @@ class Segment:
     # Appending
 
     def append(self, data: Buffer, batches: Sequence[Batch]) -> None:
-        """Write the batches with one write and index them. OSError leaves the segment as it was, to its knowledge."""
+        """Write the batches with one write and index them. After an OSError the state in memory is unchanged."""
         position = self.size_bytes
         size = len(data)
         if self.file.size_bytes() < position:
-            # Something else has cut the file. Behind this write there will be zeros where batches were.
+            # Another process has truncated the file. After this write it will have zeros in place of the lost batches.
             self.distrust()
         written = self.write_at(data, position)
         if written != size:
@@ -197,7 +202,7 @@ class Segment:
         self.size_bytes = position
 
     def append_one(self, batch: Buffer, base_offset: int, last_offset: int, max_timestamp: int) -> None:
-        """The same for one batch, without a loop and its tuple: this runs for every produce."""
+        """`append` for one batch, without the loop and the tuple, because this runs for every produce."""
         position = self.size_bytes
         size = len(batch)
         if (self._file or self.file).size_bytes() < position:
@@ -259,8 +264,8 @@ class Segment:
             written += count
 
     def take_back_write(self) -> None:
-        """After a failed write: nothing of it may stay behind the end. OSError when even that fails."""
-        if self._file is not None:  # else it could not be opened, and nothing was written
+        """Truncate the bytes of a failed write. Raises OSError if that fails too."""
+        if self._file is not None:  # otherwise the file could not be opened, and nothing was written
             self._file.truncate(self.size_bytes)
             self._file.sync()
 
@@ -273,7 +278,13 @@ class Segment:
     @property
     def file(self) -> File:
         if self._file is None:
-            self._file = self._disk.open(self.path)
+            try:
+                self._file = self._disk.open(self.path)
+            except FileNotFoundError:
+                if self.is_abandoned or not self.path.endswith(LOG_SUFFIX):
+                    raise
+                logger.error("%s is missing: an empty file takes its place, to be repaired", self.path)
+                self._file = self._disk.open(self.path, create=True)  # fails where the whole directory is missing
         return self._file
 
     def view(self, end: int) -> memoryview:
@@ -286,7 +297,7 @@ class Segment:
                 self._map = self.file.map(self.size_bytes)
             except ValueError as error:
                 raise CorruptIndex(self.path, f"is shorter than {self.size_bytes} bytes") from error
-        elif self.file.size_bytes() < end:  # to touch the map behind the end of the file would end the process
+        elif self.file.size_bytes() < end:  # access to the map past the end of the file would kill the process
             self._drop_maps()
             raise CorruptIndex(self.path, f"is shorter than {end} bytes")
         return self._map.view
@@ -303,7 +314,7 @@ class Segment:
                 index.release()
 
     def _drop_maps(self) -> bool:
-        """True when nobody holds a slice of any map of this file."""
+        """Close the maps of this file. True if no slice of one is still in use."""
         if self._map is not None:
             self._loose_maps.append(self._map)
             self._map = None
@@ -327,7 +338,7 @@ class Segment:
         return self._time_index
 
     def load_indexes(self) -> None:
-        """Open both indexes and check that they can belong to this segment; raises CorruptIndex."""
+        """Open both indexes and check that they fit this segment. Raises CorruptIndex."""
         if self._offset_index is not None and self._time_index is not None:
             return
         counts = []
@@ -346,7 +357,7 @@ class Segment:
         times = time_index(self._disk, self.path_of(TIME_INDEX_SUFFIX), self.base_offset, counts[1])
         if offsets.count and not (offsets.last_key > self.base_offset and 0 < offsets.last_value < self.size_bytes):
             raise CorruptIndex(offsets.path, f"ends in {offsets.last_key}, {offsets.last_value}")
-        # A single row of zeros is a record of timestamp 0; two can only be a file that was never written.
+        # One row of zeros is a record with timestamp 0. Two rows of zeros are a file that was not written.
         zeros = times.count > 1 and times.last_key == 0
         if times.count and (zeros or times.last_key < 0 or times.last_value < self.base_offset or not self.size_bytes):
             raise CorruptIndex(times.path, f"ends in {times.last_key}, {times.last_value}")
@@ -357,7 +368,7 @@ class Segment:
             self.offset_of_max_timestamp = times.last_value if times.count else self.base_offset
 
     def check_indexes_end_below(self, end_offset: int) -> None:
-        """Raises CorruptIndex when a row speaks of an offset that the segment does not have."""
+        """Raises CorruptIndex if an index ends in an offset that the segment does not have."""
         for index, offset in (
             (self.offset_index, self.offset_index.last_key),
             (self.time_index, self.time_index.last_value),
@@ -373,12 +384,12 @@ class Segment:
         )
 
     def forget_indexes(self) -> None:
-        """Nothing of the indexes stays in memory until they are needed again; they must be in their files."""
+        """Free the memory of the indexes, which must be written to their files, until their next use."""
         self.release()
         self._offset_index = self._time_index = None
 
     def begin_rebuild(self) -> None:
-        """Empty indexes, to be filled by a scan with `note_scanned` and brought to their files by `seal`."""
+        """Start with empty indexes. A scan fills them with `note_scanned`, and `seal` writes them to their files."""
         for index in (self._offset_index, self._time_index):
             if index is not None:
                 index.release()
@@ -394,9 +405,9 @@ class Segment:
         self.forget_recent()
 
     def end_rebuild(self) -> bool:
-        """Go on with the indexes in memory, as those of a new segment, for which there are no files yet.
+        """Keep the rebuilt indexes in memory without files, as in a new segment.
 
-        False if that is too much: then `seal` is to bring them there.
+        False if they have rows: then `seal` must write them to their files.
         """
         indexes = (self._offset_index, self._time_index)
         if self.transaction_index.exists or any(index is None or index.count for index in indexes):
@@ -421,14 +432,14 @@ class Segment:
     # Damage
 
     def is_trusted(self, start: int, end: int) -> bool:
-        """Whether these bytes were checked since they were last read from the device."""
+        """Whether these bytes were checked since the last read from the device."""
         if start >= self.warm_from:
             return True
         verified_to = self.verified_to
         return self.verified_from <= start < verified_to and (end <= verified_to or verified_to >= self.warm_from)
 
     def trust(self, start: int, end: int) -> None:
-        """The whole batches in these bytes were checked. One stretch is remembered, as readers go forward."""
+        """Note that the batches in these bytes were checked. Only one range is kept, because readers go forward."""
         self.is_verified_of_old = False
         if self.verified_from <= start <= self.verified_to:
             self.verified_to = max(self.verified_to, end)
@@ -438,19 +449,19 @@ class Segment:
             self.verified_from, self.verified_to = start, end
 
     def distrust(self) -> None:
-        """Bytes are about to come from the device, or have lain there for long: check them when they are read next."""
+        """Check all bytes at their next read, because they come from the device or were checked long ago."""
         self.verified_from = self.verified_to = 0
         self.warm_from = self.size_bytes
         self.forget_recent()
         self.hints.clear()
 
     def is_older(self, damage: DamagedRange, timestamp: int) -> bool:
-        """Whether the time index says that what is damaged, and all before it, is older than `timestamp`."""
+        """Whether the damaged records and all before them are older than `timestamp`, by the time index."""
         row = self.time_index.floor(timestamp - 1)
         return row is not None and row[1] >= damage.end_offset
 
     def age_trust(self) -> None:
-        """What was neither appended nor checked since the last call but one is to be checked again."""
+        """Distrust the bytes that were neither appended nor checked since the call before the last one."""
         if self.warm_from < self.aged_to:
             self.warm_from = self.aged_to
         self.aged_to = self.size_bytes
@@ -461,14 +472,14 @@ class Segment:
             self.forget_recent()
 
     def epoch_at(self, position: int) -> int:
-        """The leader epoch of the batch there; -1 where there is none that can be read."""
+        """The leader epoch of the batch at `position`; -1 if no batch is readable there."""
         data = self.file.read_at(HEADER_SIZE, position)
         if len(data) < HEADER_SIZE or data[MAGIC_OFFSET] != MAGIC:
             return -1
         return int.from_bytes(data[LEADER_EPOCH_OFFSET : LEADER_EPOCH_OFFSET + 4], "big", signed=True)
 
     def examine(self, end_offset: int | None = None, epoch_max: int = -1) -> Findings:
-        """Look at every batch, waiting for the device; changes nothing. Raises OSError."""
+        """Examine every batch without a change. Waits for the device. Raises OSError."""
         findings = examine(
             self.file, self.size_bytes, self.base_offset, self.next_offset if end_offset is None else end_offset,
             self.index_interval_bytes, may_have_gaps=self.may_have_gaps, may_end_early=self.may_end_early,
@@ -478,9 +489,9 @@ class Segment:
         return findings
 
     def adopt(self, findings: Findings) -> None:
-        """Take over what an examination found: the damage, and indexes made anew from the whole batches.
+        """Apply the result of an examination: the damage, and indexes rebuilt from the undamaged batches.
 
-        Batches appended since it began keep the rows they have. Raises OSError.
+        Batches appended since it began keep their index rows. Raises OSError.
         """
         assert findings.tail is None, findings.tail
         later_offsets, later_times = self._rows_behind(findings)
@@ -504,13 +515,13 @@ class Segment:
         self.note_fullness()
 
     def set_damage(self, damage: tuple[DamagedRange, ...]) -> None:
-        """What was found before by an examination that still runs does not count any more."""
+        """Set the known damage. A change makes the results of running examinations obsolete."""
         if damage != self.damage:
             self.damage = damage
             self.generation += 1
 
     def end_at(self, position: int) -> None:
-        """A repair has written up to `position`, behind which there is nothing of a segment that is not appended to."""
+        """End the segment at `position`, up to which a repair has written. The segment is not appended to."""
         if self.file.size_bytes() > position:
             self.cut(position)
         self._drop_maps()
@@ -518,7 +529,7 @@ class Segment:
         self.hints.clear()
 
     def replace_file(self, path: str) -> None:
-        """Put a file that is on the device in the place of the .log; whoever reads the old one may go on."""
+        """Replace the .log by a synced file. Slices of maps of the old file stay readable."""
         self.release()
         self._disk.rename(path, self.path)
         self._disk.sync_directory(self.directory)
@@ -529,7 +540,7 @@ class Segment:
         self.forget_recent()
 
     def _rows_behind(self, findings: Findings) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Index rows of batches that lie behind what was examined. Those are still in memory."""
+        """The index rows of batches after the examined ones. These rows are still in memory."""
         if self._offset_index is None or self._time_index is None or findings.size_bytes >= self.size_bytes:
             return [], []
         offsets = [row for row in self._offset_index.rows_in_memory() if row[1] >= findings.size_bytes]
@@ -539,9 +550,9 @@ class Segment:
     # Ending
 
     def seal(self) -> bool:
-        """No append follows: bring the indexes to their files, with the time index's last row (LogSegment.close).
+        """Write the indexes to their files, with the time index's last row (LogSegment.close). No append follows.
 
-        True when that changed a file.
+        True if that changed a file.
         """
         if self._offset_index is None or self._time_index is None:
             return False
@@ -559,13 +570,25 @@ class Segment:
         self._disk.sync_directory(self.directory)
 
     def trim(self) -> None:
-        """Cut what was preallocated behind the end."""
-        if self._disk.size_of(self.path) > self.size_bytes:
+        """Truncate the preallocated bytes after the end."""
+        if self.file.size_bytes() > self.size_bytes:
             self.file.truncate(self.size_bytes)
             self.synced_bytes = -1
 
+    def truncate(self, position: int, end_offset: int) -> None:
+        """Cut file and indexes at `position`, where the batches before `end_offset` end."""
+        self.offset_index.truncate(self.offset_index.count_below(end_offset, 0))
+        self.time_index.truncate(self.time_index.count_below(end_offset, 1))
+        self.transaction_index.truncate_to(end_offset)
+        self.cut(position)
+        self.next_offset = end_offset
+        self.bytes_since_index_row = 0
+        self.note_fullness()
+        if position == 0:
+            self.set_first_batch_timestamp(-1)
+
     def cut(self, position: int) -> None:
-        """Cut the file at `position`, durably. Slices of the cut part that somebody still holds stay readable."""
+        """Truncate the file to `position`, durably. Slices of maps that are still in use stay readable."""
         if self._drop_maps():
             self.file.truncate(position)
             self.file.sync()
@@ -575,7 +598,7 @@ class Segment:
             self._disk.copy_prefix(self.path, temporary, position)
             self._disk.rename(temporary, self.path)
             self._disk.sync_directory(self.directory)
-            self._loose_maps = []  # maps of the file that was replaced
+            self._loose_maps = []  # these are maps of the replaced file
         self.size_bytes = position
         self.synced_bytes = position
         self.warm_from = min(self.warm_from, position)
@@ -586,12 +609,12 @@ class Segment:
         self.forget_recent()
 
     def paths(self) -> list[str]:
-        """The files it has."""
+        """The paths of its files."""
         present = SUFFIXES if self.transaction_index.exists else SUFFIXES[:3]
         return [self.path_of(suffix) for suffix in present]
 
     def moved_to(self, directory: str) -> None:
-        """The directory was renamed: names are other ones, open files and maps the same."""
+        """The directory was renamed. Paths change; open files and maps stay."""
         self.directory = directory
         self.path = f"{directory}/{self.path.rpartition('/')[2]}"
         for index in (self._offset_index, self._time_index, self.transaction_index):
@@ -599,21 +622,21 @@ class Segment:
                 index.path = f"{directory}/{index.path.rpartition('/')[2]}"
 
     def mark_deleted(self) -> list[str]:
-        """Rename the files so that no start takes them for a segment; returns the new paths."""
+        """Rename the files so that no start opens them as a segment. Returns the new paths."""
         self.release()
         self.rename_indexes(DELETED_SUFFIX)
         if self._disk.exists(self.path):
-            self.rename_log(DELETED_SUFFIX)  # last: without it the others are known to be orphans
+            self.rename_log(DELETED_SUFFIX)  # last: indexes without a .log are recognized as orphans
         return self.paths()
 
     def rename_log(self, suffix: str) -> None:
-        """Give the .log another end to its name."""
+        """Rename the .log to another suffix."""
         path = self._name(LOG_SUFFIX, suffix)
         self._disk.rename(self.path, path)
         self.path = path
 
     def rename_indexes(self, suffix: str) -> None:
-        """The same for the other files, those that exist."""
+        """Rename the existing index files to another suffix."""
         for kind in (TRANSACTION_INDEX_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX):
             if self._disk.exists(self.path_of(kind)):
                 self._disk.rename(self.path_of(kind), self._name(kind, suffix))

@@ -1,8 +1,8 @@
-"""The segments of one log in offset order: finding, adding, and deleting in steps that no crash can turn into a hole.
+"""The segments of one log in offset order: look-up, addition, and deletion in crash-safe steps.
 
-Deleting from the front: first the segments leave this list, then the log start offset is checkpointed by the log
-directory, only then their files are renamed, and after file.delete.delay.ms removed. Deleting from the end: the renames
-reach the device newest first, one by one. So whatever a power loss leaves is a log without a gap.
+Deletion at the front: the segments leave this list, then the log directory checkpoints the log start offset, then their
+files are renamed, and after file.delete.delay.ms removed. Deletion at the end: the renames reach the device one by one,
+newest first. So a power loss at any point leaves a log without a gap.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
 
 class Segments:
@@ -27,6 +28,7 @@ class Segments:
         "doomed",
         "found_by_time",
         "leader_epochs",
+        "sums_are_stale",
     )
 
     active: Segment
@@ -39,13 +41,15 @@ class Segments:
         if self._list:
             self.active = self._list[-1]
         self.condemned: list[Segment] = []
-        """Out of the log, their files still under their names."""
+        """Segments that are out of the log, with files that are not renamed yet."""
         self.doomed: list[tuple[int, str]] = []
-        """(time at which to remove, path) of renamed files."""
+        """(time of the removal, path) of renamed files."""
         self.leader_epochs = LeaderEpochs()
-        """Those of the log, which owns them."""
+        """The leader epochs of the log, which owns this object."""
+        self.sums_are_stale = True
+        """`transaction_sums` may have changed since the owner last compared it with its file."""
         self.found_by_time: dict[tuple[str | int, ...], Any] = {}
-        """What threads have found for `lookup`: of a few batches that take long to look at."""
+        """Results of `lookup`'s searches in large batches, which run on threads."""
 
     def __len__(self) -> int:
         return len(self._list)
@@ -67,6 +71,7 @@ class Segments:
     def add(self, segment: Segment) -> None:
         """Append a segment at the end."""
         assert not self._bases or segment.base_offset > self._bases[-1], (self._bases[-1:], segment)
+        self.sums_are_stale = True
         self._list.append(segment)
         self._bases.append(segment.base_offset)
         self.active = segment
@@ -79,15 +84,20 @@ class Segments:
         self.doomed = [(at_ms, f"{directory}/{path.rpartition('/')[2]}") for at_ms, path in self.doomed]
 
     def floor_index(self, offset: int) -> int:
-        """Index of the last segment whose base offset is not above `offset`; -1 when all are above."""
+        """The index of the last segment whose base offset is not above `offset`; -1 if all are above."""
         return bisect_right(self._bases, offset) - 1
 
     def from_offset(self, offset: int) -> list[Segment]:
         """The segment that holds `offset`, and all after it."""
         return self._list[max(0, self.floor_index(offset)) :]
 
+    def distrust_from(self, offset: int) -> None:
+        """Check all bytes from `offset` on at their next read, even recently checked ones."""
+        for segment in self.from_offset(offset):
+            segment.distrust()
+
     def epoch_behind(self, segment: Segment) -> int:
-        """The leader epoch of the first batch behind a segment, or the latest; -1 where it cannot be read."""
+        """The leader epoch of the first batch after a segment, or the log's latest epoch; -1 if it is unreadable."""
         index = self.floor_index(segment.base_offset) + 1
         if index >= len(self._list):
             return self.leader_epochs.latest
@@ -96,16 +106,30 @@ class Segments:
     def base_offsets(self) -> list[int]:
         return list(self._bases)
 
+    def transaction_sums(self, *, with_active: bool) -> dict[int, tuple[int, int]]:
+        """Base offset -> (size, CRC-32C) of the rows of each index of aborted transactions that has rows."""
+        segments = self._list if with_active else self._list[:-1]
+        sums: dict[int, tuple[int, int]] = {}
+        for segment in segments:
+            try:
+                checksum = segment.transaction_index.checksum
+            except CorruptTransactionIndex:
+                checksum = -1, 0
+            if checksum[0]:
+                sums[segment.base_offset] = checksum
+        return sums
+
     def condemn_first(self, count: int) -> list[Segment]:
-        """Take the first `count` segments out of the log; their files go with `rename_condemned`."""
+        """Take the first `count` segments out of the log. `rename_condemned` renames their files later."""
         assert count < len(self._list)
+        self.sums_are_stale = True
         gone = self._list[:count]
         del self._list[:count], self._bases[:count]
         self.condemned.extend(gone)
         return gone
 
     def rename_condemned(self, checkpointed_log_start: int, remove_at_ms: int) -> None:
-        """Rename the files of condemned segments that lie wholly below what is durably the log start."""
+        """Rename the files of condemned segments that lie wholly below the checkpointed log start offset."""
         waiting = []
         for segment in self.condemned:
             if segment.next_offset <= checkpointed_log_start:
@@ -115,15 +139,17 @@ class Segments:
         self.condemned = waiting
 
     def replace(self, old: list[Segment], new: Segment) -> None:
-        """Put one segment in the place of the neighbours it was made from; their files are the caller's."""
+        """Replace neighbouring segments by the one made from them. The caller handles their files."""
         at = self._bases.index(old[0].base_offset)
         assert self._list[at : at + len(old)] == old, (self._bases, old)
         assert new.base_offset == old[0].base_offset, (new, old)
+        self.sums_are_stale = True
         self._list[at : at + len(old)] = [new]
         self._bases[at : at + len(old)] = [new.base_offset]
 
     def drop_last(self, count: int, remove_at_ms: int) -> list[Segment]:
-        """Take the last `count` segments out, newest first and durably, so that what remains is always a prefix."""
+        """Take the last `count` segments out, newest first and durably, so that the rest is always a prefix."""
+        self.sums_are_stale = True
         gone = [self._list.pop() for _ in range(count)]
         del self._bases[len(self._list) :]
         for segment in gone:
@@ -134,7 +160,7 @@ class Segments:
         return gone
 
     def take_doomed(self, now_ms: int) -> list[str]:
-        """Paths of the files whose time has come: the caller's to remove, on whatever thread."""
+        """The paths of the files that are due for removal. The caller removes them, on any thread."""
         due = [path for remove_at_ms, path in self.doomed if remove_at_ms <= now_ms]
         if due:
             self.doomed = [item for item in self.doomed if item[0] > now_ms]
@@ -144,8 +170,14 @@ class Segments:
         for path in self.take_doomed(now_ms):
             self._disk.remove(path)
 
+    def abandon(self) -> None:
+        """The log is deleted or unusable: close its files, and make none anew."""
+        for segment in (*self._list, *self.condemned):
+            segment.is_abandoned = True
+        self.release()
+
     def release(self, *, keep_active: bool = False) -> None:
-        """Give back descriptors and maps; what is still needed opens them again."""
+        """Close descriptors and maps. A later use opens them again."""
         for segment in self._list:
             if not (keep_active and segment is self.active):
                 segment.release()

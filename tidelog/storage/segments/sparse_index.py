@@ -1,10 +1,10 @@
 """The two sparse indexes of a segment, .index (offset -> position) and .timeindex (timestamp -> offset).
 
-Both are rows of two rising columns, the key and the value, packed big-endian; one class serves both. The newest rows
-are held in memory and reach the file in blocks, at the latest when the segment is sealed or closed: an index that was
-not closed is rebuilt from its segment, so nothing is lost, and an open log needs neither map nor descriptor per index.
-Lookups below the rows in memory go to a map of the file. Invariant: rows [0, rows_in_file) are in the file, rows
-[first_in_memory, count) are in memory, and no row is in neither.
+Both have rows of two rising columns, the key and the value, packed big-endian. One class implements both. The newest
+rows are in memory and are written to the file in blocks, at the latest when the segment is sealed or closed. An index
+that was not closed is rebuilt from its segment, so nothing is lost, and an open log needs no map or descriptor per
+index. Look-ups of older rows use a map of the file. Invariant: rows [0, rows_in_file) are in the file, rows
+[first_in_memory, count) are in memory, and every row is in at least one of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Row = tuple[int, int]
 
 
 class SparseIndex:
-    """`kind` is the row layout; `key_base` and `value_base` are added to what a row holds."""
+    """`row` is the row layout; `key_base` and `value_base` are added to the stored columns."""
 
     __slots__ = (
         "_disk", "_first_in_memory", "_has_file", "_key_base", "_keys", "_map", "_rows_in_file", "_struct",
@@ -73,7 +73,7 @@ class SparseIndex:
         return self._checked(number, *self._struct.unpack_from(self._mapped(), number * self._struct.size))
 
     def _row_from_file(self, number: int) -> Row:
-        """One row without a map: an open log then costs none."""
+        """Read one row without a map, so that an open log needs no map."""
         file = self._disk.open(self.path)
         try:
             row = file.read_at(self._struct.size, number * self._struct.size)
@@ -84,7 +84,7 @@ class SparseIndex:
         return self._checked(number, *self._struct.unpack(row))
 
     def _checked(self, number: int, key: int, value: int) -> Row:
-        """A row of the file. None is ever negative."""
+        """The key and value of a row of the file. Raises CorruptIndex for negative columns."""
         if key < 0 or value < 0:
             raise CorruptIndex(self.path, f"has {key}, {value} as row {number}")
         return key + self._key_base, value + self._value_base
@@ -100,7 +100,7 @@ class SparseIndex:
             self._spill()
 
     def _spill(self) -> None:
-        """Bring the rows to the file. If that fails, they stay in memory, and are written later.
+        """Write the rows to the file. If that fails, they stay in memory and are written later.
 
         The batches that they index are already in the log, so an append does not fail for them. `write_rows` raises the
         error when the segment is sealed.
@@ -108,7 +108,7 @@ class SparseIndex:
         try:
             self.write_rows()
         except OSError as error:
-            logger.warning("%s keeps %d rows in memory: %s", self.path, self.count - self._rows_in_file, error)
+            logger.warning("%s: %d rows stay in memory: %s", self.path, self.count - self._rows_in_file, error)
 
     def floor(self, key: int) -> Row | None:
         """The last row whose key is not above `key`."""
@@ -131,14 +131,14 @@ class SparseIndex:
         return self.row(count - 1) if count else None
 
     def count_below(self, target: int, column: int) -> int:
-        """How many rows have a key (column 0), or a value (column 1), below `target`."""
+        """The number of rows with a key (column 0) or a value (column 1) below `target`."""
         held = self._values if column else self._keys
         if held and target > held[0]:
             return self._first_in_memory + bisect_left(held, target)
         return self._count_in_file(target - 1, column)
 
     def _count_in_file(self, target: int, column: int) -> int:
-        """How many of the rows that are only in the file are not above `target`."""
+        """The number of rows not above `target`, among those that are only in the file."""
         low, high = 0, self._first_in_memory
         if not high:
             return 0
@@ -167,18 +167,18 @@ class SparseIndex:
                 raise CorruptIndex(self.path, f"is shorter than its {self._rows_in_file} rows") from error
             finally:
                 file.close()
-        elif self._disk.size_of(self.path) < size:  # to touch the map behind the end of the file would end the process
+        elif self._disk.size_of(self.path) < size:  # access to the map past the end of the file would kill the process
             self.release()
             raise CorruptIndex(self.path, f"is shorter than its {self._rows_in_file} rows")
         assert self._map is not None
         return self._map.view
 
     def rows(self) -> list[Row]:
-        """Every row: for tests, tools and checks."""
+        """Every row, for tests, tools and checks."""
         return [self.row(number) for number in range(self.count)]
 
     def read_later(self) -> Iterator[Row]:
-        """Every row that there is now, read in the thread that asks for the first: CorruptIndex, OSError then."""
+        """Every present row. The thread that takes the first row reads the file: raises CorruptIndex, OSError then."""
         return self._read(self.path, self._first_in_memory, self.rows_in_memory())
 
     def _read(self, path: str, count: int, in_memory: list[Row]) -> Iterator[Row]:
@@ -194,11 +194,11 @@ class SparseIndex:
         yield from in_memory
 
     def rows_in_memory(self) -> list[Row]:
-        """The newest rows, those that a map of the file is not needed for."""
+        """The newest rows, which are in memory."""
         return list(zip(self._keys, self._values))
 
     def write_rows(self) -> int:
-        """Bring all rows to the file (not to the device), and keep only the newest in memory; how many were missing."""
+        """Write all rows to the file, without a sync, and keep only the newest in memory. The number written."""
         if self.is_rebuilt or not self._has_file:
             return self._write_whole()
         missing = self.count - self._rows_in_file
@@ -229,9 +229,9 @@ class SparseIndex:
             self._first_in_memory += surplus
 
     def begin_rebuild(self) -> None:
-        """Empty it in memory; the file stays as it is until `write_rows`, which leaves one that was right untouched.
+        """Empty the index in memory. The file stays until `write_rows`, which does not rewrite equal content.
 
-        So a rebuilt index is never less on the device than it was before.
+        So a rebuild never removes rows from the device.
         """
         self.release()
         self._keys, self._values = array("q"), array("q")
@@ -257,7 +257,7 @@ class SparseIndex:
         """Keep the first `count` rows."""
         if count >= self.count:
             return
-        self.release()  # a map beyond the end of its file must not be touched
+        self.release()  # a map past the end of its file must not be accessed
         if count < self._rows_in_file:
             file = self._disk.open(self.path, create=True)
             try:
@@ -272,19 +272,19 @@ class SparseIndex:
         self.last_key, self.last_value = self.row(count - 1) if count else (-1, -1)
 
     def release(self) -> None:
-        """Give back the map; it comes again when needed."""
+        """Close the map. A later use opens it again."""
         if self._map is not None:
             self._map.close()
             self._map = None
 
 
 def offset_index(disk: Disk, path: str, base_offset: int, count: int = 0) -> SparseIndex:
-    """.index: the last offset of a batch -> the batch's position in the segment."""
+    """The .index file: the last offset of a batch -> the batch's position in the segment."""
     return SparseIndex(disk, path, _OFFSET_ROW, base_offset, 0, count)
 
 
 def time_index(disk: Disk, path: str, base_offset: int, count: int = 0) -> SparseIndex:
-    """.timeindex: the largest timestamp so far -> the last offset of the batch that has it."""
+    """The .timeindex file: the largest timestamp so far -> the last offset of the batch that has it."""
     return SparseIndex(disk, path, _TIME_ROW, 0, base_offset, count)
 
 

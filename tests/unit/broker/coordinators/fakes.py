@@ -78,6 +78,9 @@ class FakePorts:
             return None
         return self.producers.begin_verification(producer_id, producer_epoch, -1, adds, self.time_ms)
 
+    def is_committed(self, partition: int, offset: int) -> bool:
+        return self.high_watermarks.get(partition, 0) >= offset
+
     def when_committed(self, partition: int, offset: int, callback: Committed) -> None:
         if self.high_watermarks.get(partition, 0) >= offset:
             callback(None)
@@ -186,11 +189,14 @@ class World:
         self.config = config or GroupCoordinatorConfig()
         self.partitions = partitions
         self.epoch = 0
+        self.has_session = True
         self.rng = Random(seed)
         self.service = self._start()
 
     def _start(self) -> GroupCoordinatorService:
-        service = GroupCoordinatorService(self.config, self.ports, self.rng, lambda: self.partitions)
+        service = GroupCoordinatorService(
+            self.config, self.ports, self.rng, lambda: self.partitions, lambda: self.has_session
+        )
         self.epoch += 1
         for partition in range(self.partitions):
             service.on_partition_elected(partition, self.epoch)

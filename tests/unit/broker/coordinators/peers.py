@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from tidelog.protocol.api import SERVED
+from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from tidelog.replication.controller.metadata.image import MetadataImage, PartitionImage, TopicImage
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 
@@ -23,6 +25,10 @@ class Cluster:
         self.sent: list[tuple[int, Any, str]] = []
         self.unknown_brokers: set[int] = set()
         self.held: dict[int, asyncio.Event] = {}
+        self.served: dict[int, dict[int, int]] = {}
+        """The newest versions of APIs that a broker of another release serves. It closes a connection upon a newer."""
+        self.versions: list[tuple[int, int]] = []
+        """Of the requests that were answered: broker and version."""
 
     def lead(self, topic: str, index: int, leader: int) -> None:
         found = self.image.topics_by_name.setdefault(topic, TopicImage(topic, topic.encode().ljust(16)))
@@ -40,6 +46,15 @@ class Cluster:
         return event
 
     async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "") -> Any:
+        served = self.served.get(endpoint.port, {})
+        if isinstance(request, ApiVersionsRequest):
+            newest = served or {int(key): versions.stop - 1 for key, versions in SERVED.items()}
+            keys = [ApiVersion(api_key=key, min_version=0, max_version=version) for key, version in newest.items()]
+            return ApiVersionsResponse(api_keys=keys)
+        if served and version > served.get(request.API_KEY, -1):
+            raise PeerUnreachable("the connection was closed")
+        request.encode(version)
+        self.versions.append((endpoint.port, version))
         self.sent.append((endpoint.port, request, lane))
         await asyncio.sleep(0)
         if endpoint.port in self.held:

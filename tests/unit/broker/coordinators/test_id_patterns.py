@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.broker.coordinators.transaction.patterns import ID_LENGTH_MAX, PATTERN_LENGTH_MAX, IdPattern
+from tidelog.broker.coordinators.transaction.patterns import ID_LENGTH_MAX, PATTERN_LENGTH_MAX, STEPS_MAX, IdPattern
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,9 @@ from tidelog.broker.coordinators.transaction.patterns import ID_LENGTH_MAX, PATT
         ("^a$", "a", "aa"),
         ("a*?b+", "aab", "aa"),
         (r"\w+\.x", "a.x", "a-x"),
+        (".*(orders|payments|invoices|returns|stock).*", "my-stock-1", "my-stocks".upper()),
+        ("(orders|payments)-" * 12 + "x", "orders-" * 12 + "x", "orders-x"),
+        ("(a|ab)(c|bcd)(d*)", "abcd", "abbd"),
     ],
 )
 def test_a_pattern_matches_the_whole_id(pattern: str, matching: str, other: str):
@@ -36,7 +39,9 @@ def test_a_pattern_matches_the_whole_id(pattern: str, matching: str, other: str)
     "pattern",
     [
         "(a+)+b", "(a|a)*b", "(a|ab)*c", "((a*)b?)*c", r"(a)\1", "(?=a)a", "(?<!a)b", "(?(1)a|b)", ".*a.*b.*",
-        "(a?){20}b", "[", "a**", "(", "\\", "a" * (PATTERN_LENGTH_MAX + 1), "(" * 900, "a{99999999999}", "*",
+        "(a?){20}b", "(a.|.a)" * 30 + "b", "(?:aa|a)" * 11, "(?i:(a|Ab))" * 11, "(a|)" * 11,
+        ".*.*(a.|.a)(a.|.a)(a.|.a)", "((a.|.a)(a.|.a)|b)" * 5, "[", "a**", "(", "\\", "a" * (PATTERN_LENGTH_MAX + 1),
+        "(" * 900, "a{99999999999}", "*",
     ],
 )  # fmt: skip
 def test_a_pattern_that_is_malformed_or_has_no_bound_is_refused(pattern: str):
@@ -49,9 +54,16 @@ def test_an_id_that_is_very_long_does_not_match():
     assert not IdPattern("a*").matches("a" * (ID_LENGTH_MAX + 1))
 
 
-@pytest.mark.parametrize("pattern", [".*a.*b", "(a*)(a*)b", "a*?a*?b", "(x|a*a*|y)b", "(aa)*a*b"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ".*a.*b", "(a*)(a*)b", "a*?a*?b", "(x|a*a*|y)b", "(aa)*a*b", ".*.*(a.|.a)(a.|.a)b", ".*" + "(a.|.a)" * 6 + "b",
+        "(a.|.a)" * 9 + ".{981}b", "(a.|.a)" * 6 + ".*b",
+    ],
+)  # fmt: skip
 def test_the_worst_of_the_accepted_patterns_takes_milliseconds(pattern: str):
     compiled = IdPattern(pattern)
+    assert compiled.steps("a" * ID_LENGTH_MAX) <= STEPS_MAX
     began_s = time.process_time()
     assert not compiled.matches("a" * ID_LENGTH_MAX)
     assert time.process_time() - began_s < 1, "far below what a pattern without a bound takes"

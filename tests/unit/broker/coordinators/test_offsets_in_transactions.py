@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from tests.unit.broker.coordinators.fakes import Reply, World, context
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.memory import offset_size_bytes
+from tidelog.broker.coordinators.group.offsets import OffsetStore
+from tidelog.broker.coordinators.group.records import OffsetCommit
 from tidelog.broker.coordinators.outcome import TransactionEnd, WriteTransaction
 from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.group_records import OffsetCommitValue
 from tidelog.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
@@ -202,6 +206,27 @@ class TestMembers:
         assert commit(World(), 1, group="").error == E.INVALID_GROUP_ID
 
 
+@pytest.mark.parametrize("groups", [1, 3000])
+def test_very_many_open_transactions_do_not_slow_a_group(groups: int):
+    """Thousands of producers may have offsets of a partition of the log pending, of one group or of as many."""
+    store = OffsetStore()
+    value = OffsetCommitValue(offset=1)
+    for producer_id in range(3000):
+        store.replay(producer_id, OffsetCommit(f"g{producer_id % groups}", "t", 0, value), producer_id)
+    began_s = time.process_time()
+    ((_, partitions),) = store.fetch("g0", [("t", bytes(16), list(range(5000)))], True)
+    for index in range(1, 5000):
+        store.replay(4000, OffsetCommit("g0", "t", index, None), -1)
+    assert not any(f"other-{number}" in store for number in range(5000))
+    assert time.process_time() - began_s < 5, "looking at each transaction takes a minute"
+    assert [each.error for each in partitions[:2]] == [E.UNSTABLE_OFFSET_COMMIT, E.NONE]
+    assert store.tombstones("g0") == [OffsetCommit("g0", "t", 0, None)]
+    for producer_id in range(3000):
+        store.replay_end_transaction(producer_id, True)
+    assert not store.is_pending("g0", "t", 0)
+    assert len(list(store.groups())) == groups
+
+
 def test_metadata_is_limited():
     world = World()
     assert errors(commit(world, 1, metadata="x" * 4097)) == [E.OFFSET_METADATA_TOO_LARGE]
@@ -238,3 +263,47 @@ def test_pending_offsets_are_bounded():
         reply.response.code for reply in replies if isinstance(reply.response, KafkaError)
     ]
     assert world.coordinator().offsets.memory.held_bytes <= room
+
+
+# -- a coordinator that the controller may have replaced -----------------------------------------------------------
+
+
+def test_a_coordinator_without_a_session_proves_that_it_leads_before_it_tells_stable_offsets():
+    world = World()
+    world.commit("g", {("t", 0): 100})
+    world.ports.commits_at_once = False
+    world.has_session = False
+    reply = world.committed(stable=True)
+    assert isinstance(reply, Reply)
+    assert reply.is_parked
+    assert world.committed() == 100  # other readers may process a record twice
+    world.ports.commit(0)
+    assert reply.response[0][1][0].offset == 100
+    world.has_session = True
+    assert world.committed(stable=True) == 100
+
+
+@pytest.mark.parametrize("learns_of_it", [True, False])
+def test_a_coordinator_that_was_replaced_tells_no_stable_offsets(learns_of_it: bool):
+    world = World()
+    world.commit("g", {("t", 0): 100})
+    world.ports.commits_at_once = False
+    world.has_session = False
+    reply = world.committed(stable=True)
+    if learns_of_it:
+        world.service.on_partition_resigned(0)
+        assert reply.error == E.NOT_COORDINATOR
+    else:
+        world.advance(world.config.offsets_commit_timeout_ms)
+        assert reply.error == E.COORDINATOR_NOT_AVAILABLE
+
+
+def test_the_record_of_that_proof_changes_nothing():
+    world = World()
+    world.has_session = False
+    assert world.committed("none", stable=True) == -1
+    world.commit("g", {("t", 0): 100})
+    assert world.committed(stable=True) == 100
+    world.restart()
+    assert world.committed() == 100
+    assert [group.group_id for group in world.service.list_groups((), ())] == ["g"]

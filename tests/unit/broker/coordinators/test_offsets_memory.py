@@ -133,6 +133,28 @@ def test_the_count_is_that_of_what_is_there(seed: int):
     assert budget.used_bytes == 0
 
 
+@pytest.mark.parametrize(("producers", "groups", "partitions"), [(300, 1, 1), (1, 300, 1), (1, 1, 1000), (10, 10, 10)])
+def test_what_is_charged_for_open_transactions_is_no_less_than_what_is_taken(
+    producers: int, groups: int, partitions: int
+):
+    store = OffsetStore(GroupMemory(GroupMemoryBudget(1 << 30)))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for producer_id in range(producers):
+            for group in range(groups):
+                for partition in range(partitions):
+                    value = OffsetCommitValue(offset=1_000_000 + partition, metadata=f"metadata {partition}")
+                    store.replay(
+                        1000 + partition, OffsetCommit(f"group-{group}", "topic", partition, value), producer_id
+                    )
+        gc.collect()
+        taken_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken_bytes <= store.memory.held_bytes
+
+
 @pytest.mark.parametrize(("groups", "topics", "partitions"), [(300, 1, 1), (3, 300, 1), (1, 1, 1000), (10, 10, 10)])
 def test_what_is_charged_is_no_less_than_what_is_taken(groups: int, topics: int, partitions: int):
     world = world_with(1 << 30)

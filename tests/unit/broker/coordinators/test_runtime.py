@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+import struct
+from random import Random
+from unittest.mock import MagicMock
+
 import pytest
 
 from tests.unit.broker.coordinators.fakes import FakePorts, Reply, World
 from tidelog.broker.coordinators import runtime as runtime_module
-from tidelog.broker.coordinators.group.service import GroupCoordinatorService, abs_of_int32, java_hash
+from tidelog.broker.coordinators.group.service import (
+    HASHED_CHARACTERS_MAX,
+    GroupCoordinatorService,
+    abs_of_int32,
+    java_hash,
+    partition_of_id,
+)
 from tidelog.broker.coordinators.loading import STEP_DONE, replay_log
 from tidelog.broker.coordinators.outcome import Now, Outcome
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
+from tidelog.broker.coordinators.transaction.config import TransactionCoordinatorConfig
+from tidelog.broker.coordinators.transaction.service import TransactionCoordinatorService
 from tidelog.protocol.batches.records import (
     ControlRecordType,
     decode_batch,
@@ -342,11 +354,34 @@ def test_groups_are_spread_as_java_hashes_them(text: str, expected: int):
     assert java_hash(text) == expected
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 17, 36, 101, 127, 128, 129, 1_000, 1_025, HASHED_CHARACTERS_MAX])
+@pytest.mark.parametrize("characters", ["a", "\uffff", "az \u65e5\ud800\U0001f6eb"])
+def test_ids_of_any_length_are_hashed_as_java_does(length: int, characters: str):
+    text = "".join(Random(length).choices(characters, k=length))
+    expected = 0
+    for high, low in struct.iter_unpack("BB", text.encode("utf-16-be", "surrogatepass")):
+        expected = (31 * expected + (high << 8 | low)) & 0xFFFFFFFF
+    assert java_hash(text) & 0xFFFFFFFF == expected
+
+
 def test_the_partition_of_a_group():
-    service = GroupCoordinatorService(World().config, FakePorts(), World().rng, lambda: 50)
+    service = GroupCoordinatorService(World().config, FakePorts(), World().rng, lambda: 50, lambda: True)
     assert service.partition_for("polygenelubricants") == 0
     assert service.partition_for("flights") == 771814909 % 50
     assert abs_of_int32(-5) == 5
+
+
+def test_the_partition_of_an_id_that_no_record_can_hold_costs_no_more_than_that_of_the_longest():
+    """The hash of an id of 100 MB would hold up the node for a minute."""
+    longest = "a" * HASHED_CHARACTERS_MAX
+    assert partition_of_id(longest, 1 << 31) == abs_of_int32(java_hash(longest)) != partition_of_id("a", 1 << 31)
+    assert partition_of_id(longest + "b" * 9, 1 << 31) == partition_of_id(longest, 1 << 31)
+    groups = GroupCoordinatorService(World().config, FakePorts(), World().rng, lambda: 1 << 31, lambda: True)
+    assert groups.partition_for(longest + "b") == groups.partition_for(longest)
+    ports, unused = FakePorts(), MagicMock()
+    config = TransactionCoordinatorConfig()
+    transactions = TransactionCoordinatorService(config, ports, unused, lambda: 1 << 31, lambda: 2, unused)
+    assert transactions.partition_for(longest + "b") == transactions.partition_for(longest)
 
 
 def test_markers_are_what_the_loader_takes_them_for():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.broker.coordinators.transaction.records import TransactionRecord, decode, encode
+from tidelog.broker.coordinators.transaction.records import TransactionRecord, decode, encode, value_by_declaration
 from tidelog.broker.coordinators.transaction.states import STATE_NAMES, STATES_BY_NAME, TransactionState
 from tidelog.broker.coordinators.transaction.transitions import TransactionMetadata
 from tidelog.protocol.errors import MalformedMessage
@@ -111,3 +111,4 @@ int64s = st.integers(-(2**63), 2**63 - 1)
 def test_a_record_comes_back_as_it_was(metadata: TransactionMetadata, version: int):
     key, value = encode(TransactionRecord("id", metadata), version)
     assert decode(key, value) == TransactionRecord("id", metadata)
+    assert value == value_by_declaration(metadata, version)

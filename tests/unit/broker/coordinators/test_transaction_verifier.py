@@ -11,9 +11,10 @@ import pytest
 from tests.patience import until
 from tests.unit.broker.coordinators.peers import OWN_ID, Cluster
 from tidelog.broker.coordinators import transaction_verifier
-from tidelog.broker.coordinators.transaction_verifier import TOPIC, CoordinatorVerifier
+from tidelog.broker.coordinators.transaction_verifier import CoordinatorVerifier
 from tidelog.broker.network.request import Deferred
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import TRANSACTIONS_TOPIC
 from tidelog.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
@@ -49,7 +50,14 @@ class LocalCoordinator:
 
 class Room:
     def __init__(self) -> None:
-        self.cluster = Cluster({(TOPIC, 0): OWN_ID, (TOPIC, 1): 2, (TOPIC, 2): -1, (TOPIC, 3): 9})
+        self.cluster = Cluster(
+            {
+                (TRANSACTIONS_TOPIC, 0): OWN_ID,
+                (TRANSACTIONS_TOPIC, 1): 2,
+                (TRANSACTIONS_TOPIC, 2): -1,
+                (TRANSACTIONS_TOPIC, 3): 9,
+            }
+        )
         self.cluster.unknown_brokers = {9}
         self.cluster.answer = self._answer
         self.here = LocalCoordinator()
@@ -233,3 +241,19 @@ async def test_failures_are_counted(room: Room):
     await room.verify("here", A, B)
     await room.verify("here")
     assert room.verifier.failures == 2
+
+
+async def test_a_coordinator_of_an_older_release_gets_the_version_that_it_serves(room: Room):
+    room.cluster.served = {2: {AddPartitionsToTxnRequest.API_KEY or 0: 4}}
+    assert await room.verify("there") == {A: E.NETWORK_EXCEPTION}, "the producer tries again"
+    assert await room.verify("there") == {A: E.NONE}
+    assert room.cluster.versions == [(2, 4)]
+
+
+async def test_a_coordinator_that_cannot_verify_is_believed(room: Room):
+    """As in Kafka: releases before 3.6 verify nothing."""
+    room.cluster.served = {2: {AddPartitionsToTxnRequest.API_KEY or 0: 3}}
+    assert await room.verify("there") == {A: E.NETWORK_EXCEPTION}
+    assert await room.verify("there") == {A: E.NONE}
+    assert await room.verify("there", adds=True) == {A: E.NETWORK_EXCEPTION}
+    assert not room.cluster.versions

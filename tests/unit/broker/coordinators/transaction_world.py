@@ -25,18 +25,18 @@ class FakeMarkers:
 
     def __init__(self) -> None:
         self.sent: list[MarkerToSend] = []
-        self.waiting: list[tuple[MarkerToSend, Done, Callable[[ErrorCode], None]]] = []
+        self.waiting: list[tuple[MarkerToSend, Done]] = []
 
-    def send(self, marker: MarkerToSend, on_done: Done, on_fenced: Callable[[ErrorCode], None]) -> None:
+    def send(self, marker: MarkerToSend, on_done: Done) -> None:
         self.sent.append(marker)
-        self.waiting.append((marker, on_done, on_fenced))
+        self.waiting.append((marker, on_done))
 
     def cancel(self, log_partition: int) -> None:
         self.waiting = [each for each in self.waiting if each[0].log_partition != log_partition]
 
     def write_all(self) -> None:
         waiting, self.waiting = self.waiting, []
-        for marker, on_done, _ in waiting:
+        for marker, on_done in waiting:
             on_done(marker.partitions)
 
 

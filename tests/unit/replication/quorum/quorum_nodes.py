@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ HANDLERS = {
     "FetchSnapshotRequest": "fetch_snapshot",
     "UpdateRaftVoterRequest": "update_voter",
 }
-FAST = {"election_timeout_ms": 300, "fetch_timeout_ms": 600, "fetch_wait_ms": 200}
+# A leader that stops or crashes is noticed at once. The time until one that hangs is replaced is long, so that a leader
+# stays one while the machine stands still; `expect_leader_within` shortens it.
+FAST = {"election_timeout_ms": 300, "fetch_timeout_ms": 30_000, "fetch_wait_ms": 200}
 
 
 def endpoint(node_id: int) -> Endpoint:
@@ -181,6 +184,14 @@ class Member:
         quorum.up[self.node_id] = self
         return self
 
+    async def expect_leader_within(self, fetch_timeout_ms: int) -> None:
+        """Sets the timeout. A follower applies it from the leader's next answer on, which this awaits."""
+        core = self.raft.raft
+        core.settings = replace(core.settings, fetch_timeout_ms=fetch_timeout_ms)
+        give_up_at_ms = getattr(core.state, "give_up_at_ms", None)
+        if give_up_at_ms is not None:
+            await until(lambda: getattr(core.state, "give_up_at_ms", None) != give_up_at_ms)
+
     async def stop(self) -> None:
         await self.raft.close()
         self.quorum.up.pop(self.node_id, None)
@@ -253,6 +264,21 @@ class Quorum:
     @property
     def leaders(self) -> list[Member]:
         return [one for one in self.up.values() if one.raft.is_leader]
+
+
+THREE = {1: endpoint(1), 2: endpoint(2), 3: endpoint(3)}
+
+
+async def three(path: Path, **settings: Any) -> tuple[Quorum, list[Member]]:
+    """Three voters, started."""
+    quorum = Quorum(path, THREE)
+    members = [await Member(quorum, node_id, **settings).start() for node_id in THREE]
+    return quorum, members
+
+
+async def stop_all(quorum: Quorum) -> None:
+    for member in list(quorum.up.values()):
+        await member.stop()
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:

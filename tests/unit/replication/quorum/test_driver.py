@@ -4,15 +4,13 @@ import asyncio
 import errno
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, until
+from tests.unit.replication.quorum.quorum_nodes import FAST, THREE, Member, Quorum, endpoint, stop_all, three, until
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.add_raft_voter import AddRaftVoterRequest, Listener
 from tidelog.protocol.messages.describe_quorum import (
@@ -32,19 +30,6 @@ from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.segments.segment import Segment
-
-THREE = {1: endpoint(1), 2: endpoint(2), 3: endpoint(3)}
-
-
-async def three(path: Path, **settings: Any) -> tuple[Quorum, list[Member]]:
-    quorum = Quorum(path, THREE)
-    members = [await Member(quorum, node_id, **settings).start() for node_id in THREE]
-    return quorum, members
-
-
-async def stop_all(quorum: Quorum) -> None:
-    for member in list(quorum.up.values()):
-        await member.stop()
 
 
 def test_a_quorum_of_one_leads_without_waiting(tmp_path):
@@ -129,13 +114,17 @@ def test_a_leader_that_hangs_is_replaced_and_steps_down(tmp_path):
         quorum, members = await three(tmp_path)
         (leader,) = await until(lambda: quorum.leaders)
         await until(lambda: all(m.raft.high_watermark >= 1 for m in members))
+        for member in members:
+            await member.expect_leader_within(600)
         quorum.hung.add(leader.node_id)
         others = [member for member in members if member is not leader]
         await until(lambda: any(member.raft.is_leader for member in others))
         lost = leader.raft.append([b"lost"], 0) if leader.raft.is_leader else -1
         await until(lambda: not leader.raft.is_leader)  # check quorum
         await until(lambda: "resign" in [what[0] for what in leader.listener.told])
-        (second,) = [member for member in others if member.raft.is_leader]
+        for member in members:
+            await member.expect_leader_within(FAST["fetch_timeout_ms"])
+        (second,) = await until(lambda: [member for member in others if member.raft.is_leader])
         second.raft.append([b"kept"], 0)
         quorum.hung.clear()
         await until(lambda: all(member.listener.values == [b"kept"] for member in members))
@@ -256,6 +245,8 @@ def test_a_leader_that_cannot_sync_leaves_and_says_so(tmp_path):
             return asyncio.get_running_loop().run_in_executor(None, work)
 
         leader.raft._sync._run_in_executor = failing
+        for member in members:  # its port does not refuse
+            await member.expect_leader_within(600)
         leader.raft.append([b"unsynced"], 0)
         await until(lambda: "failure" in [what[0] for what in leader.listener.told])
         assert ("resign", epoch) in leader.listener.told
@@ -263,7 +254,7 @@ def test_a_leader_that_cannot_sync_leaves_and_says_so(tmp_path):
             leader.raft.append([b"more"], 0)
         with pytest.raises(KafkaError, match="the metadata log failed"):
             await leader.raft.describe_quorum(None, 2)
-        await until(lambda: quorum.leaders and quorum.leaders[0] is not leader)
+        await until(lambda: any(one is not leader for one in quorum.leaders))
         await leader.crash()
         await stop_all(quorum)
 
@@ -416,12 +407,15 @@ def test_a_log_to_be_cut_without_descriptors(tmp_path, monkeypatch, is_whole):
         quorum, members = await three(tmp_path)
         (leader,) = await until(lambda: quorum.leaders)
         await until(lambda: all(member.raft.high_watermark >= 1 for member in members))
-        core = leader.raft.raft
-        core.settings = replace(core.settings, fetch_timeout_ms=60_000)  # it goes on to lead while nobody hears it
+        others = [member for member in members if member is not leader]
+        for member in others:  # the leader itself goes on to lead while nobody hears it
+            await member.expect_leader_within(600)
         quorum.hung.add(leader.node_id)
         await until(lambda: not leader.raft._service._parked)
         leader.raft.append([b"lost"], 0)
-        others = [member for member in members if member is not leader]
+        await until(lambda: any(member.raft.is_leader for member in others))
+        for member in others:
+            await member.expect_leader_within(FAST["fetch_timeout_ms"])
         (second,) = await until(lambda: [member for member in others if member.raft.is_leader])
         second.raft.append([b"kept"], 0)
         disk = quorum.disk(leader.node_id)

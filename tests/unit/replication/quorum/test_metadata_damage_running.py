@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, until
-from tests.unit.replication.quorum.test_metadata_damage import THREE, committed, flip, logs_of, stop_all
+from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, endpoint, stop_all, three, until
+from tests.unit.replication.quorum.test_metadata_damage import committed, flip, logs_of
 from tidelog.replication.quorum.files.metadata_log import LACKING_FILE
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
@@ -38,13 +38,6 @@ def content(folder: Path) -> bytes:
     return (folder / f"{0:020d}.log").read_bytes()
 
 
-async def three(tmp_path: Path, **settings: Any) -> Quorum:
-    quorum = Quorum(tmp_path, THREE)
-    for node_id in THREE:
-        await Member(quorum, node_id, **SCRUB, **settings).start()
-    return quorum
-
-
 def whole_again(member: Member, other: Member) -> Callable[[], bool]:
     def is_whole() -> bool:
         folders = [Path(one.raft.log.directory) for one in (member, other)]
@@ -57,7 +50,7 @@ def whole_again(member: Member, other: Member) -> Callable[[], bool]:
 @pytest.mark.parametrize("damage", [cut, flip_in_the_middle])
 def test_a_follower_fetches_again_what_is_damaged_while_it_runs(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     async def run() -> None:
-        quorum = await three(tmp_path)
+        quorum, _ = await three(tmp_path, **SCRUB)
         values = await committed(quorum, 20)
         (leader,) = quorum.leaders
         follower = next(member for member in quorum.up.values() if member is not leader)
@@ -76,7 +69,7 @@ def test_a_leader_whose_records_are_damaged_resigns_and_fetches_them_from_the_ne
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     async def run() -> None:
-        quorum = await three(tmp_path)
+        quorum, _ = await three(tmp_path, **SCRUB)
         values = await committed(quorum, 20)
         (leader,) = quorum.leaders
         damage(Path(leader.raft.log.directory))
@@ -111,9 +104,7 @@ def test_a_follower_that_meets_damage_in_the_leader_has_it_repaired(tmp_path: Pa
     """Without the scrubber: a voter that comes back fetches from the damaged place."""
 
     async def run() -> None:
-        quorum = Quorum(tmp_path, THREE)
-        for node_id in THREE:
-            await Member(quorum, node_id).start()
+        quorum, _ = await three(tmp_path)
         (leader,) = await until(lambda: quorum.leaders)
         absent = next(member for member in quorum.up.values() if member is not leader)
         await absent.stop()
@@ -134,7 +125,7 @@ def test_a_follower_that_meets_damage_in_the_leader_has_it_repaired(tmp_path: Pa
 
 def test_a_listener_that_is_behind_the_damage_reads_on_when_it_is_repaired(tmp_path: Path) -> None:
     async def run() -> None:
-        quorum = await three(tmp_path)
+        quorum, _ = await three(tmp_path, **SCRUB)
         (leader,) = await until(lambda: quorum.leaders)
         follower = next(member for member in quorum.up.values() if member is not leader)
         report, follower.listener.on_high_watermark = follower.listener.on_high_watermark, lambda offset: None  # type: ignore[method-assign]
@@ -194,5 +185,29 @@ def test_records_below_a_snapshot_may_be_damaged_while_the_node_is_stopped(tmp_p
         again = await Member(quorum, 1).start()
         await again.listener.has([*values, b"later"])
         await again.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_record_that_changes_after_it_was_checked_is_not_replayed(tmp_path: Path, is_alone: bool) -> None:
+    """An image that was built from it would stay wrong for good."""
+
+    async def run() -> None:
+        voters = {1: endpoint(1)} if is_alone else THREE
+        quorum = Quorum(tmp_path, voters)
+        for node_id in voters:
+            await Member(quorum, node_id).start()
+        values = await committed(quorum, 20)
+        (leader,) = quorum.leaders
+        member = next((each for each in quorum.up.values() if each is not leader), leader)
+        flip_in_the_middle(Path(member.raft.log.directory))
+        read = [value for each in member.raft.read(0) for value in each.values]
+        assert read == values[: len(read)]
+        assert 0 < len(read) < len(values)
+        if not is_alone:
+            await until(whole_again(member, leader))
+            assert [value for each in member.raft.read(0) for value in each.values] == values
+        await stop_all(quorum)
 
     asyncio.run(run())

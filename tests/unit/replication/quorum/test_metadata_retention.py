@@ -96,6 +96,17 @@ def test_the_log_is_shortened_to_the_oldest_snapshot_that_stays(home):
     assert not home.names(".deleted")
 
 
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_a_snapshot_whose_start_is_damaged_keeps_no_other_from_being_removed(home, damaged):
+    """Its age is that of its file. It was an exception, in the task that had written another snapshot."""
+    home.append(40)
+    identities = [home.snapshot(end_offset) for end_offset in (10, 20, 30)]
+    path = home.log.path_of(identities[damaged])
+    home.disk.write_file(path, bytes(home.disk.size_of(path)), sync=False)
+    home.log.clean(NOTHING_KEPT, 1)
+    assert home.log.start_offset == 30
+
+
 def test_by_age_only_what_is_older_than_the_limit_goes(home):
     home.append(40)
     for end_offset, timestamp_ms in ((10, 100), (20, 200), (30, 300)):

@@ -120,7 +120,7 @@ def truncation_leaves_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
 PLANTED = [
     (vote_is_not_persisted, False),
     (followers_report_before_they_sync, False),
-    pytest.param(leaders_count_what_they_have_not_synced, False, marks=pytest.mark.slow),
+    (leaders_count_what_they_have_not_synced, False),
     (anybody_is_elected, False),
     (logs_are_not_compared, False),
     (half_is_a_majority, False),
@@ -129,6 +129,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plant", "dynamic"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_found(plant, dynamic, monkeypatch):
     plant(monkeypatch)

@@ -1,1 +1,1 @@
-"""APIs about the cluster: who is in it, who leads what, what a node serves, where replicas lie."""
+"""APIs about the cluster: its nodes, partition leaders, supported versions, and the places of replicas."""

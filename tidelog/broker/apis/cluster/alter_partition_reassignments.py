@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments (key 45, versions 0-1): move replicas to other brokers, or stop moving them."""
+"""AlterPartitionReassignments (key 45, versions 0-1): move replicas to other brokers, or cancel a move."""
 
 from __future__ import annotations
 

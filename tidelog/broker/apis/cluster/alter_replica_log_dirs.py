@@ -1,7 +1,7 @@
 """AlterReplicaLogDirs (key 34, versions 1-2): move replicas to other log directories of this broker.
 
-Answered when the moves have begun; DescribeLogDirs tells how far they have come. A replica that is not here is made in
-the directory wanted when it comes, and REPLICA_NOT_AVAILABLE says so, as in Kafka.
+The answer leaves when the moves have begun; DescribeLogDirs shows their progress. For a replica that this broker does
+not have, the answer is REPLICA_NOT_AVAILABLE, and a later replica is created in the requested directory, as in Kafka.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUEST = AlterReplicaLogDirsRequest
 def handle(
     services: Services, context: RequestContext, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
-    # Of a replica that is named twice the last directory counts.
+    # For a duplicate replica the last directory counts.
     wanted = {
         (topic.name, index): each.path for each in request.dirs for topic in each.topics for index in topic.partitions
     }

@@ -1,9 +1,9 @@
-"""ApiVersions (key 18, versions 0-4): what this listener serves, and the features the cluster has settled on.
+"""ApiVersions (key 18, versions 0-4): the APIs of this listener, and the cluster's supported and finalized features.
 
-An unknown version is answered in the form of version 0 with UNSUPPORTED_VERSION and the versions of this API
-(KIP-511); `dispatch` calls `refuse` for it. Below version 4 features that may be at level 0 are left out, as old
-clients cannot read them. Features whose protocols are not served here are not listed, whatever the log of a former
-Kafka node says.
+The answer to an unknown version has the form of version 0, with UNSUPPORTED_VERSION and the versions of this API
+(KIP-511); `dispatch` calls `refuse` for it. Below version 4 features that may be at level 0 are omitted, because old
+clients cannot read them. Features that Tidelog does not support are not listed, even if the log of a former Kafka node
+has them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def handle(services: Services, context: RequestContext, request: ApiVersionsRequ
 def _response(
     version: int, is_at_controller: bool, image_offset: int, finalized: tuple[tuple[str, int], ...]
 ) -> ApiVersionsResponse:
-    """The same for every client until the metadata changes. It is shared: nothing may change it."""
+    """The response, the same for all clients until the metadata changes. It is shared, so no caller may change it."""
     return ApiVersionsResponse(
         api_keys=_served(CONTROLLER_SERVED if is_at_controller else SERVED),
         supported_features=[

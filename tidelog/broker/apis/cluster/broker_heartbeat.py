@@ -1,7 +1,7 @@
-"""BrokerHeartbeat (key 63, versions 0-2): a broker is alive; it learns whether it is fenced and may shut down.
+"""BrokerHeartbeat (key 63, versions 0-2): a broker is alive, and learns whether it is fenced and whether it may stop.
 
-The connection is remembered with the broker's epoch: when it closes, the broker may have died, and the controller looks
-at once instead of waiting for the session to end (not in Kafka).
+The node records the connection with the broker's epoch. When the connection closes, the broker may have died, and the
+controller checks it at once instead of waiting for the end of its session (not in Kafka).
 """
 
 from __future__ import annotations

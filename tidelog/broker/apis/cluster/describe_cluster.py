@@ -1,6 +1,7 @@
 """DescribeCluster (key 60, versions 0-2): the cluster's id and controller, and its brokers.
 
-On the controller's listener its controllers, for who bootstraps there (KIP-919); each listener knows only its own kind.
+On a controller's listener the answer has the controllers instead, for clients that bootstrap there (KIP-919). Each kind
+of listener answers only for its own kind of nodes.
 """
 
 from __future__ import annotations
@@ -91,5 +92,5 @@ def refuse(request: DescribeClusterRequest, error: KafkaError, version: int) -> 
         ErrorCode.MISMATCHED_ENDPOINT_TYPE,
         ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
     ):
-        code = ErrorCode.INVALID_REQUEST  # clients of that version do not know the newer codes
+        code = ErrorCode.INVALID_REQUEST  # clients of version 0 do not know the newer codes
     return DescribeClusterResponse(error_code=code, error_message=error.message)

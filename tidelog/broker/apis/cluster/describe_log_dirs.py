@@ -1,7 +1,7 @@
 """DescribeLogDirs (key 35, versions 1-5): this broker's log directories, and the size of each replica in them.
 
-An offline directory is told with its error alone. A replica that is being moved is told twice: where it is, and where
-it will be (`is_future_key`).
+An offline directory has only its error. A replica that moves appears twice: in its present directory and in its future
+one (`is_future_key`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _topics(services: Services, directory: LogDirectory, wanted: _Wanted | None)
 
 
 def _lag(services: Services, name: str, index: int, log: PartitionLog, is_future: bool) -> int:
-    """Of a future replica behind the present one; of a replica behind the high watermark it knows of."""
+    """The lag of a future replica behind the present one, or of a replica behind its known high watermark."""
     partition = services.partitions.find(name, index)
     if partition is None or partition.offline:
         return LAG_UNKNOWN

@@ -1,7 +1,7 @@
 """DescribeTopicPartitions (key 75, version 0, KIP-966): partitions with their eligible leaders, a page at a time.
 
-Topics come by name, whatever order they are asked in; no topic asked for means all of them. At most
-`max.request.partition.size.limit` partitions to an answer, whatever the client allows; the cursor says where to go on.
+Topics are sorted by name; a request without topics means all topics. An answer has at most
+`max.request.partition.size.limit` partitions, even if the client allows more. Its cursor is the start of the next page.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import broker_endpoint, offline_replicas
 from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
@@ -21,7 +22,7 @@ from tidelog.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponseTopic,
 )
 from tidelog.replication.controller.decisions.topic_names import topic_name_problem
-from tidelog.replication.controller.metadata.image import INTERNAL_TOPICS, MetadataImage, PartitionImage
+from tidelog.replication.controller.metadata.image import MetadataImage, PartitionImage
 
 REQUEST = DescribeTopicPartitionsRequest
 
@@ -61,7 +62,7 @@ def handle(
 def _topic(
     image: MetadataImage, name: str, listener: str, start: int, count_max: int
 ) -> tuple[DescribeTopicPartitionsResponseTopic, int | None]:
-    """The topic with its partitions from `start` on, and the one to go on at if there was no room for all."""
+    """The topic with its partitions from `start` on, and the next partition index if the page is full, or None."""
     answered = DescribeTopicPartitionsResponseTopic(
         name=name,
         is_internal=name in INTERNAL_TOPICS,

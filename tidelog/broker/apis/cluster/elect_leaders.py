@@ -1,6 +1,6 @@
 """ElectLeaders (key 43, versions 0-2): the preferred replica, or any that is alive, becomes leader.
 
-Version 0 has no error for the whole request; there each partition tells it.
+Version 0 has no error for the whole request, so each partition has it.
 """
 
 from __future__ import annotations

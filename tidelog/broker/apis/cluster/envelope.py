@@ -1,7 +1,7 @@
-"""Envelope (key 58, version 0): a broker passes on a request that only the active controller answers (KIP-590).
+"""Envelope (key 58, version 0): a broker forwards a request that only the active controller handles (KIP-590).
 
-What is inside is a whole request and becomes a whole response, headers included. Deviation: the principal is not looked
-at, there being no authorization yet; only what brokers forward is accepted.
+The envelope has a whole request, and its answer a whole response, both with headers. Deviation: the principal is
+ignored, because there is no authorization yet. Only APIs that brokers forward are accepted.
 """
 
 from __future__ import annotations

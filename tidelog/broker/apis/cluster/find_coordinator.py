@@ -1,8 +1,8 @@
-"""FindCoordinator (key 10, versions 0-6): the broker that coordinates a group or a transactional id; from version 4
-on for many keys at once.
+"""FindCoordinator (key 10, versions 0-6): the coordinator of a group or a transactional id.
 
-`__consumer_offsets` and `__transaction_state` are created on demand. Deviation: the answer waits for that creation,
-where Kafka answers COORDINATOR_NOT_AVAILABLE and lets the client ask again. Share groups have no coordinator here yet.
+From version 4 on a request has several keys. `__consumer_offsets` and `__transaction_state` are created on demand.
+Deviation: the answer waits for that creation; Kafka answers COORDINATOR_NOT_AVAILABLE, and the client retries. Share
+groups have no coordinator yet.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import broker_endpoint
-from tidelog.broker.cluster.topic_creation import GROUP_TOPIC, TRANSACTION_TOPIC
 from tidelog.broker.network.request import RequestContext
 from tidelog.broker.scheduling.pieces import Arrays
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidelog.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 REQUEST = FindCoordinatorRequest
@@ -24,7 +24,7 @@ IN_PIECES = Arrays("coordinator_keys", "coordinators")
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
 MANY_KEYS_FROM = 4
-TOPICS = {GROUP_KEY: GROUP_TOPIC, TRANSACTION_KEY: TRANSACTION_TOPIC}
+TOPICS = {GROUP_KEY: OFFSETS_TOPIC, TRANSACTION_KEY: TRANSACTIONS_TOPIC}
 
 _MESSAGES = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): "The coordinator is not available."}
 
@@ -44,7 +44,7 @@ async def _after_creation(
     try:
         await services.topic_creation.ensure(topic)
     except KafkaError:
-        pass  # logged there; the answer says that there is no coordinator
+        pass  # the creation logs the error; the answer is COORDINATOR_NOT_AVAILABLE
     return _answer(services, context, request)
 
 
@@ -65,23 +65,25 @@ def _answer(services: Services, context: RequestContext, request: FindCoordinato
 def _find(services: Services, context: RequestContext, key_type: int, key: str) -> Coordinator:
     topic = TOPICS.get(key_type)
     if topic is None:
-        return _nobody(key, ErrorCode.INVALID_REQUEST)
+        return _no_coordinator(key, ErrorCode.INVALID_REQUEST)
     image = services.image()
     coordinator = services.groups if key_type == GROUP_KEY else services.transactions
     partition = image.partition(topic, coordinator.partition_for(key))
     if partition is None:
-        return _nobody(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     endpoint = broker_endpoint(image, partition.leader, context.listener_name)
     if endpoint is None:
-        return _nobody(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return Coordinator(key=key, node_id=partition.leader, host=endpoint.host, port=endpoint.port)
 
 
-def _nobody(key: str, error: ErrorCode) -> Coordinator:
+def _no_coordinator(key: str, error: ErrorCode) -> Coordinator:
     return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=None)
 
 
 def refuse(request: FindCoordinatorRequest, error: KafkaError, version: int) -> FindCoordinatorResponse:
     if version >= MANY_KEYS_FROM:
-        return FindCoordinatorResponse(coordinators=[_nobody(key, error.code) for key in request.coordinator_keys])
+        return FindCoordinatorResponse(
+            coordinators=[_no_coordinator(key, error.code) for key in request.coordinator_keys]
+        )
     return FindCoordinatorResponse(error_code=error.code, error_message=error.message, node_id=-1, port=-1)

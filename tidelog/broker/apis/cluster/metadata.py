@@ -1,7 +1,7 @@
-"""Metadata (key 3, versions 0-13): brokers, topics, who leads each partition; creates unknown topics when allowed.
+"""Metadata (key 3, versions 0-13): brokers, topics and partition leaders; creates unknown topics if allowed.
 
-A topic just created is answered UNKNOWN_TOPIC_OR_PARTITION, as Kafka does: clients ask again at once. Topics asked by
-id (versions 12 on) are never created. Order: as asked, or by name for all topics.
+As in Kafka, the answer for a new topic is UNKNOWN_TOPIC_OR_PARTITION, and clients retry at once. Topics requested by id
+(from version 12 on) are never created. Topics are in the order of the request, or sorted by name for all topics.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import broker_endpoint, cluster_controller, offline_replicas, reachable_brokers
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.protocol.messages.metadata import (
     MetadataRequest,
     MetadataResponse,
@@ -26,7 +27,6 @@ from tidelog.protocol.messages.metadata import (
 from tidelog.protocol.uuids import ZERO_UUID
 from tidelog.replication.controller.decisions.topic_names import topic_name_problem
 from tidelog.replication.controller.metadata.image import (
-    INTERNAL_TOPICS,
     MetadataImage,
     PartitionImage,
     TopicImage,
@@ -34,7 +34,7 @@ from tidelog.replication.controller.metadata.image import (
 
 REQUEST = MetadataRequest
 
-# Asked for by name, between two pauses: some milliseconds.
+# The number of requested topics between two pauses; they take some milliseconds.
 TOPICS_AT_ONCE_MAX = 1000
 TOPIC_IDS_FROM = 12
 LISTENER_NOT_FOUND_FROM = 6
@@ -61,17 +61,17 @@ def handle(
 
 
 async def _answer_in_pieces(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-    """The same with pauses, in which others are served."""
+    """The response, computed with pauses in which other requests run."""
     loop = asyncio.get_running_loop()
     for response in _answering(services, context, request):
-        await services.turns.pause(loop)
+        await services.scheduler.pause(loop)
         if response is not None:
             return response
     raise AssertionError("the last step is the response")
 
 
 def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
-    """Who leads what is asked for."""
+    """The leaders of the requested partitions."""
     topics: Iterable[TopicImage | None] = image.topics_by_name.values()
     if request.topics is not None:
         topics = (
@@ -92,7 +92,7 @@ def _when_settled(services: Services, context: RequestContext, request: Metadata
 def _after_trying(
     services: Services, context: RequestContext, request: MetadataRequest, leaders: list[int]
 ) -> Deferred:
-    """Once these leaders were connected to; when one of them refused, once it is settled what became of it."""
+    """Answer after an attempt to connect to these leaders. If a leader refuses, answer after the outcome is known."""
     answer = Deferred()
     lost_brokers = services.lost_brokers
 
@@ -127,7 +127,9 @@ def _answer(services: Services, context: RequestContext, request: MetadataReques
 def _answering(
     services: Services, context: RequestContext, request: MetadataRequest
 ) -> Iterator[MetadataResponse | None]:
-    """A step for each TOPICS_AT_ONCE_MAX topics asked for, None, then the response: of the image at the first step."""
+    """Yield None after each TOPICS_AT_ONCE_MAX requested topics, then the response. All steps use the image of the
+    first step.
+    """
     version = context.api_version
     image = services.image()
     if request.topics is None or (version == 0 and not request.topics):
@@ -152,10 +154,10 @@ def _answering(
 def _brokers(
     services: Services, context: RequestContext, image: MetadataImage, *, has_topics: bool
 ) -> list[MetadataResponseBroker]:
-    """Brokers that are not fenced, or were until a moment ago. All that are registered where none is left to name.
+    """The unfenced and the recently fenced brokers. If there are none, all registered brokers.
 
-    librdkafka believes an answer that has topics and no broker: it gives up every address that it has, those of its
-    bootstrap servers too. Java clients ignore such an answer, and both ask again after one without brokers and topics.
+    librdkafka trusts an answer with topics and without brokers, and drops all its addresses, even its bootstrap
+    servers. Java clients ignore such an answer. Both retry after an answer without brokers and topics.
     """
     listener = context.listener_name
     found = reachable_brokers(image, listener, fenced=services.lost_brokers.recently_fenced())
@@ -208,7 +210,9 @@ def _requested(
 
 
 class _View:
-    """The image as one answer tells it. Most partitions look like others: each look is worked out once."""
+    """The content of one answer. Most partitions have the same leader and replicas as others, so each combination is
+    computed once.
+    """
 
     def __init__(self, image: MetadataImage, context: RequestContext) -> None:
         self._image = image
@@ -257,7 +261,7 @@ class _View:
             if leader_is_up and version >= LISTENER_NOT_FOUND_FROM:
                 error = ErrorCode.LISTENER_NOT_FOUND
         elif version == 0 and offline:
-            # Version 0 has no place for offline replicas: they are left out, and their lack is an error.
+            # Version 0 has no field for offline replicas: they are omitted, and the partition has an error.
             error = ErrorCode.REPLICA_NOT_AVAILABLE
         replicas, isr = list(partition.replicas), list(partition.isr)
         if version == 0:

@@ -1,6 +1,6 @@
-"""DeleteGroups (key 42, versions 0-2): groups without members, with all that they have committed.
+"""DeleteGroups (key 42, versions 0-2): deletes groups without members, with their committed offsets.
 
-A group named twice is answered once. Each is answered by the coordinator of its partition, once that is committed.
+A duplicate group gets one answer. The coordinator of the group's partition answers after the deletion is committed.
 """
 
 from __future__ import annotations

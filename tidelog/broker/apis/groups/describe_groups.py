@@ -1,7 +1,7 @@
 """DescribeGroups (key 15, versions 0-6): state, protocol and members of groups.
 
-Each group is answered for itself: one whose partition is elsewhere or loads carries that error, the others their
-members. A group nobody knows is Dead; version 6 says GROUP_ID_NOT_FOUND too.
+Each group has an answer of its own: a group whose partition is on another broker or is loading has that error, other
+groups have their members. An unknown group has the state Dead, and from version 6 on also GROUP_ID_NOT_FOUND.
 """
 
 from __future__ import annotations

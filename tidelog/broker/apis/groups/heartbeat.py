@@ -1,4 +1,4 @@
-"""Heartbeat (key 12, versions 0-4): a member is alive, and learns whether it has to join again."""
+"""Heartbeat (key 12, versions 0-4): a member shows that it is alive, and learns whether it must rejoin."""
 
 from __future__ import annotations
 

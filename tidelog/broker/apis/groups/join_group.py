@@ -1,7 +1,6 @@
-"""JoinGroup (key 11, versions 0-9): become a member of a classic group, or stay one through a rebalance (KIP-62,
-KIP-394).
+"""JoinGroup (key 11, versions 0-9): join a classic group, or rejoin it in a rebalance (KIP-62, KIP-394).
 
-The answer waits until the join phase is over. Errors travel in `error_code` with the member id that was sent.
+The answer waits until the end of the join phase. An answer with an `error_code` has the member id of the request.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LeaveGroup (key 13, versions 0-5).
 
-One member leaves, or from version 3 many, static ones by instance id too (KIP-345).
+One member leaves, or from version 3 on several, static members also by instance id (KIP-345).
 """
 
 from __future__ import annotations

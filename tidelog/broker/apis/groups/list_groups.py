@@ -1,6 +1,7 @@
-"""ListGroups (key 16, versions 0-5): the groups that this broker coordinates; a client asks all brokers.
+"""ListGroups (key 16, versions 0-5): the groups that this broker coordinates; a client sends it to all brokers.
 
-Version 4 filters by state, 5 by type. COORDINATOR_LOAD_IN_PROGRESS for the whole while a partition is being loaded.
+Version 4 filters by state, version 5 by type. While a partition is loading, the whole request gets
+COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations

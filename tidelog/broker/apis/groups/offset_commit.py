@@ -1,7 +1,7 @@
-"""OffsetCommit (key 8, versions 2-10): where a group has read to.
+"""OffsetCommit (key 8, versions 2-10): commits a group's offsets.
 
-Topics come by name, from version 10 by id. Partitions that do not exist are refused one by one
-(UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID); the rest goes to the coordinator and is answered once it is committed.
+Topics have names, from version 10 on ids. Each unknown partition is refused separately (UNKNOWN_TOPIC_OR_PARTITION,
+UNKNOWN_TOPIC_ID). The coordinator handles the others; the answer leaves after their commit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def handle(services: Services, context: RequestContext, request: OffsetCommitReq
     )
     if not refused:
         return services.groups.commit_offsets(context, commit)
-    # What does not exist is said of its partitions also when the coordinator refuses all the others.
+    # Unknown partitions keep their own errors even if the coordinator refuses all the others.
     try:
         answer = services.groups.commit_offsets(context, commit)
     except KafkaError as error:
@@ -93,7 +93,7 @@ def _refused(topic: OffsetCommitRequestTopic, indexes: list[int], error: ErrorCo
 def _merged(
     response: OffsetCommitResponse, refused: list[OffsetCommitResponseTopic], by_id: bool
 ) -> OffsetCommitResponse:
-    """One entry a topic, whoever answered for its partitions."""
+    """The response with one entry per topic, for refused and committed partitions together."""
     topics: dict[str | bytes, OffsetCommitResponseTopic] = {}
     for topic in refused + response.topics:
         earlier = topics.setdefault(topic.topic_id if by_id else topic.name, topic)

@@ -1,7 +1,7 @@
-"""OffsetDelete (key 47, version 0): a group forgets where it has read to in some partitions.
+"""OffsetDelete (key 47, version 0): deletes a group's committed offsets of some partitions.
 
-Partitions that do not exist are refused one by one (UNKNOWN_TOPIC_OR_PARTITION), those of topics that the group's
-members subscribe to with GROUP_SUBSCRIBED_TO_TOPIC; what is wrong with the group is said of the whole.
+Unknown partitions are refused separately (UNKNOWN_TOPIC_OR_PARTITION), partitions of topics that the group's members
+subscribe to with GROUP_SUBSCRIBED_TO_TOPIC. An error of the group is the error of the whole response.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def handle(
 
 
 def _response(request: OffsetDeleteRequest, errors: Errors) -> OffsetDeleteResponse:
-    """Every partition as often as it was asked for; what the coordinator was not asked about does not exist."""
+    """The response with every partition of the request, duplicates included. A partition without a result of the
+    coordinator does not exist.
+    """
     topics: dict[str, OffsetDeleteResponseTopic] = {}
     for asked in request.topics:
         for partition in asked.partitions:

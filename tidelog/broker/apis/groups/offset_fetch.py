@@ -1,8 +1,8 @@
-"""OffsetFetch (key 9, versions 1-10): where groups have read to.
+"""OffsetFetch (key 9, versions 1-10): the committed offsets of groups.
 
-Up to version 7 one group, from 8 many, each answered by the coordinator of its partition; from version 10 topics come
-by id. No topics (null) means all there are. A partition without a committed offset is answered with offset -1 and no
-error.
+A request has one group up to version 7, several from version 8 on. The coordinator of the group's partition answers for
+each. From version 10 on topics have ids. A null list of topics means all topics. A partition without a committed offset
+gets offset -1 and no error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def refuse(request: OffsetFetchRequest, error: KafkaError, version: int) -> Offs
 
 
 class _Answer:
-    """What is asked of each group, and how what their coordinators say is told."""
+    """The groups and topics of a request, and the conversion of the coordinators' answers to its response."""
 
     def __init__(self, image: MetadataImage, version: int, request: OffsetFetchRequest) -> None:
         self.groups = _groups(request, version)
@@ -114,7 +114,7 @@ class _Answer:
         for name, entries in found:
             topic = by_name.get(name)
             if topic is None and self._version >= TOPIC_IDS_FROM:
-                continue  # its topic is gone, and with it the only name this version knows
+                continue  # the topic is deleted, so it has no id, and this version has no names
             topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
             topics.append(_topic(name, topic_id, entries))
         if self._version >= TOPIC_IDS_FROM:
@@ -128,7 +128,7 @@ class _Answer:
 
 
 def _groups(request: OffsetFetchRequest, version: int) -> list[OffsetFetchRequestGroup]:
-    """What is asked for, in the form of the newer versions."""
+    """The groups of the request, in the form of version 8 and later."""
     if version >= MANY_GROUPS_FROM:
         return request.groups
     topics = request.topics

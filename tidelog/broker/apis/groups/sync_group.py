@@ -1,4 +1,4 @@
-"""SyncGroup (key 14, versions 0-5): the leader hands in the assignment, every member gets its part.
+"""SyncGroup (key 14, versions 0-5): the group's leader sends the assignment, and every member gets its part.
 
 The answer waits until the leader's assignment is committed to `__consumer_offsets`.
 """

@@ -1,8 +1,9 @@
-"""TxnOffsetCommit (key 28, versions 0-5): a group's offsets as a part of a transaction.
+"""TxnOffsetCommit (key 28, versions 0-5): commits a group's offsets as a part of a transaction.
 
-Partitions that do not exist are refused one by one; the rest is staged by the group coordinator until the marker of the
-transaction comes. First the transaction's coordinator must know that `__consumer_offsets` takes part: clients of
-versions 0-4 have told it (AddOffsetsToTxn), and it is only asked; from version 5 on it is told here (KIP-890).
+Unknown partitions are refused separately. The group coordinator stages the other offsets until the transaction's marker
+arrives. Before that, the transaction coordinator must have added the `__consumer_offsets` partition to the transaction.
+Clients of versions 0-4 have added it by AddOffsetsToTxn, and this broker only verifies it. From version 5 on this
+broker adds it (KIP-890).
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from tidelog.broker.apis.services import Services
-from tidelog.broker.coordinators.group.service import TOPIC as OFFSETS_TOPIC
 from tidelog.broker.network.request import Deferred, RequestContext, completed
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import OFFSETS_TOPIC
 from tidelog.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
@@ -26,7 +28,8 @@ ADDS_FROM = 5
 ABORTABLE_FROM = 4
 # Older clients crashed on COORDINATOR_LOAD_IN_PROGRESS (KAFKA-7296).
 LOADING_FROM = 2
-# What a client is told in place of an error that it may not know (Kafka's CoordinatorOperationExceptionHelper).
+# error -> the error that a client gets instead, because it may not know the first
+# (Kafka's CoordinatorOperationExceptionHelper)
 _TOLD_INSTEAD = {
     ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -57,9 +60,7 @@ async def handle(services: Services, context: RequestContext, request: TxnOffset
             answer = await completed(answer)
     except KafkaError as error:
         answer = refuse(commit, error, context.api_version)
-    for topic in missing:
-        _merge(answer, topic)
-    return answer
+    return _response([*answer.topics, *missing])
 
 
 async def _commit(services: Services, context: RequestContext, request: TxnOffsetCommitRequest) -> Any:
@@ -81,14 +82,20 @@ async def _commit(services: Services, context: RequestContext, request: TxnOffse
 def _by_existence(
     services: Services, topics: list[TxnOffsetCommitRequestTopic]
 ) -> tuple[list[TxnOffsetCommitRequestTopic], list[TxnOffsetCommitResponseTopic]]:
-    """What exists, and the refusal of what does not."""
+    """(the topics with their existing partitions, the refusals of the other partitions)."""
     image = services.image()
     known: list[TxnOffsetCommitRequestTopic] = []
     refused: list[TxnOffsetCommitResponseTopic] = []
     for topic in topics:
         found = image.topics_by_name.get(topic.name)
-        existing = [each for each in topic.partitions if found is not None and each.partition_index in found.partitions]
-        missing = [each.partition_index for each in topic.partitions if each not in existing]
+        indexes = found.partitions if found is not None else {}
+        existing: list[TxnOffsetCommitRequestPartition] = []
+        missing: list[int] = []
+        for each in topic.partitions:
+            if each.partition_index in indexes:
+                existing.append(each)
+            else:
+                missing.append(each.partition_index)
         if existing:
             known.append(TxnOffsetCommitRequestTopic(name=topic.name, partitions=existing))
         if missing:
@@ -101,20 +108,14 @@ def _refused(name: str, indexes: list[int], error: ErrorCode) -> TxnOffsetCommit
     return TxnOffsetCommitResponseTopic(name=name, partitions=partitions)
 
 
-def _merge(response: TxnOffsetCommitResponse, topic: TxnOffsetCommitResponseTopic) -> None:
-    """One entry for each topic."""
-    for earlier in response.topics:
-        if earlier.name == topic.name:
-            earlier.partitions.extend(topic.partitions)
-            return
-    response.topics.append(topic)
-
-
 def _response(topics: list[TxnOffsetCommitResponseTopic]) -> TxnOffsetCommitResponse:
-    response = TxnOffsetCommitResponse()
+    """The response with one entry per topic."""
+    by_name: dict[str, TxnOffsetCommitResponseTopic] = {}
     for topic in topics:
-        _merge(response, topic)
-    return response
+        earlier = by_name.setdefault(topic.name, topic)
+        if earlier is not topic:
+            earlier.partitions.extend(topic.partitions)
+    return TxnOffsetCommitResponse(topics=list(by_name.values()))
 
 
 def refuse(request: TxnOffsetCommitRequest, error: KafkaError, version: int) -> TxnOffsetCommitResponse:

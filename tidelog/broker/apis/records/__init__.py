@@ -1,4 +1,4 @@
-"""APIs that read and write partitions: Produce, Fetch, ListOffsets and their kin.
+"""APIs that read and write partitions: Produce, Fetch, ListOffsets and related APIs.
 
-Logs and replicas themselves are in `broker/replicas/`, `replication/` and `storage/`.
+The logs and replicas are in `broker/replicas/`, `replication/` and `storage/`.
 """

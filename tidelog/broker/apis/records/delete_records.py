@@ -1,7 +1,7 @@
-"""DeleteRecords (key 21, versions 0-2): move where logs start, and wait until it holds on every living replica.
+"""DeleteRecords (key 21, versions 0-2): advance log starts, and wait until every unfenced replica has advanced too.
 
-The segments below go with the next retention check. Offset -1 means the high watermark. Records of internal topics and
-of topics that are only compacted are not deleted this way.
+The next retention check removes the segments below. Offset -1 means the high watermark. Records of internal topics and
+of topics that are only compacted cannot be deleted this way.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.protocol.messages.delete_records import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     DeleteRecordsTopicResult,
 )
-from tidelog.replication.controller.metadata.image import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.deletions import Deleted
@@ -68,7 +68,9 @@ def handle(
 
 
 class _Parked(Deferred):
-    """Until followers have moved their log starts, or the time is up: then REQUEST_TIMED_OUT for those who have not."""
+    """Waits until followers have advanced their log starts, or until the timeout. The other partitions then get
+    REQUEST_TIMED_OUT.
+    """
 
     __slots__ = ("_answer", "_bucket", "_partitions", "_waiting")
 

@@ -1,4 +1,4 @@
-"""DescribeProducers (key 61, version 0, KIP-664): the producers that a replica knows, leader or not."""
+"""DescribeProducers (key 61, version 0, KIP-664): the producers that a replica knows, on a leader or a follower."""
 
 from __future__ import annotations
 

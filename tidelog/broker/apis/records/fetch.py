@@ -1,8 +1,8 @@
 """Fetch (key 1, versions 4-18): sessions (KIP-227), long polling, read_committed, epoch checks (KIP-320, KIP-595).
 
-Encoded by `protocol/hot.py`; batches leave as file regions, never decoded. Deviations: one response carries
-at most RESPONSE_BYTES_MAX, whatever the client allows (its first batch is returned whole even above that), and a wait
-is cut to WAIT_MS_MAX so that a vanished client is forgotten.
+`protocol/hot.py` encodes; batches leave as file regions and are never decoded. Deviations: one response has at most
+RESPONSE_BYTES_MAX, even if the client allows more (its first batch is always whole). A wait is at most WAIT_MS_MAX, so
+that the fetch of a vanished client ends.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from tidelog.storage.segments.reader import ColdRead
 API_KEY = 1
 VERSIONS = range(4, 19)
 STORAGE_ERROR_FROM = 6
-ANY_REPLICA_FROM = 11  # clients of that age may read from followers (KIP-392)
+ANY_REPLICA_FROM = 11  # clients may read from followers (KIP-392)
 
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 RESPONSE_BYTES_MAX = 2 * 1024 * 1024
 WAIT_MS_MAX = 300_000
-# A waiting fetch of more partitions than this, outside of a session, is tried again after so many to the millisecond.
+# A waiting fetch outside a session with more partitions than PARTITIONS_AT_ONCE is retried after a delay of one
+# millisecond per PARTITIONS_PER_MS partitions.
 PARTITIONS_AT_ONCE = 1000
 PARTITIONS_PER_MS = 50
 
@@ -53,12 +54,13 @@ PARTITIONS_PER_MS = 50
 def serve(
     services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer
 ) -> tuple[Answer, ApiCounters]:
-    """Answer at once if there is enough, else when there is or the wait is over; and whose fetches this one is counted
-    with, consumers' or followers'. Raises MalformedMessage."""
+    """The answer, at once if enough records exist, otherwise when they do or the wait ends; and the counters of
+    consumers' or followers' fetches. Raises MalformedMessage.
+    """
     followers = services.partitions.follower_fetches
     counters = services.requests.fetch_follower
     if version == FOLLOWER_VERSION and followers.sessions:
-        # Nearly all fetches of a busy cluster are one of these.
+        # Nearly all fetches in a busy cluster have one of these two forms.
         answer = followers.serve_one(body, correlation_id) if len(body) == ONE_REQUEST_BYTES else None
         answer = answer or followers.serve_many(body, correlation_id)
         if answer is not None:
@@ -85,9 +87,10 @@ def serve(
 
 
 def _serve_usual(services: Services, one: OneFetch, correlation_id: int) -> bytes | list[Buffer] | None:
-    """The answer to a consumer at a log's end, if nothing is unusual and it need not wait; else None.
+    """A fast answer to a consumer near the log end, in the usual case without a wait; otherwise None.
 
-    What `_Fetch` would answer, without a session for one request: every poll of a consumer that keeps up comes here.
+    It equals the answer of `_Fetch`, without a session for one request. Every poll of a consumer that keeps up takes
+    this path.
     """
     topic, index, leader_epoch, offset, partition_max_bytes, max_bytes, min_bytes, wait_ms, isolation = one
     partitions = services.partitions
@@ -95,28 +98,30 @@ def _serve_usual(services: Services, one: OneFetch, correlation_id: int) -> byte
     if partition is None or partition.offline or 0 <= leader_epoch != partition.leader_epoch:
         return None
     log = partition.log
-    mark, log_start_offset = log.high_watermark, log.log_start_offset
+    high_watermark, log_start_offset = log.high_watermark, log.log_start_offset
     if not log_start_offset <= offset <= log.log_end_offset or log.producers.has_transactions:
         return None
     budget_bytes = min(max_bytes, partitions.fetch_bytes_max, RESPONSE_BYTES_MAX)
     records: bytes | None = b""
-    if offset < mark:
+    if offset < high_watermark:
         try:
-            records = log.read_tail(offset, min(budget_bytes, partition_max_bytes), mark)
+            records = log.read_tail(offset, min(budget_bytes, partition_max_bytes), high_watermark)
         except OSError:
-            return None  # it is met again, and dealt with
-        if records is None or (isolation == 1 and log.aborted_transactions(offset, mark)):
+            return None  # the slow path meets and handles the error
+        if records is None or (isolation == 1 and log.aborted_transactions(offset, high_watermark)):
             return None
     assert records is not None
     size_bytes = len(records)
     if wait_ms > 0 and size_bytes < min_bytes and size_bytes < budget_bytes:
         return None
     partition.watch.traffic.bytes_out += size_bytes
-    return encode_one_read(correlation_id, topic, index, mark, log_start_offset, isolation == 1, records)
+    return encode_one_read(correlation_id, topic, index, high_watermark, log_start_offset, isolation == 1, records)
 
 
 class _Attempt:
-    """What was read of a fetch so far. `later`: what is left of a large one; `is_full`: it has no room for that."""
+    """The partitions of a fetch that were read so far. `later`: the remaining partitions of a large fetch. `is_full`:
+    the response has no room for them.
+    """
 
     __slots__ = ("answered", "is_full", "is_large", "later", "must_answer", "total_bytes")
 
@@ -153,7 +158,7 @@ class _Fetch:
         repair_ids = (REPAIR_REPLICA_ID, REPAIR_COMMITTED_REPLICA_ID)
         self._is_repair = version < REPLICA_STATE_FROM and request.replica_id in repair_ids
         if self._is_repair and request.replica_id == REPAIR_REPLICA_ID:
-            self._isolation = Isolation.LOG_END  # a replica that repairs its log checks what it takes
+            self._isolation = Isolation.LOG_END  # a replica that repairs its log checks the records itself
         self._deferred: Deferred | None = None
         self._unfinished: _Attempt | None = None
         self._bucket = self._parked = 0
@@ -196,9 +201,10 @@ class _Fetch:
     def _touched(self) -> None:
         partitions = self._services.partitions
         if self._session.id or len(self._session.partitions) <= PARTITIONS_AT_ONCE:
-            partitions.wakes.soon(self._retry)
+            partitions.callbacks.soon(self._retry)
         elif not self._retry_due:
-            # Each try reads them all, whichever of them moved: a few such fetches must not be all that is done.
+            # A retry reads all partitions, even if one has changed. The delay keeps a few such fetches from using up
+            # the event loop.
             self._retry_due = True
             partitions.deadlines.add(int(len(self._session.partitions) / PARTITIONS_PER_MS), self._retry_later)
 
@@ -231,7 +237,7 @@ class _Fetch:
         self._parked = 0
 
     def _abandoned(self) -> None:
-        """The client is gone: wait no longer for it."""
+        """The client has disconnected: end the wait."""
         self._deferred = None
         self._waits_no_longer()
         if self._unfinished is not None:
@@ -241,7 +247,7 @@ class _Fetch:
             self._session.close()
 
     def _warm(self, cold: ColdRead) -> None:
-        """Pages of this read are not in memory: fault them in on a thread, then try again."""
+        """Pages of this read are not in memory: load them on a thread, then retry."""
         self._warming = True
 
         def warmed() -> None:
@@ -253,7 +259,7 @@ class _Fetch:
     # ------------------------------------------------------------------------------------------------------- answer
 
     def _attempt(self) -> list[Buffer] | None:
-        """The response frames, or None when it must wait."""
+        """The response frames, or None if the fetch must wait."""
         if self._unfinished is not None:
             return self._next_piece(self._unfinished)
         session = self._session
@@ -267,17 +273,17 @@ class _Fetch:
         return self._outcome(attempt) if self._read_all(attempt, entries) else None
 
     def _pause(self) -> None:
-        """Others are served before the next piece."""
+        """Let other requests run before the next piece."""
 
         def resume() -> None:
             self._warming = False
             self._retry()
 
         self._warming = True
-        self._services.turns.wait(resume, is_first=False, for_records=True)
+        self._services.scheduler.wait(resume, is_first=False, for_records=True)
 
     def _next_piece(self, attempt: _Attempt) -> list[Buffer] | None:
-        """Of an attempt with very many partitions. What was read is dirty again when it changes during the rest."""
+        """Read the next piece of a large attempt. A partition that changes after its piece becomes dirty again."""
         entries, attempt.later = attempt.later[:PIECE_ELEMENTS_MAX], attempt.later[PIECE_ELEMENTS_MAX:]
         self._watch(entries)
         begun = len(attempt.answered)
@@ -310,7 +316,7 @@ class _Fetch:
         return min(self._request.max_bytes, self._services.partitions.fetch_bytes_max, RESPONSE_BYTES_MAX)
 
     def _read_all(self, attempt: _Attempt, entries: list[SessionPartition]) -> bool:
-        """False when it goes on by itself, once the pages of the next one are in memory."""
+        """Read these partitions. Returns False if a read is cold; the fetch continues when its pages are loaded."""
         request, answered, answer_all = self._request, attempt.answered, self._answer_all
         budget_bytes = self._budget_bytes()
         for entry in entries:
@@ -335,7 +341,7 @@ class _Fetch:
         return True
 
     def _outcome(self, attempt: _Attempt) -> list[Buffer] | None:
-        """The response frames, or None when it must wait."""
+        """The response frames, or None if the fetch must wait."""
         enough_bytes = min(self._request.min_bytes, self._budget_bytes())
         if attempt.total_bytes < enough_bytes and not attempt.must_answer and not self._has_more:
             return None
@@ -364,7 +370,7 @@ class _Fetch:
             if news or entry.asked.fetch_offset < fetched.high_watermark:
                 if is_large:
                     self._remain_dirty(entry)
-            elif not is_large:  # of a large attempt it was when it was read, and what is dirty now has changed since
+            elif not is_large:  # a large attempt did this at the read, so dirty partitions have changed since
                 dirty.pop(entry.key, None)
         if not session.id:
             session.close()
@@ -410,7 +416,7 @@ class _Fetch:
                     )  # fmt: skip
             result = partition.read(offset, max_bytes, self._isolation, min_one_batch)
             if result.size_bytes < self._request.min_bytes and (result.size_bytes or not min_one_batch):
-                # Whole batches are nearly always a little less than what may come: no waiting for what cannot be sent.
+                # Whole batches are usually a little smaller than the limit. Waiting for more would be in vain.
                 self._has_more = self._has_more or result.next_offset < partition.read_bound(self._isolation)
             if self._isolation == Isolation.READ_COMMITTED:
                 aborted = log.aborted_transactions(offset, result.next_offset) if result.size_bytes else []
@@ -423,12 +429,12 @@ class _Fetch:
         except Exception as error:
             code = partitions.refusal(partition, error).code
             if self._is_repair and isinstance(error, DamagedRecords):
-                code = ErrorCode.CORRUPT_MESSAGE  # no whole copy here: else two replicas would wait for each other
+                code = ErrorCode.CORRUPT_MESSAGE  # no retry: two damaged replicas could wait for each other
             if code == ErrorCode.KAFKA_STORAGE_ERROR and self._version < STORAGE_ERROR_FROM:
-                code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # which clients of that age know and try again
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # old clients know this error and retry
             return _failed(topic, index, code)
 
 
 def _failed(topic: str | bytes, index: int, code: ErrorCode) -> FetchedPartition:
-    # Kafka's answer has no list of aborted transactions where reading failed, but an empty one where there is nothing.
+    # In Kafka the list of aborted transactions is null after a failed read, and empty for an unknown partition.
     return FetchedPartition(topic, index, code, aborted=() if code in _NOT_THERE else None)

@@ -1,8 +1,9 @@
 """InitProducerId (key 22, versions 0-5): a producer id and epoch for an idempotent or transactional producer.
 
-Without a transactional id every call gets a new id with epoch 0, whatever id it had, as in Kafka. With one the
-transaction coordinator answers: it fences the former producer of the id, and first ends its open transaction, which
-the client waits for (CONCURRENT_TRANSACTIONS). Before version 4 the error PRODUCER_FENCED is INVALID_PRODUCER_EPOCH.
+As in Kafka, every call without a transactional id gets a new producer id with epoch 0, even if the producer has an id.
+With a transactional id the transaction coordinator answers. It fences the former producer of the id, after it has ended
+that producer's open transaction; meanwhile the client gets CONCURRENT_TRANSACTIONS. Before version 4 the error
+PRODUCER_FENCED is INVALID_PRODUCER_EPOCH.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ async def handle(
     if request.transactional_id is None:
         return _response(ProducerIdentity(await services.producer_ids.next(), 0))
     if services.producer_ids.is_empty:
-        await services.producer_ids.fill()  # the coordinator may need one, and cannot wait
+        await services.producer_ids.fill()  # the coordinator may need an id and cannot wait for one
     present = ProducerIdentity(request.producer_id, request.producer_epoch)
     answer = services.transactions.initialize(
         request.transactional_id, request.transaction_timeout_ms, None if present == NO_IDENTITY else present

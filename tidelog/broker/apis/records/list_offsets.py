@@ -1,4 +1,7 @@
-"""ListOffsets (key 2, versions 1-11): offsets by timestamp, and the named ones -1 to -6 as Kafka 4.3 without tiers."""
+"""ListOffsets (key 2, versions 1-11): offsets by timestamp or by a special value from -1 to -6.
+
+As in Kafka 4.3 without tiered storage.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,13 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
-# The first version in which each may be asked for; before it Kafka answers UNSUPPORTED_VERSION for the partition.
+# The first version of each special value; in older versions the partition gets UNSUPPORTED_VERSION, as in Kafka.
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 _OFFSET_NOT_AVAILABLE_FROM = 5  # KIP-207
-# Batches looked at on a thread for one partition of a request. Only where headers are untrue is there more than one;
-# what was found in them is forgotten when too many ask at once, and then there would be no end of it.
+# The maximum of batches that a thread reads for one partition of a request. Only batches with wrong headers need more
+# than one. Their results are dropped when too many requests run at once, and without a bound the reads could repeat
+# for ever.
 _SLOW_LOOKUPS_MAX = 2 * UNTRUE_HEADERS_MAX
 
 _Found = tuple[int, int, int]  # timestamp, offset, leader epoch
@@ -55,7 +59,7 @@ def handle(services: Services, context: RequestContext, request: ListOffsetsRequ
 
 
 class _Listing:
-    """One request: partition after partition, and where records are not in memory, when a thread has brought them."""
+    """One request. It handles partition after partition, and waits for a thread if records are not in memory."""
 
     def __init__(self, services: Services, version: int, request: ListOffsetsRequest) -> None:
         self._services, self._version, self._request = services, version, request
@@ -70,13 +74,13 @@ class _Listing:
         self._slow_lookups: Counter[tuple[str, int]] = Counter()
 
     def goes_on(self) -> bool:
-        """Whether it has come to the end; else it goes on by itself, also when others were served meanwhile."""
+        """Handle the next partitions. Returns whether all are done; otherwise the request continues later by itself."""
         for name, partition in islice(self._left, PIECE_ELEMENTS_MAX):
             self._left_count -= 1
             if not self._answer(name, partition):
                 return False
         if self._left_count:
-            self._services.turns.wait(partial(self._complete_if, self.goes_on), is_first=False, for_records=False)
+            self._services.scheduler.wait(partial(self._complete_if, self.goes_on), is_first=False, for_records=False)
         return not self._left_count
 
     def _answer(self, name: str, partition: ListOffsetsPartition) -> bool:
@@ -167,19 +171,21 @@ def _find(
 
 
 def _refuse_what_may_go_back(partition: Partition, version: int) -> None:
-    """A new leader's mark may be behind what the one before it has shown: no end is told until it has caught up."""
+    """Refuse the end offset while a new leader's high watermark may be below the one that the previous leader has
+    reported.
+    """
     if partition.in_sync.epoch_start_offset > partition.high_watermark:
         known = version >= _OFFSET_NOT_AVAILABLE_FROM
         raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE if known else ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def _lookup(partition: Partition, timestamp: int, bound: int) -> _Found:
-    """`bound`: the offset before which the reader may read; nothing at or above it is found."""
+    """`bound`: the offset below which the reader may read; the result is below it."""
     log = partition.log
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, log.log_start_offset, log.leader_epochs.epoch_for_offset(log.log_start_offset)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return _NOTHING  # nothing is ever tiered here
+        return _NOTHING  # there is no tiered storage
     if timestamp == MAX_TIMESTAMP:
         found = log.max_timestamp_offset(wait=False)
     else:

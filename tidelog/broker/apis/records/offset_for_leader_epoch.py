@@ -1,16 +1,17 @@
-"""OffsetForLeaderEpoch (key 23, versions 2-4): where an epoch ends in the leader's log (KIP-101, KIP-320)."""
+"""OffsetForLeaderEpoch (key 23, versions 2-4): the end offset of an epoch in the leader's log (KIP-101, KIP-320)."""
 
 from __future__ import annotations
 
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
+from tidelog.storage.segments.reader import ColdRead
 
 REQUEST = OffsetForLeaderEpochRequest
 
@@ -22,13 +23,18 @@ def handle(
     for topic in request.topics:
         ends = []
         for asked in topic.partitions:
+            partition = None
             try:
                 partition = services.partitions.leader(topic.topic, asked.partition)
                 partition.require_leader(asked.current_leader_epoch, -1)
-                epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+                epoch, end_offset = partition.log.confirmed_end_of_epoch(asked.leader_epoch)
                 ends.append(EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
-            except KafkaError as error:
-                ends.append(EpochEndOffset(partition=asked.partition, error_code=error.code))
+            except ColdRead as cold:
+                services.partitions.run_cold(cold, lambda: None)
+                ends.append(EpochEndOffset(partition=asked.partition, error_code=ErrorCode.KAFKA_STORAGE_ERROR))
+            except Exception as error:
+                code = services.partitions.refusal(partition, error).code
+                ends.append(EpochEndOffset(partition=asked.partition, error_code=code))
         results.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=ends))
     return OffsetForLeaderEpochResponse(topics=results)
 

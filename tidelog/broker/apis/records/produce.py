@@ -1,18 +1,20 @@
-"""Produce (key 0, versions 3-13; 0-2 are advertised but refused, as Kafka 4 does, or old librdkafka drops compression).
+"""Produce (key 0, versions 3-13).
 
-Decoded and encoded by `protocol/hot.py`. acks=all is answered when the high watermark has passed the batch, acks=1 when
-it is appended (and synced, where `flush.messages` asks for it), acks=0 never: an error then closes the connection.
-The first batch of a transaction in a partition waits until the transaction's coordinator has confirmed it, or has added
-the partition (from version 12 on, KIP-890); what is behind it on its connection waits, too.
-Deviation: requests pipelined behind one that waits are appended meanwhile (Kafka stops reading the connection); answers
-still leave in order.
+Versions 0-2 are advertised but refused, as in Kafka 4, because otherwise old librdkafka drops compression.
+`protocol/hot.py` decodes and encodes. An acks=all request is answered when the high watermark has passed its batches.
+An acks=1 request is answered after its append (and after the sync that `flush.messages` demands). An acks=0 request
+gets no answer: an error closes the connection. The first batch of a transaction in a partition waits until the
+transaction coordinator has confirmed the partition, or has added it (from version 12 on, KIP-890). Later requests of
+the connection wait too.
+Deviation: requests pipelined behind one that waits for its acknowledgement are appended meanwhile (Kafka stops reading
+the connection). Answers still leave in order.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +32,7 @@ from tidelog.protocol.hot import (
     ProducedPartition,
     ProduceRequest,
     decode_one_produce,
+    decode_pipelined_produces,
     decode_produce,
     encode_one_produced,
     encode_produce_response,
@@ -37,6 +40,7 @@ from tidelog.protocol.hot import (
 from tidelog.replication.partition import ACKS_ALL
 from tidelog.storage.producers.refused_batches import sequenced_header
 from tidelog.storage.producers.verification import TransactionAppend
+from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo
 from tidelog.storage.segments.inspection import NeedsInspection
 
 if TYPE_CHECKING:
@@ -44,7 +48,6 @@ if TYPE_CHECKING:
 
     from tidelog.broker.replicas.partitions import Committed, Partitions
     from tidelog.replication.partition import Partition
-    from tidelog.storage.log.partition_log import AppendInfo
 
 logger = logging.getLogger("tidelog.produce")
 
@@ -52,14 +55,14 @@ API_KEY = 0
 VERSIONS = range(3, 14)
 ZSTD_FROM = 7
 ABORTABLE_FROM = 11  # clients know TRANSACTION_ABORTABLE
-ADDS_FROM = 12  # clients leave it to this request to add partitions to their transaction
+ADDS_FROM = 12  # this request adds partitions to the client's transaction
 ACKS = (ACKS_ALL, 0, 1)
-# A batch that is in the log already waits so long for an ISR that is too small. All answers behind it wait, too.
+# The bound of a repeated batch's wait while the ISR is too small, because all answers behind it wait too.
 REPEATED_WAIT_MS_MAX = 1000
-# Of a request with acks=0 for very many partitions, whose client is gone: so much is appended all the same.
+# A large acks=0 request whose client has disconnected is still appended up to this size.
 ABANDONED_BYTES_MAX = 1024 * 1024
 
-# From these versions on a client may be told of the errors on the left; older ones get the one on the right.
+# error -> (the first version whose clients know it, the error for older clients)
 _SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
 
 _NOT_REACHED = frozenset(
@@ -72,13 +75,13 @@ _NOT_REACHED = frozenset(
 )
 
 _Key = tuple[str | bytes, int]
-"""A partition as the request names it."""
-_Wanted = dict[str | bytes, dict[int, memoryview | None]]
+"""(topic name or id, partition index), as in the request."""
+_BatchesByTopic = dict[str | bytes, dict[int, memoryview | None]]
 _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
-# The partition, where the batch was appended, and where its answer stands.
+# The partition, the append, the partition results of its topic, and the index of its result in them.
 _Waiting = tuple["Partition", "AppendInfo", list[ProducedPartition], int]
-# Topic, partition, the batch to be looked at, and where its answer stands.
-_Looking = tuple[str | bytes, int, NeedsInspection, list[ProducedPartition], int]
+# Topic, partition index, the batch to inspect, the partition results of its topic, and the index of its result.
+_Uninspected = tuple[str | bytes, int, NeedsInspection, list[ProducedPartition], int]
 
 
 def serve(
@@ -93,63 +96,101 @@ def serve(
     try:
         partition = partitions.leader(topic, index)
         if partition.is_internal:
-            _refuse_what_the_log_would_take(partition, records, version, acks)
+            _check_records(partition, records, version, acks)
         info = partitions.append(partition, records, services.clock_ms(), acks)
-    except NeedsInspection as unseen:
-        to = _Asker(services, connection.listener_name, version, correlation_id)
-        answered = [ProducedPartition(index)]
-        so_far = _SoFar(connection, acks, timeout_ms, [(topic, answered)], [], failed=False)
-        return _Looked(to, so_far, [(topic, index, unseen, answered, 0)])
+    except NeedsInspection as needed:
+        to = _Responder(services, connection.listener_name, version, correlation_id)
+        results = [ProducedPartition(index)]
+        progress = _Progress(connection, acks, timeout_ms, [(topic, results)], [], failed=False)
+        return _AwaitingInspection(to, progress, [(topic, index, needed, results, 0)])
     except KafkaError as error:
         partitions.note_refused(topic, index, records, error.code)
-        to = _Asker(services, connection.listener_name, version, correlation_id)
+        to = _Responder(services, connection.listener_name, version, correlation_id)
         return to.encode([(topic, [_refused(services, index, error, version)])])
     first_offset, last_offset, log_append_time_ms, log_start_offset, _, _ = info
     if partition.log.high_watermark <= last_offset and not partition.may_answer(last_offset, acks):
-        to = _Asker(services, connection.listener_name, version, correlation_id)
+        to = _Responder(services, connection.listener_name, version, correlation_id)
         return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
     return encode_one_produced(correlation_id, topic, index, first_offset, log_append_time_ms, log_start_offset)
 
 
+def serve_pipelined(
+    services: Services, frames: Sequence[memoryview], position: int, version: int, connection: Peer
+) -> list[Answer]:
+    """Append the batches of pipelined requests for one partition together. `position`: where the first body begins.
+
+    Returns the answers to the requests at the start that were handled; `serve` must handle the others.
+    """
+    requests = decode_pipelined_produces(frames, position, version)
+    if requests is None:
+        return []
+    topic, index, acks, timeout_ms, correlation_ids, batches = requests
+    partitions = services.partitions
+    try:
+        partition = partitions.leader(topic, index)
+        if partition.is_internal:
+            return []
+        appended = partitions.append_pipelined(partition, batches, services.clock_ms(), acks)
+    except KafkaError:
+        return []  # `serve` answers with the error
+    log = partition.log
+    log_start_offset, high_watermark = log.log_start_offset, log.high_watermark
+    answers: list[Answer] = []
+    for correlation_id, batch, (_, _, first_offset, last_offset, *_) in zip(correlation_ids, batches, appended):
+        if high_watermark > last_offset or partition.may_answer(last_offset, acks):
+            answers.append(
+                encode_one_produced(correlation_id, topic, index, first_offset, NO_APPEND_TIME, log_start_offset)
+            )
+        else:
+            to = _Responder(services, connection.listener_name, version, correlation_id)
+            info = AppendInfo(first_offset, last_offset, NO_APPEND_TIME, log_start_offset, False, batch)
+            answers.append(_ParkedOne(to, partition, info, topic, timeout_ms, acks))
+    return answers
+
+
 def _serve_many(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
-    """A request of several partitions, of an older version, without an answer, or of a transaction."""
+    """Handle a request that `decode_one_produce` does not cover: several partitions, an old version, acks=0, or a
+    transaction.
+    """
     request = decode_produce(body, version)
-    wanted = _by_topic(request)
-    to = _Asker(services, connection.listener_name, version, correlation_id)
-    so_far = _SoFar(connection, request.acks, request.timeout_ms, [], [], failed=False)
-    if any(_is_transactional(records) for batches in wanted.values() for records in batches.values()):
-        return _serve_transaction(to, so_far, wanted, request.transactional_id, len(body))
-    return _append_or_begin(to, so_far, wanted, len(body))
+    batches_of = _by_topic(request)
+    to = _Responder(services, connection.listener_name, version, correlation_id)
+    progress = _Progress(connection, request.acks, request.timeout_ms, [], [], failed=False)
+    if any(_is_transactional(records) for batches in batches_of.values() for records in batches.values()):
+        return _serve_transaction(to, progress, batches_of, request.transactional_id, len(body))
+    return _append_or_begin(to, progress, batches_of, len(body))
 
 
-def _append_or_begin(to: _Asker, so_far: _SoFar, wanted: _Wanted, size_bytes: int) -> Answer:
-    """Append all batches, or begin to, where they are very many or take long to look at."""
-    if size_bytes > WHOLE_BYTES_MAX and sum(map(len, wanted.values())) > PIECE_ELEMENTS_MAX:
-        return _InPieces(to, so_far, wanted)
-    so_far, unseen_ones = _append_all(to, so_far, wanted)
-    return _Looked(to, so_far, unseen_ones) if unseen_ones else _concluded(to, so_far)
+def _append_or_begin(to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, size_bytes: int) -> Answer:
+    """Append all batches, or begin to, if they are very many or need a long inspection."""
+    if size_bytes > WHOLE_BYTES_MAX and sum(map(len, batches_of.values())) > PIECE_ELEMENTS_MAX:
+        return _InPieces(to, progress, batches_of)
+    progress, uninspected = _append_all(to, progress, batches_of)
+    return _AwaitingInspection(to, progress, uninspected) if uninspected else _concluded(to, progress)
 
 
 def _serve_transaction(
-    to: _Asker, so_far: _SoFar, wanted: _Wanted, transactional_id: str | None, size_bytes: int
+    to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, transactional_id: str | None, size_bytes: int
 ) -> Answer:
-    """A request with batches of a transaction: those that would open it in their partitions are verified first."""
+    """Handle a request with transactional batches. Batches that start the transaction in their partitions are verified
+    first.
+    """
     batches = [
         (topic, index, header)
-        for topic, records_of in wanted.items()
+        for topic, records_of in batches_of.items()
         for index, records in records_of.items()
         if _is_transactional(records) and (header := sequenced_header(records)) is not None
     ]
     producers = {(header.producer_id, header.producer_epoch) for _, _, header in batches}
     if transactional_id is None:
         error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transaction without an id")
-        return _refuse_all(to, so_far, wanted, error)
+        return _refuse_all(to, progress, batches_of, error)
     if len(producers) > 1:
         error = KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "one transaction of several producers")
-        return _refuse_all(to, so_far, wanted, error)
+        return _refuse_all(to, progress, batches_of, error)
     services, adds = to.services, to.version >= ADDS_FROM
     transaction = _Transaction({}, {})
-    asked: dict[tuple[str, int], _Key] = {}
+    keys: dict[tuple[str, int], _Key] = {}
     now_ms = services.clock_ms()
     for topic, index, header in batches:
         try:
@@ -160,74 +201,76 @@ def _serve_transaction(
                 header.producer_id, header.producer_epoch, header.base_sequence, adds, now_ms
             )
         except KafkaError:
-            continue  # the append meets the same
+            continue  # the append raises the same error
         if verification is not None:
             transaction.appends[topic, index] = TransactionAppend(verification)
-            asked[partition.topic, index] = (topic, index)
-    so_far = so_far._replace(transaction=transaction)
-    if not asked:
-        return _append_or_begin(to, so_far, wanted, size_bytes)
+            keys[partition.topic, index] = (topic, index)
+    progress = progress._replace(transaction=transaction)
+    if not keys:
+        return _append_or_begin(to, progress, batches_of, size_bytes)
     ((producer_id, producer_epoch),) = producers
-    answer = services.verifier.verify(transactional_id, producer_id, producer_epoch, asked, adds=adds)
+    answer = services.verifier.verify(transactional_id, producer_id, producer_epoch, keys, adds=adds)
     if answer.done():
-        transaction.note(asked, answer.result(), to.version)
-        return _append_or_begin(to, so_far, wanted, size_bytes)
-    return _Verified(to, so_far, wanted, size_bytes, asked, answer)
+        transaction.note(keys, answer.result(), to.version)
+        return _append_or_begin(to, progress, batches_of, size_bytes)
+    return _AwaitingVerification(to, progress, batches_of, size_bytes, keys, answer)
 
 
-def _refuse_all(to: _Asker, so_far: _SoFar, wanted: _Wanted, error: KafkaError) -> Answer:
-    if so_far.acks == 0:
-        so_far.connection.close()
+def _refuse_all(to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, error: KafkaError) -> Answer:
+    if progress.acks == 0:
+        progress.connection.close()
         return None
     return to.encode(
         [
             (topic, [_refused(to.services, index, error, to.version) for index in batches])
-            for topic, batches in wanted.items()
+            for topic, batches in batches_of.items()
         ]
     )
 
 
-def _append_all(to: _Asker, so_far: _SoFar, wanted: _Wanted) -> tuple[_SoFar, list[_Looking]]:
-    """Append these batches; and those of them that must be looked at first, whose answers follow."""
+def _append_all(
+    to: _Responder, progress: _Progress, batches_of: _BatchesByTopic
+) -> tuple[_Progress, list[_Uninspected]]:
+    """Append these batches. Returns the new state, and the batches that need an inspection first."""
     services, version = to.services, to.version
     partitions = services.partitions
     now_ms = services.clock_ms()
-    _, acks, _, topics, waiting, failed, transaction = so_far
+    _, acks, _, topics, waiting, failed, transaction = progress
     is_doubtful = version < ZSTD_FROM or acks not in ACKS
-    unseen_ones: list[_Looking] = []
-    for topic, batches in wanted.items():
+    uninspected: list[_Uninspected] = []
+    for topic, batches in batches_of.items():
         if not topics or topics[-1][0] != topic:
             topics.append((topic, []))
-        answered = topics[-1][1]
+        results = topics[-1][1]
         for index, records in batches.items():
             try:
                 partition = partitions.leader(topic, index)
                 if records is None or partition.is_internal or is_doubtful:
-                    _refuse_what_the_log_would_take(partition, records, version, acks)
+                    _check_records(partition, records, version, acks)
                 assert records is not None
                 if transaction is None:
                     info = partitions.append(partition, records, now_ms, acks)
                 else:
                     given = transaction.of(topic, index)
                     info = partitions.append(partition, records, now_ms, acks, True, given)
-            except NeedsInspection as unseen:
-                unseen_ones.append((topic, index, unseen, answered, len(answered)))
-                answered.append(ProducedPartition(index))
+            except NeedsInspection as needed:
+                uninspected.append((topic, index, needed, results, len(results)))
+                results.append(ProducedPartition(index))
                 continue
             except KafkaError as error:
                 failed = True
                 partitions.note_refused(topic, index, records, error.code)
-                answered.append(_refused(services, index, error, version))
+                results.append(_refused(services, index, error, version))
                 continue
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
-                waiting.append((partition, info, answered, len(answered)))
-            answered.append(_appended(index, info))
-    return so_far._replace(failed=failed), unseen_ones
+                waiting.append((partition, info, results, len(results)))
+            results.append(_appended(index, info))
+    return progress._replace(failed=failed), uninspected
 
 
-def _concluded(to: _Asker, so_far: _SoFar) -> Answer:
-    """The answer to a request of which everything that may be appended is."""
-    connection, acks, timeout_ms, topics, waiting, failed, _ = so_far
+def _concluded(to: _Responder, progress: _Progress) -> Answer:
+    """The answer after all batches have been appended or refused."""
+    connection, acks, timeout_ms, topics, waiting, failed, _ = progress
     if acks == 0:
         if failed:
             logger.info("closing connection from %s: a produce with acks=0 failed", connection.host)
@@ -239,30 +282,30 @@ def _concluded(to: _Asker, so_far: _SoFar) -> Answer:
 
 
 class _Transaction(NamedTuple):
-    """What the partitions of a request need of its transaction: verifications, and those that were refused."""
+    """The transaction of a request: the verifications of its partitions, and the refused ones."""
 
     appends: dict[_Key, TransactionAppend]
     refusals: dict[_Key, KafkaError]
 
     def note(
-        self, asked: Mapping[tuple[str, int], _Key], errors: Mapping[tuple[str, int], ErrorCode], version: int
+        self, keys: Mapping[tuple[str, int], _Key], errors: Mapping[tuple[str, int], ErrorCode], version: int
     ) -> None:
-        """The coordinator's answer."""
-        for partition, key in asked.items():
+        """Record the refusals in the coordinator's answer."""
+        for partition, key in keys.items():
             error = errors.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
             if error is not ErrorCode.NONE:
                 self.refusals[key] = _not_verified(error, version)
 
     def of(self, topic: str | bytes, index: int) -> TransactionAppend | None:
-        """For one partition. Raises the refusal."""
+        """The verification for one partition, or None. Raises the coordinator's refusal."""
         refusal = self.refusals.get((topic, index))
         if refusal is not None:
             raise KafkaError(refusal.code, refusal.message)
         return self.appends.get((topic, index))
 
 
-class _SoFar(NamedTuple):
-    """A request whose batches have been appended, refused, or left to be looked at."""
+class _Progress(NamedTuple):
+    """The state of a request while its batches are appended, refused or inspected."""
 
     connection: Peer
     acks: int
@@ -273,8 +316,8 @@ class _SoFar(NamedTuple):
     transaction: _Transaction | None = None
 
 
-class _Asker(NamedTuple):
-    """To whom the answer goes, and in which form."""
+class _Responder(NamedTuple):
+    """The client that gets the answer, and the form of the answer."""
 
     services: Services
     listener_name: str
@@ -284,23 +327,23 @@ class _Asker(NamedTuple):
     def encode(self, topics: _Topics) -> bytearray:
         hints = []
         if self.version >= PRODUCE_ADDRESSES_FROM:
-            for topic, answered in topics:
-                for position, each in enumerate(answered):
+            for topic, results in topics:
+                for position, each in enumerate(results):
                     if each.error_code in STALE_LEADER:
                         leader = leader_of(self.services, topic, each.partition_index)
-                        answered[position] = each._replace(current_leader=leader)
+                        results[position] = each._replace(current_leader=leader)
                         hints.append(leader)
         found = addresses(self.services, self.listener_name, hints) if hints else ()
         return encode_produce_response(self.correlation_id, self.version, topics, addresses=found)
 
 
 class _ParkedOne(Deferred):
-    """The same as `_Parked` for one partition, as most produces of a busy cluster are."""
+    """A faster `_Parked` for one partition, the most frequent case in a busy cluster."""
 
     __slots__ = ("_acks", "_bucket", "_info", "_partition", "_timeout_ms", "_to", "_topic")
 
     def __init__(
-        self, to: _Asker, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int, acks: int
+        self, to: _Responder, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int, acks: int
     ) -> None:
         self.exclusive = False
         self.response = self.on_abandon = self.timing = self._on_complete = None
@@ -327,7 +370,7 @@ class _ParkedOne(Deferred):
 
     def _settled(self, error: Exception | None) -> None:
         if self.response is not None:
-            return  # it had timed out
+            return  # the request has timed out
         to, info = self._to, self._info
         if error is not None:
             self._refuse(error)
@@ -357,36 +400,41 @@ class _ParkedOne(Deferred):
             self.complete(frame)
 
 
-class _Verified(Deferred):
-    """A request with batches that their transaction's coordinator is asked about. What is behind it waits."""
+class _AwaitingVerification(Deferred):
+    """A request that waits for its transaction coordinator's answer. Later requests of the connection wait too."""
 
-    __slots__ = ("_asked", "_size_bytes", "_so_far", "_to", "_wanted")
+    __slots__ = ("_batches", "_keys", "_progress", "_size_bytes", "_to")
 
     def __init__(
-        self, to: _Asker, so_far: _SoFar, wanted: _Wanted, size_bytes: int, asked: Mapping[tuple[str, int], _Key],
+        self,
+        to: _Responder,
+        progress: _Progress,
+        batches_of: _BatchesByTopic,
+        size_bytes: int,
+        keys: Mapping[tuple[str, int], _Key],
         answer: asyncio.Future[dict[tuple[str, int], ErrorCode]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(exclusive=True)
         self._to = to
-        self._so_far = so_far
-        # The connection's buffer is used again.
-        self._wanted: _Wanted = {
+        self._progress = progress
+        # A copy, because the connection reuses its buffer.
+        self._batches: _BatchesByTopic = {
             topic: {index: None if records is None else memoryview(bytearray(records)) for index, records in of.items()}
-            for topic, of in wanted.items()
+            for topic, of in batches_of.items()
         }
         self._size_bytes = size_bytes
-        self._asked = asked
-        answer.add_done_callback(self._answered)
+        self._keys = keys
+        answer.add_done_callback(self._on_verified)
 
-    def _answered(self, answer: asyncio.Future[dict[tuple[str, int], ErrorCode]]) -> None:
+    def _on_verified(self, answer: asyncio.Future[dict[tuple[str, int], ErrorCode]]) -> None:
         if answer.cancelled():
-            return  # the node stops
+            return  # the node is stopping
         try:
-            transaction = self._so_far.transaction
+            transaction = self._progress.transaction
             assert transaction is not None
-            transaction.note(self._asked, answer.result(), self._to.version)
-            wanted, self._wanted = self._wanted, {}
-            frames = _append_or_begin(self._to, self._so_far, wanted, self._size_bytes)
+            transaction.note(self._keys, answer.result(), self._to.version)
+            batches_of, self._batches = self._batches, {}
+            frames = _append_or_begin(self._to, self._progress, batches_of, self._size_bytes)
         except Exception as failure:
             self.failed(failure)
             return
@@ -398,45 +446,45 @@ class _Verified(Deferred):
 
 
 class _InPieces(Deferred):
-    """A request for very many partitions: PIECE_ELEMENTS_MAX of them, then others are served.
+    """A request for very many partitions, handled in pieces of PIECE_ELEMENTS_MAX with other requests in between.
 
-    What is behind it on its connection waits. Batches that wait are copied: the connection's buffer is used again. When
-    the client is gone, what is left is dropped, unless it wanted no answer and little is left.
+    Later requests of the connection wait. Waiting batches are copied, because the connection reuses its buffer. When
+    the client disconnects, the remaining batches are dropped, except with acks=0 and at most ABANDONED_BYTES_MAX left.
     """
 
-    __slots__ = ("_is_abandoned", "_left", "_so_far", "_to", "_unseen_ones")
+    __slots__ = ("_is_abandoned", "_left", "_progress", "_to", "_uninspected")
 
-    def __init__(self, to: _Asker, so_far: _SoFar, wanted: _Wanted) -> None:
+    def __init__(self, to: _Responder, progress: _Progress, batches_of: _BatchesByTopic) -> None:
         super().__init__(exclusive=True)
         self._is_abandoned = False
         self._to = to
-        self._so_far = so_far
+        self._progress = progress
         self._left = deque(
             (topic, index, None if records is None else bytearray(records))
-            for topic, batches in wanted.items()
+            for topic, batches in batches_of.items()
             for index, records in batches.items()
         )
-        self._unseen_ones: list[_Looking] = []
+        self._uninspected: list[_Uninspected] = []
         self.on_abandon = self._abandoned
         self._wait()
 
     def _wait(self) -> None:
-        self._to.services.turns.wait(self._next, is_first=False, for_records=True)
+        self._to.services.scheduler.wait(self._next, is_first=False, for_records=True)
 
     def _abandoned(self) -> None:
         self._is_abandoned = True
         left_bytes = sum(len(records) for _, _, records in self._left if records is not None)
-        if self._so_far.acks != 0 or left_bytes > ABANDONED_BYTES_MAX:
+        if self._progress.acks != 0 or left_bytes > ABANDONED_BYTES_MAX:
             self._left.clear()
 
     def _next(self) -> None:
-        piece: _Wanted = {}
+        piece: _BatchesByTopic = {}
         for _ in range(min(PIECE_ELEMENTS_MAX, len(self._left))):
             topic, index, records = self._left.popleft()
             piece.setdefault(topic, {})[index] = None if records is None else memoryview(records)
         try:
-            self._so_far, unseen_ones = _append_all(self._to, self._so_far, piece)
-            self._unseen_ones += unseen_ones
+            self._progress, uninspected = _append_all(self._to, self._progress, piece)
+            self._uninspected += uninspected
             if self._left:
                 self._wait()
             else:
@@ -445,8 +493,12 @@ class _InPieces(Deferred):
             self.failed(failure)
 
     def _end(self) -> None:
-        unseen_ones = self._unseen_ones
-        answer = _Looked(self._to, self._so_far, unseen_ones) if unseen_ones else _concluded(self._to, self._so_far)
+        uninspected = self._uninspected
+        answer = (
+            _AwaitingInspection(self._to, self._progress, uninspected)
+            if uninspected
+            else _concluded(self._to, self._progress)
+        )
         if isinstance(answer, Deferred):
             self.on_abandon = answer.on_abandon
             if self._is_abandoned and answer.on_abandon is not None:
@@ -456,23 +508,25 @@ class _InPieces(Deferred):
             self.complete([] if answer is None else answer)
 
 
-class _Looked(Deferred):
-    """A request with batches that take long to look at; what else it has is appended, and what is behind it waits."""
+class _AwaitingInspection(Deferred):
+    """A request with batches that need a long inspection. Its other batches are appended already. Later requests of
+    the connection wait.
+    """
 
-    __slots__ = ("_inspection", "_is_abandoned", "_left", "_so_far", "_to")
+    __slots__ = ("_inspection", "_is_abandoned", "_left", "_progress", "_to")
 
-    def __init__(self, to: _Asker, so_far: _SoFar, unseen: list[_Looking]) -> None:
+    def __init__(self, to: _Responder, progress: _Progress, needed: list[_Uninspected]) -> None:
         super().__init__(exclusive=True)
         self._to = to
-        self._so_far = so_far
-        self._left = unseen
+        self._progress = progress
+        self._left = needed
         self._is_abandoned = False
         self._begin()
         self.on_abandon = self._abandoned
 
     def _begin(self) -> None:
-        held_bytes = sum(len(unseen.batches) for _, _, unseen, _, _ in self._left)
-        self._inspection = Inspection(self._left[-1][2], self._seen, held_bytes)
+        held_bytes = sum(len(needed.batches) for _, _, needed, _, _ in self._left)
+        self._inspection = Inspection(self._left[-1][2], self._on_inspected, held_bytes)
         inspections = self._to.services.inspections
         inspections.begin(self._inspection)
         if self._is_abandoned:
@@ -482,38 +536,39 @@ class _Looked(Deferred):
         self._is_abandoned = True
         self._to.services.inspections.abandon(self._inspection)
 
-    def _seen(self, outcome: memoryview | KafkaError) -> None:
-        topic, index, unseen, answered, position = self._left.pop()
-        to, so_far = self._to, self._so_far
-        acks = so_far.acks
+    def _on_inspected(self, outcome: memoryview | KafkaError) -> None:
+        topic, index, needed, results, position = self._left.pop()
+        to, progress = self._to, self._progress
+        acks = progress.acks
         partitions = to.services.partitions
         try:
             partition = partitions.leader(topic, index)
             if isinstance(outcome, KafkaError):
-                partition.watch.traffic.refused(outcome.code, len(unseen.batches))
-                # Raised itself, it would hold this frame, which holds it and the batch, until a collection.
+                partition.watch.traffic.refused(outcome.code, len(needed.batches))
+                # Raise a copy: `outcome` would refer to this frame, and the frame to it and the batch, until a
+                # garbage collection.
                 raise KafkaError(outcome.code, outcome.message, outcome.record_errors)
-            unseen.rules.seen = outcome
-            given = so_far.transaction.of(topic, index) if so_far.transaction is not None else None
+            needed.rules.seen = outcome
+            given = progress.transaction.of(topic, index) if progress.transaction is not None else None
             info = partitions.append(partition, outcome, to.services.clock_ms(), acks, True, given)
-        except NeedsInspection as again:  # under other rules than before
-            self._left.append((topic, index, again, answered, position))
+        except NeedsInspection as again:  # the rules have changed meanwhile
+            self._left.append((topic, index, again, results, position))
         except Exception as error:
-            self._so_far = so_far._replace(failed=True)
+            self._progress = progress._replace(failed=True)
             refusal = partitions.refusal(None, error)
-            partitions.note_refused(topic, index, unseen.batches, refusal.code)
-            answered[position] = _refused(to.services, index, refusal, to.version)
+            partitions.note_refused(topic, index, needed.batches, refusal.code)
+            results[position] = _refused(to.services, index, refusal, to.version)
         else:
-            answered[position] = _appended(index, info)
+            results[position] = _appended(index, info)
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
-                so_far.waiting.append((partition, info, answered, position))
+                progress.waiting.append((partition, info, results, position))
         finally:
-            unseen.rules.seen = None
+            needed.rules.seen = None
         if self._left:
             self._begin()
             return
         try:
-            answer = _concluded(to, self._so_far)
+            answer = _concluded(to, self._progress)
         except Exception as failure:
             self.failed(failure)
             return
@@ -524,11 +579,11 @@ class _Looked(Deferred):
 
 
 class _Parked(Deferred):
-    """A request until every partition's high watermark has passed it, or its time is up."""
+    """A request that waits until its batches are acknowledged in every partition, or until its timeout."""
 
     __slots__ = ("_acks", "_bucket", "_open", "_timeout_ms", "_to", "_topics", "_waiting")
 
-    def __init__(self, to: _Asker, topics: _Topics, waiting: list[_Waiting], timeout_ms: int, acks: int) -> None:
+    def __init__(self, to: _Responder, topics: _Topics, waiting: list[_Waiting], timeout_ms: int, acks: int) -> None:
         super().__init__()
         self._to = to
         self._topics = topics
@@ -554,7 +609,7 @@ class _Parked(Deferred):
 
     def _settled(self, number: int, error: Exception | None) -> None:
         if number not in self._open:
-            return  # it had timed out
+            return  # the request has timed out
         self._open.discard(number)
         if error is not None:
             self._fail(number, error)
@@ -570,8 +625,8 @@ class _Parked(Deferred):
 
     def _fail(self, number: int, error: Exception) -> None:
         assert isinstance(error, KafkaError)
-        _, _, answered, position = self._waiting[number]
-        answered[position] = _refused(self._to.services, answered[position].partition_index, error, self._to.version)
+        _, _, results, position = self._waiting[number]
+        results[position] = _refused(self._to.services, results[position].partition_index, error, self._to.version)
 
     def _finish(self) -> None:
         try:
@@ -583,13 +638,13 @@ class _Parked(Deferred):
 
 
 def _limit_wait(partitions: Partitions, partition: Partition, settled: Committed) -> None:
-    """A batch that is sent again waits for a while only, where the ISR is too small for any acknowledgement."""
+    """Bound the wait of a repeated batch while the ISR is too small for any acknowledgement."""
     if partition.is_under_min_isr:
         error = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
         partitions.deadlines.add(REPEATED_WAIT_MS_MAX, partial(settled, error))
 
 
-def _refuse_what_the_log_would_take(partition: Partition, records: memoryview | None, version: int, acks: int) -> None:
+def _check_records(partition: Partition, records: memoryview | None, version: int, acks: int) -> None:
     if acks not in ACKS:
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
     if records is None:
@@ -612,13 +667,15 @@ def _refused(services: Services, index: int, error: KafkaError, version: int) ->
     return ProducedPartition(index, code, error_message=error.message, record_errors=error.record_errors)
 
 
-def _by_topic(request: ProduceRequest) -> _Wanted:
-    """Each partition once: of those named twice the last counts, and topics without partitions are passed over."""
-    wanted: _Wanted = {}
+def _by_topic(request: ProduceRequest) -> _BatchesByTopic:
+    """The batches by topic and partition. The last of duplicate partitions counts; topics without partitions are
+    ignored.
+    """
+    batches_of: _BatchesByTopic = {}
     for topic, batches in request.topics:
         if batches:
-            wanted.setdefault(topic, {}).update(batches)
-    return wanted
+            batches_of.setdefault(topic, {}).update(batches)
+    return batches_of
 
 
 def _is_transactional(records: memoryview | None) -> bool:
@@ -628,9 +685,9 @@ def _is_transactional(records: memoryview | None) -> bool:
 
 
 def _not_verified(error: ErrorCode, version: int) -> KafkaError:
-    """What the producer is told of its coordinator's answer (Kafka's ReplicaManager.handleProduceAppend).
+    """The producer's error for the coordinator's error (Kafka's ReplicaManager.handleProduceAppend).
 
-    Older clients do not retry what only a coordinator answers; NOT_ENOUGH_REPLICAS they do.
+    Older clients do not retry coordinator errors of a Produce request, but they retry NOT_ENOUGH_REPLICAS.
     """
     if error is ErrorCode.TRANSACTION_ABORTABLE and version < ABORTABLE_FROM:
         error = ErrorCode.INVALID_TXN_STATE

@@ -1,7 +1,7 @@
 """WriteTxnMarkers (key 27, versions 1-2): a transaction coordinator ends transactions in partitions led here.
 
-Answered when every marker is committed, or refused. Before version 2 (KIP-1228) the transaction version is unknown, and
-markers are checked as those of version 0.
+The answer leaves when every marker is committed or refused. Before version 2 (KIP-1228) the transaction version is
+unknown, and markers are checked as those of transaction version 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidelog.protocol.messages.write_txn_markers import (
 )
 
 REQUEST = WriteTxnMarkersRequest
-# Markers of one request, counted for each partition; a coordinator sends the rest with its next one.
+# The maximum of markers in one request, counted per partition; a coordinator sends the rest in its next request.
 MARKERS_MAX = 20_000
 
 Results = dict[int, dict[TopicPartition, ErrorCode]]
@@ -33,7 +33,7 @@ Results = dict[int, dict[TopicPartition, ErrorCode]]
 
 
 class _Answer(Deferred):
-    """The results of a request, which is answered when all are there."""
+    """The results of a request; the answer leaves when all results exist."""
 
     __slots__ = ("_open_count", "_results")
 
@@ -54,7 +54,7 @@ class _Answer(Deferred):
 def handle(services: Services, context: RequestContext, request: WriteTxnMarkersRequest) -> Any:
     markers = [
         (_marker(each), partition) for each in request.markers for partition in _partitions(each)
-    ]  # of each partition
+    ]  # one per partition
     if len(markers) > MARKERS_MAX:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{len(markers)} markers in one request, above {MARKERS_MAX}")
     answer = _Answer(request, len(markers))
@@ -72,10 +72,10 @@ def _write(services: Services, markers: list[tuple[Marker, TopicPartition]], ans
 async def _write_in_pieces(
     services: Services, markers: list[tuple[Marker, TopicPartition]], answer: _Answer
 ) -> _Answer:
-    """Others are served in between."""
+    """Write the markers in pieces, so that other requests can run in between."""
     loop = asyncio.get_running_loop()
     for start in range(0, len(markers), PIECE_ELEMENTS_MAX):
-        await services.turns.pause(loop)
+        await services.scheduler.pause(loop)
         _write(services, markers[start : start + PIECE_ELEMENTS_MAX], answer)
     return answer
 
@@ -91,7 +91,7 @@ def _marker(marker: WritableTxnMarker) -> Marker:
 
 
 def _partitions(marker: WritableTxnMarker) -> dict[TopicPartition, None]:
-    """Each partition once."""
+    """The partitions of the marker without duplicates."""
     return {(topic.name, index): None for topic in marker.topics for index in topic.partition_indexes}
 
 

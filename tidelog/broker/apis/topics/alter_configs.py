@@ -1,6 +1,6 @@
-"""AlterConfigs (key 33, versions 0-2): everything that is set for a topic or broker is replaced.
+"""AlterConfigs (key 33, versions 0-2): replaces all dynamic configs of topics and brokers.
 
-Who decides what is in `config_changes`.
+`config_changes` has the checks and decisions.
 """
 
 from __future__ import annotations

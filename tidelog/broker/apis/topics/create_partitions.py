@@ -1,6 +1,6 @@
-"""CreatePartitions (key 37, versions 0-3): more partitions for topics that exist, one result per topic.
+"""CreatePartitions (key 37, versions 0-3): more partitions for existing topics, one result per topic.
 
-Names given twice are refused here, the rest is the controller's to say.
+This handler refuses duplicate names; the controller decides on all others.
 """
 
 from __future__ import annotations

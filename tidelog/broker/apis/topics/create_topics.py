@@ -1,7 +1,6 @@
-"""CreateTopics (key 19, versions 2-7): topics by counts or by explicit assignment, with configs; or only validated.
+"""CreateTopics (key 19, versions 2-7): creates or only validates topics, by counts or by manual assignment.
 
-What is allowed is the controller's to say; here names given twice are refused, and each created topic's configs are
-shown as they are in effect.
+The controller decides. This handler refuses duplicate names, and adds the effective configs of each created topic.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ REQUEST = CreateTopicsRequest
 
 async def handle(services: Services, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
     check_time(request.timeout_ms)
-    if len(request.topics) > MAX_PARTITIONS_PER_REQUEST:  # each has one at least
+    if len(request.topics) > MAX_PARTITIONS_PER_REQUEST:  # each topic has at least one partition
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     names = [topic.name for topic in request.topics]
     twice = {name for name, times in Counter(names).items() if times > 1}
@@ -81,7 +80,7 @@ def _created(services: Services, topic: CreatedTopic) -> CreatableTopicResult:
             if source not in (DYNAMIC_BROKER_SOURCE, DYNAMIC_DEFAULT_BROKER_SOURCE):
                 value = canonical_text(definition, value)
         else:
-            value, source = text, TOPIC_SOURCE  # what is set at run time is told as it was given, as Kafka does
+            value, source = text, TOPIC_SOURCE  # as in Kafka, a topic's own value is returned unchanged
         configs.append(CreatableTopicConfigs(name=name, value=value, config_source=source))
     return CreatableTopicResult(
         name=topic.name,

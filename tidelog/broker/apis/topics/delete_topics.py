@@ -1,6 +1,6 @@
-"""DeleteTopics (key 20, versions 1-6): by name, or from version 6 on by id.
+"""DeleteTopics (key 20, versions 1-6): deletes topics by name, from version 6 on also by id.
 
-Deviation: results come in the order of the request; Kafka shuffles them to hide which topics a client may not see.
+Deviation: results are in the order of the request. Kafka shuffles them to hide topics that a client may not see.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _states(request: DeleteTopicsRequest) -> list[DeleteTopicState]:
 
 
 def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[DeletableTopicResult], dict[bytes, str]]:
-    """(answers for what cannot be deleted, topic id -> name of what can be tried)."""
+    """(the results of topics that cannot be deleted, topic id -> name of the others)."""
     image = services.image()
     names = Counter(state.name for state in states if state.name is not None and state.topic_id == ZERO_UUID)
     ids = Counter(state.topic_id for state in states if state.name is None and state.topic_id != ZERO_UUID)

@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32, versions 1-4): every config of topics, brokers, loggers, groups and metrics subscriptions.
 
-All keys with value, source, synonyms, type and documentation when asked; sensitive values never. One broker describes
-only itself and the cluster's defaults (empty name), as in Kafka.
+Each key has its value, source and type, and on request its synonyms and documentation; sensitive values are never
+shown. As in Kafka, a broker describes only itself and the cluster's defaults (empty name).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tidelog.replication.controller.metadata.image import (
 
 REQUEST = DescribeConfigsRequest
 
-# Resources described in one turn of the loop, each some tenths of a millisecond.
+# The number of resources described in one iteration of the event loop; each takes some tenths of a millisecond.
 DESCRIBED_IN_TURN_MAX = 30
 
 _OF_THIS_BROKER = (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE)
@@ -55,7 +55,7 @@ Resource = tuple[int, str, frozenset[str] | None]
 async def handle(
     services: Services, context: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
-    # All names of a broker, 1 and 01 say, are those of this one.
+    # All names of broker resources count as one, because 1 and 01 name the same broker.
     check_repeats(
         (each.resource_type, each.resource_name if each.resource_type not in _OF_THIS_BROKER else "")
         for each in request.resources
@@ -140,7 +140,7 @@ def _loggers() -> Iterator[ConfigEntry]:
 
 
 def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
-    with_documentation = request.include_documentation or entry.source == BROKER_LOGGER_SOURCE  # there it is empty
+    with_documentation = request.include_documentation or entry.source == BROKER_LOGGER_SOURCE  # a logger's is empty
     return DescribeConfigsResourceResult(
         name=entry.name,
         value=entry.value,

@@ -1,6 +1,6 @@
-"""IncrementalAlterConfigs (key 44, versions 0-1): single configs of topics and brokers are set or deleted.
+"""IncrementalAlterConfigs (key 44, versions 0-1): changes single dynamic configs of topics and brokers.
 
-Who decides what is in `config_changes`.
+`config_changes` has the checks and decisions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""ListConfigResources (key 74, versions 0-1): the names of what can have configs: topics, brokers, groups, and so on.
+"""ListConfigResources (key 74, versions 0-1): the names of resources with configs: topics, brokers, groups and others.
 
-Topics and brokers are all listed; groups and metrics subscriptions exist only as what is set for them.
+All topics and brokers are listed, but only groups and metrics subscriptions that have configs.
 """
 
 from __future__ import annotations

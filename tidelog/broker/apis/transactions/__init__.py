@@ -1,1 +1,1 @@
-"""The APIs of transactions that their coordinator answers."""
+"""The APIs that the transaction coordinator handles."""

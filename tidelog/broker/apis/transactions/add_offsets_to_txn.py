@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from tidelog.broker.apis.services import Services
 from tidelog.broker.apis.transactions.answers import error_for_version, mapped
-from tidelog.broker.cluster.topic_creation import GROUP_TOPIC
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import OFFSETS_TOPIC
 from tidelog.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 
 REQUEST = AddOffsetsToTxnRequest
@@ -20,7 +20,7 @@ PRODUCER_FENCED_FROM = 2
 def handle(
     services: Services, context: RequestContext, request: AddOffsetsToTxnRequest
 ) -> AddOffsetsToTxnResponse | Deferred:
-    partition = (GROUP_TOPIC, services.groups.partition_for(request.group_id))
+    partition = (OFFSETS_TOPIC, services.groups.partition_for(request.group_id))
     answer = services.transactions.add_partitions(
         request.transactional_id,
         request.producer_id,

@@ -1,8 +1,10 @@
 """AddPartitionsToTxn (key 24, versions 0-5): partitions join a transaction, or are verified to be in it.
 
 Clients of transaction version 0 and 1 send versions 0-3, with one transaction. Brokers send versions
-4 and 5, with many, and may only verify (KIP-890). A partition that does not exist makes its whole
-transaction fail: the others get OPERATION_NOT_ATTEMPTED.
+4 and 5, with many, and may only verify (KIP-890). A partition that does not exist, or is one of an
+internal topic, makes its whole transaction fail: the others get OPERATION_NOT_ATTEMPTED. Offsets of
+groups join by AddOffsetsToTxn, or by version 4 and 5. Deviation: Kafka lets brokers add any
+internal topic; here only `__consumer_offsets` gets markers, so no other internal topic can join.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from tidelog.broker.apis.transactions.answers import error_for_version
 from tidelog.broker.coordinators.transaction.transitions import EPOCH_BUMP_VERSION
 from tidelog.broker.network.request import Deferred, RequestContext, gather
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import INTERNAL_TOPICS, OFFSETS_TOPIC
 from tidelog.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
@@ -30,6 +33,9 @@ REQUEST = AddPartitionsToTxnRequest
 
 MANY_TRANSACTIONS_FROM = 4
 PRODUCER_FENCED_FROM = 2
+# The maximum of partitions in one request; a transaction's record holds fewer. A larger request gets an answer with
+# only the first partition of each topic.
+PARTITIONS_MAX = 100_000
 
 Errors = dict[tuple[str, int], ErrorCode]
 
@@ -40,6 +46,8 @@ def handle(
     version = context.api_version
     transactions = _transactions(request, version)
     check_repeats([transaction.transactional_id for transaction in transactions])
+    if (count := _partition_count(transactions)) > PARTITIONS_MAX:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{count} partitions in one request, above {PARTITIONS_MAX}")
 
     def response(answers: Sequence[Errors | KafkaError]) -> AddPartitionsToTxnResponse:
         results = [
@@ -68,14 +76,15 @@ def _transactions(request: AddPartitionsToTxnRequest, version: int) -> list[AddP
 def _add(services: Services, transaction: AddPartitionsToTxnTransaction, version: int) -> Errors | Deferred:
     topics_by_name = services.image().topics_by_name
     partitions = list(_partitions(transaction.topics))
-    missing = [
-        (name, index)
-        for name, index in partitions
-        if (topic := topics_by_name.get(name)) is None or index not in topic.partitions
-    ]
-    if missing:
-        errors = dict.fromkeys(partitions, ErrorCode.OPERATION_NOT_ATTEMPTED)
-        return errors | dict.fromkeys(missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    closed_topics = INTERNAL_TOPICS - {OFFSETS_TOPIC} if version >= MANY_TRANSACTIONS_FROM else INTERNAL_TOPICS
+    refused: Errors = {}
+    for name, index in partitions:
+        if name in closed_topics:
+            refused[name, index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        elif (topic := topics_by_name.get(name)) is None or index not in topic.partitions:
+            refused[name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if refused:
+        return dict.fromkeys(partitions, ErrorCode.OPERATION_NOT_ATTEMPTED) | refused
     return services.transactions.add_partitions(
         transaction.transactional_id,
         transaction.producer_id,
@@ -87,8 +96,12 @@ def _add(services: Services, transaction: AddPartitionsToTxnTransaction, version
     )
 
 
+def _partition_count(transactions: Sequence[AddPartitionsToTxnTransaction]) -> int:
+    return sum(len(topic.partitions) for transaction in transactions for topic in transaction.topics)
+
+
 def _partitions(topics: Sequence[AddPartitionsToTxnTopic]) -> dict[tuple[str, int], None]:
-    """In the order of the request, each once."""
+    """The partitions in the order of the request, without duplicates."""
     return dict.fromkeys((topic.name, index) for topic in topics for index in topic.partitions)
 
 
@@ -98,7 +111,9 @@ def _result(
     topics: dict[str, AddPartitionsToTxnTopicResult] = {}
     for name, index in _partitions(transaction.topics):
         error = answer.code if isinstance(answer, KafkaError) else answer[name, index]
-        topic = topics.setdefault(name, AddPartitionsToTxnTopicResult(name=name))
+        topic = topics.get(name)
+        if topic is None:
+            topic = topics[name] = AddPartitionsToTxnTopicResult(name=name)
         topic.results_by_partition.append(
             AddPartitionsToTxnPartitionResult(
                 partition_index=index, partition_error_code=error_for_version(error, version, PRODUCER_FENCED_FROM)
@@ -110,5 +125,9 @@ def _result(
 def refuse(request: AddPartitionsToTxnRequest, error: KafkaError, version: int) -> AddPartitionsToTxnResponse:
     if version >= MANY_TRANSACTIONS_FROM:
         return AddPartitionsToTxnResponse(error_code=error.code)
-    results = [_result(transaction, error, version) for transaction in _transactions(request, version)]
+    transactions = _transactions(request, version)
+    if _partition_count(transactions) > PARTITIONS_MAX:
+        for topic in transactions[0].topics:
+            del topic.partitions[1:]
+    results = [_result(transaction, error, version) for transaction in transactions]
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results[0].topic_results)

@@ -1,4 +1,4 @@
-"""What the answers of the transaction APIs have in common: errors of old versions, and later answers."""
+"""The common part of the transaction APIs' answers: errors for old versions, and deferred answers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Response = TypeVar("Response")
 
 
 def error_for_version(error: ErrorCode, version: int, producer_fenced_from: int) -> ErrorCode:
-    """Old clients do not know PRODUCER_FENCED, and take INVALID_PRODUCER_EPOCH for the same."""
+    """The error for a client's version: old clients know INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED."""
     if error is ErrorCode.PRODUCER_FENCED and version < producer_fenced_from:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return error
 
 
 def mapped(answer: Any, response: Callable[[Any], Response]) -> Response | Deferred:
-    """`response` of an answer that is there or comes later; a KafkaError that comes later stays one."""
+    """Apply `response` to a present or deferred answer. A deferred KafkaError stays unchanged."""
     if not isinstance(answer, Deferred):
         return response(answer)
     deferred = Deferred()

@@ -1,7 +1,7 @@
 """DescribeTransactions (key 65, version 0): the state of transactional ids (KIP-664).
 
-Each id is answered by the coordinator of its partition; one that is elsewhere or loads carries that
-error. A prepared transaction shows the partitions that still lack its marker.
+Only the coordinator of an id's partition can describe it. An id whose partition is on another
+broker or is loading has that error. A prepared transaction shows the partitions without its marker.
 """
 
 from __future__ import annotations

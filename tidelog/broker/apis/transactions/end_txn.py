@@ -1,8 +1,8 @@
 """EndTxn (key 26, versions 0-5): commit or abort a transaction.
 
-The answer leaves when the decision is stored; the markers are written after it. Version 5 is that of
-transaction version 2: the answer has the identity for the next transaction. Before version 2 the
-error PRODUCER_FENCED is INVALID_PRODUCER_EPOCH.
+The answer leaves when the decision is stored; the markers are written later. Clients of transaction
+version 2 send version 5, and the answer has the producer id and epoch for the next transaction.
+Before version 2 the error PRODUCER_FENCED is INVALID_PRODUCER_EPOCH.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """ListTransactions (key 66, versions 0-2): the transactional ids that this broker coordinates.
 
-A client asks all brokers. Version 1 filters by the age of the transaction, 2 by a pattern of the id.
-COORDINATOR_LOAD_IN_PROGRESS for the whole while a partition is being loaded. As in Kafka, an id
-without a transaction counts as older than any duration. Deviation: patterns are those of Python's
-`re` whose matching has a bound (`coordinators/transaction/patterns.py`); others are refused with
-INVALID_REGULAR_EXPRESSION.
+A client sends it to all brokers. Version 1 filters by the age of the transaction, version 2 by a
+pattern of the id. While a partition is loading, the whole request gets
+COORDINATOR_LOAD_IN_PROGRESS. As in Kafka, an id without a transaction counts as older than any
+duration. Deviation: patterns are those of Python's `re` with bounded matching
+(`coordinators/transaction/patterns.py`); others are refused with INVALID_REGULAR_EXPRESSION.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ REQUEST = ListTransactionsRequest
 refuse = refusing(ListTransactionsResponse)
 
 IDS_PER_TURN = 500
-# Between two turns while a pattern is matched, whose steps for one id are bounded but may be many.
-IDS_PER_TURN_WITH_PATTERN = 20
+# The matching steps between two pauses; a single id may take more (`patterns.STEPS_MAX`).
+STEPS_PER_TURN = 100_000
 
 
 async def handle(
@@ -51,8 +51,8 @@ async def handle(
             and (pattern is None or pattern.matches(transactional_id))
         )
 
-    per_turn = IDS_PER_TURN if pattern is None else IDS_PER_TURN_WITH_PATTERN
-    for number, (transactional_id, metadata) in enumerate(services.transactions.transactions(), 1):
+    ids = steps = 0
+    for transactional_id, metadata in services.transactions.transactions():
         if is_wanted(transactional_id, metadata):
             response.transaction_states.append(
                 ListTransactionsResponseTransactionState(
@@ -61,7 +61,10 @@ async def handle(
                     transaction_state=STATE_NAMES[metadata.state],
                 )
             )
-        if number % per_turn == 0:
+        ids += 1
+        steps += 0 if pattern is None else pattern.steps(transactional_id)
+        if ids >= IDS_PER_TURN or steps >= STEPS_PER_TURN:
+            ids = steps = 0
             await asyncio.sleep(0)
     return response
 

@@ -43,6 +43,7 @@ from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResp
 from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 EXPIRE = TimerKey("expire")
+NO_TOPIC = ""
 # The bounds of one turn of the expiry; the rest follows a millisecond later.
 EXPIRY_GROUPS_PER_TURN = 200
 EXPIRY_RECORDS_PER_TURN = 2_000
@@ -247,11 +248,26 @@ class GroupCoordinator:
             outcome.reply(caller.token, response)
 
     def fetch_offsets(
-        self, group_id: str, topics: RequestedTopics | None, require_stable: bool, caller: Caller, now: Now
+        self,
+        group_id: str,
+        topics: RequestedTopics | None,
+        require_stable: bool,
+        caller: Caller,
+        now: Now,
+        *,
+        must_prove_leadership: bool = False,
     ) -> Outcome:
-        """Replies with `FetchedTopics`, see `OffsetStore.fetch`."""
+        """Replies with `FetchedTopics`, see `OffsetStore.fetch`.
+
+        With `must_prove_leadership` the reply waits until a record is committed, which only the leader of the
+        partition can do. The record deletes an offset that no group can have, so that it changes nothing.
+        """
         outcome = Outcome(now)
-        outcome.reply(caller.token, self.offsets.fetch(group_id, topics, require_stable))
+        fetched = self.offsets.fetch(group_id, topics, require_stable)
+        if must_prove_leadership:
+            outcome.reply_when_stored([OffsetCommit(group_id, NO_TOPIC, 0, None)], caller.token, fetched)
+        else:
+            outcome.reply(caller.token, fetched)
         return outcome
 
     def forget_topics(self, topics: Collection[tuple[str, bytes]], now: Now) -> Outcome:

@@ -24,6 +24,7 @@ METADATA_RESERVE_BYTES = 1_000
 ASSIGNMENT_RESERVE_BYTES = 1_000
 OFFSET_BYTES = 450
 TOPIC_OFFSETS_BYTES = 350
+PENDING_OFFSET_BYTES = 450  # beyond that of the offset itself
 
 
 class GroupMemoryBudget:
@@ -88,6 +89,11 @@ def topics_size_bytes(topics: Iterable[str]) -> int:
 def offset_size_bytes(metadata: str) -> int:
     """The size of one committed offset."""
     return OFFSET_BYTES + getsizeof(metadata) if metadata else OFFSET_BYTES
+
+
+def pending_offset_size_bytes(metadata: str) -> int:
+    """The size of one offset of an open transaction."""
+    return offset_size_bytes(metadata) + PENDING_OFFSET_BYTES
 
 
 def topic_offsets_size_bytes(topic: str) -> int:

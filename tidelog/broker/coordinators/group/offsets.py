@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 from tidelog.broker.coordinators.group.group import Group
 from tidelog.broker.coordinators.group.memory import (
+    PENDING_OFFSET_BYTES,
     GroupMemory,
     GroupMemoryBudget,
     group_offsets_size_bytes,
     offset_size_bytes,
+    pending_offset_size_bytes,
     topic_offsets_size_bytes,
 )
 from tidelog.broker.coordinators.group.records import OffsetCommit
@@ -82,19 +84,93 @@ RequestedTopics = list[tuple[str, bytes, list[int]]]  # (name, topic id or zero,
 FetchedTopics = list[tuple[str, list[FetchedOffset]]]
 
 
+class PendingOffsets:
+    """The offsets of open transactions by producer id, and which producers have one of a partition.
+
+    There may be thousands of producers, and a request may name thousands of partitions: none is looked for among the
+    offsets of each. The sizes are changes of memory in bytes.
+    """
+
+    def __init__(self) -> None:
+        self._by_producer: dict[int, dict[str, TopicOffsets]] = {}
+        self._producers: dict[tuple[str, str, int], set[int]] = {}  # never an empty set
+        self._group_counts: Counter[str] = Counter()  # partitions with a pending offset
+
+    def __bool__(self) -> bool:
+        return bool(self._by_producer)
+
+    def has_group(self, group_id: str) -> bool:
+        return group_id in self._group_counts
+
+    def has(self, group_id: str, topic: str, partition: int) -> bool:
+        return (group_id, topic, partition) in self._producers
+
+    def of_producer(self, producer_id: int) -> dict[str, TopicOffsets]:
+        return self._by_producer.get(producer_id, {})
+
+    def by_producer(self) -> Iterable[dict[str, TopicOffsets]]:
+        return self._by_producer.values()
+
+    def partitions_of(self, group_id: str) -> set[tuple[str, int]]:
+        if group_id not in self._group_counts:
+            return set()
+        return {(topic, partition) for group, topic, partition in self._producers if group == group_id}
+
+    def put(self, producer_id: int, record: OffsetCommit, entry: CommittedOffset) -> int:
+        key = (record.group_id, record.topic, record.partition)
+        producers = self._producers.get(key)
+        if producers is None:
+            producers = self._producers[key] = set()
+            self._group_counts[record.group_id] += 1
+        is_new = producer_id not in producers
+        producers.add(producer_id)
+        groups = self._by_producer.setdefault(producer_id, {})
+        return _put(groups, *key, entry) + is_new * PENDING_OFFSET_BYTES
+
+    def remove(self, record: OffsetCommit) -> int:
+        """Of all producers: the partition's offset is deleted."""
+        size_bytes = 0
+        for producer_id in self._producers.pop((record.group_id, record.topic, record.partition), ()):
+            pending = self._by_producer[producer_id]
+            size_bytes += _remove(pending, record) - PENDING_OFFSET_BYTES
+            if not pending:
+                del self._by_producer[producer_id]
+        if size_bytes:
+            self._count_down(record.group_id)
+        return size_bytes
+
+    def pop(self, producer_id: int) -> dict[str, TopicOffsets]:
+        """Those of an ended transaction; the caller gives back their memory."""
+        groups = self._by_producer.pop(producer_id, {})
+        for group_id, topics in groups.items():
+            for topic, partitions in topics.items():
+                for partition in partitions:
+                    producers = self._producers[group_id, topic, partition]
+                    producers.discard(producer_id)
+                    if not producers:
+                        del self._producers[group_id, topic, partition]
+                        self._count_down(group_id)
+        return groups
+
+    def _count_down(self, group_id: str) -> None:
+        self._group_counts[group_id] -= 1
+        if not self._group_counts[group_id]:
+            del self._group_counts[group_id]
+
+
 class OffsetStore:
     """`memory` is charged for offsets that are committed, in an open transaction, or being written."""
 
     def __init__(self, memory: GroupMemory | None = None) -> None:
         self.memory = memory or GroupMemory(GroupMemoryBudget(maxsize))
         self._groups: dict[str, TopicOffsets] = {}
-        self._pending: dict[int, dict[str, TopicOffsets]] = {}  # producer id -> group -> offsets
+        self._pending = PendingOffsets()
         # The number of unreplayed commits, by (group, topic, partition).
         self._in_flight: Counter[tuple[str, str, int]] = Counter()
 
     def __contains__(self, group_id: object) -> bool:
         """Whether the group has an offset, committed or in an open transaction."""
-        return group_id in self._groups or any(group_id in pending for pending in self._pending.values())
+        return group_id in self._groups or (isinstance(group_id, str) and self._pending.has_group(group_id))
 
     def groups(self) -> Iterator[str]:
         return iter(self._groups)
@@ -110,9 +186,7 @@ class OffsetStore:
                     yield group_id, topic, index, entry.offset
 
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
-        return any(
-            partition in pending.get(group_id, {}).get(topic, ()) for pending in self._pending.values() if pending
-        )
+        return self._pending.has(group_id, topic, partition)
 
     # -- commits under way -------------------------------------------------------------------------------------------
 
@@ -139,7 +213,9 @@ class OffsetStore:
 
         The offsets of a transaction are kept beside the others, by its producer id.
         """
-        groups = self._groups if producer_id < 0 else self._pending.get(producer_id, {})
+        is_pending = producer_id >= 0
+        groups = self._pending.of_producer(producer_id) if is_pending else self._groups
+        size_of = pending_offset_size_bytes if is_pending else offset_size_bytes
         size_bytes = 0
         new_entries: set[object] = set()
         for record in records:
@@ -148,9 +224,9 @@ class OffsetStore:
             topics = groups.get(record.group_id)
             partitions = topics.get(record.topic) if topics is not None else None
             previous = partitions.get(record.partition) if partitions is not None else None
-            size_bytes += offset_size_bytes(record.value.metadata)
+            size_bytes += size_of(record.value.metadata)
             if previous is not None:
-                size_bytes -= offset_size_bytes(previous.metadata)
+                size_bytes -= size_of(previous.metadata)
             if partitions is None and (record.group_id, record.topic) not in new_entries:
                 new_entries.add((record.group_id, record.topic))
                 size_bytes += topic_offsets_size_bytes(record.topic)
@@ -168,10 +244,7 @@ class OffsetStore:
         value = record.value
         if value is None:
             self._charge(_remove(self._groups, record))
-            for producer, pending in list(self._pending.items()):
-                self._charge(_remove(pending, record))
-                if not pending:
-                    del self._pending[producer]
+            self._charge(self._pending.remove(record))
             return
         entry = CommittedOffset(
             value.offset,
@@ -182,19 +255,21 @@ class OffsetStore:
             value.topic_id,
             record_offset,
         )
-        groups = self._groups if producer_id < 0 else self._pending.setdefault(producer_id, {})
-        self._charge(_put(groups, record.group_id, record.topic, record.partition, entry))
+        if producer_id < 0:
+            self._charge(_put(self._groups, record.group_id, record.topic, record.partition, entry))
+        else:
+            self._charge(self._pending.put(producer_id, record, entry))
 
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
         """Commit the transaction's offsets, or drop them."""
-        pending = self._pending.pop(producer_id, {})
+        pending = self._pending.pop(producer_id)
         for group_id, topics in pending.items():
             self._charge(-group_offsets_size_bytes(group_id))
             for topic, partitions in topics.items():
                 self._charge(-topic_offsets_size_bytes(topic))
                 committed_entries = self._groups.get(group_id, {}).get(topic, {})
                 for partition, entry in partitions.items():
-                    self._charge(-offset_size_bytes(entry.metadata))
+                    self._charge(-pending_offset_size_bytes(entry.metadata))
                     previous = committed_entries.get(partition)
                     if committed and (previous is None or previous.record_offset < entry.record_offset):
                         self._charge(_put(self._groups, group_id, topic, partition, entry))
@@ -226,8 +301,7 @@ class OffsetStore:
     def tombstones(self, group_id: str) -> list[OffsetCommit]:
         """Records that delete all offsets of the group, also those in open transactions."""
         partitions = {(topic, index) for topic, indexes in self.of_group(group_id).items() for index in indexes}
-        for pending in self._pending.values():
-            partitions |= {(topic, index) for topic, indexes in pending.get(group_id, {}).items() for index in indexes}
+        partitions |= self._pending.partitions_of(group_id)
         return [OffsetCommit(group_id, topic, index, None) for topic, index in sorted(partitions)]
 
     def tombstones_of_topics(self, topics: Collection[tuple[str, bytes]]) -> list[OffsetCommit]:
@@ -239,7 +313,7 @@ class OffsetStore:
         for topic, topic_id in topics:
             deleted_ids.setdefault(topic, []).append(topic_id)
         offset_keys: dict[tuple[str, str, int], None] = {}
-        for groups in (self._groups, *self._pending.values()):
+        for groups in (self._groups, *self._pending.by_producer()):
             for group_id, group_offsets in groups.items():
                 # The intersection iterates over the smaller set: there may be thousands of groups
                 # and of topics.
@@ -259,7 +333,7 @@ class OffsetStore:
         it.
         """
         topics = self.of_group(group.group_id)
-        waits_for_transaction = any(group.group_id in pending for pending in self._pending.values())
+        waits_for_transaction = self._pending.has_group(group.group_id)
         empty_since_ms = -1
         if group.protocol_type is not None:
             if group.state is GroupState.EMPTY:

@@ -10,7 +10,7 @@ Source: Kafka's `GroupCoordinatorService`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -34,17 +34,21 @@ from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResp
 from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 from tidelog.storage.producers.verification import TransactionAppend, Verification
 
-TOPIC = "__consumer_offsets"
 PROTOCOL_NAME_VERSION_MIN = 5  # SyncGroup has protocol type and name
 LEAVE_MANY_VERSION_MIN = 3  # LeaveGroup names several members
 NULL_PROTOCOL_VERSION_MIN = 7  # JoinGroup
 LAGS_MAX = 10_000
 COMMITS_READ_PER_LAG = 10
+# The hashes of the ids that come again and again; longer ids are not worth their memory.
+CACHED_HASHES_MAX = 4096
+CACHED_CHARACTERS_MAX = 100
+# No record can hold a longer id, and the hash of a long one would hold up the node.
+HASHED_CHARACTERS_MAX = 32_767
 
 
 class GroupCoordinatorService:
     """`partition_count`: the number of partitions that `__consumer_offsets` has, or will have after
-    its creation.
+    its creation. `has_session`: whether the controller surely counts this node among the active ones.
 
     A method returns the response, or a `Deferred` of a response or KafkaError. It raises KafkaError
     to refuse the whole request.
@@ -56,8 +60,10 @@ class GroupCoordinatorService:
         ports: Ports,
         rng: RandomBits,
         partition_count: Callable[[], int],
+        has_session: Callable[[], bool],
     ) -> None:
         self.config = config
+        self._has_session = has_session
         self._partition_count = partition_count
         self._memory = GroupMemoryBudget(config.max_groups_memory_bytes)
         self._offsets_memory = GroupMemoryBudget(config.max_offsets_memory_bytes)
@@ -74,7 +80,7 @@ class GroupCoordinatorService:
 
     def partition_for(self, group_id: str) -> int:
         """The partition of `__consumer_offsets` that holds the group."""
-        return abs_of_int32(java_hash(group_id)) % self._partition_count()
+        return partition_of_id(group_id, self._partition_count())
 
     def on_partition_elected(self, index: int, leader_epoch: int) -> None:
         self._runtime.on_elected(index, leader_epoch)
@@ -191,12 +197,19 @@ class GroupCoordinatorService:
     ) -> FetchedTopics | Deferred:
         """The committed offsets of `topics`, or of all topics for None.
 
-        `require_stable`: answer only after the pending writes are committed.
+        `require_stable`: answer only after the pending writes are committed. A node that the controller may have
+        replaced then also commits a record first: a later coordinator may know of newer offsets, and a transaction
+        that begins at an older one processes its input twice.
         """
         answer: FetchedTopics | Deferred = self._runtime.submit(
             self.partition_for(group_id),
             lambda coordinator, token, now: coordinator.fetch_offsets(
-                group_id, topics, require_stable, Caller(token, -1), now
+                group_id,
+                topics,
+                require_stable,
+                Caller(token, -1),
+                now,
+                must_prove_leadership=require_stable and not self._has_session(),
             ),
             after_pending_writes=require_stable,
             bypasses_limits=not require_stable,
@@ -310,13 +323,42 @@ def _leave_of_one(response: LeaveGroupResponse) -> LeaveGroupResponse:
     return LeaveGroupResponse(error_code=response.members[0].error_code)
 
 
+def partition_of_id(text: str, partition_count: int) -> int:
+    """The partition of the coordinator's topic that holds this group id or transactional id."""
+    return abs_of_int32(java_hash(text[:HASHED_CHARACTERS_MAX])) % partition_count
+
+
 def java_hash(text: str) -> int:
     """Java's `String.hashCode`: a signed 32-bit number over UTF-16 units."""
-    value = 0
+    return _cached_hash(text) if len(text) <= CACHED_CHARACTERS_MAX else _hash(text)
+
+
+def _hash(text: str) -> int:
+    """In few operations on large numbers: hostile requests hold hundreds of long ids.
+
+    The number is a row of lanes, one for each UTF-16 unit at first. A step adds neighbours, so that half as many lanes
+    of double width are left, with the hashes of twice as many units.
+    """
     units = text.encode("utf-16-be", "surrogatepass")
-    for position in range(0, len(units), 2):
-        value = (31 * value + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
+    value = int.from_bytes(units, "big")
+    lane_count, lane_bits, factor = 1 << (len(units) // 2 - 1).bit_length(), 16, 31
+    while lane_count > 1:
+        lane_count //= 2
+        mask = _every_second_lane(lane_bits, lane_count)
+        value = (value >> lane_bits & mask) * factor + (value & mask)
+        lane_bits, factor = 2 * lane_bits, factor * factor & 0xFFFFFFFF
+    value &= 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
+
+
+_cached_hash = lru_cache(maxsize=CACHED_HASHES_MAX)(_hash)
+
+
+@lru_cache(maxsize=256)
+def _every_second_lane(lane_bits: int, count: int) -> int:
+    """A mask for the low 32 bits of every second lane."""
+    ones = b"\xff" * (min(lane_bits, 32) // 8)
+    return int.from_bytes(ones.rjust(lane_bits // 4, b"\0") * count, "big")
 
 
 def abs_of_int32(value: int) -> int:

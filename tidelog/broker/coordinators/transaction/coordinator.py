@@ -39,6 +39,10 @@ IDS_CHECKED_PER_TURN = 2_000
 TOMBSTONE_BYTES_PER_WRITE = 500_000
 _TOMBSTONE_BYTES = 100  # without the transactional id
 COMPLETION_RETRY_MS = 100
+# A transaction takes no further partition when its record is larger: the record of its end has some bytes more, and
+# must fit into a batch of the topic, too. Few partitions always fit.
+RECORD_BYTES_MAX = 1_000_000
+FEW_PARTITIONS = 1_000
 _AT_ONCE_MS = 0
 
 _E = ErrorCode
@@ -168,9 +172,17 @@ class TransactionCoordinator:
         decided = transitions.add_partitions(entry.metadata, producer, partitions, client_version, now.wall_ms)
         if isinstance(decided, ErrorCode):
             outcome.reply(token, decided)
+        elif self._is_too_large(transactional_id, decided):
+            outcome.reply(token, _E.UNKNOWN_SERVER_ERROR)  # as for a record that the topic refuses
         else:
             self._begin(transactional_id, decided, outcome, token, _E.NONE)
         return outcome
+
+    def _is_too_large(self, transactional_id: str, metadata: TransactionMetadata) -> bool:
+        if len(metadata.partitions) <= FEW_PARTITIONS:
+            return False
+        key, value = self.encode(TransactionRecord(transactional_id, metadata))
+        return value is not None and len(key) + len(value) > RECORD_BYTES_MAX
 
     def verify_partitions(
         self, transactional_id: str, producer: ProducerIdentity, partitions: Collection[TopicPartition]

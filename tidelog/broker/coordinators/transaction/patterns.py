@@ -3,8 +3,9 @@
 Kafka matches with Java's regular expressions, RE2 with automata. Python's matcher goes back and forth
 instead, for years on a pattern such as `(a+)+b`, and one match blocks the node. So this module accepts
 the part of Python's syntax for which the number of steps has a bound: a repeated item has a fixed
-length and no alternatives, and few items are repeated. Invariant: an accepted pattern takes at most
-about `STEPS_MAX` steps for an id of `ID_LENGTH_MAX` characters; a longer id does not match.
+length and no alternatives, few items are repeated, and alternatives of which several may match lead to
+few ways in all. Invariant: an accepted pattern takes at most about `STEPS_MAX` steps for an id of
+`ID_LENGTH_MAX` characters; a longer id does not match.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ PATTERN_LENGTH_MAX = 1_000
 ID_LENGTH_MAX = 1_000
 # Repeated items beyond each other: the steps grow with the length of the id to this power.
 REPEATS_MAX = 2
+# Ways through the alternatives of a pattern, by its repeats: each is tried wherever a match may begin.
+WAYS_MAX = (1000, 100, 4)
+STEPS_MAX = max(ID_LENGTH_MAX**repeats * ways for repeats, ways in enumerate(WAYS_MAX))
+LAST_ASCII = 127
 
 _REPEATS = (constants.MIN_REPEAT, constants.MAX_REPEAT)
 _CHARACTERS = (constants.LITERAL, constants.NOT_LITERAL, constants.ANY, constants.IN, constants.AT)
@@ -34,29 +39,55 @@ class IdPattern:
             self._matches = re.compile(pattern).fullmatch
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(str(error)) from None
-        if _repeats(tree) > REPEATS_MAX:
+        self._repeats, self._ways = _weight(tree)
+        if self._repeats > REPEATS_MAX:
             raise ValueError(f"more than {REPEATS_MAX} parts of it repeat")
+        if self._ways > WAYS_MAX[self._repeats]:
+            raise ValueError(f"its alternatives match in more than {WAYS_MAX[self._repeats]} ways")
+
+    def steps(self, transactional_id: str) -> int:
+        """About how many steps a match of this id takes at most."""
+        length = len(transactional_id)
+        return 1 if length > ID_LENGTH_MAX else length**self._repeats * self._ways
 
     def matches(self, transactional_id: str) -> bool:
         """Whether the whole id matches."""
         return len(transactional_id) <= ID_LENGTH_MAX and self._matches(transactional_id) is not None
 
 
-def _repeats(items: Any) -> int:
-    """How many repeated items may follow one another in a match. Raises ValueError for one without a bound."""
-    count = 0
+def _weight(items: Any) -> tuple[int, int]:
+    """How many repeated items may follow one another in a match, and in how many ways its alternatives may match.
+
+    Raises ValueError for a repeated item without a bound.
+    """
+    repeats, ways = 0, 1
     for kind, value in items:
         if kind in _REPEATS:
             low, high, body = value
             _check_repeated(body)
-            count += low != high
+            repeats += low != high
         elif kind is constants.SUBPATTERN:
-            count += _repeats(value[3])
+            of_group = _weight(value[3])
+            repeats += of_group[0]
+            ways *= of_group[1]
         elif kind is constants.BRANCH:
-            count += max(_repeats(branch) for branch in value[1])
+            of_branches = [_weight(branch) for branch in value[1]]
+            repeats += max(each[0] for each in of_branches)
+            ways *= (max if _exclude_each_other(value[1]) else sum)(each[1] for each in of_branches)
         elif kind not in _CHARACTERS:
             raise ValueError(f"{kind} is not supported")
-    return count
+    return repeats, ways
+
+
+def _exclude_each_other(branches: Any) -> bool:
+    """Whether at most one of the alternatives can match, as their first letters differ."""
+    first_letters: set[str] = set()
+    for branch in branches:
+        kind, value = branch[0] if len(branch) else (constants.ANY, 0)
+        if kind is not constants.LITERAL or value > LAST_ASCII:
+            return False
+        first_letters.add(chr(value).lower())  # the pattern may ignore the case
+    return len(first_letters) == len(branches)
 
 
 def _check_repeated(items: Any) -> None:

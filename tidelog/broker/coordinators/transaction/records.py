@@ -8,10 +8,13 @@ for what version 0 cannot hold. Source: Kafka's `TransactionLog`.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from struct import Struct
 from typing import NamedTuple
 
 from tidelog.broker.coordinators.transaction.states import TransactionState
-from tidelog.broker.coordinators.transaction.transitions import TransactionMetadata
+from tidelog.broker.coordinators.transaction.transitions import NO_PRODUCER_ID, TopicPartition, TransactionMetadata
+from tidelog.protocol.codec.primitives import write_uvarint
 from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.messages.coordinator_records import decode_value, encode_key, encode_value
 from tidelog.protocol.messages.transaction_records import (
@@ -23,6 +26,20 @@ from tidelog.protocol.messages.transaction_records import (
 
 # The first transaction version that is stored in version 1 of the value.
 FLEXIBLE_VALUE_VERSION = 1
+# Larger transactions take the general way.
+PACKED_PARTITIONS_MAX = 100
+# Keys of longer ids are not worth their memory.
+CACHED_CHARACTERS_MAX = 100
+CACHED_KEYS_MAX = 4096
+
+# Of version 1: the value's version, the fields before the partitions, and those after them.
+_HEAD = Struct(">hqhib")
+_TIMES = Struct(">qq")
+_PARTITION = Struct(">i")
+_NULL = b"\x00"  # a compact array that is null
+_NO_TAGS = b"\x00"
+_TAGGED_ID = Struct(">bbq")
+_TAGGED_VERSION = Struct(">bbh")
 
 
 class TransactionRecord(NamedTuple):
@@ -34,10 +51,24 @@ class TransactionRecord(NamedTuple):
 
 def encode(record: TransactionRecord, transaction_version: int) -> tuple[bytes, bytes | None]:
     """`transaction_version`: the finalized level of the feature."""
-    key = encode_key(TransactionLogKey(transactional_id=record.transactional_id))
-    metadata = record.metadata
+    transactional_id, metadata = record
+    is_short = len(transactional_id) <= CACHED_CHARACTERS_MAX
+    key = _cached_key(transactional_id) if is_short else _key(transactional_id)
     if metadata is None:
         return key, None
+    if transaction_version >= FLEXIBLE_VALUE_VERSION and len(metadata.partitions) <= PACKED_PARTITIONS_MAX:
+        return key, _packed_value(metadata)
+    return key, value_by_declaration(metadata, transaction_version)
+
+
+def _key(transactional_id: str) -> bytes:
+    return encode_key(TransactionLogKey(transactional_id=transactional_id))
+
+
+_cached_key = lru_cache(maxsize=CACHED_KEYS_MAX)(_key)
+
+
+def value_by_declaration(metadata: TransactionMetadata, transaction_version: int) -> bytes:
     value = TransactionLogValue(
         producer_id=metadata.producer_id,
         producer_epoch=metadata.producer_epoch,
@@ -49,11 +80,46 @@ def encode(record: TransactionRecord, transaction_version: int) -> tuple[bytes, 
         transaction_start_timestamp_ms=metadata.start_ms,
     )
     if transaction_version < FLEXIBLE_VALUE_VERSION:
-        return key, encode_value(value, 0)
+        return encode_value(value, 0)
     value.previous_producer_id = metadata.previous_producer_id
     value.next_producer_id = metadata.next_producer_id
     value.client_transaction_version = metadata.client_version
-    return key, encode_value(value, 1)
+    return encode_value(value, 1)
+
+
+def _packed_value(metadata: TransactionMetadata) -> bytes:
+    """The bytes of `value_by_declaration` in version 1, in a third of its time: each transaction has three of them."""
+    out = bytearray(_HEAD.pack(1, metadata.producer_id, metadata.producer_epoch, metadata.timeout_ms, metadata.state))
+    if metadata.state is TransactionState.EMPTY:
+        out += _NULL
+    else:
+        _pack_partitions(out, metadata.partitions)
+    out += _TIMES.pack(metadata.update_ms, metadata.start_ms)
+    tags: list[bytes] = []
+    if metadata.previous_producer_id != NO_PRODUCER_ID:
+        tags.append(_TAGGED_ID.pack(0, 8, metadata.previous_producer_id))
+    if metadata.next_producer_id != NO_PRODUCER_ID:
+        tags.append(_TAGGED_ID.pack(1, 8, metadata.next_producer_id))
+    if metadata.client_version:
+        tags.append(_TAGGED_VERSION.pack(2, 2, metadata.client_version))
+    out.append(len(tags))
+    out += b"".join(tags)
+    return bytes(out)
+
+
+def _pack_partitions(out: bytearray, partitions: frozenset[TopicPartition]) -> None:
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions) if len(partitions) > 1 else partitions:
+        by_topic.setdefault(topic, []).append(partition)
+    write_uvarint(out, len(by_topic) + 1)
+    for topic, indexes in by_topic.items():
+        name = topic.encode()
+        write_uvarint(out, len(name) + 1)
+        out += name
+        write_uvarint(out, len(indexes) + 1)
+        for index in indexes:
+            out += _PARTITION.pack(index)
+        out += _NO_TAGS
 
 
 def decode(key: bytes, value: bytes | None) -> TransactionRecord | None:

@@ -9,14 +9,13 @@ Source: Kafka's `TransactionCoordinator`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from tidelog.broker.coordinators.group.memory import GroupMemoryBudget
-from tidelog.broker.coordinators.group.service import abs_of_int32, java_hash
+from tidelog.broker.coordinators.group.service import partition_of_id
 from tidelog.broker.coordinators.ports import Ports
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.broker.coordinators.transaction.config import TransactionCoordinatorConfig
@@ -30,10 +29,6 @@ from tidelog.broker.coordinators.transaction.transitions import (
 from tidelog.broker.coordinators.transaction_ports import MarkerSender, MarkerToSend
 from tidelog.broker.network.request import Deferred
 from tidelog.protocol.errors import ErrorCode, KafkaError
-
-logger = logging.getLogger("tidelog.transactions")
-
-TOPIC = "__transaction_state"
 
 Errors = dict[TopicPartition, ErrorCode]
 
@@ -73,7 +68,7 @@ class TransactionCoordinatorService:
 
     def partition_for(self, transactional_id: str) -> int:
         """The partition of `__transaction_state` that holds the id."""
-        return abs_of_int32(java_hash(transactional_id)) % self._partition_count()
+        return partition_of_id(transactional_id, self._partition_count())
 
     def on_partition_elected(self, index: int, leader_epoch: int) -> None:
         self._runtime.on_elected(index, leader_epoch)
@@ -100,14 +95,7 @@ class TransactionCoordinatorService:
                 lambda coordinator, now: coordinator.on_marked(due.transactional_id, due.producer, partitions, now),
             )
 
-        def on_fenced(error: ErrorCode) -> None:
-            logger.warning(
-                "transactional id %s: a marker of producer %d, epoch %d, was refused with %s; the transaction stays "
-                "prepared until another coordinator loads it",
-                due.transactional_id, producer_id, epoch, error.name,
-            )  # fmt: skip
-
-        self._markers.send(marker, on_done, on_fenced)
+        self._markers.send(marker, on_done)
 
     # -- producers ---------------------------------------------------------------------------------------------------
 

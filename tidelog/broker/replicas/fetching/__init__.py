@@ -1,1 +1,1 @@
-"""Fetches as a leader answers them: sessions of consumers and of followers, and when a follower's fetch waits."""
+"""The leader's side of fetches: the sessions of consumers and followers, and how long a follower's fetch waits."""

@@ -1,9 +1,9 @@
 """Fetch sessions (KIP-227): the broker remembers what a client fetches; requests and answers carry only changes.
 
-Pure: times and randomness are arguments. Beyond Kafka's, a session keeps the set of its *dirty* partitions: those that
-may have something to say (asked for anew, changed, not yet drained, failed). Partitions report changes through
-`FetchSession.touch`, so an answer costs what has changed, not what the session holds. Invariant: a partition that is
-not dirty has no unread data, and its high watermark and log start are those last sent.
+Pure: times and randomness are arguments. Unlike Kafka's, a session keeps the set of its *dirty* partitions: those that
+may have news (requested again, changed, not read to the end, failed). Partitions report changes through
+`FetchSession.touch`, so the cost of an answer depends on the changes, not on the size of the session. Invariant: a
+partition that is not dirty has no unread data, and the client knows its high watermark and log start offset.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ EPOCH_INITIAL = 0
 EPOCH_FINAL = -1
 EPOCH_MAX = 2**31 - 1
 
-# Partitions of all sessions together, and of the fetches that wait without one; each takes some 600 bytes here. Beyond
-# it a client gets no session, or its answer at once.
+# PARTITIONS_MAX bounds the partitions of all sessions: beyond it a client gets no session. PARKED_MAX bounds the
+# waiting fetches and the partitions of those without a session: beyond it a client gets its answer at once. Each
+# partition takes about 600 bytes.
 PARTITIONS_MAX = 250_000
 PARKED_MAX = 250_000
-PARKED_COST = 4  # of one that waits, in partitions
+PARKED_COST = 4  # of a waiting fetch, in partitions
 
-# Kafka's min.incremental.fetch.session.eviction.ms: a session that was used since then is not pushed out by a new one.
+# Kafka's min.incremental.fetch.session.eviction.ms: a new session does not evict one that was used since then.
 EVICTION_MS_MIN = 120_000
 
 Key = tuple[str | bytes, int]
 
 
 class Watched(Protocol):
-    """A partition that reports its changes; sessions register with it and leave again."""
+    """A partition that reports its changes to the registered session entries."""
 
     def watch(self, entry: SessionPartition) -> None: ...
     def unwatch(self, entry: SessionPartition) -> None: ...
 
 
 class SessionPartition:
-    """One partition of a session: what the client last asked and what it was last told."""
+    """One partition of a session: the client's last request for it, and the offsets last sent to the client."""
 
     __slots__ = ("asked", "key", "sent_high_watermark", "sent_log_start_offset", "session", "watched")
 
@@ -60,7 +61,7 @@ class SessionPartition:
 
 
 class FetchSession:
-    """`id` 0: made for one request and forgotten after it. `epoch` is the one the next request must carry."""
+    """A session with `id` 0 exists only for one request. `epoch` is the epoch that the next request must carry."""
 
     __slots__ = ("dirty", "epoch", "id", "last_used_ms", "partitions", "uses_topic_ids", "waiters")
 
@@ -71,7 +72,7 @@ class FetchSession:
         self.last_used_ms = now_ms
         self.partitions: dict[Key, SessionPartition] = {}
         self.dirty: dict[Key, SessionPartition] = {}
-        self.waiters: dict[Callable[[], None], None] = {}  # fetches of this session that wait; as a rule one
+        self.waiters: dict[Callable[[], None], None] = {}  # waiting fetches of this session, usually one
 
     def touch(self, entry: SessionPartition) -> None:
         self.dirty[entry.key] = entry
@@ -79,7 +80,7 @@ class FetchSession:
             waiter()
 
     def ask(self, partitions: Iterable[tuple[Key, FetchPartition]]) -> None:
-        """Take in what a request says of partitions; the newly asked go behind those that waited longer."""
+        """Store the partitions of a request. They become dirty, behind those that have waited longer."""
         for key, asked in partitions:
             entry = self.partitions.get(key)
             if entry is None:
@@ -97,11 +98,11 @@ class FetchSession:
                 _unwatch(entry)
 
     def close(self) -> None:
-        """Leave every partition; also called for one-request sessions when they are answered."""
+        """Unregister from every partition. Sessions of one request call this when they are answered."""
         self.forget(list(self.partitions))
 
 
-def _asked(request: FetchRequest, uses_topic_ids: bool) -> Iterator[tuple[Key, FetchPartition]]:
+def _partitions_of(request: FetchRequest, uses_topic_ids: bool) -> Iterator[tuple[Key, FetchPartition]]:
     for topic in request.topics:
         name = topic.topic_id if uses_topic_ids else topic.topic
         for asked in topic.partitions:
@@ -140,7 +141,7 @@ class FetchSessions:
         return iter(self._sessions.values())
 
     def resolve(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> tuple[FetchSession, bool]:
-        """The session a request belongs to, brought up to date, and whether all its partitions must be answered.
+        """The session of a request, updated with that request, and whether the answer must name all its partitions.
 
         Raises FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH or FETCH_SESSION_TOPIC_ID_ERROR.
         """
@@ -156,15 +157,15 @@ class FetchSessions:
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         before = len(session.partitions)
-        session.ask(_asked(request, uses_topic_ids))
-        session.forget(forgotten_in(request, uses_topic_ids))  # also what this request asks for: Kafka forgets last
+        session.ask(_partitions_of(request, uses_topic_ids))
+        session.forget(forgotten_in(request, uses_topic_ids))  # last, as in Kafka: also partitions added just before
         self._partition_count += len(session.partitions) - before
         if not session.partitions:
             self._remove(session.id)
             return FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms), True
         if self._partition_count > PARTITIONS_MAX and len(session.partitions) > before:
             self._remove(session.id)
-            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # it asks for all of them again, and gets no session
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # the client sends a full request, without a session
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
         session.last_used_ms = now_ms
         self._sessions[session.id] = self._sessions.pop(session.id)
@@ -172,7 +173,7 @@ class FetchSessions:
 
     def _full(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> FetchSession:
         session = FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms)
-        session.ask(_asked(request, uses_topic_ids))
+        session.ask(_partitions_of(request, uses_topic_ids))
         if request.session_epoch == EPOCH_INITIAL and request.topics and self._make_place(session, now_ms):
             session.id = self._free_id()
             self._sessions[session.id] = session
@@ -180,7 +181,7 @@ class FetchSessions:
         return session
 
     def _make_place(self, wanted: FetchSession, now_ms: int) -> bool:
-        """Whether there is room, once what clients have left behind is pushed out, as far as it must be."""
+        """Evict as many unused sessions as needed. Whether there is room for the new session afterwards."""
         if self._has_room(wanted):
             return True
         for session in list(self._sessions.values()):
@@ -208,7 +209,7 @@ class FetchSessions:
             session.close()
 
     def park(self, session: FetchSession) -> int:
-        """Room for a fetch that would wait, to be given back to `unpark`; 0 if there is none."""
+        """Reserve room for a waiting fetch. The cost, which the caller returns with `unpark`; 0 if there is no room."""
         cost = PARKED_COST if session.id else PARKED_COST + len(session.partitions)
         if self._parked + cost > PARKED_MAX:
             return 0

@@ -1,7 +1,7 @@
-"""What a follower is answered: the records of its dirty partitions, the errors, the marks, or nothing yet.
+"""Builds the answers for followers: records of dirty partitions, errors and high watermarks, or no answer yet.
 
-The session's book-keeping of what was told is done here as well; who waits and for how long is `follower_fetches.py`'s.
-Invariant: what is put into an answer with news is in flight until the follower mentions that partition again.
+Also updates the session with what each answer carries. `follower_fetches.py` decides which fetches wait and for how
+long. Invariant: a partition with news in an answer is in flight until the follower mentions it again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Frames = bytes | bytearray | list[Buffer]
 
 
 class Tail:
-    """The end of a partition's log as it lies in memory: several followers want the same one after the other.
+    """The last records of a partition, kept in memory, because several followers fetch the same records in turn.
 
-    Cleared whenever the replica takes another role, for its log may be another one afterwards.
+    Cleared whenever the replica changes its role, because its log may change then.
     """
 
     __slots__ = ("_frame", "_frame_key", "_records", "end_offset", "offset")
@@ -39,7 +39,7 @@ class Tail:
         self._frame = b""
 
     def appended(self, offset: int, end_offset: int, records: bytes) -> None:
-        """Just written to the log."""
+        """The records from `offset` to `end_offset` have just been written to the log."""
         self.offset, self.end_offset, self._records = offset, end_offset, records
 
     def clear(self) -> None:
@@ -49,10 +49,10 @@ class Tail:
     def frame(
         self, partition: Partition, offset: int, max_bytes: int, session_id: int, correlation_id: int
     ) -> tuple[Frames, int]:
-        """The answer with all from `offset` on, and the bytes of records in it. Raises what reading raises."""
+        """The answer with the records from `offset` on, and the size of these records. Raises the errors of a read."""
         log = partition.log
-        end_offset, mark = log.log_end_offset, log.high_watermark
-        key = (offset, end_offset, mark, max_bytes)
+        end_offset, high_watermark = log.log_end_offset, log.high_watermark
+        key = (offset, end_offset, high_watermark, max_bytes)
         if key == self._frame_key:
             return readdress(self._frame, correlation_id, session_id), len(self._frame)
         if offset == self.offset and end_offset == self.end_offset and len(self._records) <= max_bytes:
@@ -61,7 +61,7 @@ class Tail:
         else:
             regions, size_bytes, _ = log.read(offset, max_bytes, end_offset)  # type: ignore[assignment]
         frame = encode_one_fetched(
-            correlation_id, session_id, partition.topic_id, partition.index, mark, log.last_stable_offset,
+            correlation_id, session_id, partition.topic_id, partition.index, high_watermark, log.last_stable_offset,
             log.log_start_offset,
             regions, size_bytes,
         )  # fmt: skip
@@ -71,16 +71,16 @@ class Tail:
 
 
 class FollowerAnswers:
-    """`wake(session)` is called when a throttled partition may be sent again."""
+    """Calls `wake(session)` when a throttled partition may be sent again."""
 
     def __init__(
         self, partitions: HostedReplicas, loop: asyncio.AbstractEventLoop, wake: Callable[[FollowerSession], None]
     ) -> None:
         self.throttle = Throttle()
         self.bytes_out = 0
-        """Of record batches sent to followers since the start."""
+        """Size of the record batches sent to followers since the start."""
         self.errors: dict[int, int] = {}
-        """Error codes that followers were told."""
+        """Error code -> how often followers received it."""
         self._partitions = partitions
         self._loop = loop
         self._wake = wake
@@ -88,7 +88,7 @@ class FollowerAnswers:
     def frames(
         self, session: FollowerSession, correlation_id: int, version: int, must_answer: bool, is_full: bool = False
     ) -> Frames | None:
-        """What the dirty partitions have to say; None when that is not enough yet. Raises ColdRead."""
+        """The answer with the news of the dirty partitions; None when there is not enough yet. Raises ColdRead."""
         if len(session.dirty) == 1 and version == VERSION and session.min_bytes <= 1 and session.id:
             (entry,) = session.dirty
             partition = entry.partition
@@ -134,7 +134,7 @@ class FollowerAnswers:
     def _frame_of_one(
         self, session: FollowerSession, entry: FollowerEntry, partition: Partition, correlation_id: int
     ) -> Frames | None:
-        """The steady state; None where the log refuses, which is now the entry's problem. Raises ColdRead."""
+        """The fast path for one partition. None if the read fails, which sets the entry's problem. Raises ColdRead."""
         try:
             max_bytes = entry.max_bytes if entry.max_bytes < RESPONSE_BYTES_MAX else RESPONSE_BYTES_MAX
             tail: Tail = partition.watch.tail
@@ -156,7 +156,10 @@ class FollowerAnswers:
         return frame
 
     def _is_held_back(self, entry: FollowerEntry) -> bool:
-        """A throttled replica that is not in sync waits while the rate is used up; it is woken when it no longer is."""
+        """Whether throttling delays this partition: it is throttled, not in sync, and the rate is used up.
+
+        The session is woken when the rate allows more.
+        """
         partition, follower = entry.partition, entry.follower
         if partition is None or not partition.throttled_as_leader or follower is None or follower.in_maximal_isr:
             return False
@@ -180,7 +183,7 @@ class FollowerAnswers:
         session, partition = entry.session, entry.partition
         entry.sent_high_watermark = high_watermark
         if not is_news and partition is not None and entry.fetch_offset < partition.log.log_end_offset:
-            return  # there was no room for its records: it stays dirty, and is the first of the next answer
+            return  # the answer had no room for its records: it stays dirty, and is the first in the next answer
         session.dirty.pop(entry, None)
         if is_news:
             entry.in_flight = True

@@ -1,9 +1,10 @@
-"""Fetches of followers, on the leader's side: their sessions, what each is told, and how long it waits.
+"""The leader's side of followers' fetches: the sessions, the answers, and how long an answer waits.
 
-A follower asks for nearly the same thing thousands of times a second, so its session keeps for every partition where
-the follower is, and knows which may have news: an answer costs what has changed. `Fetch` requests of consumers are
-`apis/records/fetch.py`'s. Invariants: of a partition that is neither dirty nor in flight the follower has everything; a
-follower is booked (`Partition.follower_fetched`) only after its log was found to agree with this one.
+A follower sends nearly the same request thousands of times a second. Its session therefore keeps the follower's offset
+in every partition and the set of partitions that may have news: the cost of an answer depends only on the changes.
+`apis/records/fetch.py` handles the `Fetch` requests of consumers. Invariants: the follower has all records of a
+partition that is neither dirty nor in flight; a follower's offset is recorded (`Partition.follower_fetched`) only after
+a check that its log agrees with the leader's.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ EPOCH_MAX = 2**31 - 1
 
 
 class FollowerFetches:
-    """`tells_high_watermark`: answer also when only a high watermark has moved, for consumers that read there."""
+    """`tells_high_watermark`: answer also if only a high watermark has moved, for consumers of followers (KIP-392)."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class FollowerFetches:
         self._rng = rng
         self.sessions: dict[int, FollowerSession] = {}
         self.entry_count = 0
-        """Partitions of all sessions and of all fetches under way."""
+        """Partitions of all sessions and of all fetches in progress."""
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -79,7 +80,7 @@ class FollowerFetches:
     # ------------------------------------------------------------------------------------------------------ requests
 
     def serve_one(self, body: memoryview, correlation_id: int) -> Answer:
-        """A follower's steady state: one partition has moved. None where the request is anything else."""
+        """The fast path for a follower's usual request: one partition has moved. None for any other request."""
         fields = decode_one(body)
         if fields is None:
             return None
@@ -111,7 +112,7 @@ class FollowerFetches:
         return self._answer_or_park(session, correlation_id, VERSION)
 
     def serve(self, request: FetchRequest, version: int, correlation_id: int, connection: Peer) -> Answer:
-        """Any follower's fetch, of any version."""
+        """A follower's fetch of any version."""
         asked = as_follower_request(request, version)
         uses_topic_ids = version >= TOPIC_ID_FROM
         try:
@@ -125,7 +126,7 @@ class FollowerFetches:
         return answer
 
     def serve_many(self, body: memoryview, correlation_id: int) -> Answer:
-        """The same for the shape that our own followers send; None for any other."""
+        """The same for the form of request that Tidelog's followers send; None for any other form."""
         asked = decode_follower_request(body)
         if asked is None or asked.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
             return None
@@ -160,7 +161,7 @@ class FollowerFetches:
         if asked.session_epoch == EPOCH_INITIAL and asked.partitions and self._may_have_session(asked):
             while not session_id or session_id in self.sessions:
                 session_id = self._rng.randint(1, 2**31 - 1)
-        wake_soon = self._partitions.wakes.soon
+        wake_soon = self._partitions.callbacks.soon
         session = FollowerSession(session_id, asked.replica_id, asked.replica_epoch, wake_soon, self._answer_parked)
         session.waiting.on_abandon = partial(self._abandoned, session)
         session.uses_topic_ids = uses_topic_ids
@@ -219,25 +220,31 @@ class FollowerFetches:
         return self._answer_or_park(session, correlation_id, version, is_full=asked.session_epoch <= 0)
 
     def _end_with_this_answer(self, session: FollowerSession) -> None:
-        """The answer will name no session, and so the follower's next request says everything again (KIP-227)."""
+        """The answer names no session, so the follower's next request is a full one (KIP-227)."""
         del self.sessions[session.id]
         session.id = 0
 
     def _not_taken(self, session: FollowerSession) -> None:
-        """Told before and not mentioned since: the follower did not take it, and its offset is what it was."""
+        """Make partitions in flight dirty again: the follower did not use the last answer, so its offset is unchanged.
+
+        A follower mentions every partition whose records it has appended.
+        """
         for entry in session.in_flight:
             entry.in_flight = False
             session.dirty[entry] = None
         session.in_flight.clear()
 
     def _let_in(self, session: FollowerSession, now_ms: float) -> None:
-        """A fetch says of partitions that it does not mention that they are where they were: book that, too."""
+        """Record a fetch also for partitions outside the ISR that the request does not mention.
+
+        A fetch that does not mention a partition means that the follower's offset in it has not changed.
+        """
         for entry in list(session.outside):
             partition, follower = entry.partition, entry.follower
             if partition is None or follower is None or not partition.leads:
                 del session.outside[entry]
             elif follower.in_maximal_isr:
-                # While it is only proposed it may still be refused, and then there is nothing new to make it ask again.
+                # The controller may still refuse a proposed ISR. Then no later event would repeat the proposal.
                 if follower.broker_id in partition.in_sync.isr:
                     del session.outside[entry]
             elif entry.problem is None and not entry.in_flight and entry not in session.dirty:
@@ -246,18 +253,18 @@ class FollowerFetches:
     # -------------------------------------------------------------------------------------------------- one partition
 
     def _examine(self, entry: FollowerEntry, now_ms: float) -> None:
-        """Book where the follower is, or find what is wrong; afterwards the entry is dirty if there is news."""
+        """Record the follower's offset, or the problem with it. Afterwards the entry is dirty if there is news."""
         session = entry.session
         partition = entry.partition
         if partition is None:
             partition = self._partitions.watch_as_follower(entry)
         entry.problem = entry.follower = None
         session.unsettled[entry] = None
-        # An answer that crossed this request on its way was not taken, and with it the mark that it told.
+        # The follower drops an answer that crossed this request, and with it the high watermark in that answer.
         told, entry.sent_high_watermark = entry.sent_high_watermark, -1
         try:
             if partition is None or not partition.leads or partition.offline:
-                self._partitions.leader(*entry.key)  # says what it is
+                self._partitions.leader(*entry.key)  # raises the exact error
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             if entry.leader_epoch != partition.leader_epoch:
                 partition.require_epoch(entry.leader_epoch)
@@ -282,12 +289,15 @@ class FollowerFetches:
                 if offset == found.log_end_offset and not (self.tells_high_watermark and told != found.high_watermark):
                     session.dirty.pop(entry, None)
                     return
+        except ColdRead as cold:  # a segment is examined before the follower truncates its log for it
+            self._partitions.run_cold(cold, lambda: None)
+            entry.problem = ErrorCode.KAFKA_STORAGE_ERROR
         except Exception as error:
             entry.problem = self._partitions.refusal(partition, error).code
         session.dirty[entry] = None
 
-    def look_again(self, entry: FollowerEntry) -> None:
-        """The partition has another role or epoch, or is gone: the follower is to know at once."""
+    def role_changed(self, entry: FollowerEntry) -> None:
+        """The replica has another role or leader epoch, or is gone. The follower learns of it at once."""
         if entry.problem is None and not entry.in_flight:
             try:
                 partition = self._partitions.leader(*entry.key)
@@ -329,11 +339,11 @@ class FollowerFetches:
         self, session: FollowerSession, correlation_id: int, version: int, is_full: bool = False
     ) -> Answer:
         if session.dirty or is_full:
-            if is_full:  # every partition is answered, news or not
+            if is_full:  # a full answer names every partition, with news or without
                 session.dirty = dict.fromkeys(session.entries.values())
             must = (is_full and session.id != 0) or session.max_wait_ms <= 0
             if not session.id and (self.entry_count > ENTRIES_MAX or not session.entries):
-                must = True  # there is no room for it to wait, or nothing to wait for
+                must = True  # there is no room for another waiting fetch, or no partition to wait for
             lingers = not (must or is_full) and session.linger.busy and self._lingers(session)
             frames = None if lingers else self._frames(session, correlation_id, version, must, is_full)
             if frames is not None:
@@ -352,7 +362,7 @@ class FollowerFetches:
             self._answer_now(session)
 
     def _lingers(self, session: FollowerSession) -> bool:
-        """Whether the answer waits for more records; errors and cuts never do."""
+        """Whether the answer waits for more records. An answer with an error or a divergence never waits."""
         if session.linger_timer is not None:
             return True
         if any(entry.problem is not None for entry in session.dirty):
@@ -376,7 +386,7 @@ class FollowerFetches:
     def _try_to_answer(self, session: FollowerSession, parked: ParkedFetch, *, must_answer: bool) -> None:
         try:
             frames = self._frames(session, parked.correlation_id, parked.version, must_answer)
-        except Exception as error:  # a bug of ours: the follower comes again over another connection
+        except Exception as error:  # a bug here: the follower tries again on another connection
             self._abandoned(session)
             parked.failed(error)
             return
@@ -387,13 +397,13 @@ class FollowerFetches:
                 self._empty(session)
 
     def _release(self, session: FollowerSession) -> None:
-        """Answer a fetch that waits with nothing: the same follower asks for something else, or the session ends."""
+        """Send an empty answer to the waiting fetch, because the follower sends another request or the session ends."""
         parked, session.parked = session.parked, None
         if parked is not None:
             parked.complete(nothing(parked, session.id))
 
     def _wait_is_over(self, session: FollowerSession) -> None:
-        """One timer for all fetches of a session: armed anew for the one that waits now, if its time is not up yet."""
+        """The session's only timer has fired. It starts again if the fetch that waits now is not due yet."""
         session.timer = None
         parked = session.parked
         if parked is None:
@@ -410,7 +420,7 @@ class FollowerFetches:
         self._try_to_answer(session, parked, must_answer=True)
 
     def _abandoned(self, session: FollowerSession) -> None:
-        """The follower is gone, or has another connection by now, and with it another session."""
+        """The follower is gone, or uses another connection and with it another session."""
         session.parked = None
         if session.id:
             self._close(session.id)
@@ -418,7 +428,7 @@ class FollowerFetches:
             self._empty(session)
 
     def _warm(self, session: FollowerSession, cold: ColdRead) -> None:
-        """Pages of this read are not in memory: fault them in on a thread, then try again."""
+        """Load the pages that this read lacks into memory on a thread, then try again."""
         session.warming = True
 
         def warmed() -> None:
@@ -430,7 +440,7 @@ class FollowerFetches:
     def _frames(
         self, session: FollowerSession, correlation_id: int, version: int, must_answer: bool, is_full: bool = False
     ) -> Frames | None:
-        """The answer; None when there is not enough for one yet, or the disk is waited for."""
+        """The answer. None when there is not enough data yet, or when it waits for the disk."""
         try:
             return self.answers.frames(session, correlation_id, version, must_answer, is_full)
         except ColdRead as cold:

@@ -1,8 +1,8 @@
-"""When a follower's answer waits a moment for more records to share it, and when that does not pay. Pure.
+"""Decides when an answer to a follower waits briefly, so that it carries more records. Pure.
 
-On an idle processor a follower is back before the next request of a busy producer arrives, so that every few records
-cost a round of their own on three nodes. A session that carries much therefore answers a little later; producers that
-wait for their acknowledgements send nothing meanwhile, so a wait that brought nothing is followed by a rest.
+On an idle processor a follower fetches again before the next request of a busy producer arrives, so every few records
+cost a round trip of their own on three nodes. A busy session therefore answers a little later. Producers that wait for
+acknowledgements send nothing meanwhile, so after a wait without new records the session does not wait for some time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _REST_MS_MAX = 3_200.0
 
 
 class FollowerLinger:
-    """One session's. `news` counts what was appended for it; times in ms of the loop's clock."""
+    """The lingering of one session. `news` counts the appends for it; times are in ms of the loop's clock."""
 
     __slots__ = ("_rest_ms", "_resting_until_ms", "_window_began_ms", "_window_bytes", "busy", "news", "news_at_start")
 
@@ -27,7 +27,7 @@ class FollowerLinger:
         self._rest_ms = _REST_MS_MIN
 
     def sent(self, size_bytes: int, now_ms: float) -> None:
-        """An answer took that many bytes of records along."""
+        """An answer has carried `size_bytes` of records."""
         self._window_bytes += size_bytes
         elapsed_ms = now_ms - self._window_began_ms
         if elapsed_ms >= _WINDOW_MS:
@@ -35,7 +35,7 @@ class FollowerLinger:
             self._window_began_ms, self._window_bytes = now_ms, 0
 
     def may_wait(self, now_ms: float) -> bool:
-        """Whether the answer that could leave now is held back; `waited` must be called when it leaves."""
+        """Whether the answer that could be sent now waits. The caller calls `waited` when it sends the answer."""
         if not self.busy or now_ms < self._resting_until_ms:
             return False
         self.news_at_start = self.news

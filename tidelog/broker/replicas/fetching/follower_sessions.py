@@ -1,7 +1,8 @@
-"""What a leader remembers of a follower that fetches: its session, its place in every partition, its open fetch.
+"""The state that a leader keeps for a fetching follower: its session, its offset per partition, its waiting fetch.
 
-Values only; what they mean and when an answer is due is `follower_fetches.py`'s. Also requests of any version brought
-into one form. Invariant: an entry that is in flight is not dirty: the follower has been told and has not answered yet.
+Also converts requests of every version to one form. This module holds only the data: `follower_fetches.py` decides
+what to answer and when. Invariant: an entry that is in flight is not dirty: the leader has sent news of it, and the
+follower has not confirmed them yet.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ if TYPE_CHECKING:
 
 # Kafka wants replica.fetch.wait.max.ms to be below replica.lag.time.max.ms, 30 s by default.
 WAIT_MS_MAX = 30_000
-# Only brokers of the cluster get sessions. Beyond a bound a request is served without one.
+# Only brokers of the cluster get sessions. Beyond a bound a request is answered without a session.
 SESSIONS_MAX = 1000
-SESSIONS_OF_BROKER_MAX = 32  # num.replica.fetchers, and sessions of broken connections
-ENTRIES_MAX = 250_000  # partitions of all sessions and of parked fetches; each takes some 500 bytes
-# A session remembers so many partitions that are not hosted here; a follower may know of a topic first.
+SESSIONS_OF_BROKER_MAX = 32  # one per num.replica.fetchers, and those of broken connections
+ENTRIES_MAX = 250_000  # partitions of all sessions and of parked fetches; each takes about 500 bytes
+# Bound for the partitions of a session that this node does not host. A follower may learn of a topic before its leader.
 NOT_HOSTED_MAX = 1000
-# A follower that is alive fetches all the time; beyond this its session makes place when another begins.
+# A live follower fetches all the time. A session that is silent for longer is closed when another session begins.
 SILENT_MS_MAX = 10_000
 EPOCH_FINAL = -1
 
 Key = tuple[str | bytes, int]
-Problem = int | tuple[int, int]  # an error code, or the (epoch, end offset) where the logs part
+Problem = int | tuple[int, int]  # an error code, or the (epoch, end offset) at which the logs diverge
 
 
 class HostedReplicas(Protocol):
-    """What the followers' side asks of this node's partitions (`partitions.Partitions`)."""
+    """The part of `partitions.Partitions` that the followers' fetches use."""
 
-    wakes: DeferredCallbacks
+    callbacks: DeferredCallbacks
     deletions: Deletions
     replica_ports: ReplicaPorts
 
@@ -56,7 +57,7 @@ class HostedReplicas(Protocol):
 
 
 class FollowerEntry:
-    """One partition of a follower's session: where the follower is, and what is wrong with it if anything is."""
+    """One partition of a follower's session: the follower's offset, and the problem with it, if there is one."""
 
     __slots__ = (
         "fetch_offset", "follower", "in_flight", "key", "last_epoch", "leader_epoch", "log_start_offset",
@@ -78,21 +79,21 @@ class FollowerEntry:
         self.sent_high_watermark = -1
 
     def appended(self) -> None:
-        """The leader's log has grown, or the partition is to be looked at again."""
+        """The leader's log has grown, or the entry needs an answer for another reason."""
         if not self.in_flight:
             session = self.session
             session.linger.news += 1
             if self not in session.dirty:
                 session.dirty[self] = None
                 if self.follower is not None:
-                    # It had everything when it last fetched, whether or not that fetch had to mention it.
+                    # The follower had all records at its last fetch, even if that fetch did not mention the partition.
                     self.follower.last_caught_up_ms = session.last_fetch_ms
             if session.parked is not None:
                 session.wake()
 
 
 class FollowerSession:
-    """`id` 0: made for one request and forgotten after it."""
+    """A session with `id` 0 exists only for one request."""
 
     __slots__ = (
         "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "linger",
@@ -114,11 +115,11 @@ class FollowerSession:
         self.max_wait_ms = self.min_bytes = self.max_bytes = 0
         self.entries: dict[Key, FollowerEntry] = {}
         self.dirty: dict[FollowerEntry, None] = {}  # may have news for the follower
-        self.in_flight: dict[FollowerEntry, None] = {}  # told something, and not mentioned again since
-        self.unsettled: dict[FollowerEntry, None] = {}  # whose high watermark the follower may not know
-        self.outside: dict[FollowerEntry, None] = {}  # that could join the ISR at any fetch, mentioned or not
+        self.in_flight: dict[FollowerEntry, None] = {}  # news sent, not confirmed by the follower
+        self.unsettled: dict[FollowerEntry, None] = {}  # the follower may not know the high watermark
+        self.outside: dict[FollowerEntry, None] = {}  # outside the ISR; may join it with a fetch that does not name it
         self.not_hosted = 0
-        """At least as many as there are entries of partitions that this node does not host."""
+        """Upper bound for the number of entries whose partitions this node does not host."""
         self.last_fetch_ms = 0.0
         self.parked: ParkedFetch | None = None
         self.waiting = ParkedFetch(self)
@@ -132,14 +133,14 @@ class FollowerSession:
         self._wake_soon(self._answer)
 
     def knows_too_little(self) -> bool:
-        """Whether too many of its partitions are not hosted here."""
+        """Whether this node does not host too many of the session's partitions."""
         if self.not_hosted > NOT_HOSTED_MAX:
             self.not_hosted = sum(entry.partition is None for entry in self.entries.values())
         return self.not_hosted > NOT_HOSTED_MAX
 
 
 class ParkedFetch(Deferred):
-    """A follower's fetch that waits for news. A session has one, which is used again when it was answered."""
+    """A follower's fetch that waits for news. A session reuses one object for all its fetches."""
 
     __slots__ = ("correlation_id", "due_ms", "session", "version")
 
@@ -156,9 +157,9 @@ class ParkedFetch(Deferred):
 
 
 def is_gone(session: FollowerSession, broker: BrokerImage | None, now_ms: float) -> bool:
-    """Whether the session is one of a broker that is no more, of an earlier process of it, or of a broken connection.
+    """Whether the session belongs to a removed broker, to an earlier process of a broker, or to a broken connection.
 
-    `broker`: as the metadata has the one that the session names; None if there is none.
+    `broker`: the session's broker in the metadata; None if the metadata has no such broker.
     """
     if broker is None or 0 <= session.replica_epoch < broker.epoch:
         return True
@@ -167,7 +168,7 @@ def is_gone(session: FollowerSession, broker: BrokerImage | None, now_ms: float)
 
 
 def has_place(asked: FollowerRequest, broker: BrokerImage | None, sessions: Collection[FollowerSession]) -> bool:
-    """Whether this request may begin a session beside `sessions`: anybody can claim to be a broker."""
+    """Whether this request may begin another session. Bounded, because any client can claim to be a broker."""
     if broker is None or 0 <= asked.replica_epoch < broker.epoch or len(sessions) >= SESSIONS_MAX:
         return False
     of_broker = sum(session.replica_id == asked.replica_id for session in sessions)

@@ -175,7 +175,7 @@ def _is_valid_isr(partition: PartitionImage, members: list[int], recovery_state:
     distinct_ids = set(members)
     if len(distinct_ids) != len(members) or not distinct_ids <= set(partition.replicas):
         return False
-    # A leader that resigns names the rest of the ISR, all of it: nobody else joins or leaves with it.
+    # A leader that resigns proposes the whole rest of the ISR: no other replica joins or leaves with it.
     return partition.leader in distinct_ids or distinct_ids == set(partition.isr) - {partition.leader}
 
 

@@ -1,9 +1,8 @@
 """Elections over many partitions, when brokers change state or operators request them. Pure.
 
 Each decision turns one state into records; `partition_changes.py` decides on a single
-partition. Follows Kafka's `ReplicationControlManager`, with one exception: one decision
-fences all brokers that are found dead together. When a whole ISR dies at once, none of its
-replicas is known to lack records.
+partition. Follows Kafka's `ReplicationControlManager`, with one exception: one decision fences all brokers that die
+together. When a whole ISR dies at once, none of its replicas is known to lack records.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def forget_incarnation(state: ControllerState, broker_id: int, *, clean: bool) -
     After a clean stop the broker's logs are whole. It stays eligible, and keeps leading in the same
     epoch where it is the only ISR member, because no other replica can have led since. A leaderless
     ISR died as a whole, and its first member to return is to lead. It stays as it is, unless its
-    members may have lost records and the ELR tells which replicas have not.
+    members may have lost records and the ELR names the replicas that have not.
     """
     in_isr = state.index.in_isr(broker_id)
     if clean or not state.elr_enabled:

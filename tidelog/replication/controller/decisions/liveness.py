@@ -3,7 +3,7 @@ Pure.
 
 Sessions are in the memory of the active controller, not in the log: a new controller starts a new
 session for every broker. All times are `now_ms` of one monotonic clock. Follows Kafka's
-`BrokerHeartbeatManager`, except that one decision fences all brokers that are found dead together.
+`BrokerHeartbeatManager`, except that one decision fences all brokers that die together.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
 
 NO_LEADER = -1
@@ -27,8 +28,6 @@ GROUP_RESOURCE = 32
 METADATA_VERSION = "metadata.version"
 ELR_FEATURE = "eligible.leader.replicas.version"
 TRANSACTION_VERSION = "transaction.version"  # 2: each transaction has an epoch of its own (KIP-890)
-
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 @dataclass(slots=True)

@@ -181,7 +181,7 @@ class MetadataTracker:
     def _feed(self, values: Iterable[bytes], last_offset: int, epoch: int, timestamp_ms: int) -> None:
         self._loader.feed(values, last_offset, epoch, timestamp_ms)
         for kind, times in self._loader.unknown_kinds.items():
-            logger.warning("metadata log holds %d records of unknown kind %d: kept, not acted upon", times, kind)
+            logger.warning("the metadata log holds %d records of unknown type %d: ignoring them", times, kind)
         self._loader.unknown_kinds.clear()
 
     def _adopt(self, built_images: Sequence[BuiltImage]) -> None:
@@ -207,7 +207,7 @@ class MetadataTracker:
         self._on_image(image, delta)
 
     def _fail(self, error: Exception) -> None:
-        logger.critical("the metadata log cannot be followed any more: %s", error, exc_info=True)
+        logger.critical("cannot replay the metadata log any more: %s", error, exc_info=True)
         self.failure = error
         self._on_failure(error)
 
@@ -273,7 +273,7 @@ class MetadataTracker:
             self.raft.snapshot_written(identity)
         except OSError as error:
             # The log still has all records, and the next snapshot may succeed.
-            logger.error("snapshot of the metadata at offset %d failed: %s", identity.end_offset, error)
+            logger.error("cannot write a snapshot of the metadata at offset %d: %s", identity.end_offset, error)
         finally:
             self._snapshot_task = None
 

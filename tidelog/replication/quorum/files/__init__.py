@@ -1,1 +1,1 @@
-"""The files of a voter: the metadata log, the vote, and when they are synced and shortened."""
+"""The files of a voter: the metadata log and the vote file, with their syncs and their cleaning."""

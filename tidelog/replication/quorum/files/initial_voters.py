@@ -1,7 +1,7 @@
-"""The first voters of a quorum that can change its voters, left in a directory before the first start (KIP-853).
+"""Writes the first voters of a quorum with dynamic voters to a directory, before the first start (KIP-853).
 
-What Kafka's `format --standalone` and `--initial-controllers` leave: a snapshot of nothing at offset 0, with
-kraft.version 1 and the voters in it. Without it the voters are those of the configuration, for good.
+Like Kafka's `format --standalone` and `--initial-controllers`, it writes an empty snapshot at offset 0 with
+kraft.version 1 and the voters. Without it the voters are those of the configuration for good.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOG_SUFFIX: Final = ".log"
 
 
 def write_initial_voters(disk: Disk, root: str, voters: VoterSet, now_ms: int) -> bool:
-    """`root`: the log directory of the metadata. False, and nothing written, where a quorum has begun already."""
+    """`root`: the log directory of the metadata. Returns False and writes nothing if a quorum has already begun."""
     directory = f"{root}/__cluster_metadata-0"
     if disk.exists(directory):
         if _has_begun(disk, directory):
@@ -37,7 +37,7 @@ def write_initial_voters(disk: Disk, root: str, voters: VoterSet, now_ms: int) -
 
 
 def _has_begun(disk: Disk, directory: str) -> bool:
-    """Whether there is a vote, a snapshot or a record. A node that only waited for a quorum leaves an empty log."""
+    """Whether there is a vote, a snapshot or a record. A node that has only waited for a quorum has an empty log."""
     for entry in disk.list_directory(directory):
         if entry.name == vote_store.FILE_NAME or entry.name.endswith(SUFFIX):
             return True

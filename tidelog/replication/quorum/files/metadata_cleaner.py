@@ -1,7 +1,7 @@
-"""Keeps the metadata log short: looks once a minute, and after each new snapshot, for what retention lets go.
+"""Cleans the metadata log by its retention, once a minute and after each new snapshot.
 
-What may go is decided in `metadata_retention.py`, in which order it goes is `metadata_log.py`'s. Runs on the loop's
-thread.
+`metadata_retention.py` decides which snapshots may go; `metadata_log.py` removes them in a safe order. Runs on the
+loop's thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLEAN_INTERVAL_MS: Final = 60_000
 
 
 class MetadataCleaner:
-    """`tolerates` judges an error; it ends the node's part in the quorum when the device is at fault."""
+    """`tolerates` decides whether to continue after an error; after a device error the node leaves the quorum."""
 
     def __init__(
         self,
@@ -57,4 +57,4 @@ class MetadataCleaner:
         except (OSError, CorruptLog) as error:
             self._tolerates(error)
         if self._log.start_offset != before:
-            logger.info("the metadata log now begins at %d, where a snapshot ends", self._log.start_offset)
+            logger.info("the metadata log now starts at offset %d, where a snapshot ends", self._log.start_offset)

@@ -1,12 +1,13 @@
-"""`__cluster_metadata-0` on the disk, as raft sees it: the log, the snapshots beside it, the control records in both.
+"""`__cluster_metadata-0` on the disk: the log, the snapshots beside it, and the control records in both.
 
-Keeps the voters' history in step with the log. What is to be appended, cut or loaded is decided elsewhere. Runs on the
-loop's thread; `write_snapshot` and what says so may run on any.
+It keeps the voters' history consistent with the log. Other modules decide on appends, truncations and loads. All
+methods run on the loop's thread, except `write_snapshot` and others that say so.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,9 +16,11 @@ from tidelog.protocol.batches.control_batches import encode_control_records
 from tidelog.protocol.batches.record_batch import (
     HEADER,
     HEADER_SIZE,
+    LEADER_EPOCH_OFFSET,
     MAGIC,
     MIN_BATCH_LENGTH,
     BatchHeader,
+    check_crc,
     iter_headers,
 )
 from tidelog.protocol.batches.records import ControlRecordType, control_record_type, decode_batch, encode_batch
@@ -47,7 +50,9 @@ from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import describe
-from tidelog.storage.segments.reader import ColdRead, Region
+from tidelog.storage.segments.examination import UNKNOWN_END, Examiner, WholeBatch
+from tidelog.storage.segments.reader import ColdRead, Region, is_whole, position_of, walk
+from tidelog.storage.segments.segment import LOG_SUFFIX
 
 if TYPE_CHECKING:
     from tidelog.storage.log.directory import LogDirectory
@@ -59,16 +64,17 @@ READ_BYTES = 4 * 1024 * 1024
 SNAPSHOT_HEAD_BYTES = 64 * 1024
 OWN_PART = ".part"
 LACKING_FILE = "records-lost"
-"""There from before damaged records are cut until all that was committed is there again."""
-FETCHED_PART = ".fetched.part"  # a name of its own: the same snapshot may be written here meanwhile
+"""This file exists from before damaged records are truncated until the log has all committed records again."""
+KEPT_SUFFIX = ".damaged"
+FETCHED_PART = ".fetched.part"  # not OWN_PART, because this node may write the same snapshot meanwhile
 
 
 UNFINISHED = b"a part of the last batch\n"
-"""Content of that file where nothing else was cut, as a kill leaves it in a write, which nothing had acknowledged."""
+"""The content of LACKING_FILE if only an incomplete last batch was truncated, which a kill during a write leaves."""
 
 
 def note_loss(disk: Disk, directory: str, content: bytes = b"") -> None:
-    """Durably: records that were acknowledged are about to be cut from the metadata log in `directory`."""
+    """Write LACKING_FILE durably, before the metadata log in `directory` loses acknowledged records."""
     path = f"{directory}/{LACKING_FILE}"
     if not disk.exists(path) or (disk.read_file(path) != content and not content):
         disk.write_file(path, content, sync=True)
@@ -76,7 +82,7 @@ def note_loss(disk: Disk, directory: str, content: bytes = b"") -> None:
 
 
 def note_loss_of(disk: Disk, home: LogDirectory) -> Callable[[str], None]:
-    """To be called with the directory of the metadata log in `home` before its end is cut."""
+    """A function to call with the directory of the metadata log in `home`, before the log's end is truncated."""
     return partial(_note_cut if home.ending is Ending.KILLED else note_loss, disk)
 
 
@@ -96,7 +102,7 @@ def _note_cut(disk: Disk, directory: str) -> None:
 
 
 def _batch_bytes(header: bytes) -> int:
-    """How long the batch is of which these are the first bytes; 0 where they are none, or too few to tell."""
+    """The size of the batch that begins with these bytes; 0 if they are too short or no batch header."""
     if len(header) < HEADER_SIZE:
         return 0
     found = BatchHeader._make(HEADER.unpack(header))
@@ -104,7 +110,7 @@ def _batch_bytes(header: bytes) -> int:
 
 
 class ReplayedBatch(NamedTuple):
-    """Values of metadata records, and the offset of the last record they come from (control records included)."""
+    """The values of a batch's metadata records, and the offset of its last record (control records included)."""
 
     last_offset: int
     epoch: int
@@ -113,7 +119,7 @@ class ReplayedBatch(NamedTuple):
 
 
 class MetadataLog:
-    """`root`: the log directory that holds `__cluster_metadata-0`, whose log is `log`. `load` first."""
+    """`root`: the log directory that holds `__cluster_metadata-0`, whose log is `log`. Call `load` first."""
 
     def __init__(self, disk: Disk, root: str, log: PartitionLog, voters: VoterHistory) -> None:
         self._disk = disk
@@ -128,10 +134,12 @@ class MetadataLog:
         self._is_lacking = False
         self._damaged_snapshots: set[SnapshotId] = set()
         self._voters_known_below = 0
+        self._epoch_max: int | None = None
+        """The bound of the records' leader epochs; None while nothing contradicts them."""
         self.damage = ""
-        """What is wrong with the files, for people."""
+        """A description of the damage for the operator."""
 
-    # -- as raft sees it ---------------------------------------------------------------------------------------------
+    # -- raft's view -------------------------------------------------------------------------------------------------
 
     @property
     def start_offset(self) -> int:
@@ -150,7 +158,7 @@ class MetadataLog:
         latest = max(self._log.leader_epochs.latest, 0)
         newest = self._snapshots[-1] if self._snapshots else None
         if newest is not None and newest.end_offset >= self._log.log_end_offset:
-            # No record is younger than the snapshot. What the log's checkpoint says may be of before it was emptied.
+            # No record is newer than the snapshot. The log's epoch checkpoint may date from before it was emptied.
             return max(latest, newest.epoch)
         return latest
 
@@ -164,7 +172,7 @@ class MetadataLog:
             return OffsetAndEpoch(self.last_epoch, self.end_offset)
         earliest = self._snapshots[0] if self._snapshots else None
         if earliest is not None and found == epoch and end_offset == earliest.end_offset:
-            # Older than all that the log holds: the snapshot at its start is where it may go on.
+            # The epoch is older than all records, and the snapshot at the log start holds its end.
             return OffsetAndEpoch(earliest.epoch, earliest.end_offset)
         return OffsetAndEpoch(found, end_offset)
 
@@ -172,16 +180,16 @@ class MetadataLog:
 
     @property
     def lacks_records(self) -> bool:
-        """Damage took records that this replica may have acknowledged."""
+        """Whether damage has removed records that this replica may have acknowledged."""
         return self._disk.exists(f"{self.directory}/{LACKING_FILE}")
 
     @property
     def acknowledged_end(self) -> OffsetAndEpoch | None:
-        """What this voter has acknowledged at most, also where damage has taken it since; None: unknown."""
+        """The upper bound of this voter's acknowledgements, lost records included; None if unknown."""
         return self._acknowledged.end
 
     def remember_acknowledged(self, end_offset: int | None = None) -> None:
-        """All that is synced, up to `end_offset`, may be acknowledged from now on. Raises OSError."""
+        """Record that synced records up to `end_offset` may be acknowledged. Raises OSError."""
         if not self._remembers:
             return
         end_offset = self.synced_offset if end_offset is None else min(end_offset, self.synced_offset)
@@ -192,11 +200,11 @@ class MetadataLog:
         if self._is_lacking:
             if lost is None:
                 return
-            end = max(end, lost)  # what it lacks stays acknowledged
+            end = max(end, lost)  # lost records stay acknowledged
         self._acknowledged.write(end)
 
     def _judge_loss(self, may_believe: bool) -> None:
-        """After a start: whether what is left is less than this voter has acknowledged."""
+        """At a start, detect whether the log is shorter than this voter has acknowledged."""
         acknowledged = self._acknowledged.read() if may_believe else None
         left = OffsetAndEpoch(self.last_epoch, self.end_offset)
         if acknowledged is None:
@@ -211,24 +219,24 @@ class MetadataLog:
         self.remember_acknowledged()
 
     def close(self) -> None:
-        """The log itself is its directory's to close. Raises OSError."""
+        """Close the file of acknowledgements; the log directory closes the log. Raises OSError."""
         self._acknowledged.close()
 
     @property
     def lacks_unfinished_batch_only(self) -> bool:
-        """All that was cut is a batch of which a part was there, as a kill leaves it in the middle of a write."""
+        """Whether only an incomplete last batch was truncated, which a kill during a write leaves."""
         path = f"{self.directory}/{LACKING_FILE}"
         return self._disk.exists(path) and self._disk.read_file(path) == UNFINISHED
 
     def lose(self, why: str) -> None:
-        """Say so on the device, before anything is cut."""
+        """Record a loss durably, before the truncation."""
         self.damage = self.damage or why
         logger.error("%s: %s", self.directory, why)
         note_loss(self._disk, self.directory)
         self._is_lacking = True
 
     def recovered(self, why: str = "what was lost to damage has been fetched again") -> None:
-        """All that was committed is here again, on the device."""
+        """Record that all committed records are on the device again."""
         logger.warning("%s: %s", self.directory, why)
         self._is_lacking = False
         self._disk.remove(f"{self.directory}/{LACKING_FILE}")
@@ -240,39 +248,130 @@ class MetadataLog:
         return bool(self._log.damaged_ranges())
 
     def _examine(self) -> None:
-        """Every record is read here, whatever the last stop was like."""
+        """Check every record, even after a clean stop."""
         if self.lacks_records:
             self.damage = "it lacks records that were damaged"
         for segment in self._log.segments:
             segment.findings = segment.examine()
             self._log.adopt_findings(segment)
+        if self._epoch_max is not None:
+            self._log.doubt_epochs_above(self._epoch_max)
+
+    def _credible_epoch(self, may_believe: bool) -> int:
+        """The leader epoch of the last record, or the one before it if nothing confirms the last.
+
+        No CRC covers the epoch, and no record follows the last one. A later epoch than the quorum has had would make
+        this replica's log the newest of all: it would be elected without records that the others have committed.
+        """
+        acknowledged = self._acknowledged.read() if may_believe else None
+        if acknowledged is not None and acknowledged.end_offset == self.end_offset:
+            return acknowledged.epoch
+        epochs = list(self._log.leader_epochs)
+        if not epochs or not self.start_offset <= epochs[-1][1] < self.end_offset:
+            return self.last_epoch
+        epoch, start = epochs.pop()
+        earlier = [each for each, _ in epochs] or [one.epoch for one in self._snapshots if one.end_offset == start]
+        if not earlier or epoch <= earlier[-1] or self._begins_epoch(start):
+            return self.last_epoch
+        return earlier[-1]
+
+    def _write_last_epoch(self, epoch: int) -> None:
+        """Write this epoch into the batches of the last, false one. No CRC covers it. Raises OSError."""
+        _, start = list(self._log.leader_epochs)[-1]
+        logger.error("%s: the records from offset %d on are of leader epoch %d", self.directory, start, epoch)
+        for segment in self._log.segments.from_offset(start):
+            for position, base_offset, _, _ in walk(segment, position_of(segment, start, wait=True), wait=True):
+                if base_offset >= start:
+                    segment.file.write_at(struct.pack(">i", epoch), position + LEADER_EPOCH_OFFSET)
+            segment.file.sync()
+        self._log.leader_epochs.forget_above(epoch, ())
+
+    def _begins_epoch(self, offset: int) -> bool:
+        """Whether the batch at `offset` has a LeaderChange record. A leader appends it before any other record."""
+        header, region, position = next(self._batches(offset, self.end_offset))
+        records = decode_batch(region, position, header) if header.is_control else ()
+        return any(control_record_type(record.key) is ControlRecordType.LEADER_CHANGE for record in records)
 
     def cut_damage(self, committed_offset: int = 0) -> None:
-        """End the log before its first damaged record. Raises OSError, CorruptLog.
+        """Truncate the log before its first damaged record. Raises OSError, CorruptLog.
 
-        What is known of the voters below `committed_offset` stays known.
+        The voters' history below `committed_offset` stays.
         """
         ranges = self._log.damaged_ranges()
         if not ranges:
             return
         segment, first = ranges[0]
+        if not self.lacks_records:  # copies of an earlier loss, which was repaired, may have been truncated since
+            self._forget_kept()
         self.lose(describe(first))
-        self._keep_damaged(segment)
+        for each in self._log.segments.from_offset(segment.base_offset):
+            if not self._disk.exists(each.path + KEPT_SUFFIX):  # the copy of a loss that is not repaired has more
+                self._keep_damaged(each)
         self._log.truncate_to(first.first_offset)
-        if self._log.damaged_ranges():  # the cut was within it
+        if self._log.damaged_ranges():  # the damaged range began before the truncation offset
             self._log.truncate_to(max(first.first_offset - 1, self._log.log_start_offset))
         self._voters_known_below = max(self.end_offset, committed_offset)
         self._voters.truncate_to(self._voters_known_below)
 
     def _keep_damaged(self, segment: Segment) -> None:
-        """A copy, for an operator who has no other one."""
+        """Copy the damaged segment, because the operator may have no other copy."""
         size_bytes = min(segment.size_bytes, self._disk.size_of(segment.path))
-        self._disk.copy_prefix(segment.path, f"{segment.path}.damaged", size_bytes)
+        self._disk.copy_prefix(segment.path, f"{segment.path}{KEPT_SUFFIX}", size_bytes)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the log, on the device, reaches as far again as this voter has acknowledged."""
+        lost = self._acknowledged.end
+        is_synced = self.synced_offset >= self.end_offset
+        return lost is not None and is_synced and OffsetAndEpoch(self.last_epoch, self.end_offset) >= lost
+
+    def restore(self, records: Bytes, now_ms: int) -> int:
+        """Append another voter's records from the log end on, up to a batch that the kept copy of this log has too, and
+        then what follows in the copy. Without such a batch the log stays as it is. Returns the log end.
+
+        Raises KafkaError for damaged records, OSError, CorruptLog; the log may then have a part.
+        """
+        fetched: dict[int, memoryview] = {}
+        offset = self.end_offset
+        for position, header in iter_headers(records):
+            if header.base_offset != offset or not check_crc(records, position, header):
+                break
+            fetched[offset] = memoryview(records)[position : position + header.size_bytes]
+            offset = header.next_offset
+        for header, batch in self._kept_batches():
+            if header.base_offset > self.end_offset and fetched.get(header.base_offset) == batch:
+                for base_offset in [each for each in fetched if each < header.base_offset]:
+                    self.append_replicated(fetched[base_offset], now_ms)
+                fetched.clear()
+            # A later leader may have replaced what was kept. Then the kept batches are of an earlier epoch.
+            is_of_log = header.partition_leader_epoch >= self.last_epoch
+            if header.base_offset == self.end_offset and not fetched and is_of_log:
+                self.append_replicated(batch, now_ms)
+        return self.end_offset
+
+    def _kept_names(self) -> list[str]:
+        names = [entry.name for entry in self._disk.list_directory(self.directory)]
+        return sorted(name for name in names if name.endswith(LOG_SUFFIX + KEPT_SUFFIX) and name[:20].isdecimal())
+
+    def _forget_kept(self) -> None:
+        for name in self._kept_names():
+            self._disk.remove(f"{self.directory}/{name}")
+
+    def _kept_batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """The whole batches in the copies of damaged segments."""
+        for name in self._kept_names():
+            file = self._disk.open(f"{self.directory}/{name}")
+            try:
+                for each in Examiner(file.read_at, file.size_bytes(), int(name[:20]), end_offset=UNKNOWN_END).run():
+                    if isinstance(each, WholeBatch):
+                        yield each.header, each.data[: each.header.size_bytes]
+            finally:
+                file.close()
 
     def replace_damage(self, identity: SnapshotId) -> bool:
-        """Begin the log anew at the end of a whole snapshot that holds all that is damaged; False where none does.
+        """Restart the log at the end of a snapshot that covers all damaged records. Returns False if it does not.
 
-        The records behind the snapshot stay. Raises OSError, CorruptLog.
+        The records after the snapshot stay. Raises OSError, CorruptLog.
         """
         ranges = self._log.damaged_ranges()
         if not ranges or ranges[-1][1].end_offset > identity.end_offset or identity.end_offset > self.end_offset:
@@ -282,11 +381,11 @@ class MetadataLog:
             first_offset = min(first_offset, header.base_offset)
             rest += memoryview(region)[position : position + header.size_bytes]
         if first_offset < identity.end_offset:
-            return False  # the snapshot ends within a batch
+            return False  # the snapshot ends inside a batch
         logger.warning("%s: %s; snapshot %s has the same", self.directory, describe(ranges[0][1]), identity)
         was_lacking = self.lacks_records
         if rest and not was_lacking:
-            note_loss(self._disk, self.directory)  # until those records are on the device again
+            note_loss(self._disk, self.directory)  # until the records after the snapshot are on the device again
         self._keep_damaged(ranges[0][0])
         self._log.truncate_fully_and_start_at(identity.end_offset)
         if rest:
@@ -298,7 +397,7 @@ class MetadataLog:
         return True
 
     def check_snapshots(self) -> bool:
-        """Whether one of those on the disk is damaged. May run on any thread. Raises OSError."""
+        """Whether a snapshot on the disk is damaged. May run on any thread. Raises OSError."""
         self._damaged_snapshots = {identity for identity in list(self._snapshots) if self._is_damaged(identity)}
         return bool(self._damaged_snapshots)
 
@@ -312,7 +411,9 @@ class MetadataLog:
         return False
 
     def remove_damaged_snapshots(self) -> None:
-        """As far as the log reaches to its start without them. Raises OSError."""
+        """Remove each damaged snapshot that the log does not need: the log starts at offset 0, or a newer snapshot is
+        whole. Raises OSError.
+        """
         for identity in sorted(self._damaged_snapshots & set(self._snapshots)):
             logger.error("%s is damaged", self.path_of(identity))
             newest_whole = max((one for one in self._snapshots if one not in self._damaged_snapshots), default=None)
@@ -321,13 +422,15 @@ class MetadataLog:
         self._damaged_snapshots.clear()
 
     def _newest_whole_snapshot(self) -> tuple[SnapshotId, Snapshot] | None:
-        """Damaged ones are removed; then an older one, with the records behind it, has the same."""
+        """Load the newest whole snapshot and remove damaged ones. An older snapshot and the records after it have the
+        same content.
+        """
         while self._snapshots:
             identity = self._snapshots[-1]
             try:
                 return identity, decode_snapshot(self._disk.read_file(self.path_of(identity)))
             except (CorruptSnapshot, KafkaError) as error:
-                logger.error("%s is removed: %s", self.path_of(identity), error)
+                logger.error("removing %s: %s", self.path_of(identity), error)
                 self.damage = self.damage or f"{snapshot_name(identity)} is damaged"
                 self._remove_snapshot(identity)
         return None
@@ -335,12 +438,19 @@ class MetadataLog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def load(self, *, is_voter: bool = False, keeps_writes: bool = False) -> tuple[SnapshotId, Snapshot] | None:
-        """The newest snapshot, and the voters out of it and the log. Raises CorruptSnapshot, CorruptLog.
+        """Return the newest snapshot, and load the voters from it and the log. Raises CorruptSnapshot, CorruptLog.
 
-        `keeps_writes`: all that the last process wrote is in its files.
+        `keeps_writes`: the files contain all writes of the previous process.
         """
         self._remembers = is_voter
         newest = self._load()
+        epoch_max = self._credible_epoch(is_voter and keeps_writes)
+        if epoch_max < self.last_epoch:
+            if is_voter and len(self._voters.latest.ids) <= 1:
+                self._write_last_epoch(epoch_max)  # no other voter has a copy
+            else:
+                self._epoch_max = epoch_max
+            newest = self._load()
         if is_voter:
             self._judge_loss(keeps_writes)
         return newest
@@ -348,7 +458,7 @@ class MetadataLog:
     def _load(self) -> tuple[SnapshotId, Snapshot] | None:
         names = [entry.name for entry in self._disk.list_directory(self.directory)]
         for name in names:
-            if ".checkpoint." in name:  # `.part`: not finished; `.deleted`: Kafka's, about to be removed
+            if ".checkpoint." in name:  # `.part`: incomplete; `.deleted`: Kafka would remove it soon
                 self._disk.remove(f"{self.directory}/{name}")
         found = [identity for identity in map(parse_snapshot_name, names) if identity is not None]
         self._snapshots = sorted(identity for identity in found if identity.end_offset >= self.start_offset)
@@ -383,10 +493,11 @@ class MetadataLog:
         self._scan(max(self.start_offset, identity.end_offset))
 
     def holds(self, identity: SnapshotId) -> bool:
-        """Whether the log begins where the snapshot ends, or has the record that the snapshot ends with.
+        """Whether the log starts at or after the snapshot's end, or has the snapshot's last record.
 
-        Else the log ends before it, or went another way: the snapshot is of what was committed, so the log begins anew
-        behind it. (Kafka compares the last epochs, and keeps a log that ends below the snapshot in a later epoch.)
+        Otherwise the log ends before the snapshot or has diverged from it. A snapshot is committed, so the log must
+        restart at its end. (Kafka compares the last epochs, and keeps a log that ends below the snapshot in a later
+        epoch.)
         """
         if identity.end_offset <= self.start_offset:
             return True
@@ -395,7 +506,7 @@ class MetadataLog:
         return self._log.leader_epochs.epoch_for_offset(identity.end_offset - 1) in (identity.epoch, -1)
 
     def _scan(self, offset: int) -> None:
-        """Take over the voters that control records from `offset` on name."""
+        """Adopt the voters in the control records from `offset` on."""
         for header, region, position in self._batches(offset, self.end_offset):
             self._take_over(region, position, header)
 
@@ -426,6 +537,9 @@ class MetadataLog:
                 cold.warm()
                 continue
             assert result.regions, "a read below the log end finds a batch"
+            if not is_whole(result):
+                self._log.segments.distrust_from(offset)
+                continue
             for region in result.regions:
                 for position, header in iter_headers(region):
                     if header.last_offset >= offset:
@@ -433,11 +547,11 @@ class MetadataLog:
                         offset = header.next_offset
 
     def records_from(self, offset: int, bytes_max: int) -> bytes:
-        """Whole batches, as they lie. Raises ColdRead."""
+        """The bytes of whole batches from `offset` on. Raises ColdRead."""
         return b"".join(self._log.read(offset, bytes_max, self.end_offset).regions)
 
     def bootstrap_values(self) -> list[bytes]:
-        """What Kafka's `format` left for the first start; empty where Tidelog formats by itself."""
+        """The records that Kafka's `format` wrote for the first start; empty if Tidelog formatted the directory."""
         path = f"{self._root}/{BOOTSTRAP_NAME}"
         if not self._disk.exists(path):
             return []
@@ -449,11 +563,11 @@ class MetadataLog:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def append_values(self, values: Sequence[bytes], epoch: int, now_ms: int) -> int:
-        """One batch, all or nothing; the offset of its last record."""
+        """Append one atomic batch; returns the offset of its last record."""
         return self._append(encode_batch([(now_ms, None, value, ()) for value in values]), epoch, now_ms)
 
     def append_leader_change(self, change: AppendLeaderChange, leader_id: int, now_ms: int) -> int:
-        # Version 1 would name directories, but Kafka 4.3 writes 0 and takes whatever it finds for 0.
+        # Version 1 has directory ids, but Kafka 4.3 writes version 0 and reads every version as 0.
         message = LeaderChangeMessage(
             version=0,
             leader_id=leader_id,
@@ -480,18 +594,18 @@ class MetadataLog:
         return self._log.append_as_leader(memoryview(batch), epoch, now_ms, from_client=False).last_offset
 
     def append_replicated(self, records: Bytes, now_ms: int) -> None:
-        """What the leader sent. Raises KafkaError for what is damaged, OSError; part of it may be in the log then."""
+        """Append the leader's records. Raises KafkaError for damaged records, OSError; the log may then have a part."""
         first = self.end_offset
         try:
             self._log.append_as_follower(memoryview(records), now_ms)
         finally:
-            # Not read back: whoever is out of descriptors would have a log whose voters he does not know.
+            # Take the voters from `records`: without descriptors, reading the log back would fail and lose them.
             for position, header in iter_headers(records) if self.end_offset > first else ():
                 if header.base_offset < self.end_offset:
                     self._take_over(records, position, header)
 
     def truncate_to(self, end_offset: int) -> None:
-        self.remember_acknowledged(end_offset)  # first: else a kill in between would look like a loss
+        self.remember_acknowledged(end_offset)  # first, or a kill in between would look like a loss
         self._log.truncate_to(end_offset)
         self._voters.truncate_to(self.end_offset)
 
@@ -503,7 +617,9 @@ class MetadataLog:
     def write_snapshot(
         self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
     ) -> None:
-        """Beside the log, complete or not at all. May run on any thread: touches nothing but its own file."""
+        """Write a snapshot beside the log, completely or not at all. May run on any thread, because it changes only its
+        own file.
+        """
         kraft_version, voters = self._voters.at(identity.end_offset)
         record = None if voters is None else voters_record(voters)
         content = encode_snapshot(values, identity, last_timestamp_ms, now_ms, kraft_version, record)
@@ -516,7 +632,7 @@ class MetadataLog:
         self._disk.sync_directory(self.directory)
 
     def snapshot_part(self, identity: SnapshotId, position: int, bytes_max: int) -> tuple[int, bytes] | None:
-        """(size of the whole, bytes from `position` on); None when it is not there. Raises OSError."""
+        """(size of the snapshot, its bytes from `position` on), or None if it does not exist. Raises OSError."""
         if identity not in self._snapshots:
             return None
         try:
@@ -525,13 +641,13 @@ class MetadataLog:
         except FileNotFoundError:
             return None
         try:
-            # Beyond the end the system may take the position itself for an error.
+            # The system may refuse a read at a position far beyond the end.
             return size_bytes, file.read_at(bytes_max, position) if position < size_bytes else b""
         finally:
             file.close()
 
     def keep_part(self, identity: SnapshotId, position: int, data: Bytes) -> None:
-        """A piece of a snapshot that is being fetched; the first one begins it anew."""
+        """Store a part of a fetched snapshot; a part at position 0 starts a new file."""
         path = self.path_of(identity) + FETCHED_PART
         if position == 0:
             self._disk.write_file(path, bytes(data), sync=False)
@@ -546,7 +662,7 @@ class MetadataLog:
             file.close()
 
     def finish_part(self, identity: SnapshotId) -> Snapshot:
-        """Check and sync what was fetched; any thread. Raises CorruptSnapshot."""
+        """Check and sync a fetched snapshot. May run on any thread. Raises CorruptSnapshot."""
         path = self.path_of(identity) + FETCHED_PART
         snapshot = decode_snapshot(self._disk.read_file(path))
         self._disk.sync_file(path)
@@ -554,7 +670,7 @@ class MetadataLog:
         return snapshot
 
     def install(self, identity: SnapshotId, snapshot: Snapshot, now_ms: int) -> None:
-        """Begin the log at the end of a snapshot that was fetched; on the loop's thread."""
+        """Restart the log at the end of a fetched snapshot. Runs on the loop's thread."""
         self._adopt(identity, snapshot)
         self.note_snapshot(identity)
         self.remember_acknowledged()
@@ -563,9 +679,9 @@ class MetadataLog:
         self._log.segments.remove_doomed(now_ms)
 
     def note_snapshot(self, identity: SnapshotId) -> None:
-        """It is on the disk, whole, and can be fetched from now on."""
+        """Offer a complete snapshot on the disk to followers."""
         if identity.end_offset < self.start_offset:
-            # The log was begun anew behind a fetched one while it was written: nothing leads from it to the log.
+            # The log has restarted after a newer, fetched snapshot meanwhile, so records between the two are missing.
             self._disk.remove(self.path_of(identity))
             return
         if identity not in self._snapshots:
@@ -574,10 +690,10 @@ class MetadataLog:
     # -- retention ---------------------------------------------------------------------------------------------------
 
     def clean(self, retention: MetadataRetention, now_ms: int) -> None:
-        """Remove old snapshots and the segments below them as far as `retention` says; then files whose time has come.
+        """Remove old snapshots and the segments below them by `retention`, then doomed files whose delay has ended.
 
-        The log start only ever moves to the end of a snapshot that stays: there a follower that is further behind goes
-        on. Raises OSError; the next call goes on where this one stopped.
+        The log start moves only to the end of a remaining snapshot, so that a follower further behind can load that
+        snapshot and continue. Raises OSError; the next call continues where this one stopped.
         """
         while len(self._snapshots) > 1:
             oldest, successor = self._snapshots[:2]
@@ -585,7 +701,7 @@ class MetadataLog:
             if not retention.lets_oldest_go(facts, self._log.size_bytes, now_ms):
                 break
             if successor.end_offset > self._log.high_watermark:
-                break  # of the records below nothing is known yet
+                break  # the records below are not known to be committed yet
             self._log.delete_records(successor.end_offset)
             self._voters.forget_before(successor.end_offset)
             self._remove_snapshot(oldest)
@@ -593,7 +709,7 @@ class MetadataLog:
         self._drop_segments(now_ms)
 
     def _drop_segments(self, now_ms: int) -> None:
-        """Those below the log start, one by one and durably: a crash leaves a log without gaps."""
+        """Remove the segments below the log start one by one, durably, so that a crash leaves a log without gaps."""
         segments = self._log.segments
         if self.start_offset > 0:
             self._log.maintain(now_ms)
@@ -603,7 +719,9 @@ class MetadataLog:
         segments.remove_doomed(now_ms)
 
     def _remove_snapshot(self, identity: SnapshotId) -> None:
-        """Durably, before any segment goes: after a crash the log begins at the end of the oldest snapshot."""
+        """Remove a snapshot durably, before any segment, because after a crash the log starts at the end of the oldest
+        snapshot.
+        """
         self._disk.remove(self.path_of(identity))
         self._disk.sync_directory(self.directory)
         self._snapshots.remove(identity)
@@ -615,16 +733,16 @@ class MetadataLog:
             part = self.snapshot_part(identity, 0, SNAPSHOT_HEAD_BYTES)
             size_bytes, head = part if part is not None else (0, b"")
             timestamp_ms = last_timestamp_in(head)
-            if timestamp_ms is None:  # damaged: it goes by the age of its file
+            if timestamp_ms is None:  # a damaged header: use the age of the file
                 timestamp_ms = self._disk.modified_ms(self.path_of(identity)) if part is not None else 0
             facts = self._snapshot_facts[identity] = SnapshotFacts(size_bytes, timestamp_ms)
         return facts
 
 
 def log_start_in(names: Iterable[str]) -> int:
-    """Where the log begins whose directory holds files of these names: the file names are all that remembers it.
+    """The log start offset of a directory with these file names, because no file stores it.
 
-    A log whose first segment is gone begins at the end of the oldest snapshot that reaches to its segments.
+    A log without its first segment starts at the end of the oldest snapshot that reaches its segments.
     """
     names = list(names)
     bases = [int(name[:20]) for name in names if name.endswith(".log") and name[:20].isdecimal()]

@@ -1,8 +1,8 @@
-"""Syncs the metadata log off the loop's thread, again and again until all of it is on the device.
+"""Syncs the metadata log on another thread, repeatedly until all of it is on the device.
 
-However much is appended while a sync runs, the next one covers it. What may count as synced is the log's to say
-(`storage/log/flush.py`). Invariant: a sync that failed is tried again only where `tolerates` says that nothing was
-lost by it; nobody is told of an offset before a sync that covers it succeeded.
+The next sync covers all records that are appended during a sync. The log decides which records count as synced
+(`storage/log/flush.py`). Invariant: a failed sync is retried only if `tolerates` finds that it lost nothing; an offset
+is reported only after a successful sync of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 
 
 class MetadataSync:
-    """`on_synced` hears of every sync that succeeded, `tolerates` of every other one."""
+    """`on_synced` is called after every successful sync, `tolerates` after every failed one."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class MetadataSync:
         return self._metadata.synced_offset >= self._metadata.end_offset
 
     def give_up(self) -> None:
-        """What is not synced yet is not tried again."""
+        """Retry no failed sync."""
         self._is_over = True
 
     async def close(self) -> None:
-        """Until all is synced, or once more could not be."""
+        """Wait until all records are synced or the next sync fails."""
         self._is_over = True
         if self._task is not None:
             await self._task
 
     async def _sync_all(self) -> None:
         try:
-            # One that was abandoned is never settled: its directory has failed, and no sync counts any more.
+            # A log with a failure would never be settled: its directory has failed, and no later sync counts.
             while not self._is_settled and self._log.failure is None:
                 try:
                     task = self._log.begin_flush()

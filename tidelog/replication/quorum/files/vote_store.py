@@ -1,7 +1,8 @@
-"""The `quorum-state` file: which epoch this voter has seen, whom it follows and for whom it voted, in Kafka's JSON.
+"""The `quorum-state` file: this voter's epoch, leader and vote, in Kafka's JSON.
 
-The format is `QuorumStateData` of Kafka's raft module, version 0 while kraft.version is 0 (static voters), version 1
-from then on. Written beside and renamed, so that a reader sees the old state or the new one.
+The format is `QuorumStateData` of Kafka's raft module: version 0 at kraft.version 0 (static voters), version 1 above.
+A checksum is added, because a wrong vote or epoch that can be read would let this voter vote twice.
+The file is written under another name and renamed, so that a reader sees the old state or the new one.
 """
 
 from __future__ import annotations
@@ -11,25 +12,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.uuids import ZERO_UUID, uuid_from_text, uuid_to_text
 from tidelog.replication.quorum.raft.messages import ElectionState
 from tidelog.replication.quorum.raft.voters import ReplicaKey, VoterHistory
 from tidelog.storage.files.disk import Disk
 
 FILE_NAME = "quorum-state"
+_CHECKSUM = "checksum"
+"""CRC-32C of the file without this last field, which Kafka ignores."""
 
 
 class InconsistentVoters(Exception):
-    """The configured voters are not those that the vote file was written with."""
+    """The configured voters differ from those in the vote file."""
 
 
 class CorruptQuorumState(Exception):
-    """The file is there but does not say what it must."""
+    """The file exists, but its content is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumState:
-    """-1 stands for nobody."""
+    """An id of -1 means none."""
 
     leader_id: int = -1
     leader_epoch: int = 0
@@ -58,13 +62,21 @@ def encode_quorum_state(state: QuorumState) -> bytes:
             "votedDirectoryId": uuid_to_text(state.voted_directory_id),
         }
     fields["data_version"] = state.data_version
+    fields[_CHECKSUM] = f"{crc32c(_encode(fields)):08x}"
+    return _encode(fields)
+
+
+def _encode(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_quorum_state(content: bytes) -> QuorumState:
-    """Raises `CorruptQuorumState`."""
+    """Raises `CorruptQuorumState`, also for a wrong checksum. A file of Kafka's has none."""
     try:
         fields = json.loads(content)
+        checksum = fields.pop(_CHECKSUM, None)
+        if checksum is not None and checksum != f"{crc32c(_encode(fields)):08x}":
+            raise CorruptQuorumState("the checksum of quorum-state is wrong")
         version = fields["data_version"]
         if version not in (0, 1):
             raise CorruptQuorumState(f"quorum-state of unknown version {version}")
@@ -76,12 +88,12 @@ def decode_quorum_state(content: bytes) -> QuorumState:
             voter_ids=() if version else tuple(int(voter["voterId"]) for voter in fields.get("currentVoters") or ()),
             data_version=version,
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptQuorumState(f"quorum-state cannot be read: {error}") from None
 
 
 def election_in(state: QuorumState | None, voters: VoterHistory, can_vote: bool) -> ElectionState:
-    """What the file says of the last election. Raises `InconsistentVoters`."""
+    """The last election in the file. Raises `InconsistentVoters`."""
     if state is None:
         return ElectionState()
     if state.voter_ids and voters.kraft_version == 0 and can_vote:
@@ -96,7 +108,7 @@ def election_in(state: QuorumState | None, voters: VoterHistory, can_vote: bool)
 
 
 def state_of(election: ElectionState, voters: VoterHistory) -> QuorumState:
-    """What the file is to say of it."""
+    """The content of the file for this election."""
     is_dynamic = voters.kraft_version > 0
     voted = election.voted or ReplicaKey(-1)
     return QuorumState(
@@ -124,12 +136,11 @@ class VoteStore:
             return decode_quorum_state(self._disk.read_file(self._path))
         except CorruptQuorumState as error:
             raise CorruptQuorumState(
-                f"{self._path}: {error}. It says for whom this voter voted: restore it from a copy; or remove it while "
-                "the other voters have a leader, so that no vote is given twice"
+                f"{self._path}: {error}. It says for whom this voter voted: it does not vote until it is safe"
             ) from None
 
     def write(self, state: QuorumState, *, sync: bool) -> None:
-        """`sync`: on the device before it returns, which a vote must be."""
+        """`sync`: the file is on the device before the call returns, as a vote must be."""
         temporary = f"{self._path}.tmp"
         self._disk.write_file(temporary, encode_quorum_state(state), sync=sync)
         self._disk.rename(temporary, self._path)

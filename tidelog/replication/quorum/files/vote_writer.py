@@ -1,7 +1,7 @@
-"""Writes the vote file off the loop's thread, the newest state only, and knows who waits for it.
+"""Writes the vote file on another thread, only the newest state, and completes the waits for it.
 
-Invariant: `written` returns only after every state handed in before it is on the device, itself or a later one; where
-it cannot be written for now, it waits.
+Invariant: `written` returns only after each state that was passed in before, or a later one, is on the device. While
+the file cannot be written, it waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidelog.replication.quorum.raft.voters import VoterHistory
 
 
 class VoteWriter:
-    """`tolerates` hears of a file that cannot be written, and says whether to try again."""
+    """`tolerates` gets the error of a failed write and decides whether to retry."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class VoteWriter:
         self.give_up()
 
     def give_up(self) -> None:
-        """Nobody's wait will end any more."""
+        """Fail all waits, because this node has left the quorum."""
         self._is_over = True
         while self._waiters:
             _, future = self._waiters.popleft()

@@ -1,1 +1,1 @@
-"""Raft as KRaft does it, pure: messages and the time go in, effects come out."""
+"""KRaft's variant of Raft as a pure core: messages and the time go in, effects come out."""

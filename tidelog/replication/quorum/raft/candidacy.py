@@ -1,7 +1,7 @@
-"""Running for the lead and voting for others, as Raft with pre-vote (KIP-996) has it. Pure.
+"""Candidacy and votes, by Raft with pre-vote (KIP-996). Pure.
 
-Functions over `replica.py`'s RaftReplica while nobody leads that it knows of. A pre-vote promises
-nothing and may be asked again; a vote is given once in an epoch.
+Functions over `replica.py`'s RaftReplica for the roles without a live leader. A pre-vote promises
+nothing and may be requested again; a vote is given once in an epoch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from tidelog.replication.quorum.raft.state import Candidate, Follower, Leader, P
 
 
 def may_grant(raft: RaftReplica, ask: VoteAsk) -> bool:
+    if raft.vote_is_unknown:
+        return False
     own = OffsetAndEpoch(raft.log.last_epoch, raft.log.end_offset)
     if raft.lacks_records:
         if raft.acknowledged is None:
@@ -42,7 +44,7 @@ def after_vote(raft: RaftReplica, ask: VoteAsk, granted: bool, now_ms: float) ->
         raft.enter(Unattached(now_ms + election_timeout_ms(raft.settings, raft.rng)))
         raft.persist()
     elif isinstance(state, Unattached) and raft.voted is None and raft.leader_id < 0:
-        # Whoever asked will not win here; do not let that cost a whole election timeout.
+        # The candidate does not get this vote, so run soon instead of waiting a whole election timeout.
         delay_ms = raft.rng.random() * 2 * raft.settings.gone_delay_max_ms
         state.election_at_ms = min(state.election_at_ms, now_ms + delay_ms)
 
@@ -60,9 +62,9 @@ def on_vote_answer(raft: RaftReplica, peer: Peer, ask: VoteAsk, answer: VoteAnsw
         if state.tally.is_lost and state.lost_until_ms is None:
             state.lost_until_ms = now_ms + retry_delay_ms(raft.settings, state.retries, raft.rng)
     elif peer.id == raft.leader_id == answer.leader_id:
-        raft.follow(peer.id, raft.leader_endpoint, now_ms)  # it leads, and it lives
+        raft.follow(peer.id, raft.leader_endpoint, now_ms)  # the refusal shows that the leader lives
     else:
-        # A refusal to a pre-vote is nobody's promise: the other may not have noticed yet that the leader is gone.
+        # A refused pre-vote is not final: the peer may not have noticed yet that the leader is gone.
         raft.requests.rest(peer.id, "vote", now_ms + raft.settings.pre_vote_retry_ms)
 
 

@@ -1,7 +1,7 @@
-"""A leader's view of the others: how far each has synced its log, the high watermark that follows, who is still there.
+"""A leader's progress of the replicas: their synced offsets, the high watermark, and their last contacts.
 
-Pure. Invariants: the high watermark never goes back; it moves only to what a majority of the voters of now has synced,
-and not before a record of the leader's own epoch is among that (Raft, section 5.4.2).
+Pure. Invariants: the high watermark never decreases. It advances only to an offset that a majority of the present
+voters has synced, and only past a record of the leader's own epoch (Raft, section 5.4.2).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from tidelog.replication.quorum.raft.voters import ReplicaKey, VoterSet
 
-# An observer that has not fetched for so long is not shown any more (LeaderState.OBSERVER_SESSION_TIMEOUT_MS).
+# An observer without a fetch for this time is no longer listed (LeaderState.OBSERVER_SESSION_TIMEOUT_MS).
 OBSERVER_SESSION_MS: Final = 300_000
 OBSERVERS_MAX: Final = 10_000
 CAUGHT_UP_MS: Final = 3_600_000
@@ -20,7 +20,7 @@ CAUGHT_UP_MS: Final = 3_600_000
 
 @dataclass(eq=False, repr=False)
 class ReplicaProgress:
-    """-1: not known yet. `end_offset`: what it fetched from, so all below is in its log, and synced if it may vote."""
+    """-1: unknown. `end_offset`: the last fetch offset; the log has all records below, and a voter has synced them."""
 
     key: ReplicaKey
     end_offset: int = -1
@@ -29,7 +29,7 @@ class ReplicaProgress:
     leader_end_at_fetch: int = -1
 
     def fetched(self, end_offset: int, leader_end_offset: int, now_ms: float) -> None:
-        """Caught up: has the log as it is now, or had all that was there at its last fetch."""
+        """Record a fetch. The replica is caught up if it has the whole log, or the log as of its previous fetch."""
         if end_offset >= leader_end_offset:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
         elif self.leader_end_at_fetch >= 0 and end_offset >= self.leader_end_at_fetch and self.last_fetch_ms >= 0:
@@ -40,7 +40,7 @@ class ReplicaProgress:
 
 
 class Progress:
-    """All replicas that fetch from this leader. The leader itself is in it when it votes."""
+    """All replicas that fetch from this leader, and the leader itself if it is a voter."""
 
     def __init__(self, own: ReplicaKey, voters: VoterSet, epoch_start_offset: int, now_ms: float) -> None:
         self._own = own
@@ -52,7 +52,10 @@ class Progress:
         self.set_voters(voters, now_ms)
 
     def set_voters(self, voters: VoterSet, now_ms: float) -> None:
-        """Take over a changed set; what is known of a replica stays known. Who comes in has its time to be heard."""
+        """Adopt a changed set of voters, and keep the progress of known replicas.
+
+        A new voter gets the whole timeout for its first contact.
+        """
         before, self._voters = self._voters, {}
         for voter in voters:
             known = before.pop(voter.key.id, None)
@@ -84,7 +87,7 @@ class Progress:
         return iter(self._observers.values())
 
     def on_own_log(self, synced_offset: int) -> bool:
-        """True: the high watermark moved."""
+        """Returns whether the high watermark has advanced."""
         own = self._voters.get(self._own.id)
         if own is None or not own.key.matches(self._own):
             return False
@@ -92,7 +95,7 @@ class Progress:
         return self.advance()
 
     def on_fetch(self, key: ReplicaKey, end_offset: int, leader_end_offset: int, now_ms: float) -> bool:
-        """True: the high watermark moved."""
+        """Returns whether the high watermark has advanced."""
         replica = self.find(key)
         if replica is None:
             self._forget_silent(now_ms)
@@ -103,13 +106,13 @@ class Progress:
         return key.id in self._voters and self.advance()
 
     def on_contact(self, key: ReplicaKey, now_ms: float) -> None:
-        """It asked for something else than records, a snapshot: it lives."""
+        """The replica has fetched a part of a snapshot, so it is alive."""
         replica = self.find(key)
         if replica is not None:
             replica.last_fetch_ms = max(replica.last_fetch_ms, now_ms)
 
     def advance(self) -> bool:
-        """Look what a majority has; True: the high watermark moved."""
+        """Advance the high watermark to the offset that a majority has. Returns whether it has advanced."""
         if not self._voters:
             return False
         ends = sorted((replica.end_offset for replica in self._voters.values()), reverse=True)
@@ -120,7 +123,9 @@ class Progress:
         return True
 
     def quorum_lost_at_ms(self, timeout_ms: float) -> float | None:
-        """When the leader has heard from no majority (itself included) for `timeout_ms`; None: it needs nobody."""
+        """The time at which the leader has had no contact with a majority (itself included) for `timeout_ms`; None if
+        it is a majority by itself.
+        """
         others = [replica for replica in self._voters.values() if replica.key.id != self._own.id]
         needed = len(self._voters) // 2 + 1 - (len(self._voters) - len(others))
         if needed <= 0:
@@ -129,12 +134,12 @@ class Progress:
         return heard[needed - 1] + timeout_ms
 
     def successors(self) -> tuple[ReplicaKey, ...]:
-        """The other voters, the one that has most of the log first."""
+        """The other voters, the one with the longest log first."""
         others = [replica for replica in self._voters.values() if replica.key.id != self._own.id]
         return tuple(replica.key for replica in sorted(others, key=lambda one: (-one.end_offset, one.key.id)))
 
     def is_caught_up(self, key: ReplicaKey, now_ms: float) -> bool:
-        """Whether an observer may become a voter: it has been caught up, and fetched within the last hour."""
+        """Whether an observer may become a voter: it has been caught up and has fetched within the last hour."""
         replica = self._observers.get(key)
         return (
             replica is not None

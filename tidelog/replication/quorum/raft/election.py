@@ -1,7 +1,7 @@
-"""Elections: who may be given a vote, counting votes, and how long to wait before the next attempt. Pure.
+"""Election rules: which candidate may get a vote, the tally, and the wait before the next attempt. Pure.
 
-The rules are Raft's with pre-vote (KIP-996). Invariant: a replica gives one vote in an epoch, to a log that is at least
-as far as its own.
+The rules are Raft's with pre-vote (KIP-996). Invariant: a replica gives one vote in an epoch, to a candidate whose log
+is at least as up to date as its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """Votes of one attempt. Whoever is not among the voters does not count."""
+    """The votes of one attempt. Only the answers of voters count."""
 
     __slots__ = ("granted", "refused", "voters")
 
@@ -45,7 +45,7 @@ class Tally:
         return len(self.voters) - len(self.refused) < self.voters.majority
 
     def open(self) -> Iterable[int]:
-        """Voters that have said nothing yet."""
+        """The voters without an answer yet."""
         return [voter.key.id for voter in self.voters if voter.key.id not in (self.granted | self.refused)]
 
     def granting(self) -> tuple[ReplicaKey, ...]:
@@ -53,12 +53,12 @@ class Tally:
 
 
 def is_up_to_date(last_epoch: int, end_offset: int, own_last_epoch: int, own_end_offset: int) -> bool:
-    """Whether a candidate's log is at least as far as ours."""
+    """Whether a candidate's log is at least as up to date as this replica's."""
     return (last_epoch, end_offset) >= (own_last_epoch, own_end_offset)
 
 
 def may_vote(candidate: ReplicaKey, voted: ReplicaKey | None, leader_id: int, up_to_date: bool) -> bool:
-    """For a real vote, in the present epoch, of a replica that is neither leading nor running itself."""
+    """Whether a replica may give its vote (no pre-vote) in the present epoch. It neither leads nor is a candidate."""
     if voted is not None:
         return voted.matches(candidate)
     return leader_id < 0 and up_to_date
@@ -69,13 +69,13 @@ def election_timeout_ms(settings: QuorumSettings, rng: Random) -> float:
 
 
 def retry_delay_ms(settings: QuorumSettings, retries: int, rng: Random) -> float:
-    """Before the next attempt after a lost one: doubling, mostly chance, so that two do not collide for ever."""
+    """The wait after a lost attempt: random, with a doubling bound, so that two candidates do not collide for ever."""
     longest_ms = min(settings.election_backoff_max_ms, settings.gone_delay_max_ms << min(retries + 1, 16))
     return rng.random() * longest_ms
 
 
 def successor_delay_ms(settings: QuorumSettings, position: int, rng: Random) -> float:
-    """After a leader resigned: nothing for its first choice, and a little more for each of the following."""
+    """The wait after a leader has resigned: none for its first preferred successor, longer for each later one."""
     if position <= 0:
         return 0.0
     return min(settings.election_backoff_max_ms, position * settings.gone_delay_max_ms * (1 + rng.random()))

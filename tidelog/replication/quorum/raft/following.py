@@ -1,7 +1,7 @@
-"""What a replica does that does not lead: find the leader, fetch from it, truncate, load its snapshots. Pure.
+"""A replica that does not lead: it finds the leader, fetches from it, truncates, and loads its snapshots. Pure.
 
-Functions over `replica.py`'s RaftReplica. Invariants: what may vote fetches only when all it has is synced, so that an
-offset it reports never goes back; nothing below the high watermark is truncated.
+Functions over `replica.py`'s RaftReplica. Invariants: a replica that may vote fetches only when its whole log is
+synced, so that its reported offset never decreases; no record below the high watermark is truncated.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def poll_follower(raft: RaftReplica, now_ms: float) -> bool:
 
 
 def _recover(raft: RaftReplica, state: Follower) -> None:
-    """Once all that was committed is here again, on the device where this replica may vote."""
+    """End `lacks_records` when the log has all committed records again; a possible voter must have synced them."""
     end_offset = raft.log.end_offset
     if raft.can_vote:
         end_offset = min(end_offset, raft.log.synced_offset)
-    # A leader's high watermark is that of its own epoch or unknown: all that was committed before lies below it.
+    # A leader's high watermark lies in its own epoch or is unknown, so all earlier committed records lie below it.
     if max(state.leader_high_watermark, raft.high_watermark) <= end_offset and state.leader_high_watermark >= 0:
         raft.lacks_records = False
         raft.emit(Recovered())
-        if raft.high_watermark >= 0:  # the listener may have missed records that were cut before it had read them
+        if raft.high_watermark >= 0:  # records may have been truncated before the listener had read them
             raft.emit(ReportHighWatermark(raft.high_watermark))
 
 
@@ -81,7 +81,7 @@ def _fetch(raft: RaftReplica) -> FetchAsk:
 
 
 def find_leader(raft: RaftReplica, now_ms: float) -> None:
-    """For who may not vote: ask the voters and the bootstrap servers in turn; one of them knows."""
+    """For a replica that is no voter: query the voters and the bootstrap servers in turn for the leader."""
     known = [raft.peer(voter_id) for voter_id in raft.voters.latest.ids if voter_id != raft.own.id]
     peers = [peer for peer in known if peer is not None]
     peers += [Peer(-2 - index, endpoint) for index, endpoint in enumerate(raft.settings.bootstrap_servers)]
@@ -90,7 +90,7 @@ def find_leader(raft: RaftReplica, now_ms: float) -> None:
     first = raft.rng.randrange(len(peers))
     for peer in peers[first:] + peers[:first]:
         if raft.send(peer, _fetch(raft)._replace(max_wait_ms=0), now_ms):
-            # The others after a moment: one that hangs must not hold up the search.
+            # Query the others soon after, because a peer that hangs must not delay the search.
             for other in peers:
                 if other != peer and raft.requests.is_ready(other.id, "fetch", now_ms):
                     raft.requests.rest(other.id, "fetch", now_ms + raft.settings.pre_vote_retry_ms)
@@ -99,7 +99,9 @@ def find_leader(raft: RaftReplica, now_ms: float) -> None:
 
 
 def leader_is_gone(raft: RaftReplica, run_at_ms: float) -> None:
-    """The leader resigned, or nobody listens where it was. Who may vote runs then; the others look for the next one."""
+    """The leader has resigned, or its port refuses connections. A voter runs for the lead at `run_at_ms`; other
+    replicas then search for the next leader.
+    """
     state = raft.state
     assert isinstance(state, Follower)
     state.is_gone = True
@@ -129,7 +131,7 @@ def on_fetch_answer(raft: RaftReplica, peer: Peer, ask: FetchAsk, answer: FetchA
     if (ask.end_offset, ask.last_epoch) != (raft.log.end_offset, raft.log.last_epoch) or state.download is not None:
         return
     state.has_fetched = True
-    if not state.is_gone:  # else it resigned behind this answer
+    if not state.is_gone:  # otherwise the leader has resigned after this answer
         state.give_up_at_ms = now_ms + raft.settings.fetch_timeout_ms
     if answer.diverging is not None:
         state.leader_high_watermark = -1
@@ -146,13 +148,13 @@ def on_fetch_answer(raft: RaftReplica, peer: Peer, ask: FetchAsk, answer: FetchA
 
 
 def on_append_failed(raft: RaftReplica, now_ms: float) -> None:
-    """What came is damaged: ask for it again, not at once."""
+    """The fetched records could not be appended: fetch them again after a pause."""
     if isinstance(raft.state, Follower):
         raft.requests.rest(raft.leader_id, "fetch", now_ms + raft.settings.retry_backoff_max_ms)
 
 
 def truncation_point(raft: RaftReplica, diverging: OffsetAndEpoch) -> int:
-    """As ReplicatedLog.truncateToEndOffset: the last offset at which both logs can still agree."""
+    """The last offset at which both logs can still agree (Kafka's ReplicatedLog.truncateToEndOffset)."""
     own = raft.log.end_of_epoch(diverging.epoch)
     if own.epoch == diverging.epoch:
         return min(own.end_offset, diverging.end_offset)
@@ -164,7 +166,7 @@ def _on_refusal(raft: RaftReplica, peer: Peer, error: int, leader_id: int, now_m
     assert isinstance(state, Follower)
     raft.requests.rest(peer.id, "fetch", now_ms + raft.settings.pre_vote_retry_ms)
     if error == ErrorCode.NOT_LEADER_OR_FOLLOWER and peer.id == raft.leader_id and leader_id < 0:
-        # It was restarted, or has resigned.
+        # The leader has restarted or resigned.
         leader_is_gone(raft, now_ms + raft.rng.random() * raft.settings.gone_delay_max_ms)
 
 
@@ -177,7 +179,7 @@ def on_snapshot_answer(raft: RaftReplica, peer: Peer, ask: SnapshotAsk, answer: 
         return
     download = state.download
     if answer.error != ErrorCode.NONE:
-        state.download = None  # the next fetch says what to load instead
+        state.download = None  # the next fetch gets another snapshot to load
         _on_refusal(raft, peer, answer.error, answer.leader_id, now_ms)
         return
     if ask.snapshot != download.snapshot or answer.position != download.position or download.is_installing:
@@ -193,13 +195,13 @@ def on_snapshot_answer(raft: RaftReplica, peer: Peer, ask: SnapshotAsk, answer: 
 
 
 def on_snapshot_installed(raft: RaftReplica, snapshot: SnapshotId, now_ms: float) -> None:
-    """The log now begins at its end; everything it holds is committed."""
+    """The log now starts at the snapshot's end, and all of the snapshot is committed."""
     raft.high_watermark = max(raft.high_watermark, snapshot.end_offset)
     _end_download(raft, snapshot, now_ms)
 
 
 def on_snapshot_failed(raft: RaftReplica, snapshot: SnapshotId, now_ms: float) -> None:
-    """It could not be kept or was damaged: ask anew."""
+    """The snapshot could not be stored or is damaged: fetch it again."""
     _end_download(raft, snapshot, now_ms)
     if isinstance(raft.state, Follower):
         raft.requests.rest(raft.leader_id, "fetch", now_ms + raft.settings.retry_backoff_max_ms)

@@ -1,7 +1,7 @@
-"""What a leader of the metadata log does: make itself known, serve fetches, commit, notice that it is alone. Pure.
+"""A leader of the metadata log: it announces itself, answers fetches, commits, and detects a lost majority. Pure.
 
-Functions over `replica.py`'s RaftReplica while its state is a Leader. Invariant: what a fetch is answered with begins
-where the leader's and the fetching replica's log are known to agree.
+Functions over `replica.py`'s RaftReplica in the state Leader. Invariant: the records in an answer to a fetch begin at
+an offset where the leader's log and the replica's log are known to agree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def poll_leader(raft: RaftReplica, now_ms: float) -> bool:
 
 
 def _make_known(raft: RaftReplica, state: Leader, now_ms: float) -> None:
-    """BeginQuorumEpoch to every voter that does not fetch."""
+    """Send BeginQuorumEpoch to every voter that does not fetch."""
     interval_ms = raft.settings.fetch_timeout_ms / 2
     endpoint = raft.own_endpoints[0][1] if raft.own_endpoints else None
     for replica in state.progress.voters:
@@ -61,14 +61,14 @@ def on_begin_answer(raft: RaftReplica, peer: Peer, error: int, now_ms: float) ->
 
 
 def on_commit(raft: RaftReplica) -> None:
-    """The high watermark moved."""
+    """The high watermark has advanced."""
     assert isinstance(raft.state, Leader)
     raft.committed(raft.state.progress.high_watermark)
     raft.emit(WakeFetches())
 
 
 def refusal(raft: RaftReplica, epoch: int) -> ErrorCode:
-    """Why this node does not serve what only the leader of `epoch` serves; NONE: it does."""
+    """The error for a request that only the leader of `epoch` handles; NONE if this node is that leader."""
     if epoch < raft.epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
     if epoch > raft.epoch:
@@ -93,7 +93,7 @@ def on_fetch(raft: RaftReplica, ask: FetchAsk, now_ms: float) -> FetchAnswer:
 
 
 def answer_fetch(raft: RaftReplica, ask: FetchAsk) -> FetchAnswer:
-    """What a fetch is answered with now, records apart; changes nothing."""
+    """The present answer to a fetch, without the records. Changes no state."""
     error = refusal(raft, ask.epoch)
     state = raft.state
     if error != ErrorCode.NONE or not isinstance(state, Leader):
@@ -104,9 +104,10 @@ def answer_fetch(raft: RaftReplica, ask: FetchAsk) -> FetchAnswer:
 
 
 def check_position(log: LogView, offset: int, epoch: int, base: FetchAnswer) -> FetchAnswer:
-    """Whether a log that ends at `offset`, with `epoch` last, is a part of ours; else where to truncate, what to load.
+    """Check whether a log that ends at `offset` in `epoch` is a prefix of this log. If it is not, the answer has the
+    divergence to truncate to, or the snapshot to load.
 
-    As ReplicatedLog.validateOffsetAndEpoch: an empty log is better off with a snapshot, if there is one.
+    Follows Kafka's ReplicatedLog.validateOffsetAndEpoch: an empty log gets a snapshot if one exists.
     """
     if log.snapshots is not None:
         earliest, latest = log.snapshots
@@ -129,7 +130,7 @@ def check_position(log: LogView, offset: int, epoch: int, base: FetchAnswer) -> 
 
 
 def is_worth_answering(raft: RaftReplica, ask: FetchAsk, answer: FetchAnswer) -> bool:
-    """Whether a fetch is to be answered at once rather than parked."""
+    """Whether to answer a fetch at once instead of parking it."""
     return bool(
         answer.error
         or answer.diverging is not None
@@ -140,7 +141,7 @@ def is_worth_answering(raft: RaftReplica, ask: FetchAsk, answer: FetchAnswer) ->
 
 
 def on_fetch_snapshot(raft: RaftReplica, ask: SnapshotAsk, now_ms: float) -> ErrorCode:
-    """Whether the shell may answer with a part of the snapshot, if it has it."""
+    """The error for a fetch of a snapshot; NONE if the shell may answer with a part of it."""
     error = refusal(raft, ask.epoch)
     if error == ErrorCode.NONE and isinstance(raft.state, Leader):
         raft.state.progress.on_contact(ask.replica, now_ms)

@@ -1,6 +1,7 @@
-"""What raft replicas ask and answer, and what the core wants done, as plain values. Pure.
+"""The requests and responses of raft replicas, and the effects of the core, as plain values. Pure.
 
-`wire.py` turns asks and answers into Kafka's messages and back. `error` in an answer is Kafka's code of the partition.
+`wire.py` converts requests and responses to Kafka's messages and back. `error` in a response is Kafka's error code of
+the partition.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Peer(NamedTuple):
-    """Another node; the id of one that is known by its address only (a bootstrap server) is below -1."""
+    """Another node. A node known only by its address (a bootstrap server) has an id below -1."""
 
     id: int
     endpoint: Endpoint
 
 
 class ElectionState(NamedTuple):
-    """What `quorum-state` keeps. -1 and None stand for nobody."""
+    """The content of `quorum-state`. -1 and None mean none."""
 
     epoch: int = 0
     leader_id: int = -1
@@ -52,7 +53,7 @@ class VoteAnswer(NamedTuple):
 
 
 class BeginAsk(NamedTuple):
-    """`endpoint`: where the leader can be reached, None when the request does not say."""
+    """`endpoint`: the leader's address, or None if the request has none."""
 
     epoch: int
     leader_id: int
@@ -82,7 +83,9 @@ class EndAnswer(NamedTuple):
 
 
 class FetchAsk(NamedTuple):
-    """`end_offset`: of the asking replica's log, synced if it may vote; `last_epoch`: of the record before."""
+    """`end_offset`: the end of the fetching replica's log, synced if it may vote. `last_epoch`: the epoch of its last
+    record.
+    """
 
     replica: ReplicaKey
     epoch: int
@@ -136,21 +139,21 @@ Ask: TypeAlias = "VoteAsk | BeginAsk | EndAsk | FetchAsk | SnapshotAsk | UpdateV
 Answer: TypeAlias = "VoteAnswer | BeginAnswer | EndAnswer | FetchAnswer | SnapshotAnswer | UpdateVoterAnswer"
 
 
-# -- what the core wants done, in this order ---------------------------------------------------------------------------
+# -- effects, to carry out in this order -------------------------------------------------------------------------------
 
 
 class Persist(NamedTuple):
-    """On the device before anything that is sent or answered from now on leaves the node."""
+    """Write the state to the device before any later request or response leaves the node."""
 
     state: ElectionState
 
 
 class Recovered(NamedTuple):
-    """What damage took from the log has been fetched again: this replica may vote."""
+    """The records lost to damage have been fetched again, so this replica may become a candidate."""
 
 
 class Send(NamedTuple):
-    """Then `on_answer` or `on_failure` with this very value."""
+    """Send a request. The shell then calls `on_answer` or `on_failure` with this same value."""
 
     number: int
     peer: Peer
@@ -158,7 +161,7 @@ class Send(NamedTuple):
 
 
 class AppendLeaderChange(NamedTuple):
-    """The first record of the epoch; with `voters_now`, kraft.version and voters behind it in the same batch."""
+    """Append the first record of the epoch. `voters_now`: append kraft.version and these voters in the same batch."""
 
     epoch: int
     voters: VoterSet
@@ -172,7 +175,7 @@ class AppendVoters(NamedTuple):
 
 
 class AppendRecords(NamedTuple):
-    """What a leader sent, offsets and all."""
+    """Append records of the leader, with the leader's offsets."""
 
     records: Bytes
 
@@ -182,7 +185,9 @@ class Truncate(NamedTuple):
 
 
 class KeepSnapshotPart(NamedTuple):
-    """After the last part it is to be installed, and `on_snapshot_installed` or `on_snapshot_failed` is to follow."""
+    """Store a part of a snapshot. After the last part, the shell installs the snapshot and calls
+    `on_snapshot_installed` or `on_snapshot_failed`.
+    """
 
     snapshot: SnapshotId
     position: int
@@ -208,7 +213,7 @@ class ReportResign(NamedTuple):
 
 
 class WakeFetches(NamedTuple):
-    """What parked fetches wait for may have come."""
+    """Check the parked fetches again."""
 
 
 Effect: TypeAlias = (

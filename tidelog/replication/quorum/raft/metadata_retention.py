@@ -1,7 +1,7 @@
-"""How long snapshots of the metadata log, and the records below them, are kept: metadata.max.retention.*. Pure.
+"""The retention of the metadata log's snapshots and of the records below them: metadata.max.retention.*. Pure.
 
-The rules are those of Kafka's KafkaMetadataLog: the oldest snapshot may go once a newer one is there, and the log then
-begins where the next snapshot ends. The newest snapshot always stays.
+The rules are those of Kafka's KafkaMetadataLog: the oldest snapshot may go once a newer one exists, and the log then
+starts at the end of the next snapshot. The newest snapshot always stays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class SnapshotFacts(NamedTuple):
-    """`last_timestamp_ms`: of the last record of the log that the snapshot holds."""
+    """`last_timestamp_ms`: the timestamp of the last log record that the snapshot contains."""
 
     size_bytes: int
     last_timestamp_ms: int
@@ -33,4 +33,4 @@ class MetadataRetention(NamedTuple):
 
 
 KAFKA_RETENTION: Final = MetadataRetention()
-"""What Kafka keeps by default."""
+"""Kafka's defaults."""

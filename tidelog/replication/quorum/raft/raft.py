@@ -1,8 +1,8 @@
-"""Raft as KRaft does it: one replica of the metadata log. Messages and the time go in, effects come out. Pure.
+"""The inputs of one replica of the metadata log, by KRaft's variant of Raft: messages and the time. Pure.
 
-Here: what comes in, and who deals with it. Epoch and role are `replica.py`'s, elections `candidacy.py`'s, what a leader
-does is `leading.py`'s, what a follower does `following.py`'s, changing who votes `reconfiguration.py`'s. After every
-input the caller carries out `take_effects()` in order, then calls `poll`, until neither brings anything.
+Each input goes to the module that handles it: `replica.py` for epoch and role, `candidacy.py` for elections,
+`leading.py` for a leader, `following.py` for a follower, `reconfiguration.py` for changes of the voters. After every
+input the caller carries out `take_effects()` in order, then calls `poll`, until there are no more effects.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tidelog.replication.quorum.raft.messages import (
     FetchAnswer,
     FetchAsk,
     OffsetAndEpoch,
+    ReportHighWatermark,
     Send,
     SnapshotAnswer,
     SnapshotAsk,
@@ -51,7 +52,7 @@ class Raft(RaftReplica):
     # -- inputs ------------------------------------------------------------------------------------------------------
 
     def start(self, election: ElectionState, now_ms: float) -> None:
-        """`election`: as `quorum-state` has it. A single voter leads at once."""
+        """`election`: the content of `quorum-state`. An only voter leads at once."""
         self.epoch = max(election.epoch, self.log.last_epoch)
         self._persisted = election
         leader_id = -1
@@ -63,11 +64,12 @@ class Raft(RaftReplica):
             self.become_candidate(now_ms, 0)
         elif leader_id >= 0 and self.voters.latest.get(leader_id) is not None:
             self.follow(leader_id, None, now_ms)
+            self._leader_is_filed = True
         else:
             self.state = Unattached(now_ms + self.rng.random() * self.settings.start_delay_max_ms)
 
     def poll(self, now_ms: float) -> None:
-        """Do what the time, or what has changed since, asks for."""
+        """Act on the time and on changes since the last poll."""
         self._deadline_ms = NEVER
         is_called = not self.is_closing or isinstance(self.state, Leader | Resigned)
         if is_called and _POLLS[type(self.state)](self, now_ms):
@@ -119,7 +121,9 @@ class Raft(RaftReplica):
         return EndAnswer(error, self.epoch, self.leader_id, self.known_leader_endpoint())
 
     def on_fetch(self, ask: FetchAsk, now_ms: float) -> FetchAnswer:
-        """Without the records, which the shell reads: from `ask.end_offset` on, if there is nothing else to say."""
+        """The answer without records. If it has no error, divergence or snapshot, the shell reads records from
+        `ask.end_offset` on.
+        """
         return leading.on_fetch(self, ask, now_ms)
 
     def on_answer(self, send: Send, answer: Answer, now_ms: float) -> None:
@@ -148,35 +152,51 @@ class Raft(RaftReplica):
             following.on_update_answer(self, peer, answer.error, now_ms)
 
     def on_failure(self, send: Send, refused: bool, now_ms: float) -> None:
-        """No answer came. `refused`: nobody listens there."""
+        """The request has got no answer. `refused`: the peer's port refused the connection."""
         failures = self.requests.failed(send.peer.id, lane_of(send.ask), send.number, now_ms)
         if not failures:
             return
         if isinstance(send.ask, FetchAsk | SnapshotAsk):
             following.on_fetch_failure(self, send.peer, failures, refused, now_ms)
         elif isinstance(send.ask, VoteAsk):
-            # Elections cannot wait for the long backoffs of the rest.
+            # Elections cannot wait for the long backoffs of other requests.
             until_ms = now_ms + min(failures * self.settings.retry_backoff_ms, 2 * self.settings.gone_delay_max_ms)
             self.requests.rest(send.peer.id, lane_of(send.ask), until_ms)
 
     def on_voters_changed(self, now_ms: float) -> None:
-        """The log names other voters than before."""
+        """The voters in the log have changed."""
         if isinstance(self.state, Leader):
             self.state.progress.set_voters(self.voters.latest, now_ms)
 
+    def recover_vote(self, epoch: int, now_ms: float) -> None:
+        """This voter may vote again in epochs above `epoch`, which is the highest of all other voters."""
+        self.vote_is_unknown = False
+        if epoch > self.epoch:
+            self.become_unattached(epoch, now_ms, quietly=True)
+        if self.voted is None:
+            self.voted = self.own  # it may have voted in this epoch
+        self.persist()
+        self.report_leader()
+
     def lose_records(self, acknowledged: OffsetAndEpoch | None, now_ms: float) -> None:
-        """Damage to the log was found while this replica runs: its log has just been cut below what it acknowledged."""
+        """The shell has truncated the log at damage, possibly below the acknowledged end."""
         self.lacks_records, self.acknowledged = True, acknowledged
         if isinstance(self.state, Leader):
             self.resign(now_ms)
         elif isinstance(self.state, Follower):
-            self.follow(self.leader_id, self.leader_endpoint, now_ms)  # answers to what it asked before are not taken
+            self.follow(self.leader_id, self.leader_endpoint, now_ms)  # drops the open requests, so old answers too
         elif isinstance(self.state, Prospective | Candidate):
             self.become_prospective(now_ms)
             self.become_unattached(self.epoch, now_ms)
 
+    def regain_records(self) -> None:
+        """The log has again all that this voter had acknowledged."""
+        self.lacks_records = False
+        if self.high_watermark >= 0:  # records may have been truncated before the listener had read them
+            self.emit(ReportHighWatermark(self.high_watermark))
 
-# Each does what the time asks for; True where the role has changed and the next one is to be polled at once.
+
+# Each function acts on the time. It returns whether the role has changed, so that the new role is polled at once.
 _POLLS: Final[dict[type, Callable[[RaftReplica, float], bool]]] = {
     Unattached: candidacy.poll_unattached,
     Follower: following.poll_follower,

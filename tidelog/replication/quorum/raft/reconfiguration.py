@@ -1,7 +1,7 @@
-"""Changing who votes, one voter at a time, by records in the log itself (KIP-853). Pure.
+"""Changes of the voters, one voter at a time, by records in the log (KIP-853). Pure.
 
-Functions over `raft.py`'s Raft; what is refused raises KafkaError. Invariant: a set of voters is changed only when the
-one before is committed in the leader's own epoch, so that two majorities always share a voter.
+Functions over `raft.py`'s Raft; they raise KafkaError for a refused change. Invariant: the set of voters changes only
+after the previous set is committed in the leader's own epoch, so that two successive majorities share a voter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def require_change(raft: RaftReplica) -> VoterSet:
-    """The voters as they are, if they may be changed now."""
+    """The present voters. Raises KafkaError if they may not change now."""
     if not isinstance(raft.state, Leader):
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node does not lead the metadata quorum")
     if not raft.state.is_active:

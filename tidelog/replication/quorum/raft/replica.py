@@ -1,8 +1,8 @@
-"""One replica of the metadata log: its epoch, its role, and how each role is entered and left. Pure.
+"""One replica of the metadata log: its epoch, its role, and the transitions between roles. Pure.
 
-What a replica does in a role, on messages and as time passes, is in `candidacy.py`, `following.py` and `leading.py`;
-`raft.py` calls them. What is to be done is noted as effects, for the shell. Invariants: the epoch never goes back; one
-vote in an epoch; one leader in an epoch.
+`candidacy.py`, `following.py` and `leading.py` implement a replica's behaviour in each role; `raft.py` calls them. The
+replica emits effects, which the shell carries out. Invariants: the epoch never decreases; one vote in an epoch; one
+leader in an epoch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ LANES: Final = {VoteAsk: "vote", BeginAsk: "begin", EndAsk: "end", FetchAsk: "fe
 
 
 class RaftReplica:
-    """`own_endpoints`: where this node listens for the others, by listener name."""
+    """`own_endpoints`: (listener name, endpoint) at which other nodes reach this node."""
 
     def __init__(
         self,
@@ -97,13 +97,17 @@ class RaftReplica:
         self.high_watermark = -1
         self.is_closing = False
         self.lacks_records = False
-        """Damage took what this replica has acknowledged: no candidacy until all of it is fetched again.
+        """Whether damage has removed acknowledged records: no candidacy until they are fetched again.
 
-        It votes for a candidate that has as much as it had, and for none where that is unknown: else it and a replica
-        that never had those records could elect a leader without what is committed.
+        Meanwhile the replica votes only for a candidate whose log reaches `acknowledged`, and for none if that is
+        unknown. Otherwise it and a replica that never had those records could elect a leader without committed records.
         """
+        self.vote_is_unknown = False
+        """Whether the vote file is lost: no vote, and no candidacy, before `recover_vote`."""
+        self._leader_is_filed = False
+        """The leader is known from the vote file alone."""
         self.acknowledged: OffsetAndEpoch | None = None
-        """What it has acknowledged at most, while it lacks some of that; None: unknown."""
+        """The upper bound of its acknowledgements while `lacks_records`; None if unknown."""
         self.state: RoleState = Unattached(NEVER)
         self.requests = Requests(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         self._effects: list[Effect] = []
@@ -113,7 +117,7 @@ class RaftReplica:
         self._entered_epoch = -1
         self._shunned: tuple[int, int, float] = (-1, -1, 0.0)
 
-    # -- what it is, and whom it knows ---------------------------------------------------------------------------------
+    # -- its state, and the nodes that it knows ------------------------------------------------------------------------
 
     @property
     def role(self) -> Role:
@@ -121,7 +125,9 @@ class RaftReplica:
 
     @property
     def is_voter(self) -> bool:
-        return self.can_vote and not self.lacks_records and self.voters.may_run(self.own, self.high_watermark)
+        if self.lacks_records or self.vote_is_unknown:
+            return False
+        return self.can_vote and self.voters.may_run(self.own, self.high_watermark)
 
     @property
     def is_active_leader(self) -> bool:
@@ -129,7 +135,7 @@ class RaftReplica:
 
     @property
     def deadline_ms(self) -> float:
-        """When `poll` is to be called at the latest."""
+        """The time at which the caller must call `poll` at the latest."""
         return self._deadline_ms
 
     def take_effects(self) -> list[Effect]:
@@ -137,8 +143,10 @@ class RaftReplica:
         return effects
 
     def peer(self, voter_id: int) -> Peer | None:
-        """Where another voter or the leader is, as far as known. What this node was configured with comes first: it may
-        reach a voter by another way than the others do."""
+        """Another voter or the leader with its address, or None if unknown.
+
+        The configured address comes first, because this node may reach a voter by another address than the others.
+        """
         configured = self.settings.voters.get(voter_id)
         if configured is not None:
             return Peer(voter_id, configured)
@@ -153,7 +161,7 @@ class RaftReplica:
     # -- changes of role ---------------------------------------------------------------------------------------------
 
     def observe(self, epoch: int, leader_id: int, endpoint: Endpoint | None, now_ms: float) -> None:
-        """Somebody says that `leader_id` leads in `epoch`, -1: does not know who."""
+        """A message states that `leader_id` leads in `epoch`; -1 for an unknown leader."""
         is_other = leader_id >= 0 and leader_id != self.own.id
         if (leader_id, epoch) == self._shunned[:2] and now_ms < self._shunned[2]:
             return
@@ -162,19 +170,21 @@ class RaftReplica:
             if is_other:
                 self.follow(leader_id, endpoint, now_ms)
         elif epoch == self.epoch and is_other:
-            if self.leader_id < 0:
+            if self.leader_id < 0 or (self._leader_is_filed and self.leader_id != leader_id):
                 if not isinstance(self.state, Leader | Resigned):
                     self.follow(leader_id, endpoint, now_ms)
             elif self.leader_id == leader_id and endpoint is not None:
                 self.leader_endpoint = endpoint
 
     def lose_leader(self, now_ms: float) -> None:
-        """For who may not vote: the leader does not answer. Whoever still names it is not believed for a moment."""
+        """For a replica that is no voter: the leader does not answer. For a short time, messages that still name it
+        are ignored.
+        """
         self._shunned = (self.leader_id, self.epoch, now_ms + 2 * self.settings.gone_delay_max_ms)
         self.become_unattached(self.epoch, now_ms)
 
     def resign(self, now_ms: float) -> None:
-        """Lead no longer, and tell the others so."""
+        """Give up the leadership and notify the other voters."""
         if not isinstance(self.state, Leader):
             return
         preferred = self.state.progress.successors()
@@ -198,6 +208,7 @@ class RaftReplica:
 
     def follow(self, leader_id: int, endpoint: Endpoint | None, now_ms: float) -> None:
         self._leave()
+        self._leader_is_filed = False
         self.leader_id, self.leader_endpoint = leader_id, endpoint
         self.enter(Follower(now_ms + self.settings.fetch_timeout_ms))
         self.persist()
@@ -229,7 +240,9 @@ class RaftReplica:
         self.emit(AppendLeaderChange(self.epoch, voters, granting, self._voters_to_write(voters)))
 
     def _voters_to_write(self, voters: VoterSet) -> VoterSet | None:
-        """With kraft.version 1: the voters, when only a checkpoint names them yet or our addresses have changed."""
+        """The voters to write with the leader change, or None. They are written at kraft.version 1, if only a snapshot
+        names them or this node's addresses have changed.
+        """
         own = voters.get(self.own.id)
         if self.voters.kraft_version < 1 or own is None or not self.own_endpoints:
             return None
@@ -245,13 +258,15 @@ class RaftReplica:
         self.requests.reset()
 
     def _leave(self) -> None:
-        """End what the present role has begun."""
+        """Leave the present role."""
         if isinstance(self.state, Leader):
             if self.state.is_active:
                 self.emit(ReportResign(self.epoch))
             self.emit(WakeFetches())
 
     def persist(self) -> None:
+        if self.vote_is_unknown:
+            return  # a file without the vote would look whole
         state = ElectionState(self.epoch, self.leader_id, self.voted)
         if state != self._persisted:
             self._persisted = state
@@ -268,11 +283,13 @@ class RaftReplica:
         self._effects.append(effect)
 
     def due(self, at_ms: float) -> None:
-        """`poll` has something to do then."""
+        """Require a `poll` at this time."""
         self._deadline_ms = min(self._deadline_ms, at_ms)
 
     def send(self, peer: Peer, ask: Ask, now_ms: float) -> bool:
-        """Unless one is open or the peer is to be left alone for a while."""
+        """Send the request, unless one is open in its lane or the lane pauses after a failure. Returns whether it is
+        sent.
+        """
         lane = lane_of(ask)
         if not self.requests.is_ready(peer.id, lane, now_ms):
             ready_at_ms = self.requests.ready_at_ms(peer.id, lane)
@@ -283,14 +300,14 @@ class RaftReplica:
         return True
 
     def known_leader_endpoint(self) -> Endpoint | None:
-        """To be told to others, this node included when it leads."""
+        """The leader's address for responses to other nodes; this node's own address while it leads."""
         if self.leader_id == self.own.id:
             return self.own_endpoints[0][1] if self.own_endpoints else None
         peer = self.leader_peer()
         return peer.endpoint if peer is not None else None
 
     def committed(self, high_watermark: int) -> None:
-        """Report a high watermark that has moved, and the lead once this epoch's first record is below it."""
+        """Report an advanced high watermark, and the lead once this epoch's first record is below it."""
         if high_watermark > self.high_watermark:
             self.high_watermark = high_watermark
             self.emit(ReportHighWatermark(high_watermark))

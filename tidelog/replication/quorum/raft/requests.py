@@ -1,7 +1,7 @@
-"""Which requests of the core are open, and whom to leave alone for a while after a failure. Pure.
+"""The open requests of the core, and the pauses after failures. Pure.
 
-One open request per peer and lane; a change of role forgets them all, and answers to what was forgotten count as news
-of the peer's epoch only.
+A peer has at most one open request per lane. A change of role drops all open requests; of an answer to a dropped
+request, only the peer's epoch counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 @dataclass(eq=False, repr=False)
 class _Lane:
     number: int = 0
-    """Of the open request, 0 for none."""
+    """The number of the open request, 0 for none."""
     failures: int = 0
     not_before_ms: float = 0.0
 
@@ -32,7 +32,7 @@ class Requests:
         return found is None or (not found.number and found.not_before_ms <= now_ms)
 
     def ready_at_ms(self, peer_id: int, lane: str) -> float | None:
-        """When a failed lane may be used again; None when it may now, or when an answer is awaited."""
+        """The time at which a pausing lane is ready again; None if it does not pause or has an open request."""
         found = self._lanes.get((peer_id, lane))
         return None if found is None or found.number or not found.not_before_ms else found.not_before_ms
 
@@ -43,7 +43,7 @@ class Requests:
         return self._last_number
 
     def done(self, peer_id: int, lane: str, number: int) -> bool:
-        """It was answered; False when it had been forgotten."""
+        """The request is answered. Returns False if it was dropped before."""
         found = self._lanes.get((peer_id, lane))
         if found is None or found.number != number:
             return False
@@ -52,7 +52,9 @@ class Requests:
         return True
 
     def failed(self, peer_id: int, lane: str, number: int, now_ms: float) -> int:
-        """How often in a row it has failed now; the first time it may be tried again at once. 0: it was forgotten."""
+        """The request has failed. Returns the number of failures in a row, or 0 if the request was dropped before. The
+        first failure causes no pause.
+        """
         found = self._lanes.get((peer_id, lane))
         if found is None or found.number != number:
             return 0
@@ -64,5 +66,5 @@ class Requests:
         return found.failures
 
     def rest(self, peer_id: int, lane: str, until_ms: float) -> None:
-        """It answered, but nothing that helps: ask again then."""
+        """Pause the lane until this time, because the peer's answer did not help."""
         self._lanes.setdefault((peer_id, lane), _Lane()).not_before_ms = until_ms

@@ -1,4 +1,4 @@
-"""What the metadata quorum is told at its start: who may vote, where they listen, how long to wait for what. Pure."""
+"""The settings of the metadata quorum: its static voters, their addresses and the timeouts. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tidelog.replication.quorum.raft.metadata_retention import KAFKA_RETENTION, 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QuorumSettings:
-    """Kafka's `controller.quorum.*`, and what Kafka has as constants.
+    """Kafka's `controller.quorum.*` configs, and settings that are constants in Kafka.
 
-    `voters`: the static ones (controller.quorum.voters). Without them and without `bootstrap_servers` the node is
-    alone. Voters that the metadata log names itself (kraft.version 1) win over both.
+    `voters`: the static voters (controller.quorum.voters). Without them and without `bootstrap_servers` the node is an
+    only voter. Voters in the metadata log (kraft.version 1) take precedence over both.
     """
 
     voters: Mapping[int, Endpoint] = field(default_factory=dict)
     bootstrap_servers: Sequence[Endpoint] = ()
     own_endpoints: Sequence[tuple[str, Endpoint]] = ()
-    """(listener name, where it can be reached), the first one for the other voters."""
+    """(listener name, endpoint); the other voters use the first one."""
     election_timeout_ms: int = 1000
     fetch_timeout_ms: int = 2000
     election_backoff_max_ms: int = 1000
@@ -32,12 +32,14 @@ class QuorumSettings:
     fetch_bytes_max: int = 8 * 1024 * 1024
     snapshot_part_bytes: int = 1024 * 1024
     start_delay_max_ms: int = 100
-    """A voter that knows no leader asks for pre-votes after a part of this: no running quorum is disturbed by it."""
+    """At its start, a voter without a known leader requests pre-votes after a random part of this time. Pre-votes do
+    not disturb a running quorum.
+    """
     gone_delay_max_ms: int = 50
-    """The same where the leader's port refuses, or the leader said that it resigns."""
+    """The same delay after the leader's port has refused a connection or the leader has resigned."""
     pre_vote_retry_ms: int = 40
     retention: MetadataRetention = KAFKA_RETENTION
     scrub_interval_ms: float = math.inf
-    """How often the log is read again to find damage (log.scrub.interval.ms)."""
+    """The interval between two reads of the whole log to detect damage (log.scrub.interval.ms)."""
     scrub_bytes_per_s: int = 0
-    """0: never (log.scrub.bytes.per.second)."""
+    """The rate of these reads; 0 disables them (log.scrub.bytes.per.second)."""

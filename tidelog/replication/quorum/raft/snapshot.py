@@ -1,7 +1,7 @@
 """Snapshots of the metadata log in Kafka's format: `<end offset>-<epoch>.checkpoint`, and `bootstrap.checkpoint`.
 
 A snapshot is a sequence of record batches: a control batch with the header, batches of metadata records that rebuild
-the image, a control batch with the footer. Only values are handled here; what the records mean is the controller's.
+the image, a control batch with the footer. This module handles only values; the controller interprets the records.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tidelog.protocol.batches.records import (
     encode_batch,
     encode_control_batch,
 )
+from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.control_records import (
     KRaftVersionRecord,
     SnapshotFooterRecord,
@@ -35,18 +36,18 @@ _NAME = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 
 
 class CorruptSnapshot(Exception):
-    """A checkpoint file that is not whole."""
+    """A checkpoint file is incomplete or damaged."""
 
 
 class SnapshotId(NamedTuple):
-    """`end_offset` is the first offset that the snapshot does not hold; `epoch` that of the last one it holds."""
+    """`end_offset`: the first offset after the snapshot. `epoch`: the epoch of the last record in the snapshot."""
 
     end_offset: int
     epoch: int
 
 
 class Snapshot(NamedTuple):
-    """What a checkpoint file says. `last_timestamp_ms`: of the last record of the log that it holds."""
+    """The content of a checkpoint file. `last_timestamp_ms`: the timestamp of the last log record in it."""
 
     last_timestamp_ms: int
     values: list[bytes]
@@ -59,7 +60,7 @@ def snapshot_name(identity: SnapshotId) -> str:
 
 
 def parse_snapshot_name(name: str) -> SnapshotId | None:
-    """None for any other file, unfinished (`.part`) and deleted ones too."""
+    """None for any other file, including incomplete (`.part`) and deleted snapshots."""
     found = _NAME.fullmatch(name)
     return None if found is None else SnapshotId(int(found[1]), int(found[2]))
 
@@ -95,14 +96,17 @@ def decode_snapshot(content: bytes) -> Snapshot:
 
 
 def last_timestamp_in(head: bytes) -> int | None:
-    """`last_timestamp_ms` out of the first bytes of a checkpoint file; None where they are no whole, sound header."""
-    for position, header in iter_headers(head):
-        if not header.is_control or not check_crc(head, position, header):
+    """`last_timestamp_ms` from the first bytes of a checkpoint file; None without a whole and valid header batch."""
+    try:
+        for position, header in iter_headers(head):
+            if not header.is_control or not check_crc(head, position, header):
+                return None
+            for record in decode_batch(head, position, header):
+                if control_record_type(record.key) is ControlRecordType.SNAPSHOT_HEADER:
+                    return SnapshotHeaderRecord.decode(record.value or b"", 0).last_contained_log_timestamp
             return None
-        for record in decode_batch(head, position, header):
-            if control_record_type(record.key) is ControlRecordType.SNAPSHOT_HEADER:
-                return SnapshotHeaderRecord.decode(record.value or b"", 0).last_contained_log_timestamp
-        return None
+    except KafkaError:
+        pass  # the bytes are no batch
     return None
 
 
@@ -114,9 +118,9 @@ def encode_snapshot(
     kraft_version: int = 0,
     voters: VotersRecord | None = None,
 ) -> bytearray:
-    """The bytes of a checkpoint file. Offsets count from 0, every batch carries the snapshot's epoch, as Kafka's do.
+    """The bytes of a checkpoint file. As in Kafka, offsets start at 0 and every batch has the snapshot's epoch.
 
-    From kraft.version 1 on the header is followed, in its batch, by the version and the voters.
+    From kraft.version 1 on, the header's batch also contains the version and the voters.
     """
     out = bytearray()
     controls: list[tuple[ControlRecordType, bytes]] = [

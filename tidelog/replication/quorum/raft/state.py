@@ -1,6 +1,7 @@
-"""The roles of a replica in the metadata quorum and what each remembers; the log as raft sees it. Pure.
+"""The roles of a replica in the metadata quorum, the state of each role, and raft's view of the log. Pure.
 
-`TRANSITIONS` is the whole table; `raft.py` asks it before every change. Times are ms of a clock that only goes forward.
+`TRANSITIONS` is the whole table of role changes; `replica.py` checks it before each change. Times are in milliseconds
+of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tidelog.replication.quorum.raft.voters import ReplicaKey
 
 
 class LogView(Protocol):
-    """This replica's log, read only: the core says what to do with it in effects."""
+    """This replica's log, read only: the core changes it by effects."""
 
     @property
     def start_offset(self) -> int: ...
@@ -28,21 +29,21 @@ class LogView(Protocol):
 
     @property
     def synced_offset(self) -> int:
-        """Everything below it is on the device."""
+        """All records below this offset are on the device."""
         ...
 
     @property
     def last_epoch(self) -> int:
-        """Of the last record or of the snapshot in its place, 0 for nothing."""
+        """The epoch of the last record, or of the snapshot in its place; 0 for an empty log."""
         ...
 
     @property
     def snapshots(self) -> tuple[SnapshotId, SnapshotId] | None:
-        """The earliest and the latest one on disk."""
+        """The earliest and the latest snapshot on disk."""
         ...
 
     def end_of_epoch(self, epoch: int) -> OffsetAndEpoch:
-        """The largest epoch not above `epoch`, and where it ends."""
+        """The largest epoch that is at most `epoch`, and its end offset."""
         ...
 
 
@@ -57,7 +58,8 @@ class Role(Enum):
     RESIGNED = "Resigned"
 
 
-# Within an epoch; a higher epoch makes everybody UNATTACHED or a FOLLOWER, and begins with a CANDIDATE.
+# The role changes within one epoch. A higher epoch begins with a CANDIDATE and makes other replicas UNATTACHED or a
+# FOLLOWER.
 TRANSITIONS: Final[Mapping[Role, frozenset[Role]]] = {
     Role.UNATTACHED: frozenset({Role.UNATTACHED, Role.FOLLOWER, Role.PROSPECTIVE}),
     Role.FOLLOWER: frozenset({Role.FOLLOWER, Role.UNATTACHED, Role.PROSPECTIVE}),
@@ -70,14 +72,14 @@ TRANSITIONS: Final[Mapping[Role, frozenset[Role]]] = {
 
 @dataclass(eq=False, repr=False)
 class Unattached:
-    """Knows the epoch at most. A voter asks for pre-votes at `election_at_ms`."""
+    """A replica without a known leader. A voter requests pre-votes at `election_at_ms`."""
 
     election_at_ms: float
 
 
 @dataclass(eq=False, repr=False)
 class Download:
-    """A snapshot that is being fetched."""
+    """The fetch of a snapshot."""
 
     snapshot: SnapshotId
     position: int = 0
@@ -86,7 +88,9 @@ class Download:
 
 @dataclass(eq=False, repr=False)
 class Follower:
-    """`has_fetched`: from this leader in this epoch, so that it is known to live; `is_gone`: it is known not to."""
+    """`has_fetched`: a fetch from this leader in this epoch has succeeded, so the leader was alive. `is_gone`: the
+    leader has resigned, or its port refuses connections.
+    """
 
     give_up_at_ms: float
     has_fetched: bool = False
@@ -102,7 +106,7 @@ class Prospective:
     give_up_at_ms: float
     retries: int = 0
     defer_until_ms: float = 0.0
-    """Somebody better placed asked for our pre-vote: let them go first."""
+    """A replica with a better claim has requested a pre-vote: it may run first, until this time."""
 
 
 @dataclass(eq=False, repr=False)
@@ -111,7 +115,7 @@ class Candidate:
     give_up_at_ms: float
     retries: int = 0
     lost_until_ms: float | None = None
-    """A majority refused: the next attempt is to begin then."""
+    """The time of the next attempt after a majority has refused."""
 
 
 @dataclass(eq=False, repr=False)
@@ -119,10 +123,10 @@ class Leader:
     progress: Progress
     epoch_start_offset: int
     is_active: bool = False
-    """Its first record is committed, so all before is too."""
+    """Whether the first record of its epoch is committed, and so all earlier records."""
     granting: tuple[ReplicaKey, ...] = ()
     silent_until_ms: dict[int, float] = field(default_factory=dict)
-    """When to tell a voter that does not fetch of this leader again."""
+    """Per voter that does not fetch: the time of the next BeginQuorumEpoch to it."""
 
 
 @dataclass(eq=False, repr=False)

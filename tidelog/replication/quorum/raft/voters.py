@@ -1,7 +1,7 @@
-"""Who votes: sets of voters as configuration or the log's VotersRecord say, and how they changed along the log. Pure.
+"""The sets of voters, from the configuration or the log's VotersRecords, and their history in the log. Pure.
 
-A replica is its id and the id of its log directory (KIP-853); a static voter's directory is not known. The set that
-counts is the last one in the log, committed or not; a truncation brings the one before back.
+A replica key is a node id and a log directory id (KIP-853); the directory id of a static voter is unknown. The last set
+in the log applies, committed or not. A truncation restores the set before.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ CONTROLLER_LISTENER: Final = "CONTROLLER"
 
 
 class ReplicaKey(NamedTuple):
-    """`directory_id` is zero where it is not known."""
+    """`directory_id` is zero if unknown."""
 
     id: int
     directory_id: bytes = ZERO_UUID
 
     def matches(self, other: ReplicaKey) -> bool:
-        """The same replica as far as both say."""
+        """Whether both may be the same replica; an unknown directory id matches any."""
         return self.id == other.id and (
             self.directory_id == other.directory_id or ZERO_UUID in (self.directory_id, other.directory_id)
         )
 
 
 class Voter(NamedTuple):
-    """`endpoints`: (listener name, endpoint), the first one for other voters."""
+    """`endpoints`: (listener name, endpoint); other voters use the first one."""
 
     key: ReplicaKey
     endpoints: tuple[tuple[str, Endpoint], ...] = ()
@@ -46,7 +46,7 @@ class Voter(NamedTuple):
 
 
 class VoterSet:
-    """Does not change; iterates in the order of ids."""
+    """An immutable set, iterated in the order of ids."""
 
     __slots__ = ("_by_id",)
 
@@ -87,7 +87,7 @@ class VoterSet:
         return len(self._by_id) == 1 and self.includes(key)
 
     def with_voter(self, voter: Voter) -> VoterSet:
-        """Added, or in the place of the one with its id."""
+        """A set with this voter added, or in the place of the voter with its id."""
         return VoterSet([*(one for one in self if one.key.id != voter.key.id), voter])
 
     def without(self, key: ReplicaKey) -> VoterSet:
@@ -95,7 +95,7 @@ class VoterSet:
 
 
 def static_voters(endpoints: Mapping[int, Endpoint]) -> VoterSet:
-    """Voters of controller.quorum.voters."""
+    """The voters of controller.quorum.voters."""
     return VoterSet(
         Voter(ReplicaKey(voter_id), ((CONTROLLER_LISTENER, endpoint),)) for voter_id, endpoint in endpoints.items()
     )
@@ -131,7 +131,7 @@ def voters_from_record(record: VotersRecord) -> VoterSet:
 
 
 class VoterHistory:
-    """The voters and the kraft.version from each offset on that changed them; before the first, `static` and 0."""
+    """The voters and the kraft.version by the offset of their change; before the first change, `static` and 0."""
 
     def __init__(self, static: VoterSet) -> None:
         self.static = static
@@ -144,7 +144,7 @@ class VoterHistory:
 
     @property
     def latest_offset(self) -> int:
-        """Of the record that names the latest voters; -1 when no record does."""
+        """The offset of the record with the latest voters; -1 without such a record."""
         return self._voters[-1][0] if self._voters else -1
 
     @property
@@ -152,10 +152,10 @@ class VoterHistory:
         return self._versions[-1][1] if self._versions else 0
 
     def may_run(self, key: ReplicaKey, high_watermark: int) -> bool:
-        """Whether the replica votes; or does no longer, but that is not known to be committed.
+        """Whether the replica may run for the lead: it is a voter, or its removal is not known to be committed.
 
-        The second may be the only one whose log is far enough to be elected, and then must be, to commit its own leave
-        (Raft, thesis 4.2.2).
+        A removed replica may be the only one whose log is long enough to be elected. It must then lead to commit its
+        own removal (Raft thesis, section 4.2.2).
         """
         if self.latest.includes(key):
             return True
@@ -163,7 +163,7 @@ class VoterHistory:
         return bool(self._voters) and self.latest_offset >= high_watermark and before.includes(key)
 
     def at(self, offset: int) -> tuple[int, VoterSet | None]:
-        """(kraft.version, voters named by records, None when none) just before `offset`."""
+        """(kraft.version, voters from records or None) just before `offset`."""
         version = next((version for at, version in reversed(self._versions) if at < offset), 0)
         return version, next((voters for at, voters in reversed(self._voters) if at < offset), None)
 
@@ -175,13 +175,13 @@ class VoterHistory:
         self._versions.append((offset, version))
 
     def truncate_to(self, end_offset: int) -> None:
-        """What lies at `end_offset` or behind is gone."""
+        """Drop the changes at or after `end_offset`."""
         self._voters = [entry for entry in self._voters if entry[0] < end_offset]
         self._versions = [entry for entry in self._versions if entry[0] < end_offset]
 
     def forget_before(self, start_offset: int) -> None:
-        """Nobody will ask for what was before `start_offset`; what held there stays."""
-        # New lists: another thread may be reading the old ones, to write a snapshot.
+        """Drop the changes before `start_offset`, except the last one, which still applies."""
+        # New lists, because another thread may read the old ones to write a snapshot.
         self._voters = self._voters[_superfluous(self._voters, start_offset) :]
         self._versions = self._versions[_superfluous(self._versions, start_offset) :]
 
@@ -191,5 +191,5 @@ class VoterHistory:
 
 
 def _superfluous(entries: Sequence[tuple[int, object]], start_offset: int) -> int:
-    """How many of the first entries are replaced by a later one that still lies before `start_offset`."""
+    """The number of entries before `start_offset` that a later such entry replaces."""
     return max(0, sum(1 for entry in entries if entry[0] < start_offset) - 1)

@@ -1,7 +1,7 @@
-"""Which API each kind of listener serves: handler modules and rows of `delegated`.
+"""The tables of APIs for each kind of listener: handler modules and rows of `delegated`.
 
-`protocol.api` says what is advertised.
-Produce and Fetch of records are not here: they are wired into dispatch, on the brokers' listeners only.
+`protocol.api` lists the advertised APIs. Produce and Fetch of records are not here: `dispatch` handles them directly,
+on the brokers' listeners only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from tidelog.broker.apis.transactions import (
 # A module with REQUEST, handle() and refuse(), or a row that has them.
 Api = ModuleType | DelegatedApi[Any]
 
-# Answered by the active controller alone: brokers send them on to it (Kafka's forwardToController).
+# Only the active controller handles these; brokers forward them to it (Kafka's forwardToController).
 _FORWARDED_APIS: Final[tuple[Api, ...]] = (
     *FORWARDED_ROWS,
     alter_configs,

@@ -34,7 +34,7 @@ class Machine(Owner):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.turns = FairScheduler(self.due.append, lambda: self.now)
+        self.scheduler = FairScheduler(self.due.append, lambda: self.now)
         self.clients: list[Client] = []
         self.served: list[KafkaConnection] = []
         self.served_at: dict[KafkaConnection, float] = {}
@@ -45,7 +45,7 @@ class Machine(Owner):
         self.served.append(connection)
         self.served_at[connection] = self.now
         if key == METADATA:
-            self.turns.took(COST_S[key])  # as dispatch does
+            self.scheduler.took(COST_S[key])  # as dispatch does
             return bytearray(b"answered")
         return b"answered"
 
@@ -175,29 +175,29 @@ def test_a_turn_ends_when_it_has_become_long() -> None:
 
 def test_where_no_time_passes_everybody_in_line_is_served_in_each_turn() -> None:
     due: list[Callable[[], None]] = []
-    turns = FairScheduler(due.append)
+    scheduler = FairScheduler(due.append)
     served: list[int] = []
     for number in range(500):
-        turns.wait(partial(served.append, number), is_first=number % 5 == 0, for_records=bool(number % 2))
-    assert len(turns) == 500
+        scheduler.wait(partial(served.append, number), is_first=number % 5 == 0, for_records=bool(number % 2))
+    assert len(scheduler) == 500
     assert len(due) == 1
     due.pop()()
     assert served == sorted(range(500), key=lambda number: (number % 5 > 0, number % 2 == 0, number))
-    assert not turns.late
+    assert not scheduler.late
     assert not due
 
 
 def test_who_fails_does_not_hold_up_the_line(caplog: pytest.LogCaptureFixture) -> None:
     due: list[Callable[[], None]] = []
-    turns = FairScheduler(due.append)
+    scheduler = FairScheduler(due.append)
     served: list[str] = []
 
     def fails() -> None:
         raise ValueError("a bug of ours")
 
-    turns.wait(fails, is_first=True, for_records=True)
-    turns.wait(lambda: served.append("behind it"), is_first=True, for_records=True)
-    turns.wait(lambda: served.append("beside it"), is_first=False, for_records=False)
+    scheduler.wait(fails, is_first=True, for_records=True)
+    scheduler.wait(lambda: served.append("behind it"), is_first=True, for_records=True)
+    scheduler.wait(lambda: served.append("beside it"), is_first=False, for_records=False)
     due.pop(0)()
     assert served == ["behind it", "beside it"]
     assert "a bug of ours" in caplog.text
@@ -208,10 +208,10 @@ def test_a_closed_connection_leaves_the_line_in_its_turn() -> None:
     client = Client(machine, request(PRODUCE) * (TURN_REQUESTS_MAX + 5))
     client.connection._resize(16 * 1024)
     machine.turn()
-    assert len(machine.turns) == 1
+    assert len(machine.scheduler) == 1
     client.connection.connection_lost(None)
     machine.turn()
-    assert len(machine.turns) == 0
+    assert len(machine.scheduler) == 0
     assert len(machine.served) == TURN_REQUESTS_MAX
 
 

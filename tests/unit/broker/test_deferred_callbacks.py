@@ -36,12 +36,12 @@ class Watching(Owner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wakes = DeferredCallbacks(cast(Any, SimpleNamespace(call_soon=self.due.append)))
+        self.callbacks = DeferredCallbacks(cast(Any, SimpleNamespace(call_soon=self.due.append)))
         self.calls: list[tuple[bytes, int, bool]] = []
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
         name = bytes(frame)
-        self.wakes.soon(lambda: self.calls.append((name, len(self.frames), bool(connection._pending))))
+        self.callbacks.soon(lambda: self.calls.append((name, len(self.frames), bool(connection._pending))))
         return super().dispatch(frame, connection)
 
 
@@ -62,7 +62,7 @@ def test_before_the_last_request_that_was_read_is_parked_those_it_woke_are_calle
 def test_a_request_that_is_answered_at_once_is_answered_before_those_it_woke_are_called() -> None:
     owner = Watching()
     connection, transport = connect(owner)
-    owner.wakes.soon(lambda: written.append(bytes(transport.written)))
+    owner.callbacks.soon(lambda: written.append(bytes(transport.written)))
     written: list[bytes] = []
     receive(connection, framed(b"request1"))
     assert written == [b"request1"]
@@ -73,7 +73,7 @@ class Chained(Owner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wakes = DeferredCallbacks(cast(Any, SimpleNamespace(call_soon=self.due.append)))
+        self.callbacks = DeferredCallbacks(cast(Any, SimpleNamespace(call_soon=self.due.append)))
         self.depth = self.depth_max = 0
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
@@ -82,9 +82,9 @@ class Chained(Owner):
             return super().dispatch(frame, connection)
         self.depth += 1
         self.depth_max = max(self.depth_max, self.depth)
-        self.wakes.soon(partial(waiting.complete, b"told"))
-        if self.wakes.collecting:  # as a connection does before it parks the last request that was read
-            self.wakes.run()
+        self.callbacks.soon(partial(waiting.complete, b"told"))
+        if self.callbacks.collecting:  # as a connection does before it parks the last request that was read
+            self.callbacks.run()
         self.depth -= 1
         return b"done"
 
@@ -108,7 +108,7 @@ class Door(Owner):
     def __init__(self, leader: Any) -> None:
         super().__init__()
         self.leader = leader
-        self.wakes = leader.partitions.wakes
+        self.callbacks = leader.partitions.callbacks
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
         return produce.serve(self.leader.services, frame, 0, 10, 1, connection)
@@ -135,7 +135,7 @@ def test_followers_are_told_before_the_produce_is_parked_if_no_other_request_was
     leader = cluster.nodes[1]
     connection, transport = connect(Door(leader))
     open_when_told: list[int] = []
-    leader.partitions.wakes.soon(lambda: open_when_told.append(len(connection._pending)))
+    leader.partitions.callbacks.soon(lambda: open_when_told.append(len(connection._pending)))
     body = produce_body(b"a")
     receive(connection, framed(body) if is_last else framed(body, body))
     assert open_when_told == [0 if is_last else 1]

@@ -1,8 +1,8 @@
-"""The logs that a start finds in the log directories, until each is claimed by the metadata or set aside.
+"""The logs found in the log directories at the start, until the metadata claims them or they are set aside.
 
-A replica may be found twice: its directory was out of reach for a while and the replica was made anew in another, or
-the process ended while it was moved. The one where the metadata places it counts. Invariant: what the metadata does
-not claim is kept under another name, never deleted, and never served.
+A replica may have two logs: its directory was offline and the replica was created again in another one, or the process
+ended during a move. The log in the directory that the metadata names is used. Invariant: an unclaimed log is kept under
+another name; it is neither deleted nor read.
 """
 
 from __future__ import annotations
@@ -23,39 +23,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.hosting")
 
 Key = tuple[str, int]
-Found = tuple["LogDirectory", "PartitionLog"]
+DiscoveredLog = tuple["LogDirectory", "PartitionLog"]
 
 
-class FoundLogs:
+class DiscoveredLogs:
     def __init__(self, directories: LogDirectories) -> None:
         self._directories = directories
-        self._found: dict[Key, list[Found]] = {}
+        self._logs: dict[Key, list[DiscoveredLog]] = {}
         self.damaged: dict[Key, LogDirectory] = {}
-        """Replicas whose logs cannot be opened though their directory can be read."""
+        """Replicas whose logs cannot be opened, in a directory that can be read."""
         self.failures: list[tuple[LogDirectory, OSError]] = []
-        """Directories that could not be read whole: they are to be taken offline."""
+        """Directories that could not be read completely and must go offline."""
 
     def load(self, config_for: Callable[[str], LogConfig], now_ms: int) -> None:
-        """Open every log, recovering those of an unclean stop. Blocking: on a thread, before anything is served."""
+        """Open every log, with recovery after an unclean stop. It blocks: it runs on a thread, before any request."""
         for directory in self._directories:
             try:
                 for key, found in directory.load(config_for, now_ms).items():
                     if found.flush_due:
-                        # What a kill left behind was readable before it: sync it now, or it waits for the next append.
+                        # Records from before a kill were readable then. Without a sync now they wait for an append.
                         found.flush()
-                    self._found.setdefault(key, []).append((directory, found))
+                    self._logs.setdefault(key, []).append((directory, found))
             except (OSError, CorruptLog) as error:
                 cause = error if isinstance(error, OSError) else OSError(str(error))
                 self.failures.append((directory, cause))
             self.damaged.update(dict.fromkeys(directory.offline, directory))
 
     def has(self, key: Key, topic_id: bytes, directory_id: bytes) -> bool:
-        """Whether a log of this replica was found. One that does not say of which topic counts if it is alone.
+        """Whether a log of this replica was found. A log without a topic id counts if it is the only one.
 
-        One that was on its way to another directory counts if the metadata places the replica there already: before
-        that it may lack anything.
+        A future log counts only if the metadata already names its directory: before that it may lack records.
         """
-        candidates = self._found.get(key, [])
+        candidates = self._logs.get(key, [])
         ids = [found.topic_id for _, found in candidates]
         return topic_id in ids or bytes(16) in ids or ids == [None] or self._has_moved(key, topic_id, directory_id)
 
@@ -65,20 +64,20 @@ class FoundLogs:
         return any(future is not None and future.topic_id == topic_id for future in futures)
 
     def forget(self, directory: LogDirectory) -> None:
-        """It has failed meanwhile."""
-        for key, found in list(self._found.items()):
-            self._found[key] = [each for each in found if each[0] is not directory]
+        """The directory has failed: forget its logs."""
+        for key, found in list(self._logs.items()):
+            self._logs[key] = [each for each in found if each[0] is not directory]
 
-    def claim(self, key: Key, topic_id: bytes, directory_id: bytes) -> Found | None:
-        """The log of this replica, which the metadata places in this directory, or in one that it does not know.
+    def claim(self, key: Key, topic_id: bytes, directory_id: bytes) -> DiscoveredLog | None:
+        """The log of this replica, preferably in the directory that the metadata names.
 
-        Raises OSError for want of something that says nothing of the directory.
+        Raises OSError for a shortage, which is no failure of the directory.
         """
-        candidates = self._found.get(key, [])
+        candidates = self._logs.get(key, [])
         for directory, found in candidates:
             if found.topic_id is None and len(candidates) == 1:
                 try:
-                    directory.set_topic_id(*key, topic_id)  # a loss of power took the file, not the records
+                    directory.set_topic_id(*key, topic_id)  # a loss of power lost only the file with the topic id
                 except OSError as error:
                     if is_exhaustion(error):
                         raise
@@ -91,21 +90,23 @@ class FoundLogs:
         return claimed
 
     def set_others_aside(self, key: Key, topic_id: bytes) -> None:
-        """Logs that say they are of another topic: it was deleted and made again while this node was away, or the file
-        that says so is damaged. They are kept, as what no topic claims."""
-        for each in list(self._found.get(key, [])):
+        """Set aside logs with another topic id, like unclaimed ones.
+
+        The topic was deleted and created again while this node was down, or the file with the topic id is damaged.
+        """
+        for each in list(self._logs.get(key, [])):
             directory, found = each
             if found.topic_id not in (topic_id, bytes(16), None):
                 self._set_aside(directory, key)
-                self._found[key].remove(each)
+                self._logs[key].remove(each)
 
     def set_rest_aside(self) -> None:
-        """Topics deleted, or replicas moved away, while this node was not there to see it."""
-        for key, found in self._found.items():
+        """Set aside unclaimed logs: the topic was deleted or the replica was moved away while this node was down."""
+        for key, found in self._logs.items():
             for directory, _ in found:
                 if self._directories.is_usable(directory):
                     self._set_aside(directory, key)
-        self._found.clear()
+        self._logs.clear()
 
     def _set_aside(self, directory: LogDirectory, key: Key) -> None:
         try:
@@ -113,4 +114,4 @@ class FoundLogs:
         except OSError as error:
             self._directories.failed(directory, error)
         else:
-            logger.warning("the metadata does not place %s-%d here: it is kept as %s", *key, where)
+            logger.warning("the metadata does not assign %s-%d here: keeping it as %s", *key, where)

@@ -1,0 +1,105 @@
+"""Replicas that move between two log directories while one of the two copies is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.patience import until
+from tests.unit.broker.test_disk_failures import error_of_fetch, send
+from tests.unit.broker.test_replica_moves import Moving
+from tidelog.broker.replicas import replica_moves
+from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.future_replica import FutureReplica
+
+MakeBatch = Callable[..., bytes]
+COUNT = 10
+LOG = f"{0:020d}.log"
+
+
+def damage(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+async def moving(tmp_path: Path, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Moving]:
+    """One replica with ten records, which moves slowly; a part of it is copied."""
+    monkeypatch.setattr(replica_moves, "STEP_BYTES", 200)
+    found = Moving(tmp_path)
+    await found.start()
+    await found.wire.create_topic("t")
+    for number in range(COUNT):
+        await send(found.wire, "t", make_batch(b"%d" % number))
+    yield found
+    await found.running.stop()
+
+
+async def begin(moving: Moving) -> tuple[Path, Path]:
+    """Where it goes, and the copy's file."""
+    await moving.hold_back(1)
+    target = moving.other
+    assert await moving.order(target) == 0
+    ((replica, _),) = moving.moves._moves.values()
+    await until(lambda: replica.log.log_end_offset > 1)
+    return target, Path(replica.log.directory) / LOG
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_damaged_copy_does_not_take_the_place_of_the_only_whole_one(moving: Moving, is_restarted: bool) -> None:
+    target, copy = await begin(moving)
+    if is_restarted:
+        await moving.running.stop()
+    damage(copy, 67)  # the payload of the first batch
+    if is_restarted:
+        await moving.start()
+    await moving.hold_back(None)
+    await moving.arrived(target)
+    assert await moving.values() == [b"%d" % number for number in range(COUNT)]
+    assert not [path for home in moving.homes for path in home.glob("t-0*-future")]
+
+
+async def test_a_replica_stays_where_it_is_if_each_copy_is_damaged(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, append = moving.home, FutureReplica.append
+
+    def append_wrongly(replica: FutureReplica, batches: memoryview, now_ms: int) -> None:
+        append(replica, batches, now_ms)
+        damage(Path(replica.log.directory) / LOG, replica.log.size_bytes - 2)
+
+    monkeypatch.setattr(FutureReplica, "append", append_wrongly)
+    assert await moving.order(moving.other) == 0
+    await until(lambda: not moving.moves._moves)
+    assert moving.home == source
+    assert await moving.values() == [b"%d" % number for number in range(COUNT)]
+    assert await send(moving.wire, "t", make_batch(b"on")) == (0, COUNT)
+    monkeypatch.undo()
+    target = moving.other
+    assert await moving.order(target) == 0
+    await moving.arrived(target)
+
+
+async def test_damage_of_the_replica_that_moves_is_reported_and_the_move_waits_for_the_repair(moving: Moving) -> None:
+    """The records were appended a moment ago, and reads take such bytes for checked."""
+    target, _ = await begin(moving)
+    damage(moving.home / "t-0" / LOG, moving.partition.log.size_bytes - 2)
+    await moving.hold_back(None)
+    await until(lambda: moving.partition.log.damaged_ranges())
+    assert moving.moves._moves
+    await until_corrupt(moving)
+    moving.partition.log.set_high_watermark(COUNT)
+    damage(moving.home / "t-0" / LOG, moving.partition.log.size_bytes - 2)  # the same bit: it is whole again
+    (segment,) = moving.partition.log.segments
+    segment.findings = segment.examine()
+    moving.partition.log.adopt_findings(segment)
+    await moving.arrived(target)
+    assert await moving.values() == [b"%d" % number for number in range(COUNT)]
+
+
+async def until_corrupt(moving: Moving) -> None:
+    while await error_of_fetch(moving.wire, "t", COUNT - 1) != ErrorCode.CORRUPT_MESSAGE:
+        pass

@@ -1,0 +1,271 @@
+"""Requests that are in the buffer at the same time may be handled together: their answers are those of each alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.patience import until
+from tests.unit.broker.conftest import RunningNode, StartNode, Wire
+from tests.unit.broker.test_connection import Owner, connect, feed, framed
+from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce, produced
+from tests.unit.storage.batches import NOW, batch, idempotent
+from tidelog.broker.network.connection import IN_FLIGHT_MAX, KafkaConnection
+from tidelog.broker.replicas.partitions import Partitions
+from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.fetch import FetchResponse
+from tidelog.protocol.messages.produce import ProduceRequest, ProduceResponse
+from tidelog.replication.partition import Partition
+
+
+class Pipelining(Owner):
+    """Handles at most `counts` requests together, time after time, as long as they may be."""
+
+    def __init__(self, counts: Iterator[int]) -> None:
+        super().__init__()
+        self.counts = counts
+        self.together: list[int] = []
+        self.dispatch_pipelined = self._pipelined
+
+    def _pipelined(self, frames: Sequence[memoryview], connection: KafkaConnection) -> list[Any]:
+        answers: list[Any] = []
+        assert len(frames) > 1
+        for frame in frames[: next(self.counts, 0)]:
+            if bytes(frame[:1]) not in (b"a", b"p"):
+                break
+            answers.append(self.dispatch(frame, connection))
+        self.together.append(len(answers))
+        return answers
+
+
+requests = st.lists(
+    st.builds(
+        lambda kind, size, number: kind + b"%03d" % number + bytes(size),
+        st.sampled_from([b"a", b"a", b"p", b"l", b"n", b"e"]),
+        st.sampled_from([20, 100, 200, 9000]),
+        st.integers(0, 999),
+    ),
+    max_size=12,
+    unique_by=lambda frame: frame[:4],
+)
+
+
+@given(requests, st.lists(st.integers(0, 8)), st.lists(st.integers(1, 3000), max_size=20), st.randoms())
+def test_answers_are_those_of_each_alone(frames: list[bytes], counts: list[int], sizes: list[int], rng: Any) -> None:
+    written = []
+    order = rng.sample(frames, len(frames))
+    for owner in (Owner(), Pipelining(iter(counts))):
+        connection, transport = connect(owner)
+        data = framed(*frames)
+        pieces = list(sizes)
+        for _ in range(len(frames) + 1):
+            fed = min(pieces.pop(0) if pieces else len(data), len(data))
+            feed(connection, transport, data[:fed])
+            data = data[fed:]
+        for _ in frames:  # a request that the others wait for lets the next ones in
+            for frame in order:
+                deferred = owner.parked.pop(frame, None)
+                if deferred is not None:
+                    deferred.complete(b"<%b>" % frame[:4])
+            owner.turn()
+        assert owner.frames == frames[: len(owner.frames)]
+        written.append(transport.written)
+    assert written[0] == written[1]
+
+
+def test_all_that_were_read_are_handled_together_and_answered_with_one_write() -> None:
+    owner = Pipelining(iter([99]))
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(*[b"a%07d" % number + bytes(100) for number in range(8)]))
+    assert owner.together == [8]
+    assert transport.writes == 1
+
+
+def test_no_more_than_a_turn_has_are_handled_together() -> None:
+    owner = Pipelining(iter([99] * 9))
+    connection, _ = connect(owner)
+    connection._resize(1 << 16)
+    data = framed(*[b"a%07d" % number + bytes(100) for number in range(40)])
+    connection.get_buffer(-1)[: len(data)] = data
+    connection.buffer_updated(len(data))
+    assert owner.together == [16]
+    owner.turn()
+    assert owner.together == [16, 16, 8]
+
+
+def test_no_more_wait_than_without() -> None:
+    owner = Pipelining(iter([99] * 999))
+    connection, transport = connect(owner)
+    frames = [b"p%07d" % number + bytes(50) for number in range(IN_FLIGHT_MAX + 10)]
+    feed(connection, transport, framed(*frames))
+    assert len(owner.frames) == IN_FLIGHT_MAX
+    assert not transport.reading
+
+
+def test_a_request_above_the_limit_of_its_size_closes_the_connection() -> None:
+    owner = Pipelining(iter([99]))
+    owner.frame_bytes_max = 150
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"a1" + bytes(100), b"a2" + bytes(100), b"a3" + bytes(200)))
+    assert [frame[:2] for frame in owner.frames] == [b"a1", b"a2"]
+    assert transport.closed
+
+
+def test_those_that_the_last_one_needs_are_called_before_it_is_parked() -> None:
+    owner = Pipelining(iter([99]))
+    owner.callbacks = DeferredCallbacks(cast(Any, SimpleNamespace(call_soon=owner.due.append)))
+    calls: list[int] = []
+    connection, transport = connect(owner)
+    owner.callbacks.soon(lambda: calls.append(len(connection._pending)))
+    feed(connection, transport, framed(*[b"p%07d" % number + bytes(100) for number in range(4)]))
+    assert owner.together == [4]
+    assert calls == [3]
+
+
+# ------------------------------------------------------------------------------------------------------- on a node
+
+
+VERSION = 12
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many batches each call has appended together."""
+    together: list[int] = []
+    whole = Partitions.append_pipelined
+
+    def append_pipelined(self: Partitions, *arguments: Any) -> Any:
+        appended = whole(self, *arguments)
+        together.append(len(appended))
+        return appended
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Partitions, "append_pipelined", append_pipelined)
+        yield together
+
+
+async def ask(wire: Wire, asked: Sequence[ProduceRequest]) -> list[tuple[int, int]]:
+    """The (error, base offset) of each request; all are sent at once."""
+    first = wire.send(asked[0], VERSION)
+    for request in asked[1:]:
+        wire.send(request, VERSION)
+    answers = []
+    for number in range(len(asked)):
+        answers += produced(await wire.receive(ProduceResponse, VERSION))
+        assert wire.last_correlation_id == first + number
+    return answers
+
+
+@pytest.mark.parametrize("acks", [-1, 1])
+async def test_pipelined_produces_are_appended_together(
+    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch, acks: int
+) -> None:
+    await wire.create_topic("t", 2)
+    asked = [produce("t", bytes(batch(2)), acks=acks) for _ in range(10)]
+    node: Any = running.node
+    counters = node._services.requests.produce
+    with counted(monkeypatch) as together:
+        assert await ask(wire, asked[:1]) == [(0, 0)]
+        assert await ask(wire, asked[1:]) == [(0, 2 * number) for number in range(1, 10)]
+    assert sum(together) >= 8, "only the first of a read may go alone"
+    assert counters.versions[VERSION] == sum(counters.durations.counts) == 10
+    traffic = node._broker.partitions.traffic["t"]
+    assert (traffic.records_in, traffic.bytes_in) == (20, 10 * len(batch(2)))
+
+
+async def test_one_that_is_refused_or_repeated_does_not_harm_the_others(
+    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wire.create_topic("t", 1)
+    damaged = bytearray(batch())
+    damaged[-1] ^= 1
+    other = bytes(batch(value=b"other"))
+    asked = [bytes(batch()), bytes(batch()), other, bytes(damaged), bytes(batch()), bytes(batch(3)), other]
+    assert await ask(wire, [produce("t", bytes(batch()))]) == [(0, 0)]
+    with counted(monkeypatch) as together:
+        answers = await ask(wire, [produce("t", each) for each in asked])
+        assert answers == [(0, 1), (0, 2), (0, 3), (2, -1), (0, 4), (0, 5), (0, 8)]
+        sequenced = [bytes(idempotent(number)) for number in (0, 1, 2, 2, 3, 5, 4)]
+        answers = await ask(wire, [produce("t", each) for each in sequenced])
+    assert answers == [(0, 9), (0, 10), (0, 11), (0, 11), (0, 12), (45, -1), (0, 13)]
+    assert sum(together) > 3
+
+
+async def test_clients_may_not_write_to_internal_topics(running: RunningNode, wire: Wire) -> None:
+    await wire.create_topic("__consumer_offsets", cleanup_policy="delete")
+    node: Any = running.node
+    node._broker.partitions.find("__consumer_offsets", 0).append_as_leader(batch(), NOW)
+    answers = await ask(wire, [produce("__consumer_offsets", bytes(batch())) for _ in range(3)])
+    assert answers == [(ErrorCode.INVALID_TOPIC_EXCEPTION, -1)] * 3
+
+
+async def test_they_are_refused_while_too_few_replicas_are_in_sync(
+    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wire.create_topic("t", 1)
+    await ask(wire, [produce("t", bytes(batch()))])
+    node: Any = running.node
+    partition = node._broker.partitions.find("t", 0)
+    partition.min_insync_replicas = 2
+    monkeypatch.setattr(Partition, "is_under_min_isr", True)
+    answers = await ask(wire, [produce("t", bytes(batch()), acks=acks) for acks in (-1, -1, -1, 1, 1)])
+    assert answers == [(ErrorCode.NOT_ENOUGH_REPLICAS, -1)] * 3 + [(0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("acks", [-1, 1])
+async def test_they_wait_for_the_followers(running: RunningNode, wire: Wire, acks: int) -> None:
+    await wire.create_topic("t", 1)
+    await ask(wire, [produce("t", bytes(batch()))])
+    node: Any = running.node
+    partition = node._broker.partitions.find("t", 0)
+    partition.awaits_followers = True
+    asking = asyncio.gather(ask(wire, [produce("t", bytes(batch()), acks=acks) for _ in range(5)]))
+    await until(lambda: partition.log.log_end_offset == 6)
+    if acks == -1:
+        assert len(partition.watch.produces.waiting) == 5
+        assert partition.log.high_watermark == 1
+        partition.awaits_followers = False
+        partition.advance_high_watermark()
+    (answers,) = await asking
+    assert answers == [(0, number) for number in range(1, 6)]
+
+
+async def test_they_wait_for_the_device_and_are_answered_in_order(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_node(**{"log.flush.interval.messages": "4"})
+    node: Any = running.node
+    wire = await running.connect()
+    await wire.create_topic("t", 1)
+    await ask(wire, [produce("t", bytes(batch()))])
+    gate = hold_flushes(monkeypatch)
+    with counted(monkeypatch) as together:
+        asking = asyncio.gather(ask(wire, [produce("t", bytes(batch())) for _ in range(12)]))
+        log = node._broker.partitions.find("t", 0).log
+        await until(lambda: log.log_end_offset == 13)
+        assert log.high_watermark < 13
+        assert not asking.done()
+        gate.set()
+        (answers,) = await asking
+    assert answers == [(0, number) for number in range(1, 13)]
+    assert sum(together) > 1
+    counters = node._services.requests.produce
+    assert counters.versions[VERSION] == sum(counters.durations.counts) == 13
+
+
+async def test_a_fetch_that_waits_is_answered_by_them(running: RunningNode, wire: Wire) -> None:
+    await wire.create_topic("t", 1)
+    await ask(wire, [produce("t", bytes(batch()))])
+    reader = await running.connect()
+    reader.send(fetch("t", 1, wait_ms=30_000), 12)
+    await ask(reader_of := await running.connect(), [produce("t", bytes(batch(value=b"%d" % n))) for n in range(3)])
+    assert reader_of.last_correlation_id == 3
+    assert fetched(await reader.receive(FetchResponse, 12))[:1] == [b"0"]

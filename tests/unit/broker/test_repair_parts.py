@@ -1,0 +1,303 @@
+"""Repairs from replicas that have only a part of what is damaged here, and repairs that the log outruns."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, idempotent
+from tests.unit.storage.test_damage import batches_of
+from tidelog.broker.replicas.fetching.follower_answers import Tail
+from tidelog.broker.replicas.repairs import Repairs
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.files.disk import Buffer, File
+from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.reader import ColdRead
+
+COUNT = 40
+
+
+class SmallDisk(QuickDisk):
+    """A volume with `free` bytes; writing to temporary files fails after `fails_after` more bytes."""
+
+    __slots__ = ("fails_after", "free")
+
+    def __init__(self) -> None:
+        self.free = 1 << 40
+        self.fails_after = 1 << 40
+
+    def volume_bytes(self, path: str) -> tuple[int, int]:
+        return 1 << 40, self.free
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        file: Any = super().open(path, create=create)
+        if path.endswith(".tmp"):
+            write = file.write_at
+
+            def write_at(data: Buffer, position: int) -> int:
+                if position + len(data) > self.fails_after:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+                return int(write(data, position))
+
+            file.write_at = write_at
+        return file
+
+
+class Replica:
+    """One replica of three segments, with batches of two records."""
+
+    def __init__(self, path: Path) -> None:
+        self.disk = SmallDisk()
+        self.logs = Logs(path, LogConfig(segment_bytes=2900, index_interval_bytes=300), self.disk)
+        for n in range(COUNT):
+            self.logs.append(idempotent(2 * n, count=2, value=b"%03d" % n * 20, timestamp=NOW + n))
+        assert self.log.segment_count == 3
+
+    @property
+    def log(self) -> Any:
+        return self.logs.log
+
+    def damage(self, first: int, count: int, *, segment: int = 0, cut: bool = False) -> set[int]:
+        """Zero or cut out `count` batches of a segment. Returns their offsets."""
+        path = self.logs.folder / self.logs.files("*.log")[segment]
+        data, base = path.read_bytes(), self.log.segments[segment].base_offset
+        batches = batches_of(path)
+        start, end = batches[first][0], sum(batches[first + count - 1])
+        path.write_bytes(data[:start] + (b"" if cut else bytes(end - start)) + data[end:])
+        for each in list(self.log.segments):
+            scrub = Scrub(self.log, each)
+            scrub.run(10**9)
+            scrub.finish()
+        return set(range(base + 2 * first, base + 2 * (first + count)))
+
+    def fetch(self, offset: int, bytes_max: int) -> bytes:
+        while True:
+            try:
+                result = self.log.read(offset, bytes_max, self.log.log_end_offset)
+                return b"".join(bytes(region) for region in result.regions)
+            except ColdRead as cold:
+                cold.warm()
+            except DamagedRecords:
+                raise KafkaError(ErrorCode.CORRUPT_MESSAGE) from None
+
+    def lacks(self) -> set[int]:
+        lacked = set()
+        for offset in range(self.log.log_start_offset, 2 * COUNT):
+            try:
+                data = self.fetch(offset, 1)
+                assert int.from_bytes(data[:8], "big") == offset // 2 * 2
+            except KafkaError:
+                lacked.add(offset)
+        return lacked
+
+
+class Cluster:
+    """Broker 1 repairs its log from the others."""
+
+    def __init__(self, tmp_path: Path, others: int = 1) -> None:
+        self.replicas = [Replica(tmp_path / str(number)) for number in range(1 + others)]
+        self.here = self.replicas[0]
+        self.refused: list[Exception] = []
+        self.partition: Any = Mock(topic="t", index=0, log=self.here.log, offline=False, leads=False)
+        partitions: Any = SimpleNamespace(
+            find=lambda topic, index: self.partition,
+            refusal=lambda partition, error: self.refused.append(error),
+            reported_values_changed=lambda partition: None,
+        )
+        self.before_check: Callable[[], object] = lambda: None
+        unused: Any = None
+        image: Any = lambda: SimpleNamespace(topics_by_id={})  # noqa: E731
+        loop = asyncio.get_running_loop()
+        repairs: Any = Repairs(1, partitions, image, unused, unused, loop, self.run)
+        repairs.others = lambda partition: list(range(1, 1 + others))
+        repairs.fetch = self.fetch
+        self.repairs = repairs
+
+    async def run(self, work: Callable[[], None]) -> None:
+        self.before_check()
+        work()
+
+    async def fetch(
+        self, partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20
+    ) -> bytes:
+        return self.replicas[source].fetch(offset, bytes_max)
+
+    async def repair(self) -> None:
+        for _ in range(6):
+            await self.repairs._repair(self.partition)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("segment", [0, 2])
+@pytest.mark.parametrize(("own", "other"), [((2, 6), (5, 6)), ((5, 6), (2, 6)), ((2, 6), (4, 2)), ((8, 3), (2, 7))])
+async def test_of_two_overlapping_damages_only_what_is_damaged_on_both_is_lost(
+    tmp_path: Path, own: tuple[int, int], other: tuple[int, int], segment: int, cut: bool
+) -> None:
+    cluster = Cluster(tmp_path)
+    lost = cluster.replicas[1].damage(*other, segment=segment)
+    lost &= cluster.here.damage(*own, segment=segment, cut=cut)
+    assert lost
+    await cluster.repair()
+    assert cluster.here.lacks() == lost
+    size_bytes = cluster.here.log.size_bytes
+    await cluster.repair()
+    assert cluster.here.log.size_bytes == size_bytes, "an attempt that does not help leaves nothing behind"
+    assert cluster.repairs._is_lost(cluster.partition)
+    cluster.here.logs.close_and_open()
+    assert cluster.here.lacks() == lost
+    assert not cluster.refused
+
+
+async def test_an_answer_with_the_damaged_bytes_is_not_sent_again_after_the_repair(tmp_path: Path) -> None:
+    """It is kept until the log grows or the leader changes: the followers of an idle partition refused it for ever."""
+    cluster = Cluster(tmp_path)
+    tail = cluster.partition.watch.tail = Tail()
+    position = {"correlation_id": 1, "session_id": 1, "max_bytes": 1 << 10}
+    partition = cluster.partition = Mock(topic="t", index=0, log=cluster.here.log, offline=False, leads=True)
+    partition.watch.tail, partition.topic_id = tail, bytes(16)
+    whole, _ = tail.frame(partition, 2, **position)
+    assert isinstance(whole, bytes)
+    damaged = bytearray(whole)
+    damaged[-1] ^= 1
+    tail._frame = bytes(damaged)
+    assert tail.frame(partition, 2, **position)[0] == damaged, "it is kept"
+    cluster.here.damage(2, 2)
+    await cluster.repair()
+    assert cluster.here.lacks() == set()
+    assert tail.frame(partition, 2, **position)[0] == whole
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("own", [(6, 20), (12, 3)])
+async def test_the_start_of_a_damaged_tail_is_copied_where_the_other_lacks_the_rest(
+    tmp_path: Path, own: tuple[int, int], cut: bool
+) -> None:
+    """The tail of a segment that is not appended to."""
+    cluster = Cluster(tmp_path)
+    count = len(batches_of(cluster.here.logs.folder / cluster.here.logs.files("*.log")[0]))
+    first = min(own[0], count - 2)
+    lost = cluster.replicas[1].damage(count - 1, 1)
+    cluster.here.damage(first, count - first, cut=cut)
+    await cluster.repair()
+    assert cluster.here.lacks() == lost
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+async def test_what_lies_behind_a_log_start_within_the_damage_is_repaired(tmp_path: Path, is_followed: bool) -> None:
+    """The others have deleted the records before it (retention, DeleteRecords); this replica, too, or not yet."""
+    cluster = Cluster(tmp_path)
+    cluster.here.damage(2, 6)
+    cluster.replicas[1].log.delete_records(9)
+    if is_followed:
+        cluster.here.log.delete_records(9)
+    await cluster.repair()
+    cluster.here.log.delete_records(9)
+    assert cluster.here.lacks() == set()
+    assert not cluster.here.log.damaged_ranges()
+
+
+async def test_three_replicas_piece_a_range_together(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, others=2)
+    cluster.here.damage(2, 8)
+    cluster.replicas[1].damage(2, 6)
+    cluster.replicas[2].damage(4, 6)
+    await cluster.repair()
+    assert cluster.here.lacks() == {8 + each for each in range(8)}
+
+
+@pytest.mark.parametrize("space", ["little is left", "it ends in between"])
+async def test_a_full_volume_is_no_reason_to_give_up_the_directory(tmp_path: Path, space: str) -> None:
+    cluster = Cluster(tmp_path)
+    disk = cluster.here.disk
+    lost = cluster.here.damage(2, 6, cut=True)
+    if space == "little is left":
+        disk.free = 50_000
+    else:
+        disk.fails_after = 1000
+    await cluster.repair()
+    assert not cluster.refused
+    assert cluster.here.lacks() == lost
+    assert cluster.partition in cluster.repairs._without_space
+    assert not list(cluster.here.logs.folder.glob("*.tmp")), "its space is free again"
+    disk.free = disk.fails_after = 1 << 40
+    await cluster.repair()
+    assert cluster.here.lacks() == set()
+
+
+def delete_segment(cluster: Cluster) -> None:
+    log = cluster.here.log
+    log.delete_records(log.segments[1].base_offset)
+    log.segments.condemn_first(1)
+    log.segments.rename_condemned(log.log_start_offset, NOW)
+
+
+OUTRUN: dict[str, Callable[[Cluster], object]] = {
+    "the log is truncated": lambda cluster: cluster.here.log.truncate_to(2),
+    "the log is emptied": lambda cluster: cluster.here.log.truncate_fully_and_start_at(100),
+    "retention deletes the segment": delete_segment,
+    "the topic is deleted": lambda cluster: cluster.here.logs.directory.delete_log("t", 0, NOW),
+    "the directory has failed": lambda cluster: cluster.here.logs.directory.fail("the device is gone"),
+    "a move ends": lambda cluster: move(cluster),
+}
+
+
+def move(cluster: Cluster) -> None:
+    cluster.partition.log = cluster.replicas[1].log
+    cluster.here.logs.directory.delete_log("t", 0, NOW)
+
+
+@pytest.mark.parametrize("what", OUTRUN)
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_log_that_changes_before_the_repair_reaches_its_file_stays_in_use(
+    tmp_path: Path, what: str, cut: bool
+) -> None:
+    """An error that only says that the file is gone would fail the partition, and with it the log directory."""
+    cluster = Cluster(tmp_path)
+    cluster.here.damage(2, 6, cut=cut)
+    done: list[int] = []
+
+    def once() -> None:
+        if not done:
+            done.append(1)
+            OUTRUN[what](cluster)
+
+    cluster.before_check = once
+    await cluster.repairs._repair(cluster.partition)
+    assert done
+    assert not cluster.refused
+
+
+async def test_a_file_that_is_removed_while_it_is_open_is_there_again_after_a_repair_of_another_length(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.here.damage(2, 6, cut=True)
+    assert cluster.here.log.segments[0].file
+    (cluster.here.logs.folder / cluster.here.logs.files("*.log")[0]).unlink()
+    await cluster.repair()
+    assert not cluster.refused
+    assert cluster.here.lacks() == set()
+    cluster.here.logs.close_and_open()
+    assert cluster.here.lacks() == set()
+
+
+async def test_a_file_that_is_cut_further_meanwhile_is_examined_and_repaired(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.here.damage(6, 3, cut=True)
+    path = cluster.here.logs.folder / cluster.here.logs.files("*.log")[0]
+    cluster.before_check = lambda: os.truncate(path, 300) if path.stat().st_size < 2000 and not cluster.refused else 0
+    await cluster.repairs._repair(cluster.partition)
+    cluster.before_check = lambda: None
+    await cluster.repair()
+    assert not cluster.refused
+    assert cluster.here.lacks() == set()

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.unit.client.serialization.fake_registry import FakeRegistry, running
+from tidelog.client.serialization.avro import AvroDeserializer, AvroSerializer
+from tidelog.client.serialization.json import from_json, to_json
+from tidelog.client.serialization.registry import (
+    RegisteredSchema,
+    SchemaReference,
+    SchemaRegistry,
+    SchemaRegistryError,
+)
+from tidelog.testing import EmbeddedBroker
+
+pytest.importorskip("fastavro")
+
+FLIGHT = {
+    "type": "record",
+    "name": "Flight",
+    "fields": [{"name": "carrier", "type": "string"}, {"name": "delay", "type": "int"}],
+}
+VALUE = {"carrier": "UA", "delay": 17}
+# By Avro's specification: a string is its length (zigzag) and its bytes, an int is zigzag.
+VALUE_BYTES = b"\x04UA\x22"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeRegistry]:
+    with running() as registry:
+        yield registry
+
+
+def test_json_is_compact_utf_8_and_none_is_no_value():
+    assert to_json({"a": [1, "ä"]}) == '{"a":[1,"ä"]}'.encode()
+    assert from_json(to_json({"a": [1, "ä", None]}) or b"") == {"a": [1, "ä", None]}
+    assert to_json(None) is None
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json(float("nan"))
+
+
+def test_an_avro_value_begins_with_the_id_of_its_schema(fake: FakeRegistry):
+    registry = SchemaRegistry(fake.url)
+    serialize = AvroSerializer(registry, "flights-value", FLIGHT)
+    assert fake.requests == []
+    data = serialize(VALUE)
+    assert data == b"\x00" + struct.pack(">I", 1) + VALUE_BYTES
+    assert serialize(None) is None
+    deserialize = AvroDeserializer(SchemaRegistry(fake.url))
+    assert deserialize(data) == deserialize(data) == VALUE
+    assert [request[:2] for request in fake.requests] == [
+        ("POST", "/subjects/flights-value/versions"),
+        ("GET", "/schemas/ids/1"),
+    ]
+
+
+def test_a_subject_is_quoted_in_the_path(fake: FakeRegistry):
+    AvroSerializer(SchemaRegistry(fake.url), "a/b c-value", FLIGHT).prepare()
+    assert fake.requests[0][1] == "/subjects/a%2Fb%20c-value/versions"
+
+
+def test_a_schema_can_be_looked_up_without_registering_it(fake: FakeRegistry):
+    registry = SchemaRegistry(fake.url)
+    with pytest.raises(SchemaRegistryError, match="Schema not found") as refusal:
+        AvroSerializer(registry, "s", FLIGHT, register=False)(VALUE)
+    assert (refusal.value.status, refusal.value.code) == (404, 40403)
+    AvroSerializer(registry, "s", FLIGHT).prepare()
+    assert AvroSerializer(registry, "s", FLIGHT, register=False)(VALUE) is not None
+
+
+def test_a_reader_with_its_own_schema_resolves_the_writers(fake: FakeRegistry):
+    registry = SchemaRegistry(fake.url)
+    data = AvroSerializer(registry, "s", FLIGHT)(VALUE) or b""
+    widened = {
+        "type": "record",
+        "name": "Flight",
+        "fields": [{"name": "delay", "type": "long"}, {"name": "gate", "type": "string", "default": "?"}],
+    }
+    assert AvroDeserializer(registry, widened)(data) == {"delay": 17, "gate": "?"}
+    with pytest.raises(ValueError, match="does not fit schema 1"):
+        AvroDeserializer(registry, {**FLIGHT, "fields": [{"name": "gate", "type": "string"}]})(data)
+
+
+def test_references_are_read_from_the_registry(fake: FakeRegistry):
+    registry = SchemaRegistry(fake.url)
+    registry.register("flight", RegisteredSchema(json.dumps(FLIGHT)))
+    trip = {
+        "type": "record",
+        "name": "Trip",
+        "fields": [{"name": "flights", "type": {"type": "array", "items": "Flight"}}],
+    }
+    serialize = AvroSerializer(registry, "trip", trip, references=(SchemaReference("Flight", "flight", 1),))
+    data = serialize({"flights": [VALUE]}) or b""
+    assert AvroDeserializer(SchemaRegistry(fake.url))(data) == {"flights": [VALUE]}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes are no Avro value"),
+        (b"\x01\x00\x00\x00\x01" + VALUE_BYTES, "begins with a zero byte, not with 1"),
+        (b"\x00\x00\x00\x00\x01" + VALUE_BYTES[:2], "does not fit schema 1"),
+        (b"\x00\x00\x00\x00\x01\xff\xff\xff\xff\x0fUA", "does not fit schema 1"),
+        (b"\x00\x00\x00\x00\x01" + VALUE_BYTES + b"x", "1 bytes follow the value"),
+    ],
+)
+def test_damaged_values_are_refused_in_one_line(fake: FakeRegistry, data: bytes, message: str):
+    registry = SchemaRegistry(fake.url)
+    registry.register("s", RegisteredSchema(json.dumps(FLIGHT)))
+    with pytest.raises(ValueError, match=message) as refusal:
+        AvroDeserializer(registry)(data)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_value_that_does_not_fit_names_the_subject(fake: FakeRegistry):
+    serialize = AvroSerializer(SchemaRegistry(fake.url), "flights-value", FLIGHT)
+    for value in (
+        {"carrier": "UA", "delay": "late"},
+        {"carrier": "UA"},
+        17,
+        {**VALUE, "delay": 2**40},
+        {**VALUE, "delay": 1.5},
+    ):
+        with pytest.raises(ValueError, match="does not fit the schema of flights-value"):
+            serialize(value)
+    with pytest.raises(ValueError, match="no Avro schema"):
+        AvroSerializer(SchemaRegistry(fake.url), "s", '{"type": "nothing"}')(VALUE)
+
+
+def test_refusals_of_the_registry_are_one_line_with_its_code(fake: FakeRegistry):
+    registry = SchemaRegistry(fake.url)
+    with pytest.raises(SchemaRegistryError, match=r"Schema being registered is incompatible \(HTTP 409\)") as refusal:
+        registry.register("s", RegisteredSchema('"reject"'))
+    assert refusal.value.code == 409
+    with pytest.raises(SchemaRegistryError, match="Schema not found"):
+        AvroDeserializer(registry)(b"\x00\x00\x00\x00\x63x")
+
+
+@pytest.mark.parametrize(
+    ("status", "data"),
+    [(200, b"<html>"), (200, b"[]"), (200, b"{}"), (302, b"{}"), (200, b'{"schema": "x", "references": 7}')],
+)
+def test_what_is_no_registry_is_refused(fake: FakeRegistry, status: int, data: bytes):
+    fake.raw_answer = (status, data)
+    with pytest.raises(SchemaRegistryError):
+        SchemaRegistry(fake.url).schema(1)
+
+
+def test_an_endless_answer_is_refused(fake: FakeRegistry):
+    fake.raw_answer = (200, b'{"schema": "' + b"x" * (4 * 1024 * 1024) + b'"}')
+    with pytest.raises(SchemaRegistryError, match="larger than"):
+        SchemaRegistry(fake.url).schema(1)
+
+
+def test_a_registry_that_is_not_there_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(SchemaRegistryError, match=f"127.0.0.1:{port}\\) does not answer"):
+        SchemaRegistry(f"http://127.0.0.1:{port}").schema(1)
+
+
+def test_credentials_are_sent_and_never_shown(fake: FakeRegistry):
+    registry = SchemaRegistry(fake.url, username="ann", password="secret")
+    with pytest.raises(SchemaRegistryError) as refusal:
+        registry.schema(9)
+    assert fake.requests[0][2] == "Basic YW5uOnNlY3JldA=="
+    assert "secret" not in repr(registry) + str(refusal.value)
+    with pytest.raises(ValueError, match="without a user"):
+        SchemaRegistry("http://ann:secret@127.0.0.1:8081")
+
+
+async def test_records_go_through_a_topic_as_avro(fake: FakeRegistry):
+    from tidelog import Consumer, Producer
+
+    registry = SchemaRegistry(fake.url)
+    with EmbeddedBroker() as broker:
+        address = broker.bootstrap_servers
+        serializer = AvroSerializer(registry, "flights-value", FLIGHT)
+        async with Producer(bootstrap_servers=address, value_serializer=serializer, key_serializer=to_json) as producer:
+            await producer.send_and_wait("flights", VALUE, key=["UA", 17])
+        async with Consumer(
+            "flights",
+            bootstrap_servers=address,
+            auto_offset_reset="earliest",
+            value_deserializer=AvroDeserializer(registry),
+            key_deserializer=from_json,
+        ) as consumer:
+            async for record in consumer:
+                found: tuple[Any, Any] = (record.key, record.value)
+                assert found == (["UA", 17], VALUE)
+                break
+
+
+async def test_a_record_is_read_again_when_the_registry_is_back(fake: FakeRegistry):
+    from tidelog import Consumer, Producer, TopicPartition
+
+    registry = SchemaRegistry(fake.url)
+    flights = TopicPartition("flights", 0)
+    with EmbeddedBroker() as broker:
+        options = {"bootstrap_servers": broker.bootstrap_servers}
+        async with Producer(**options, value_serializer=AvroSerializer(registry, "s", FLIGHT)) as producer:
+            await producer.send_and_wait("flights", VALUE)
+        deserializer = AvroDeserializer(registry)
+        async with Consumer(
+            "flights", **options, auto_offset_reset="earliest", value_deserializer=deserializer
+        ) as consumer:
+            fake.raw_answer = (500, b'{"error_code": 50001, "message": "no"}')
+            for _ in range(2):
+                with pytest.raises(SchemaRegistryError, match="HTTP 500"):
+                    await consumer.poll(60_000)
+            fake.raw_answer = None
+            consumer.seek(flights, await consumer.position(flights))
+            batch = await consumer.poll(30_000)
+            values: list[Any] = [record.value for record in batch[flights]]
+            assert values == [VALUE]

@@ -1,0 +1,106 @@
+"""Calls of the consumer that are wrong, or come after its end: a clear error, and the consumer goes on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.test_consumer import T0, fill
+from tidelog.client import Consumer, OffsetAndMetadata, sync
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+
+def consumer(cluster: FakeCluster, *topics: str, **options: Any) -> Consumer:
+    timing = {"reconnect_backoff_ms": 5, "retry_backoff_ms": 5, "fetch_max_wait_ms": 20}
+    return Consumer(
+        *topics, **{"bootstrap_servers": cluster.bootstrap, "auto_offset_reset": "earliest", **timing, **options}
+    )
+
+
+async def made(call: Callable[[Consumer], Any], consuming: Consumer) -> Any:
+    """The result of a call, of either kind."""
+    result = call(consuming)
+    return await result if inspect.isawaitable(result) else result
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda it: it.seek(T0, "5"), TypeError, "an offset is a number or an OffsetAndMetadata, not '5'"),
+        (lambda it: it.seek(T0, None), TypeError, "not None"),
+        (lambda it: it.seek(T0, -1), ValueError, "is not an offset"),
+        (lambda it: it.seek(T0, 2**63), ValueError, "is not an offset"),
+        (lambda it: it.seek(T0, OffsetAndMetadata("5")), TypeError, "an offset is a number"),  # type: ignore[arg-type]
+        (lambda it: it.assign([("t", -1)]), ValueError, "numbered from 0 on"),
+        (lambda it: it.assign([("\ud800", 0)]), KafkaError, "the topic name"),
+        (lambda it: it.subscribe(["\ud800"]), KafkaError, "the topic name"),
+        (lambda it: it.subscribe(pattern="["), ValueError, "is not a regular expression"),
+        (lambda it: it.subscribe(["t"], listener=print), TypeError, "listener must be a RebalanceListener, not <built"),
+        (lambda it: it.batches(max_records=0), ValueError, "max_records must be a whole number from 1 on, not 0"),
+        (lambda it: it.poll(0, 0), ValueError, "max_records"),
+        (lambda it: it.poll(0, "5"), ValueError, "max_records"),
+        (lambda it: it.poll(None), TypeError, "timeout_ms must be a number of milliseconds, not None"),
+        (lambda it: it.poll(float("nan")), TypeError, "timeout_ms must be a number of milliseconds, not nan"),
+        (lambda it: it.poll_arrow(0, 0), ValueError, "max_records"),
+        (lambda it: it.close(float("nan")), TypeError, "timeout_ms must be a number of milliseconds, not nan"),
+    ],
+)
+async def test_a_wrong_argument_is_named_and_changes_nothing(call, error, text):
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 3)
+        async with consumer(cluster, "t") as consuming:
+            with pytest.raises(error, match=text):
+                await made(call, consuming)
+            [records] = (await consuming.poll(10_000)).values()
+            assert [record.offset for record in records] == [0, 1, 2]
+
+
+async def test_a_call_after_close_says_so():
+    async with FakeCluster(t=1) as cluster:
+        consuming = consumer(cluster, "t")
+        await consuming.poll()
+        await consuming.close()
+        for call in (
+            lambda it: it.seek(T0, 0),
+            lambda it: it.pause(T0),
+            lambda it: it.resume(T0),
+            lambda it: it.unsubscribe(),
+        ):
+            with pytest.raises(RuntimeError, match="this consumer is closed"):
+                await made(call, consuming)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("end", ["unsubscribe", "close"])
+async def test_a_consumer_that_has_left_its_group_has_no_metadata_for_a_transaction(protocol, end):
+    """As a member of no group its offsets would be committed unchecked, over those of the next owner."""
+    async with FakeCluster(t=1) as cluster:
+        consuming = consumer(cluster, "t", group_id="g", group_protocol=protocol)
+        fill(cluster, "t", 0, 1)
+        assert await consuming.poll(10_000)
+        consuming.group_metadata()
+        await getattr(consuming, end)()
+        with pytest.raises(KafkaError, match="not a member") as caught:
+            consuming.group_metadata()
+        assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
+        await consuming.close()
+
+
+async def test_a_consumer_of_assigned_partitions_has_metadata_without_a_member():
+    async with FakeCluster(t=1) as cluster:
+        consuming = consumer(cluster, group_id="g")
+        await consuming.start()
+        consuming.assign([T0])
+        assert consuming.group_metadata().generation_id == -1
+        await consuming.close()
+
+
+def test_the_blocking_consumer_refuses_what_is_no_listener():
+    consuming = sync.Consumer()
+    with pytest.raises(TypeError, match="listener must be a RebalanceListener"):
+        consuming.subscribe(["t"], listener=print)  # type: ignore[arg-type]
+    consuming.close()

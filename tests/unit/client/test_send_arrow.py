@@ -1,0 +1,293 @@
+"""`send_arrow`: whole tables arrive as single records would, and the outcome says what is written."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.unit.client.fake_broker import FakeCluster, refuse_produce
+from tests.unit.client.test_producer import producer, values
+from tests.unit.client.transacting import cluster_of, transactional
+from tidelog.client.assignment import column_partitions
+from tidelog.client.assignment.partitioner import RoundRobinPartitioner, StickyPartitioner, positive_hash
+from tidelog.client.producing.send_group import BatchSendError
+from tidelog.protocol.batches import columnar_encoder
+from tidelog.protocol.batches.columnar_input import iter_rows
+from tidelog.protocol.batches.record_batch import read_header
+from tidelog.protocol.batches.records import iter_records
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.produce import ProduceRequest
+
+pa = pytest.importorskip("pyarrow")
+np = pytest.importorskip("numpy")
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.fixture(params=[True, False], ids=["numba", "numpy"])
+def either_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(columnar_encoder, "has_numba", lambda: request.param)
+
+
+def table_of(count: int, **columns: Any) -> Any:
+    return pa.table({"value": pa.array([b"%d" % n for n in range(count)], pa.binary()), **columns})
+
+
+def records(cluster: FakeCluster, partition: int) -> list[Any]:
+    return [record for batch in cluster.topics["t"][partition].batches for record in iter_records(batch)]
+
+
+@pytest.mark.usefixtures("either_path")
+async def test_rows_arrive_with_everything_they_have() -> None:
+    rows = pa.table(
+        {
+            "key": pa.array(["k", None, "κ"], pa.string()),
+            "value": pa.array([b"1", None, b""], pa.large_binary()),
+            "headers": pa.array([[{"key": "h", "value": b"x"}, {"key": "i", "value": None}], None, []], HEADERS),
+            "timestamp": pa.array([1_000_000, 2_000_999, 0], pa.timestamp("us", "UTC")),
+            "partition": pa.array([1, 1, 0], pa.int32()),
+            "topic": ["ignored"] * 3,
+        }
+    )
+    async with FakeCluster(t=2) as cluster, producer(cluster) as sending:
+        written = await (await sending.send_arrow("t", rows))
+        assert written == [("t", 0, 0, 1), ("t", 1, 0, 2)]
+        assert [tuple(record) for record in records(cluster, 0)] == [(0, 0, "κ".encode(), b"", ())]
+        assert [tuple(record) for record in records(cluster, 1)] == [
+            (0, 1000, b"k", b"1", (("h", b"x"), ("i", None))),
+            (1, 2000, None, None, ()),
+        ]
+
+
+@pytest.mark.usefixtures("either_path")
+@pytest.mark.parametrize("codec", ["none", "gzip", "lz4"])
+async def test_keys_choose_as_for_single_records_and_batches_fit_a_request(codec: str) -> None:
+    keys = [b"key-%d" % (n * 7919) for n in range(500)]
+    rows = table_of(500, key=pa.array(keys, pa.binary()))
+    async with FakeCluster(t=3) as cluster, producer(cluster, max_request_size=1000, compression_type=codec) as sending:
+        written = await (await sending.send_arrow("t", rows))
+        assert [each[:3] for each in written] == [("t", partition, 0) for partition in range(3)]
+        assert sum(each.record_count for each in written) == 500
+        for partition in range(3):
+            expected = [b"%d" % n for n, key in enumerate(keys) if positive_hash(key) % 3 == partition]
+            assert values(cluster, "t", partition) == expected
+            assert len(cluster.topics["t"][partition].batches) > 1
+            if codec == "none":
+                assert max(map(len, cluster.topics["t"][partition].batches)) <= 1000
+
+
+@pytest.mark.usefixtures("either_path")
+async def test_a_small_batch_size_does_not_cut_a_table() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, batch_size=100) as sending:
+        await (await sending.send_arrow("t", table_of(300)))
+        assert len(cluster.topics["t"][0].batches) == 1
+        wide = table_of(300, value=pa.array([bytes(1000)] * 300, pa.binary()))
+        await (await sending.send_arrow("t", wide))
+        sizes = [len(batch) for batch in cluster.topics["t"][0].batches[1:]]
+        assert len(sizes) == 3
+        assert max(sizes) <= 128 * 1024
+
+
+@pytest.mark.usefixtures("either_path")
+async def test_rows_without_a_key_stay_on_a_partition_for_a_batch_of_a_table() -> None:
+    rows = pa.table({"value": pa.array([b"%03d" % n + bytes(1000) for n in range(300)], pa.binary())})
+    async with FakeCluster(t=8) as cluster, producer(cluster, batch_size=100) as sending:
+        await (await sending.send_arrow("t", rows))
+        numbers = [[int((value or b"")[:3]) for value in values(cluster, "t", partition)] for partition in range(8)]
+        runs = [each for each in numbers if each]
+        assert sorted(len(each) for each in runs) == [42, 129, 129]
+        assert all(each == list(range(each[0], each[0] + len(each))) for each in runs)
+
+
+@pytest.mark.usefixtures("either_path")
+async def test_records_before_and_after_a_table_keep_their_order() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, linger_ms=60_000) as sending:
+        await sending.send("t", b"before")
+        first, second = [await sending.send_arrow("t", table_of(count)) for count in (300, 2)]
+        await sending.send("t", b"after")
+        await sending.flush()
+        assert await first == [("t", 0, 1, 300)]
+        assert await second == [("t", 0, 301, 2)]
+        assert values(cluster) == [b"before", *(b"%d" % n for n in range(300)), b"0", b"1", b"after"]
+
+
+async def test_a_refused_batch_is_sent_again_in_sequence() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, batch_size=200) as sending:
+        for _ in range(3):
+            cluster.script(ProduceRequest, refuse_produce(ErrorCode.NOT_LEADER_OR_FOLLOWER, append=True))
+        assert await (await sending.send_arrow("t", table_of(200))) == [("t", 0, 0, 200)]
+        assert values(cluster) == [b"%d" % n for n in range(200)]
+
+
+async def test_a_batch_that_is_too_large_is_split() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        cluster.topics["t"][0].max_batch_bytes = 300
+        assert await (await sending.send_arrow("t", table_of(500))) == [("t", 0, 0, 500)]
+        assert values(cluster) == [b"%d" % n for n in range(500)]
+        headers = [read_header(batch) for batch in cluster.topics["t"][0].batches]
+        assert [header.base_sequence for header in headers] == [header.base_offset for header in headers]
+
+
+async def test_a_table_larger_than_the_memory_waits_for_it() -> None:
+    async with FakeCluster(t=2) as cluster, producer(cluster, buffer_memory=5_000, batch_size=500) as sending:
+        written = await (await sending.send_arrow("t", table_of(3_000)))
+        assert sum(each.record_count for each in written) == 3_000
+        assert len(values(cluster, "t", 0)) + len(values(cluster, "t", 1)) == 3_000
+
+
+async def test_a_failure_says_what_is_written() -> None:
+    async with FakeCluster(t=2) as cluster, producer(cluster) as sending:
+        cluster.topics["t"][1].max_batch_bytes = 10  # no record fits
+        rows = table_of(4, partition=pa.array([0, 1, 0, 1], pa.int64()))
+        outcome = await sending.send_arrow("t", rows)
+        with pytest.raises(BatchSendError) as raised:
+            await outcome
+        error = raised.value
+        assert (error.code, error.written, error.failed_count) == (
+            ErrorCode.MESSAGE_TOO_LARGE,
+            [("t", 0, 0, 2)],
+            2,
+        )
+
+
+async def test_rows_that_find_no_memory_in_time_are_counted_as_failed() -> None:
+    async with FakeCluster(t=1) as cluster:
+        options = {"buffer_memory": 500, "batch_size": 100, "max_block_ms": 200, "retry_backoff_ms": 60_000}
+        sending = producer(cluster, **options, retry_backoff_max_ms=60_000)
+        await sending.start()
+        await sending.partitions_for("t")
+        for _ in range(50):
+            cluster.script(ProduceRequest, refuse_produce(ErrorCode.NOT_ENOUGH_REPLICAS))
+        outcome = await sending.send_arrow("t", table_of(1_000))
+        await sending.close(0)
+        with pytest.raises(BatchSendError) as raised:
+            await outcome
+        assert (raised.value.written, raised.value.failed_count) == ([], 1_000)
+        with pytest.raises(RuntimeError, match="closed"):
+            await sending.send_arrow("t", table_of(1))
+
+
+async def test_an_empty_table_writes_nothing() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        assert await (await sending.send_arrow("t", table_of(0))) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "match"),
+    [
+        ([1], TypeError, "expected a pyarrow"),
+        (pa.table({"value": [b"v"], "keys": [b"k"]}), ValueError, "no column 'keys'"),
+        (pa.table({"timestamp": [1]}), ValueError, "neither"),
+        (pa.table({"value": [1]}), TypeError, "'value' must be binary"),
+        (pa.table({"value": [b"v"], "timestamp": [-2]}), ValueError, "timestamp"),
+        (pa.table({"value": [b"v"], "timestamp": [1.5]}), TypeError, "timestamp"),
+        (pa.table({"value": [b"v"], "partition": [-1]}), ValueError, "negative"),
+        (pa.table({"value": [b"v"], "partition": ["0"]}), TypeError, "whole numbers"),
+        (pa.table({"value": [b"v"], "headers": [[b"h"]]}), TypeError, "structs"),
+        (
+            pa.table({"value": [b"v"], "headers": pa.array([[{"key": None, "value": b""}]], HEADERS)}),
+            ValueError,
+            "key must not be null",
+        ),
+        (pa.table({"value": [b"v" * 2_000_000]}), KafkaError, "max_request_size"),
+        (pa.table({"value": [b"v"], "partition": [2]}), KafkaError, "2 partitions"),
+    ],
+)
+async def test_a_table_that_cannot_be_sent_sends_nothing(table: Any, error: type[Exception], match: str) -> None:
+    async with FakeCluster(t=2) as cluster, producer(cluster, max_block_ms=300) as sending:
+        with pytest.raises(error, match=match):
+            await sending.send_arrow("t", table)
+        await sending.flush()
+        assert not values(cluster, "t", 0)
+        assert not values(cluster, "t", 1)
+
+
+async def test_a_custom_partitioner_is_called_for_each_row() -> None:
+    calls: list[Any] = []
+
+    def choose(*arguments: Any) -> int:
+        calls.append(arguments)
+        return 1
+
+    rows = pa.table({"key": [b"k", None], "value": [None, b"v"]})
+    async with FakeCluster(t=2) as cluster, producer(cluster, partitioner=choose) as sending:
+        assert await (await sending.send_arrow("t", rows)) == [("t", 1, 0, 2)]
+    assert calls == [("t", b"k", None, 2), ("t", None, b"v", 2)]
+
+
+async def test_a_serializer_excludes_tables() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, value_serializer=str.encode) as sending:
+        with pytest.raises(RuntimeError, match="serializer"):
+            await sending.send_arrow("t", table_of(1))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_transaction_holds_tables(version: int) -> None:
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        async with sending.transaction():
+            first = await sending.send_arrow("t", table_of(10, partition=pa.array([n % 2 for n in range(10)])))
+        assert sum(each.record_count for each in await first) == 10
+        with pytest.raises(RuntimeError, match="needs an open transaction"):
+            await sending.send_arrow("t", table_of(1))
+        headers = [read_header(batch) for partition in (0, 1) for batch in cluster.topics["t"][partition].batches]
+        assert all(header.is_transactional for header in headers)
+        assert sum(header.record_count for header in headers if not header.is_control) == 10
+
+
+async def test_a_cancelled_call_keeps_what_it_has_appended() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, buffer_memory=500, batch_size=100) as sending:
+        await sending.partitions_for("t")
+        task = asyncio.ensure_future(sending.send_arrow("t", table_of(5_000)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        await sending.flush()
+        await sending.send_and_wait("t", b"after")
+        written = values(cluster)
+        assert written[-1] == b"after"
+        assert written[:-1] == [b"%d" % n for n in range(len(written) - 1)]
+
+
+# -- partitions
+
+
+@pytest.mark.usefixtures("either_path")
+def test_hashes_are_those_of_the_partitioner() -> None:
+    keys = [
+        None,
+        *(bytes((n * 37 + i) % 256 for i in range(n % 23)) for n in range(400)),
+        b"x" * 1001,
+        b"",
+        b"\xff" * 77,
+    ]
+    [rows] = iter_rows(pa.table({"key": pa.array(keys, pa.binary())}), 2**20)
+    partitions = np.full(len(keys), -1, np.int64)
+    column_partitions.hash_keys(rows.keys, 13, partitions)
+    assert partitions.tolist() == [-1 if key is None else positive_hash(key) % 13 for key in keys]
+
+
+@pytest.mark.parametrize("kind", ["sticky", "round_robin"])
+def test_rows_without_a_key_spread_as_single_records_do(kind: str) -> None:
+    import random
+
+    def new() -> Any:
+        return StickyPartitioner(random.Random(5), 300) if kind == "sticky" else RoundRobinPartitioner()
+
+    sizes = [size % 90 + 16 for size in range(0, 5000, 13)]
+    available = [0, 2, 3]
+    expected = []
+    one_by_one = new()
+    for size in sizes:
+        expected.append(one_by_one.choose(available))
+        one_by_one.record_sent(size)
+    at_once = new()
+    found = np.full(len(sizes), -1, np.int64)
+    for rows in np.array_split(np.arange(len(sizes)), 7):
+        column_partitions.spread_unkeyed(at_once, available, np.array(sizes)[rows], rows, found)
+    assert found.tolist() == expected
+    assert len(list(itertools.groupby(expected))) > 5

@@ -1,0 +1,156 @@
+"""`send_many` and `send_batch`: many records in one call, their order, and what an error leaves in the log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.unit.client.fake_broker import FakeCluster, refuse_produce
+from tests.unit.client.test_producer import numbered, producer, values
+from tests.unit.client.transacting import cluster_of, transactional
+from tidelog import BatchSendError, ProducerRecord
+from tidelog.protocol.batches.record_batch import read_header
+from tidelog.protocol.batches.records import iter_records
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.produce import ProduceRequest
+
+
+async def test_records_of_every_form_arrive() -> None:
+    async with FakeCluster(t=2) as cluster, producer(cluster) as sending:
+        records = [
+            ProducerRecord(b"v", b"k", [("h", b"x")], 1, 7),
+            ProducerRecord(None, b"k", partition=1, timestamp_ms=8),
+            ProducerRecord(b"w", partition=0),
+        ]
+        assert await (await sending.send_many("t", iter(records))) == [("t", 0, 0, 1), ("t", 1, 0, 2)]
+        found = [tuple(each) for batch in cluster.topics["t"][1].batches for each in iter_records(batch)]
+        assert found == [(0, 7, b"k", b"v", (("h", b"x"),)), (1, 8, b"k", None, ())]
+    async with FakeCluster(t=1) as cluster, producer(cluster, value_serializer=str.encode) as sending:
+        assert await (await sending.send_many("t", ["a", (b"k", "b")])) == [("t", 0, 0, 2)]
+        found = [(each.key, each.value) for batch in cluster.topics["t"][0].batches for each in iter_records(batch)]
+        assert found == [(None, b"a"), (b"k", b"b")]
+
+
+async def test_a_call_shares_batches_with_single_records_and_keeps_their_order() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, linger_ms=60_000) as sending:
+        before = await sending.send("t", b"before")
+        first = await sending.send_many("t", numbered(10))
+        between = await sending.send("t", b"between")
+        second = await sending.send_many("t", numbered(3))
+        await sending.flush()
+        assert (await before).offset == 0
+        assert await first == [("t", 0, 1, 10)]
+        assert (await between).offset == 11
+        assert await second == [("t", 0, 12, 3)]
+        assert values(cluster) == [b"before", *numbered(10), b"between", *numbered(3)]
+        assert len(cluster.topics["t"][0].batches) == 1
+
+
+async def test_no_records_are_no_ranges() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        assert await (await sending.send_many("t", [])) == []
+
+
+async def test_refused_batches_are_sent_again_and_large_ones_split() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, batch_size=300) as sending:
+        cluster.topics["t"][0].max_batch_bytes = 200
+        cluster.script(ProduceRequest, refuse_produce(ErrorCode.NOT_LEADER_OR_FOLLOWER, append=True))
+        assert await (await sending.send_many("t", numbered(500))) == [("t", 0, 0, 500)]
+        assert values(cluster) == numbered(500)
+
+
+async def test_more_records_than_memory_wait_for_it() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, buffer_memory=2_000, batch_size=300) as sending:
+        assert await (await sending.send_many("t", numbered(1_000))) == [("t", 0, 0, 1_000)]
+        assert values(cluster) == numbered(1_000)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [(17, TypeError), ((b"k", b"v", b"x"), TypeError), (b"x" * 2_000_000, KafkaError), ("text", TypeError)],
+)
+async def test_an_error_at_the_first_record_is_raised_and_at_a_later_one_is_the_outcome(
+    wrong: Any, error: type[Exception]
+) -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        with pytest.raises(error):
+            await sending.send_many("t", [wrong, b"after"])
+        outcome = await sending.send_many("t", [b"0", b"1", wrong, b"after"])
+        with pytest.raises(BatchSendError) as raised:
+            await outcome
+        assert (raised.value.written, raised.value.failed_count) == ([("t", 0, 0, 2)], 2)
+        assert values(cluster) == [b"0", b"1"]
+
+
+async def test_a_partition_that_refuses_fails_its_records_alone() -> None:
+    async with FakeCluster(t=2) as cluster, producer(cluster) as sending:
+        cluster.topics["t"][1].max_batch_bytes = 10
+        outcome = await sending.send_many("t", [ProducerRecord(b"x", partition=n % 2) for n in range(6)])
+        with pytest.raises(BatchSendError) as raised:
+            await outcome
+        error = raised.value
+        assert (error.code, error.failed_count) == (ErrorCode.MESSAGE_TOO_LARGE, 3)
+        assert error.written == [("t", 0, 0, 3)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_transactions(version: int) -> None:
+    async with cluster_of(version) as cluster, transactional(cluster) as sending:
+        with pytest.raises(RuntimeError, match="needs an open transaction"):
+            await sending.send_many("t", [b"x"])
+        async with sending.transaction():
+            many = await sending.send_many("t", [ProducerRecord(b"%d" % n, partition=0) for n in range(20)])
+            one = await sending.send_batch("t", numbered(5), partition=0)
+        assert (await many, await one) == ([("t", 0, 0, 20)], ("t", 0, 20, 5))
+        with pytest.raises(KafkaError, match="not sent"):
+            async with sending.transaction():
+                await sending.send_many("t", [b"x", 17])
+
+
+async def test_a_batch_is_one_record_batch_of_any_size_up_to_a_request() -> None:
+    async with FakeCluster(t=2) as cluster, producer(cluster, batch_size=100) as sending:
+        records = [(b"k", value * 10) for value in numbered(400)]
+        await sending.send("t", b"before", partition=1)
+        assert await (await sending.send_batch("t", records, partition=1)) == ("t", 1, 1, 400)
+        await sending.send_and_wait("t", b"after", partition=1)
+        counts = [read_header(batch).record_count for batch in cluster.topics["t"][1].batches]
+        assert counts == [1, 400, 1]
+        sequences = [read_header(batch).base_sequence for batch in cluster.topics["t"][1].batches]
+        assert sequences == [0, 1, 401]
+
+
+async def test_a_batch_is_written_whole_or_not_at_all() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, max_block_ms=300) as sending:
+        cluster.topics["t"][0].max_batch_bytes = 500
+        with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
+            await (await sending.send_batch("t", numbered(500), partition=0))
+        with pytest.raises(KafkaError, match="larger than max_request_size"):
+            await sending.send_batch("t", [b"x" * 600_000] * 2, partition=0)
+        with pytest.raises(KafkaError, match="larger than max_request_size"):
+            await sending.send_batch("t", [b"x" * 2_000_000], partition=0)
+        with pytest.raises(ValueError, match="at least one"):
+            await sending.send_batch("t", [], partition=0)
+        with pytest.raises(ValueError, match="of its own"):
+            await sending.send_batch("t", [ProducerRecord(b"", partition=0)], partition=0)
+        with pytest.raises(KafkaError, match="1 partitions"):
+            await sending.send_batch("t", [b"x"], partition=1)
+        with pytest.raises(TypeError, match="value must be bytes"):
+            await sending.send_batch("t", [b"x", 1], partition=0)
+        assert values(cluster) == []
+        assert await (await sending.send_batch("t", [b"last"], partition=0)) == ("t", 0, 0, 1)
+
+
+async def test_a_cancelled_call_keeps_what_it_has_appended() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster, buffer_memory=1_000, batch_size=100) as sending:
+        await sending.partitions_for("t")
+        task = asyncio.ensure_future(sending.send_many("t", numbered(5_000)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await sending.send_and_wait("t", b"after")
+        written = values(cluster)
+        assert 0 < len(written) < 5_000
+        assert written == [*numbered(len(written) - 1), b"after"]

@@ -1,0 +1,139 @@
+"""Damage to the metadata logs of several voters: they repair each other, though none of them can lead."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, stop_all, three, until
+from tests.unit.replication.quorum.test_metadata_damage import committed, committed_without, flip, logs_of
+from tidelog.protocol.batches.record_batch import iter_headers, read_header
+from tidelog.protocol.batches.records import encode_batch
+from tidelog.replication.quorum.files.metadata_log import LACKING_FILE, MetadataLog
+
+
+async def stopped_with(tmp_path: Path, quorum: Quorum) -> list[bytes]:
+    for node_id in THREE:
+        await Member(quorum, node_id).start()
+    values = await committed(quorum, 30)
+    await stop_all(quorum)
+    return values
+
+
+async def damaged_log(tmp_path: Path, quorum: Quorum) -> tuple[MetadataLog, bytes]:
+    """The log of a started voter that was damaged in its middle, and the bytes of a whole one."""
+    await stopped_with(tmp_path, quorum)
+    flip(logs_of(tmp_path, 2), 0.5)
+    whole = (logs_of(tmp_path, 1) / f"{0:020d}.log").read_bytes()
+    return (await Member(quorum, 2).start()).raft.log, whole
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_voters_that_are_damaged_in_different_places_repair_each_other(tmp_path: Path, times: int) -> None:
+    """No log is whole, every record is whole in two of them; `times`: in how many places each is damaged."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        values = await stopped_with(tmp_path, quorum)
+        for node_id in THREE:
+            for number in range(times):
+                flip(logs_of(tmp_path, node_id), 0.2 + 0.1 * node_id + 0.35 * number)
+        for node_id in THREE:
+            member = await Member(quorum, node_id).start()
+            assert member.raft.raft.lacks_records
+        (leader,) = await until(lambda: quorum.leaders)
+        leader.raft.append([b"more"], 0)
+        for member in quorum.up.values():
+            await member.listener.has([*values, b"more"])
+        await until(lambda: not any(member.raft.raft.lacks_records for member in quorum.up.values()))
+        assert not any((logs_of(tmp_path, node_id) / LACKING_FILE).exists() for node_id in THREE)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_damaged_voter_and_one_that_is_behind_lead_when_they_have_everything_together(tmp_path: Path) -> None:
+    async def run() -> None:
+        quorum, _ = await three(tmp_path)
+        await committed(quorum, 19)
+        values = await committed_without(quorum, 3, b"3 lacks it")
+        await stop_all(quorum)
+        flip(logs_of(tmp_path, 2), 0.3)
+        damaged, behind = [await Member(quorum, node_id).start() for node_id in (2, 3)]
+        await until(lambda: quorum.leaders)
+        for member in (damaged, behind):
+            await member.listener.has(values)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_voter_that_is_damaged_again_before_it_is_repaired_keeps_what_it_kept(tmp_path: Path) -> None:
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        values = await stopped_with(tmp_path, quorum)
+        for share in (0.5, 0.3):
+            flip(logs_of(tmp_path, 1), share)
+            member = await Member(quorum, 1).start()
+            assert member.raft.raft.lacks_records
+            await member.stop()
+        flip(logs_of(tmp_path, 2), 0.8)
+        flip(logs_of(tmp_path, 3), 0.95)
+        for node_id in THREE:
+            await Member(quorum, node_id).start()
+        for member in quorum.up.values():
+            await member.listener.has(values)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_records_of_another_voter_are_taken_only_up_to_a_batch_that_both_have(tmp_path: Path) -> None:
+    """Otherwise they could be of another history: uncommitted records of a leader that was replaced."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        log, whole = await damaged_log(tmp_path, quorum)
+        cut_at, end = log.end_offset, max(header.next_offset for _, header in iter_headers(whole))
+        batches = [
+            (header.base_offset, whole[position : position + header.size_bytes])
+            for position, header in iter_headers(whole)
+            if header.base_offset >= cut_at
+        ]
+        other = encode_batch([(0, None, b"another", ())])
+        epoch = read_header(whole).partition_leader_epoch
+        for base_offset in (cut_at, cut_at + 1):
+            other[:8] = base_offset.to_bytes(8, "big")
+            other[12:16] = epoch.to_bytes(4, "big")
+            swapped = [
+                bytes(other) if at == base_offset else data for at, data in batches[: 2 if base_offset > cut_at else 1]
+            ]
+            assert log.restore(b"".join(swapped), 0) == cut_at
+        damaged = bytearray(batches[0][1])
+        damaged[-1] ^= 1
+        assert log.restore(bytes(damaged) + batches[1][1], 0) == cut_at
+        assert log.restore(batches[1][1], 0) == cut_at
+        assert log.restore(b"", 0) == cut_at
+        assert log.restore(batches[0][1] + batches[1][1], 0) == end
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_what_was_kept_does_not_follow_records_of_a_later_leader(tmp_path: Path) -> None:
+    """A leader has replaced what was not committed, and the voter was damaged again before it had everything."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, THREE)
+        log, whole = await damaged_log(tmp_path, quorum)
+        later = encode_batch([(0, None, b"later", ())])
+        later[:8] = log.end_offset.to_bytes(8, "big")
+        later[12:16] = (read_header(whole).partition_leader_epoch + 1).to_bytes(4, "big")
+        log.append_replicated(memoryview(later), 0)
+        end = log.end_offset
+        assert log.restore(b"", 0) == end
+        await stop_all(quorum)
+
+    asyncio.run(run())

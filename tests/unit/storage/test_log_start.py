@@ -1,0 +1,167 @@
+"""The log start at a start of the node: a checkpoint without a checksum hides no record unless a second file agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, records_of
+from tidelog.storage.files.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, LOG_START_FILE, CheckpointTask
+from tidelog.storage.log.partition_log import PartitionLog
+
+MakeLogs = Callable[..., Logs]
+ENDINGS = ["after a clean stop", "after a kill", "after a loss of power"]
+COUNT = 30
+
+
+@pytest.fixture
+def made(logs: MakeLogs) -> Logs:
+    """Thirty batches of a record each, ten or eleven in a segment."""
+    made = logs(segment_bytes=1000)
+    for number in range(COUNT):
+        made.append(batch(value=b"%03d" % number * 10, timestamp=NOW + number), epoch=number // 12)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    assert made.log.segment_count == 3
+    return made
+
+
+def restart(made: Logs, ending: str, change: Callable[[], object] = lambda: None) -> PartitionLog:
+    if ending == "after a clean stop":
+        made.close()
+    else:
+        made.kill()
+    change()
+    return made.open(machine_ran_on=ending == "after a kill")
+
+
+def name_log_start(made: Logs, offset: int) -> None:
+    (made.path / LOG_START_FILE).write_text(f"0\n1\nt 0 {offset}\n")
+
+
+def damage_epochs(made: Logs, how: str) -> None:
+    path = made.folder / LEADER_EPOCH_FILE
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"no entry": b"0\n0\n", "no byte": b"", "unreadable": b"0\n7\nx\n"}[how])
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("epochs", ["gone", "no entry", "no byte", "unreadable"])
+@pytest.mark.parametrize("log_start_offset", [1, 7, 21, COUNT - 1, 500, 2**40])
+def test_a_checkpoint_alone_hides_and_deletes_no_record(
+    made: Logs, log_start_offset: int, epochs: str, ending: str
+) -> None:
+    def damage() -> None:
+        name_log_start(made, log_start_offset)
+        damage_epochs(made, epochs)
+
+    restart(made, ending, damage)
+    for each in ENDINGS:
+        assert (made.log.log_start_offset, made.log.log_end_offset) == (0, COUNT)
+        assert offsets_of(records_of(made.log)) == list(range(COUNT))
+        assert list(made.log.leader_epochs) == [(0, 0), (1, 12), (2, 24)]
+        assert ("t", 0) not in made.directory.lost
+        restart(made, each)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("log_start_offset", [1, 7, 21, COUNT - 1, COUNT, 500, 2**40])
+def test_a_checkpoint_that_the_epoch_file_contradicts_hides_no_record(
+    made: Logs, log_start_offset: int, ending: str
+) -> None:
+    restart(made, ending, lambda: name_log_start(made, log_start_offset))
+    assert made.log.log_start_offset == 0
+    assert offsets_of(records_of(made.log)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("log_start_offset", [3, 12, 15, 24, COUNT - 1, COUNT])
+def test_deleted_records_stay_deleted_over_every_start(made: Logs, log_start_offset: int, ending: str) -> None:
+    made.log.delete_records(log_start_offset)
+    made.directory.write_checkpoints()
+    for each in (ending, *ENDINGS):
+        restart(made, each)
+        assert (made.log.log_start_offset, made.log.log_end_offset) == (log_start_offset, COUNT)
+    made.append(batch(), epoch=3)
+    restart(made, ending)
+    assert offsets_of(records_of(made.log)) == list(range(log_start_offset, COUNT + 1))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_records_after_a_log_of_which_all_was_deleted_bring_nothing_back(
+    made: Logs, is_truncated: bool, ending: str
+) -> None:
+    """The epoch file has no entry then, until the next round of checkpoints, which writes it first."""
+    made.log.delete_records(COUNT)
+    made.directory.write_checkpoints()
+    if is_truncated:
+        made.log.assign_epoch(3)
+        made.log.truncate_to(COUNT)  # the next leader is another replica: that epoch had no record
+        made.log.flush()
+    else:
+        restart(made, "after a clean stop")
+    assert not list(made.log.leader_epochs)
+    made.directory.write_checkpoints()
+    made.append(batch(), batch(), epoch=4)
+    made.directory.finish_checkpoints(begin_round(made))
+    restart(made, ending)
+    assert made.log.log_start_offset == COUNT
+    assert offsets_of(records_of(made.log)) == [COUNT, COUNT + 1]
+    assert list(made.log.leader_epochs) == [(4, COUNT)]
+
+
+def begin_round(made: Logs) -> CheckpointTask:
+    task = made.directory.begin_checkpoints()
+    task.run()
+    return task
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("epochs", ["gone", "no entry", "unreadable"])
+def test_retention_is_not_undone_where_the_epoch_file_is_lost(made: Logs, epochs: str, ending: str) -> None:
+    made.log.delete_records(int(made.files("*.log")[1][:20]))
+    made.directory.maintain(NOW)
+    start = made.log.log_start_offset
+    assert start > 0
+    made.directory.write_checkpoints()
+    restart(made, ending, lambda: damage_epochs(made, epochs))
+    assert made.log.log_start_offset == start
+    assert offsets_of(records_of(made.log)) == list(range(start, COUNT))
+
+
+def test_an_epoch_file_without_an_entry_confirms_no_log_start_below_the_high_watermark(made: Logs) -> None:
+    """Beside records, such a file is a damaged one."""
+
+    def damage() -> None:
+        damage_epochs(made, "no entry")
+        name_log_start(made, COUNT)
+        (made.path / HIGH_WATERMARK_FILE).write_text(f"0\n1\nt 0 {COUNT - 1}\n")
+
+    assert restart(made, "after a kill", damage).log_start_offset == 0
+    assert offsets_of(records_of(made.log)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("log_start_offset", [COUNT + 1, 500, 2**40])
+def test_a_log_start_above_the_high_watermark_does_not_say_that_missing_files_were_deleted(
+    made: Logs, log_start_offset: int, count: int, ending: str
+) -> None:
+    names = made.files("*.log")
+
+    def damage() -> None:
+        name_log_start(made, log_start_offset)
+        for name in names[:count]:
+            (made.folder / name).unlink()
+
+    log = restart(made, ending, damage)
+    assert log.log_start_offset == 0
+    [(_, damaged)] = log.damaged_ranges()
+    assert damaged.first_offset == 0
+    # Of a log that was open, the recovery point is the last offset: a lower bound of the log end.
+    end_offset = COUNT if ending == "after a clean stop" else COUNT - 1
+    assert damaged.end_offset == (int(names[1][:20]) if count == 1 else end_offset)

@@ -1,0 +1,106 @@
+"""A file of a log that is removed or cut while the log is open: no operation takes that for an error of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, read
+from tests.unit.storage.cleaning import clean
+from tidelog.storage.log.compaction import CleaningFailed
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.scrub import Scrub, check_small_files
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRecords
+
+MakeLogs = Callable[..., Logs]
+
+
+def search(log: PartitionLog) -> None:
+    for n in range(0, 60, 20):
+        with suppress(DamagedRecords):
+            log.offset_for_timestamp(NOW + n)
+    with suppress(DamagedRecords):
+        log.max_timestamp_offset()
+
+
+def scrub(log: PartitionLog) -> None:
+    for _ in check_small_files(log):
+        pass
+    for segment in list(log.segments):
+        if segment.size_bytes:
+            work = Scrub(log, segment)
+            work.run(10**9)
+            work.finish()
+
+
+def append(log: PartitionLog) -> None:
+    for n in range(10):
+        log.append_as_leader(batch(2, key=b"x", value=b"z" * 100, timestamp=NOW + 100 + n), 0, NOW)
+
+
+def cut(log: PartitionLog) -> None:
+    with suppress(DamagedRecords):
+        log.truncate_to(31)
+
+
+def compact(log: PartitionLog) -> None:
+    with suppress(CleaningFailed, CorruptIndex):
+        clean(log, NOW + 10**9)
+
+
+OPERATIONS: dict[str, Callable[[PartitionLog], object]] = {
+    "search": search, "scrub": scrub, "append": append, "cut": cut, "compact": compact,
+    "retention": lambda log: log.maintain(NOW + 10**12), "close": lambda log: log.close(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("pattern", ["*.log", "*.timeindex", "*.txnindex"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_log_stays_in_use(logs: MakeLogs, pattern: str, operation: str, is_cut: bool) -> None:
+    made = logs(segment_bytes=2500, index_interval_bytes=100, cleanup_policy=frozenset({"compact", "delete"}))
+    for n in range(25):
+        made.append(batch(2, key=b"k%d" % (n % 7), value=b"v" * 50, timestamp=NOW + n))
+    made.append(idempotent(0, 2, key=b"q", transactional=True))
+    made.append(marker(abort=True), from_client=False)
+    made.append(batch(2, key=b"q"))
+    made.log.flush()
+    made.directory.write_checkpoints()
+    log = made.log
+    search(log)
+    log.segments.release()
+    for name in made.files(pattern):
+        path = made.folder / name
+        if is_cut:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 14 * 7])
+        else:
+            path.unlink()
+    OPERATIONS[operation](log)
+    if operation == "close":
+        return
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        try:
+            offset = max(offset + 1, read(log, offset, 1000, log.log_end_offset).next_offset)
+        except DamagedRecords:
+            offset += 1
+    append(log)
+    log.close()
+    assert log.is_closed
+
+
+def test_retention_does_not_fail_where_a_damaged_segment_is_gone(logs: MakeLogs) -> None:
+    """The age of such a segment is that of its file."""
+    made = logs(segment_bytes=1000, retention_ms=1000)
+    for n in range(20):
+        made.append(batch(2, value=b"v" * 50, timestamp=NOW + n))
+    path = made.folder / made.files("*.log")[0]
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + bytes(2))
+    scrub(made.log)
+    assert made.log.damaged_ranges()
+    path.unlink()
+    made.log.maintain(NOW + 10**9)
+    assert made.log.log_start_offset == 0

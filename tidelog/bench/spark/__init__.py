@@ -1,0 +1,1 @@
+"""Spark's source and sink beside Spark's own Kafka connector."""

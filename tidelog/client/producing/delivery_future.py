@@ -1,0 +1,213 @@
+"""The future of one record of the asynchronous producer: a view of its batch's delivery.
+
+A plain `asyncio.Future` for each record costs more than the rest of an append: it is set one at a
+time, it keeps its result, and the collector visits thousands of them. This one has a batch and an
+index, and makes the result when it is read. Invariants: it is used as any `asyncio.Future`, except
+that only the producer settles it. One that is dropped leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextvars import Context, copy_context
+from typing import Any, ClassVar, NoReturn
+
+from tidelog.client.model import RecordMetadata
+from tidelog.client.producing.batch_delivery import BatchDelivery
+
+
+class _Observation:
+    """What a future needs once a task awaits it, a callback is added or it is cancelled."""
+
+    __slots__ = ("callbacks", "cancel_message", "is_blocking", "is_cancelled")
+
+    def __init__(self) -> None:
+        self.callbacks: list[tuple[Callable[[Any], object], Context]] = []
+        self.is_cancelled = False
+        self.cancel_message: Any = None
+        self.is_blocking = False
+        """asyncio's flag between `yield` of the future and the task that receives it."""
+
+
+class DeliveryFuture(asyncio.Future[RecordMetadata]):
+    """The outcome of a record. `delivery_future_class` makes the class of one event loop."""
+
+    __slots__ = ("_delivery", "_observation", "index")
+
+    loop: ClassVar[asyncio.AbstractEventLoop]
+
+    # The C type's own state stays unused: to set it up costs more than all the rest.
+    __init__ = object.__init__
+
+    index: int
+    _delivery: BatchDelivery
+    _observation: _Observation | None
+
+    def bind(self, delivery: BatchDelivery, index: int) -> None:
+        """The record is in a batch. Required before any other use."""
+        self._delivery = delivery
+        self.index = index
+        self._observation = None
+
+    # -- the state
+
+    def _settling(self) -> BatchDelivery:
+        """The delivery of the batch that has the record now."""
+        if self._delivery.parts:
+            self._delivery, self.index = self._delivery.part_of(self.index)
+        return self._delivery
+
+    def done(self) -> bool:
+        observation = self._observation
+        return (observation is not None and observation.is_cancelled) or self._settling().is_settled
+
+    def cancelled(self) -> bool:
+        return self._observation is not None and self._observation.is_cancelled
+
+    def result(self) -> RecordMetadata:
+        delivery = self._settled("Result is not set.")
+        if delivery.error is not None:
+            raise delivery.error.with_traceback(None)  # the futures of a batch share the error
+        return delivery.metadata(self.index)
+
+    def exception(self) -> BaseException | None:
+        return self._settled("Exception is not set.").error
+
+    def _settled(self, otherwise: str) -> BatchDelivery:
+        if self.cancelled():
+            raise self._make_cancelled_error()
+        delivery = self._settling()
+        if not delivery.is_settled:
+            raise asyncio.InvalidStateError(otherwise)
+        return delivery
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self.loop
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_delivery"):
+            return "<DeliveryFuture unbound>"
+        state = "cancelled" if self.cancelled() else "finished" if self.done() else "pending"
+        return f"<DeliveryFuture {state} {self._settling().partition} record {self.index}>"
+
+    # -- observers
+
+    def _observed(self) -> _Observation:
+        if self._observation is None:
+            self._observation = _Observation()
+            delivery = self._settling()
+            if not delivery.is_settled:
+                delivery.observe(self)
+        return self._observation
+
+    def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
+        context = copy_context() if context is None else context
+        if self.done():
+            self.loop.call_soon(fn, self, context=context)
+        else:
+            self._observed().callbacks.append((fn, context))
+
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        if self._observation is None:
+            return 0
+        callbacks = self._observation.callbacks
+        kept = [entry for entry in callbacks if entry[0] != fn]
+        self._observation.callbacks = kept
+        return len(callbacks) - len(kept)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Forget the outcome. The record is sent nevertheless."""
+        if self.done():
+            return False
+        observation = self._observed()
+        observation.is_cancelled = True
+        observation.cancel_message = msg
+        self._call_callbacks()
+        return True
+
+    def handle_settled(self) -> None:
+        """Call the callbacks soon. As an observer of the delivery."""
+        self._call_callbacks()
+
+    def handle_split(self) -> None:
+        """Observe the part that has the record. As an observer of the delivery."""
+        self._settling().observe(self)
+
+    def _call_callbacks(self) -> None:
+        if self._observation is not None:
+            callbacks, self._observation.callbacks = self._observation.callbacks, []
+            for fn, context in callbacks:
+                self.loop.call_soon(fn, self, context=context)
+
+    # -- await
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        if not self.done():
+            self._asyncio_future_blocking = True
+            yield self
+            if not self.done():
+                raise RuntimeError("await wasn't used with future")
+        return self.result()
+
+    __iter__ = __await__
+
+    @property
+    def _asyncio_future_blocking(self) -> bool:
+        return self._observation is not None and self._observation.is_blocking
+
+    @_asyncio_future_blocking.setter
+    def _asyncio_future_blocking(self, value: bool) -> None:
+        self._observed().is_blocking = value
+
+    # -- what `asyncio.gather` and debuggers read: the C type's own state is empty
+
+    def _make_cancelled_error(self) -> asyncio.CancelledError:
+        message = self._cancel_message
+        return asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
+
+    @property
+    def _cancel_message(self) -> Any:
+        return None if self._observation is None else self._observation.cancel_message
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return self.loop
+
+    @property
+    def _state(self) -> str:  # type: ignore[override]
+        return "CANCELLED" if self.cancelled() else "FINISHED" if self.done() else "PENDING"
+
+    @property
+    def _result(self) -> RecordMetadata | None:
+        return self.result() if self._state == "FINISHED" and self._exception is None else None
+
+    @property
+    def _exception(self) -> BaseException | None:
+        return self.exception() if self._state == "FINISHED" else None
+
+    @property
+    def _callbacks(self) -> list[tuple[Callable[[Any], object], Context]] | None:  # type: ignore[override]
+        return (None if self._observation is None else self._observation.callbacks) or None
+
+    @property
+    def _log_traceback(self) -> bool:
+        return False  # the sender logs each loss once
+
+    @_log_traceback.setter
+    def _log_traceback(self, value: bool) -> None:
+        if value:
+            raise ValueError("_log_traceback can only be set to False")
+
+    # -- only the producer settles it
+
+    def set_result(self, result: RecordMetadata, /) -> NoReturn:
+        raise RuntimeError("a record's future does not support set_result operation")
+
+    def set_exception(self, exception: type | BaseException, /) -> NoReturn:
+        raise RuntimeError("a record's future does not support set_exception operation")
+
+
+def delivery_future_class(loop: asyncio.AbstractEventLoop) -> type[DeliveryFuture]:
+    """The class of the futures of one event loop: what they share needs no place in each."""
+    return type("DeliveryFuture", (DeliveryFuture,), {"__slots__": (), "loop": loop})

@@ -1,0 +1,83 @@
+"""Interceptors of a producer, and callbacks for the delivery of single records.
+
+Invariant: an exception of either is logged and goes no further, so that neither breaks a send or
+stops the sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tidelog.client.model import ProducerRecord, RecordMetadata
+
+logger = logging.getLogger(__name__)
+
+_FAULTS = (Exception, asyncio.CancelledError)
+"""CancelledError too: code that reads the result of a cancelled future raises it."""
+
+DeliveryCallback = Callable[[RecordMetadata | None, Exception | None], None]
+"""Called with the metadata of a delivered record, or with None and the error."""
+
+
+class ProducerInterceptor:
+    """Sees the records of a producer on their way. Subclass it and override either method.
+
+    Both run on the producer's event loop and must be quick. `send_batch` and `send_arrow` bypass
+    them.
+    """
+
+    def on_send(self, topic: str, record: ProducerRecord) -> ProducerRecord:
+        """The record to send in place of this one, before serializers and the partitioner."""
+        return record
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        """A record is delivered, or it is not: then `metadata` is None."""
+
+
+class Interceptors:
+    """The interceptors of one producer, in their order."""
+
+    def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
+        self._interceptors = tuple(interceptors)
+
+    def on_send(self, topic: str, record: ProducerRecord) -> ProducerRecord:
+        """The record that comes out of all interceptors. One that raises leaves it as it was."""
+        for interceptor in self._interceptors:
+            try:
+                replaced: Any = interceptor.on_send(topic, record)
+            except _FAULTS:
+                logger.exception("%s: on_send raised", type(interceptor).__name__)
+                continue
+            if isinstance(replaced, ProducerRecord):
+                record = replaced
+            else:
+                logger.error("%s: on_send returned %r, not a ProducerRecord", type(interceptor).__name__, replaced)
+        return record
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        """Call all interceptors for one record."""
+        for interceptor in self._interceptors:
+            try:
+                interceptor.on_acknowledgement(metadata, error)
+            except _FAULTS:
+                logger.exception("%s: on_acknowledgement raised", type(interceptor).__name__)
+
+
+def calls_on_delivery(callback: DeliveryCallback) -> Callable[[Any], None]:
+    """A callback for a record's future that calls `callback`."""
+    if not callable(callback):
+        raise TypeError(f"on_delivery must be callable, not {callback!r}")
+
+    def handle(future: Any) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        try:
+            callback(None if error is not None else future.result(), error)
+        except _FAULTS:
+            logger.exception("a delivery callback raised")
+
+    return handle

@@ -1,0 +1,295 @@
+"""Gives records a place in the producer's memory: arguments, serializers, partition, back pressure.
+
+The routes choose the partition, the accumulator batches. Invariants: an append suspends for long
+only when memory is full or a topic's metadata is missing. Otherwise it yields to the event loop at
+most once per few batches, so that a tight loop of sends also sends. Records that wait for memory
+are appended in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from random import Random
+from typing import Any
+
+from tidelog.client.config import ProducerConfig
+from tidelog.client.model import ProducerRecord, TopicPartition, check_topic_name
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.producing.accumulator import Accumulator, Headers, PartitionQueue, ProducerBatch
+from tidelog.client.producing.interceptors import Interceptors
+from tidelog.client.producing.producer_session import ProducerSession
+from tidelog.client.producing.record_arguments import (
+    MAX_TIMESTAMP_MS,
+    as_bytes,
+    as_number,
+    checked_headers,
+    serialized,
+    wrong_timestamp,
+)
+from tidelog.client.producing.send_group import SendGroup
+from tidelog.client.producing.sender import Sender, Ticket
+from tidelog.client.producing.topic_routes import RECORD_OVERHEAD_BYTES, Route, TopicRoutes
+from tidelog.client.producing.transaction_manager import TransactionManager
+from tidelog.protocol.batches.records import BatchBuilder
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+Place = ProducerBatch[Ticket]
+"""The batch of a record that was appended. Until the event loop runs again the record is its last."""
+_BATCHES_PER_YIELD = 8
+
+
+class RecordAppender:
+    """Appends the records of one producer.
+
+    `start` connects the producer within so many milliseconds and calls `attach`. It is called before the first record.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        accumulator: Accumulator[Ticket],
+        session: ProducerSession,
+        manager: TransactionManager | None,
+        interceptors: Interceptors | None,
+        rng: Random,
+        start: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._config = config
+        self._accumulator = accumulator
+        self._manager = manager
+        self._interceptors = interceptors
+        self._start = start
+        self._routes = TopicRoutes(config, accumulator, session, rng, self._is_stuck)
+        self._route_of = self._routes.by_topic
+        self._prepares = (
+            interceptors is not None or config.value_serializer is not None or config.key_serializer is not None
+        )
+        self._last_opened_count = 0
+        self._opened_count_at_yield = 0
+        self._cluster: Cluster | None = None
+        self._sender: Sender | None = None
+        self._memory_lock = asyncio.Lock()
+        self._is_held = False
+        """The next append first yields to the event loop, or raises because of `close`."""
+        self._closed = False
+        self.waiting_count = 0
+        """The appends that wait for memory."""
+
+    def attach(self, cluster: Cluster, sender: Sender) -> None:
+        """Use these from now on. They are connected."""
+        self._cluster = cluster
+        self._sender = sender
+
+    def close(self) -> None:
+        """Take no more records. Appends that wait raise RuntimeError."""
+        self._closed = self._is_held = True
+
+    def handle_metadata(self) -> None:
+        """Update the routes, and keep the metadata of the topics that have records."""
+        assert self._cluster is not None
+        self._routes.update(self._cluster.metadata.topics)
+        active_queues = self._accumulator.active_queues()
+        self._cluster.track(list(dict.fromkeys(queue.partition.topic for queue in active_queues)))
+
+    def _is_stuck(self, partition: TopicPartition) -> bool:
+        return self._sender is not None and self._sender.is_stuck(partition)
+
+    # -- one record
+
+    def append(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp_ms: int | None,
+        ticket: Ticket,
+        waited_ms: float = 0.0,
+    ) -> Place | Coroutine[Any, Any, Place]:
+        """Append one record. Returns its batch, in which it is the last; or a coroutine that does it later.
+
+        Raises as `Producer.send`.
+        """
+        if self._prepares:
+            record = ProducerRecord(value, key, headers or (), partition, timestamp_ms)
+            value, key, headers, partition, timestamp_ms = self._prepared(topic, record)
+        if value.__class__ is not bytes and value is not None:
+            value = as_bytes("value", value)
+        if key is not None and key.__class__ is not bytes:
+            key = as_bytes("key", key)
+        headers = checked_headers(headers) if headers else ()
+        if timestamp_ms is None:
+            timestamp_ms = time.time_ns() // 1_000_000
+        elif timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
+            raise wrong_timestamp(timestamp_ms)
+        route = self._route_of.get(topic)
+        if (
+            route is None
+            or self._is_held
+            or (partition is not None and not (partition.__class__ is int and 0 <= partition < route.count))
+        ):
+            if self._closed:
+                raise RuntimeError("this producer is closed")
+            return self._append_when_topic_is_known(
+                topic, partition, waited_ms, (timestamp_ms, key, value, headers, ticket)
+            )
+        if partition is None:
+            if key is None and (spread := route.spread) is not None:
+                size_bytes = RECORD_OVERHEAD_BYTES if value is None else len(value) + RECORD_OVERHEAD_BYTES
+                partition = spread(size_bytes, route.available_partitions)
+            else:
+                partition = self._routes.choose(route, key, value)
+        queue = route.queues[partition]
+        if not self.waiting_count:
+            batch = self._accumulator.append(queue, timestamp_ms, key, value, headers, ticket)
+            if batch is not None:
+                return batch
+        return self._append_slowly(queue, timestamp_ms, key, value, headers, ticket)
+
+    def _prepared(self, topic: str, record: ProducerRecord) -> ProducerRecord:
+        """A record after interceptors and serializers."""
+        if self._interceptors is not None:
+            record = self._interceptors.on_send(topic, record)
+        value, key = serialized(self._config, record.value, record.key)
+        return record._replace(value=value, key=key)
+
+    async def _append_when_topic_is_known(
+        self,
+        topic: str,
+        partition: int | None,
+        waited_ms: float,
+        record: tuple[int, bytes | None, bytes | None, Headers, Ticket],
+    ) -> Place:
+        route = await self.find_route(topic, partition, waited_ms)
+        _, key, value, _, _ = record
+        if partition is None:
+            partition = self._routes.choose(route, key, value)
+        place = self._append_slowly(route.queues[partition], *record)
+        return place if isinstance(place, ProducerBatch) else await place
+
+    def _append_slowly(
+        self,
+        queue: PartitionQueue[Ticket],
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        ticket: Ticket,
+    ) -> Place | Coroutine[Any, Any, Place]:
+        """Append a checked record, to a new batch if needed, or return a coroutine that waits for free memory."""
+        accumulator = self._accumulator
+        if not self.waiting_count:
+            now_ms = asyncio.get_running_loop().time() * 1000
+            batch = accumulator.append(queue, timestamp_ms, key, value, headers, ticket, now_ms)
+            if batch is not None:
+                if accumulator.opened_batch_count != self._last_opened_count:
+                    self._handle_opened_batches()
+                return batch
+
+        def append(queue: PartitionQueue[Ticket], now_ms: float) -> Place | None:
+            return accumulator.append(queue, timestamp_ms, key, value, headers, ticket, now_ms)
+
+        return self._append_when_memory_is_free(queue.partition, append)
+
+    def _handle_opened_batches(self) -> None:
+        self._last_opened_count = self._accumulator.opened_batch_count
+        assert self._sender is not None
+        self._sender.wake()
+        if self._last_opened_count - self._opened_count_at_yield >= _BATCHES_PER_YIELD:
+            self._opened_count_at_yield = self._last_opened_count
+            # The next send yields, before it takes its record: a cancellation after that would hide that the
+            # record is taken, and the caller would send it again.
+            self._is_held = True
+
+    # -- a whole batch
+
+    async def append_batch(self, partition: TopicPartition, builder: BatchBuilder, group: SendGroup) -> None:
+        """Append a batch of a known topic. Raises as `Producer.send`."""
+        accumulator = self._accumulator
+
+        def append(queue: PartitionQueue[Ticket], now_ms: float) -> Place | None:
+            return accumulator.append_batch(queue, builder, group, now_ms)
+
+        now_ms = asyncio.get_running_loop().time() * 1000
+        if self.waiting_count or not append(accumulator.queue(partition), now_ms):
+            await self._append_when_memory_is_free(partition, append)
+        self._handle_opened_batches()
+
+    # -- waiting
+
+    async def _append_when_memory_is_free(
+        self, partition: TopicPartition, append: Callable[[PartitionQueue[Ticket], float], Place | None]
+    ) -> Place:
+        """Append in the order of the calls, so that small records cannot starve a large one."""
+        transaction = 0 if self._manager is None else self._manager.check_open()
+        # A counter and not `locked()`: between two owners the lock is free although others wait.
+        self.waiting_count += 1
+        try:
+            async with asyncio.timeout(self._config.max_block_ms / 1000), self._memory_lock:
+                while not (place := self._append_again(partition, append, transaction)):
+                    assert self._sender is not None
+                    await self._sender.wait_for_memory()
+            self._handle_opened_batches()
+            return place
+        except TimeoutError:
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"no room in buffer_memory ({self._config.buffer_memory} bytes) for {self._config.max_block_ms} ms",
+            ) from None
+        finally:
+            self.waiting_count -= 1
+
+    def _append_again(
+        self,
+        partition: TopicPartition,
+        append: Callable[[PartitionQueue[Ticket], float], Place | None],
+        transaction: int,
+    ) -> Place | None:
+        if self._closed:
+            raise RuntimeError("this producer is closed")
+        if self._manager is not None:
+            self._manager.check_still_open(transaction)
+        # The topic, and its queue with it, may have been recreated meanwhile.
+        return append(self._accumulator.queue(partition), asyncio.get_running_loop().time() * 1000)
+
+    def known_route(self, topic: str) -> Route | None:
+        """The route of a topic whose metadata is there."""
+        return self._route_of.get(topic)
+
+    async def find_route(self, topic: Any, partition: Any, waited_ms: float = 0.0) -> Route:
+        """The route of a topic, once its metadata is there and has the partition. Raises as `Producer.send`."""
+        if not isinstance(topic, str):
+            raise TypeError(f"topic must be a str, not {type(topic).__name__}")
+        check_topic_name(topic)
+        if partition is not None and not isinstance(partition, int):
+            partition = as_number(partition)
+        if self._closed:
+            raise RuntimeError("this producer is closed")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._config.max_block_ms - waited_ms) / 1000
+        if self._sender is None:
+            await self._start(self._config.max_block_ms - waited_ms)
+        assert self._cluster is not None
+        assert self._sender is not None
+        transaction = 0 if self._manager is None else self._manager.open_number
+        if self._is_held:
+            self._is_held = self._closed
+            await asyncio.sleep(0)
+        while True:
+            metadata = await self._cluster.topic(topic, (deadline - loop.time()) * 1000)
+            if partition is None or 0 <= partition < len(metadata.partitions):
+                break
+            if partition < 0 or not await self._cluster.wait_for_metadata((deadline - loop.time()) * 1000):
+                count = len(metadata.partitions)
+                raise KafkaError(
+                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    f"{topic} has {count} partitions, not one numbered {partition}",
+                )
+        if self._closed:
+            raise RuntimeError("this producer is closed")
+        if self._manager is not None and transaction:
+            self._manager.check_still_open(transaction)
+        return self._routes.make(metadata)

@@ -1,0 +1,100 @@
+"""The arguments of records: serializers and checks, before a record has a place in the producer's memory. Pure."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from tidelog.client.config import ProducerConfig
+from tidelog.client.model import ProducerRecord, is_utf8
+from tidelog.client.producing.accumulator import Headers
+from tidelog.protocol.batches.compression import CODECS
+from tidelog.protocol.batches.records import BatchBuilder
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+MAX_TIMESTAMP_MS = 2**62
+
+
+def as_producer_record(record: Any) -> ProducerRecord:
+    if record.__class__ is ProducerRecord:
+        return record
+    if record.__class__ is not tuple:
+        return ProducerRecord(record)
+    if len(record) != 2:
+        raise TypeError(f"a record must be a value, (key, value) or a ProducerRecord, not a tuple of {len(record)}")
+    return ProducerRecord(record[1], record[0])
+
+
+def serialized(config: ProducerConfig, value: Any, key: Any) -> tuple[Any, Any]:
+    """Value and key after the serializers of a producer."""
+    if config.value_serializer is not None:
+        value = config.value_serializer(value)
+    if config.key_serializer is not None:
+        key = config.key_serializer(key)
+    return value, key
+
+
+def as_bytes(name: str, value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}; set {name}_serializer to convert")
+
+
+def wrong_timestamp(value: Any) -> ValueError:
+    return ValueError(f"timestamp_ms must be a whole number of milliseconds since 1970, not {value!r}")
+
+
+def as_number(partition: Any) -> int:
+    try:
+        return operator.index(partition)
+    except TypeError:
+        raise TypeError(f"partition must be a whole number or None, not {partition!r}") from None
+
+
+def checked_headers(headers: Any) -> Headers:
+    """The headers as a sequence. Raises TypeError, and ValueError for a name that has no UTF-8 form."""
+    checked = headers if isinstance(headers, (list, tuple)) else tuple(headers)
+    for header in checked:
+        is_pair = isinstance(header, (tuple, list)) and len(header) == 2
+        if not is_pair or not isinstance(header[0], str) or not (header[1] is None or isinstance(header[1], bytes)):
+            raise TypeError(f"headers must be pairs of str and bytes or None, not {header!r}")
+        if not is_utf8(header[0]):
+            raise ValueError(f"the header name {header[0]!r} cannot be written as UTF-8")
+    return checked
+
+
+def build_batch(config: ProducerConfig, records: Iterable[Any], now_ms: int, *, is_transactional: bool) -> BatchBuilder:
+    """One batch of all records. Those without a timestamp get `now_ms`.
+
+    Raises KafkaError(MESSAGE_TOO_LARGE) above `max_request_size`, ValueError without records, and
+    what a wrong record raises.
+    """
+    builder = BatchBuilder(
+        config.max_request_size,
+        CODECS[config.compression_type],
+        config.compression_level,
+        transactional=is_transactional,
+    )
+    for record in records:
+        _append_to_batch(config, builder, as_producer_record(record), now_ms)
+    if not builder.record_count:
+        raise ValueError("a batch needs at least one record")
+    return builder
+
+
+def _append_to_batch(config: ProducerConfig, builder: BatchBuilder, record: ProducerRecord, now_ms: int) -> None:
+    value, key, headers, partition, timestamp_ms = record
+    if partition is not None:
+        raise ValueError("a record of send_batch() has no partition of its own")
+    value, key = serialized(config, value, key)
+    headers = checked_headers(headers) if headers else ()
+    if timestamp_ms is None:
+        timestamp_ms = now_ms
+    elif timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
+        raise wrong_timestamp(timestamp_ms)
+    key = None if key is None else as_bytes("key", key)
+    value = None if value is None else as_bytes("value", value)
+    limit = config.max_request_size
+    if not builder.append(timestamp_ms, key, value, headers) or builder.size_bytes > limit:
+        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"the batch is larger than max_request_size ({limit} bytes)")

@@ -1,0 +1,148 @@
+"""The outcome of one call that sends many records: the ranges of offsets, or one error for all.
+
+Pure: the future that gets the outcome is any object with a future's methods. Invariant: the future
+gets its outcome once, when every record of the call is delivered or has failed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from tidelog.client.model import RecordMetadata, WrittenRange
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+
+class GroupFuture(Protocol):
+    """The part of a future that a group needs."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+    def set_exception(self, exception: Any, /) -> None: ...
+
+    def exception(self) -> Any: ...
+
+
+class BatchSendError(KafkaError):
+    """Not every record of a `send_many`, `send_batch` or `send_arrow` was delivered.
+
+    `written` has the ranges that are in the log. `failed_count` records were not delivered; as with
+    a single record they may be in the log when their last attempt got no response. `code` and
+    `message` are those of the first failure.
+    """
+
+    def __init__(self, code: ErrorCode, message: str | None, written: list[WrittenRange], failed_count: int) -> None:
+        super().__init__(code, message)
+        self.written = written
+        self.failed_count = failed_count
+
+
+class _Range(NamedTuple):
+    base_offset: int
+    record_count: int
+
+
+class SendGroup:
+    """The records of one call: how many are underway, which are written, and the first error.
+
+    In place of a future it can be the ticket of a single record.
+    """
+
+    __slots__ = (
+        "_failed_count",
+        "_first_error",
+        "_ranges",
+        "_record_count",
+        "_topic",
+        "_unsettled_count",
+        "appended_count",
+        "future",
+    )
+
+    is_divisible = True
+    """Whether a batch of the group may be split when a broker finds it too large."""
+
+    def __init__(self, topic: str, future: GroupFuture, record_count: int) -> None:
+        self.future: Any = future
+        self.appended_count = 0
+        """The records that are in the accumulator or beyond."""
+        self._topic = topic
+        self._ranges: dict[int, list[_Range]] = {}
+        self._record_count = self._unsettled_count = record_count
+        self._failed_count = 0
+        self._first_error: KafkaError | None = None
+        if not record_count:
+            self._settle(0)
+
+    def acknowledge(self, partition: int, base_offset: int, count: int) -> None:
+        """Note consecutive records in the log; offset -1 when it is unknown."""
+        ranges = self._ranges.setdefault(partition, [])
+        last = ranges[-1] if ranges else None
+        if last is not None and base_offset == (-1 if last.base_offset < 0 else last.base_offset + last.record_count):
+            ranges[-1] = _Range(last.base_offset, last.record_count + count)
+        else:
+            ranges.append(_Range(base_offset, count))
+        self._settle(count)
+
+    def fail(self, error: KafkaError, count: int) -> None:
+        """Note records that are not delivered."""
+        self._first_error = self._first_error or error
+        self._failed_count += count
+        self._settle(count)
+
+    def fail_rest(self, error: KafkaError) -> None:
+        """The records that were not appended will not be."""
+        self.fail(error, self._record_count - self.appended_count)
+
+    # -- as the ticket of one record
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, metadata: RecordMetadata) -> None:
+        self.acknowledge(metadata.partition, metadata.offset, 1)
+
+    def set_exception(self, error: Any) -> None:
+        self.fail(error, 1)
+
+    def exception(self) -> None:
+        return None
+
+    # -- the outcome
+
+    def _settle(self, count: int) -> None:
+        self._unsettled_count -= count
+        if self._unsettled_count or self.future.done():
+            return
+        written = [
+            WrittenRange(self._topic, partition, *each)
+            for partition, ranges in sorted(self._ranges.items())
+            for each in ranges
+        ]
+        error = self._first_error
+        if error is None:
+            self.future.set_result(self._result(written))
+        else:
+            self.future.set_exception(self._error(error, written))
+            self.future.exception()  # marks it as retrieved: the sender has logged the failure
+
+    def _result(self, written: list[WrittenRange]) -> Any:
+        return written
+
+    def _error(self, error: KafkaError, written: list[WrittenRange]) -> KafkaError:
+        return BatchSendError(error.code, error.message, written, self._failed_count)
+
+
+class BatchOutcome(SendGroup):
+    """The outcome of one record batch: its range, or the error."""
+
+    __slots__ = ()
+
+    is_divisible = False
+
+    def _result(self, written: list[WrittenRange]) -> Any:
+        return written[0]
+
+    def _error(self, error: KafkaError, written: list[WrittenRange]) -> KafkaError:
+        return error

@@ -1,0 +1,1 @@
+"""Serializers and deserializers: JSON, and Avro with a schema registry. They know nothing of the clients."""

@@ -1,0 +1,161 @@
+"""Avro values that begin with the id of their schema, in the format of Confluent's serializers.
+
+Needs the extra `avro` (fastavro). A value is a zero byte, the id as four bytes in network order, and Avro's binary
+encoding.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from tidelog.client.serialization.registry import RegisteredSchema, SchemaReference, SchemaRegistry, SchemaRegistryError
+
+_HEADER = struct.Struct(">bI")
+_MAGIC = 0
+# A schema may name others, and they more: at most so many in all.
+_REFERENCES_MAX = 100
+
+
+class AvroSerializer:
+    """Makes bytes of values, for `key_serializer` or `value_serializer`. None stays None.
+
+    `subject` is `TOPIC-value` or `TOPIC-key` by custom. The schema is registered with the first value;
+    `register=False` only looks it up.
+
+    Fields that the schema does not name are left out.
+
+    >>> AvroSerializer(registry, "flights-value", {"type": "record", "name": "Flight", "fields": [...]})
+    """
+
+    def __init__(
+        self,
+        registry: SchemaRegistry,
+        subject: str,
+        schema: str | Mapping[str, Any],
+        *,
+        references: tuple[SchemaReference, ...] = (),
+        register: bool = True,
+    ) -> None:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        self._registry = registry
+        self._subject = subject
+        self._registered = RegisteredSchema(text, references=references)
+        self._register = register
+        self._header = b""
+        self._parsed: Any = None
+
+    def prepare(self) -> None:
+        """Ask the registry for the id now, and not with the first value.
+
+        Raises:
+            SchemaRegistryError: the registry refuses the schema or does not answer.
+            ValueError: the text is no Avro schema.
+        """
+        parsed = _parsed(self._registry, self._registered)
+        find = self._registry.register if self._register else self._registry.look_up
+        self._header = _HEADER.pack(_MAGIC, find(self._subject, self._registered))
+        self._parsed = parsed
+
+    def __call__(self, value: Any) -> bytes | None:
+        """Encode one value.
+
+        Raises:
+            ValueError: the value does not fit the schema.
+            SchemaRegistryError: with the first value, as `prepare`.
+        """
+        if value is None:
+            return None
+        if self._parsed is None:
+            self.prepare()
+        import fastavro
+
+        out = io.BytesIO()
+        out.write(self._header)
+        try:
+            # The writer by itself makes 1 of 1.5, and an int of more than 32 bits.
+            fastavro.validate(value, self._parsed, raise_errors=True)
+            fastavro.schemaless_writer(out, self._parsed, value)
+        except Exception as error:  # of many classes
+            raise ValueError(f"the value does not fit the schema of {self._subject}: {_line(error)}") from error
+        return out.getvalue()
+
+
+class AvroDeserializer:
+    """Makes values of bytes, for `key_deserializer` or `value_deserializer`.
+
+    Each schema is asked for once, with its first value. `schema` is the reader's: fields are added, left out and
+    widened by Avro's rules of schema resolution; without it a value has the fields with which it was written.
+    """
+
+    def __init__(self, registry: SchemaRegistry, schema: str | Mapping[str, Any] | None = None) -> None:
+        self._registry = registry
+        text = schema if schema is None or isinstance(schema, str) else json.dumps(schema)
+        self._reader = None if text is None else _parsed(registry, RegisteredSchema(text))
+        self._writers: dict[int, Any] = {}
+
+    def __call__(self, data: bytes) -> Any:
+        """Decode one value.
+
+        Raises:
+            ValueError: the bytes are no Avro value with the id of a schema, or do not fit their schema.
+            SchemaRegistryError: the registry does not know the id, or does not answer.
+        """
+        if len(data) < _HEADER.size:
+            raise ValueError(f"{len(data)} bytes are no Avro value with the id of a schema")
+        magic, schema_id = _HEADER.unpack_from(data)
+        if magic != _MAGIC:
+            raise ValueError(f"an Avro value with the id of a schema begins with a zero byte, not with {data[0]}")
+        writer = self._writers.get(schema_id)
+        if writer is None:
+            writer = self._writers[schema_id] = _parsed(self._registry, self._registry.schema(schema_id))
+        import fastavro
+
+        source = io.BytesIO(data)
+        source.seek(_HEADER.size)
+        try:
+            value = fastavro.schemaless_reader(source, writer, self._reader)
+        except Exception as error:  # of many classes: fastavro does not check the bytes first
+            raise ValueError(f"the value does not fit schema {schema_id}: {_line(error)}") from error
+        if source.tell() != len(data):
+            raise ValueError(f"{len(data) - source.tell()} bytes follow the value of schema {schema_id}")
+        return value
+
+
+def _parsed(registry: SchemaRegistry, registered: RegisteredSchema) -> Any:
+    """The schema as fastavro takes it, after those that it names. Raises ValueError, SchemaRegistryError."""
+    if registered.type != "AVRO":
+        raise ValueError(f"the schema is {registered.type}, not AVRO")
+    named: dict[str, Any] = {}
+    _parse_references(registry, registered, named, set())
+    return _parse(registered.text, named)
+
+
+def _parse_references(
+    registry: SchemaRegistry, registered: RegisteredSchema, named: dict[str, Any], visited: set[tuple[str, int]]
+) -> None:
+    for each in registered.references:
+        if (each.subject, each.version) in visited:
+            continue
+        visited.add((each.subject, each.version))
+        if len(visited) > _REFERENCES_MAX:
+            raise SchemaRegistryError(f"a schema refers to more than {_REFERENCES_MAX} others")
+        schema = registry.version(each.subject, each.version)
+        _parse_references(registry, schema, named, visited)
+        _parse(schema.text, named)
+
+
+def _parse(text: str, named: dict[str, Any]) -> Any:
+    import fastavro
+
+    try:
+        return fastavro.parse_schema(json.loads(text), named_schemas=named)
+    except Exception as error:  # of many classes: fastavro does not check the JSON first
+        raise ValueError(f"no Avro schema: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

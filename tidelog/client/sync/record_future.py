@@ -1,0 +1,169 @@
+"""The future of one record of the blocking producer: a `concurrent.futures.Future` that is cheap to make.
+
+The standard one makes a condition, a lock and two lists for each record, which costs more than the
+record itself. Here the futures of a producer share one lock, and what few of them need (a thread
+that waits, callbacks) is made on first use. Invariant: `concurrent.futures.wait`, `as_completed`
+and `asyncio.wrap_future` work as with the standard future.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, TypeVar
+
+from tidelog.client.model import RecordMetadata
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+_RUNNING = "RUNNING"  # the names of concurrent.futures
+_FINISHED = "FINISHED"
+
+
+class _MadeOnFirstUse:
+    """An empty list as an attribute. The class attribute of an instance without one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: Any = None) -> list[Any]:
+        made: list[Any] = []
+        instance.__dict__[self._name] = made
+        instance._is_observed = True
+        return made
+
+
+class LoopFuture(Future[Result]):
+    """A future that the producer's loop settles: no exception of a callback reaches the loop.
+
+    The standard one lets an `asyncio.CancelledError` or a SystemExit pass. It would leave the records after this one
+    without an outcome, or end the loop.
+    """
+
+    _done_callbacks: Any
+
+    def _invoke_callbacks(self) -> None:
+        for callback in self._done_callbacks:
+            try:
+                callback(self)
+            except BaseException:
+                logger.exception("a callback of %r raised", self)
+
+
+class RecordFuture(LoopFuture[RecordMetadata]):
+    """The outcome of a record. It is underway from the beginning, so it cannot be cancelled."""
+
+    _state = _RUNNING
+    _result = None
+    _exception = None
+    _finished_event: threading.Event | None = None
+    _is_observed = False
+    """Whether there may be waiters, callbacks or a waiting thread. Set under the lock, like the state."""
+    _waiters = _MadeOnFirstUse("_waiters")
+    _done_callbacks = _MadeOnFirstUse("_done_callbacks")
+
+    _lock: threading.RLock
+    _condition: threading.Condition
+    """The condition that `concurrent.futures.wait` holds while it registers."""
+    _on_wait: Callable[[], None]
+
+    __init__ = object.__init__
+
+    def done(self) -> bool:
+        return self._state == _FINISHED
+
+    def set_result(self, result: RecordMetadata) -> None:
+        with self._lock:
+            if self._state == _FINISHED:
+                raise InvalidStateError(f"{self._state}: {self!r}")
+            self._result = result
+            self._state = _FINISHED
+            if not self._is_observed:
+                return
+            self._tell_waiters()
+        self._tell_others()
+
+    @classmethod
+    def set_results(cls, futures: Iterable[RecordFuture], results: Iterable[RecordMetadata]) -> None:
+        """Set the results of many futures of one producer, except of those that are done.
+
+        Callbacks are called at the end, in the order of the futures.
+        """
+        observed: list[RecordFuture] = []
+        with cls._lock:
+            for future, result in zip(futures, results):
+                if future._state != _FINISHED:
+                    future._result = result
+                    future._state = _FINISHED
+                    if future._is_observed:
+                        future._tell_waiters()
+                        observed.append(future)
+        for future in observed:
+            future._tell_others()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        with self._lock:
+            if self._state == _FINISHED:
+                raise InvalidStateError(f"{self._state}: {self!r}")
+            self._exception = exception
+            self._state = _FINISHED
+            if not self._is_observed:
+                return
+            self._tell_waiters()
+        self._tell_others()
+
+    def _tell_waiters(self) -> None:
+        """Tell `wait` and `as_completed`, under the lock that the state was set under: they come with it to a future
+        that is done already, and would count it twice."""
+        for waiter in self.__dict__.get("_waiters", ()):
+            if self._exception is None:
+                waiter.add_result(self)
+            else:
+                waiter.add_exception(self)
+
+    def _tell_others(self) -> None:
+        """Wake the threads that wait for this future alone, and call the callbacks."""
+        if self._finished_event is not None:
+            self._finished_event.set()
+        if "_done_callbacks" in self.__dict__:
+            self._invoke_callbacks()
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._state == _FINISHED:
+            return
+        type(self)._on_wait()
+        with self._lock:
+            if self.done():
+                return
+            if self._finished_event is None:
+                self._is_observed = True
+                self._finished_event = threading.Event()
+            event = self._finished_event
+        if not event.wait(timeout):
+            raise TimeoutError
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        self._wait(timeout)
+        try:
+            if self._exception is not None:
+                raise self._exception
+            return self._result  # type: ignore[return-value]
+        finally:
+            del self  # breaks the cycle of the exception's traceback and this future
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._wait(timeout)
+        return self._exception
+
+
+def record_future_class(on_wait: Callable[[], None]) -> type[RecordFuture]:
+    """The class of one producer's futures, which has what they share: a future without a constructor costs least.
+
+    `on_wait` is called in a thread that is about to wait for a record. It may raise.
+    """
+    lock = threading.RLock()  # a signal handler may run inside any call
+    shared = {"_lock": lock, "_condition": threading.Condition(lock), "_on_wait": staticmethod(on_wait)}
+    return type("RecordFuture", (RecordFuture,), shared)

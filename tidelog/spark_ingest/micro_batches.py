@@ -1,0 +1,138 @@
+"""Which micro-batch of a stream is committed, as offsets of groups in the cluster.
+
+Each task has a group whose offset is committed in the task's transaction, with the number of its rows
+as the offset's text: the task has written every micro-batch before that offset. The query has a group
+whose offset the driver commits before it ends the first transaction of a micro-batch, with the number
+of tasks as the offset's text. Invariant: a micro-batch that may be committed in part is run again
+with the same tasks, or refused; otherwise rows that change their task would be lost or doubled. Tasks
+are the same when each that is committed has as many rows as before; rows that change places in equal
+numbers are not seen.
+
+Where a micro-batch is one transaction, the query has another group (`atomic_name`), whose offset is
+committed in that transaction. A micro-batch that was begun in one of the two ways is refused in the
+other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
+from tidelog.client.model import OffsetAndMetadata, TopicPartition
+from tidelog.client.network.cluster import Cluster
+from tidelog.protocol.errors import ConfigError
+
+_MARK_PARTITION = 0
+_WAYS_OUT = "To write this micro-batch as it is now, also rows that it has written before, run it without exactlyOnce"
+
+
+class CommittedBatch(NamedTuple):
+    """The last committed micro-batch of a task or a query; -1 for none."""
+
+    number: int
+    size: int
+    """The number of a query's tasks, or of a task's rows; 0 where it is not known."""
+
+
+async def committed_batch(cluster: Cluster, group: str, timeout_ms: float) -> CommittedBatch:
+    """The last micro-batch in the group's offsets.
+
+    They lie with the topic that the micro-batch was written to, so all topics are looked at.
+    """
+    offsets = await Coordinator(cluster, group).committed(None, timeout_ms, require_stable=True)
+    last = max(offsets.values(), key=lambda each: each.offset, default=OffsetAndMetadata(0))
+    return CommittedBatch(last.offset - 1, int(last.metadata) if last.metadata.isdecimal() else 0)
+
+
+def mark(topic: str, batch: int, count: int) -> dict[TopicPartition, OffsetAndMetadata]:
+    """The offset to commit for a micro-batch of so many tasks or rows."""
+    return {TopicPartition(topic, _MARK_PARTITION): OffsetAndMetadata(batch + 1, str(count))}
+
+
+def is_repeated(committed: CommittedBatch, batch: int, owner: str) -> bool:
+    """Whether `batch` is committed already. Raises ConfigError when a later one is."""
+    if committed.number > batch:
+        raise ConfigError(
+            f"{owner} has committed micro-batch {committed.number}, and Spark runs micro-batch {batch}: the checkpoint "
+            "is older than the topic. Begin with a new checkpoint, or with another transactionalIdPrefix"
+        )
+    return committed.number == batch
+
+
+def atomic_name(query_group: str) -> str:
+    """The transactional id and the group of a query whose micro-batches are one transaction each."""
+    return f"{query_group}-atomic"
+
+
+async def check_not_begun_in_tasks(cluster: Cluster, query_group: str, batch: int, timeout_ms: float) -> None:
+    """Raises ConfigError when transactions of single tasks of this or a later micro-batch may be committed."""
+    begun = await committed_batch(cluster, query_group, timeout_ms)
+    if begun.number >= batch:
+        raise ConfigError(
+            f"micro-batch {begun.number} was begun without atomic=true, and some of its rows may be written: run it to "
+            "its end without atomic=true first"
+        )
+
+
+def _check_not_begun_as_one(committed: CommittedBatch, batch: int) -> None:
+    if committed.number >= batch:
+        raise ConfigError(
+            f"micro-batch {committed.number} was written with atomic=true, and Spark runs micro-batch {batch}: run it "
+            "with atomic=true"
+        )
+
+
+class TaskOutcome(NamedTuple):
+    """One task of a micro-batch as it has run now."""
+
+    group: str
+    rows: int
+    """The rows of its input, also where it has written them before."""
+    topic: str | None
+    """The topic of its open transaction; None for a task without one."""
+
+
+async def begin_commit(
+    cluster: Cluster, group: str, tasks: Sequence[TaskOutcome], batch: int, timeout_ms: float
+) -> None:
+    """Note for the query that the transactions of a micro-batch are going to be committed.
+
+    Raises ConfigError when an earlier run of the micro-batch has come as far with other tasks, or
+    has committed it as one transaction.
+    """
+    committed, as_one = await asyncio.gather(
+        *(committed_batch(cluster, each, timeout_ms) for each in (group, atomic_name(group)))
+    )
+    _check_not_begun_as_one(as_one, batch)
+    topics = [task.topic for task in tasks if task.topic is not None]
+    if is_repeated(committed, batch, f"the query {group!r}"):
+        if committed.size != len(tasks):
+            raise ConfigError(
+                f"micro-batch {batch} was run with {committed.size} tasks before, some of which may be "
+                f"committed, and now with {len(tasks)}: exactlyOnce needs the same tasks. Set back the options "
+                f"that divide the stream into tasks, as minPartitions, until it is done. {_WAYS_OUT}"
+            )
+        await _check_rows(cluster, tasks, batch, timeout_ms)
+    elif topics:
+        await Coordinator(cluster, group).commit(mark(topics[0], batch, len(tasks)), GroupIdentity(), timeout_ms)
+
+
+async def _check_rows(cluster: Cluster, tasks: Sequence[TaskOutcome], batch: int, timeout_ms: float) -> None:
+    # A task with an open transaction has not committed this micro-batch, and its offset cannot be read before the end.
+    closed = [task for task in tasks if task.topic is None]
+    marks = await asyncio.gather(*(committed_batch(cluster, task.group, timeout_ms) for task in closed))
+    changed = [
+        (task, written.size)
+        for task, written in zip(closed, marks)
+        if written.number == batch and written.size and written.size != task.rows
+    ]
+    # Fewer rows with nothing left to write: the source has lost records since, and all are written.
+    if any(task.rows > written for task, written in changed) or (changed and len(closed) < len(tasks)):
+        task, written = changed[0]
+        raise ConfigError(
+            f"micro-batch {batch} has {task.rows} rows now in the task {task.group!r}, which has committed {written}: "
+            "rows have changed their task, and would be lost or written twice. exactlyOnce needs rows that depend on "
+            f"the micro-batch alone, task by task. {_WAYS_OUT}"
+        )
