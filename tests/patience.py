@@ -6,6 +6,7 @@ A test that waits says for what, never how long; how long something takes is mea
 from __future__ import annotations
 
 import asyncio
+import select
 import subprocess
 import threading
 import time
@@ -33,6 +34,13 @@ def join(thread: threading.Thread, patience_s: float = PATIENCE_S) -> None:
     """Wait for the end of a thread; one that does not end fails the test instead of stopping the whole run."""
     thread.join(patience_s)
     assert not thread.is_alive(), f"thread {thread.name} does not end within {patience_s:.0f} s"
+
+
+def readable(descriptor: int, patience_s: float = PATIENCE_S) -> bool:
+    """Whether there is something to read. A poll: select() takes no descriptor above 1,023."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(patience_s * 1000))
 
 
 def line_of(

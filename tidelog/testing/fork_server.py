@@ -190,15 +190,18 @@ class _Server:
             end.setblocking(False)
         signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._poll = select.poll()  # forks share no state of it, as they would of an epoll
+        for end in (self._requests, self._wakeup):
+            self._poll.register(end, select.POLLIN)
 
     def serve(self) -> dict[str, Any] | None:
         """Fork for each request. Returns None in the server when the connection ends, and in each fork its request."""
         while True:
-            readable, _, _ = select.select([self._requests, self._wakeup], [], [])
-            if self._wakeup in readable:
+            ready = {fd for fd, _ in self._poll.poll()}
+            if self._wakeup.fileno() in ready:
                 self._wakeup.recv(4096)
                 self._reap()
-            if self._requests in readable:
+            if self._requests.fileno() in ready:
                 mark, descriptors, _, _ = socket.recv_fds(self._requests, 1, 2)
                 if not mark:
                     self._end_all()

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import pty
-import select
 import signal
 import struct
 import subprocess
@@ -19,7 +18,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, readable
 from tidelog import EmbeddedBroker
 from tidelog.cli.main import main
 from tidelog.cli.top.command import _screen
@@ -197,11 +196,11 @@ def test_the_live_view_ends_with_ctrl_c(broker: EmbeddedBroker, columns: int):
     try:
         deadline = time.monotonic() + PATIENCE_S
         while shown.count(b"BROKER") < 2 and time.monotonic() < deadline:
-            if select.select([ours], [], [], 0.2)[0]:
+            if readable(ours, 0.2):
                 shown += os.read(ours, 65536)
         process.send_signal(signal.SIGINT)
         while process.poll() is None and time.monotonic() < deadline:
-            if select.select([ours], [], [], 0.2)[0]:
+            if readable(ours, 0.2):
                 try:
                     shown += os.read(ours, 65536)
                 except OSError:  # the terminal's other end is closed

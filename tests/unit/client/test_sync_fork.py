@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, readable
 from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import FAST
 from tidelog.client import sync
@@ -34,8 +33,7 @@ def in_child(work: Callable[[], Any]) -> str:
         os._exit(0)
     os.close(writing)
     try:
-        ready, _, _ = select.select([reading], [], [], PATIENCE_S)
-        assert ready, "it hangs"
+        assert readable(reading), "it hangs"
         return os.read(reading, 10_000).decode()
     finally:
         os.close(reading)
