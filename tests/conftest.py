@@ -26,6 +26,10 @@ if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: providers._local_constants
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
+DESCRIPTORS_LEFT_MAX = 30
+"""A file of tests may leave some: of a server of forks, of a session of Spark. Logs that it forgets add up to thousands."""
+_descriptors = len(os.listdir("/proc/self/fd"))
+
 
 def pytest_collection(session: pytest.Session) -> None:
     gc.disable()
@@ -41,9 +45,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """The same for what a file leaves: modules that it imported, compiled codecs. What it has dropped is collected."""
+    global _descriptors
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+        before, _descriptors = _descriptors, len(os.listdir("/proc/self/fd"))
+        assert _descriptors - before <= DESCRIPTORS_LEFT_MAX, f"{item.path} leaves {_descriptors - before} descriptors"
 
 
 @pytest.hookimpl(optionalhook=True)

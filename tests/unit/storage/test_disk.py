@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidelog.storage.files import disk as disk_module
-from tidelog.storage.files.disk import DirectoryEntry, OsDisk, is_exhaustion
+from tidelog.storage.files.disk import DirectoryEntry, DirectoryInUse, OsDisk, is_exhaustion
 
 
 @pytest.fixture
@@ -104,6 +104,28 @@ def test_a_pinned_file_is_closed_later(path: str):
     file.unpin()
     with pytest.raises((OSError, ValueError)):
         file.sync()
+
+
+def test_a_file_that_is_dropped_closes_its_descriptor_once(path: str):
+    file = OsDisk().open(path)
+    descriptor = file._descriptor
+    del file
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+    closed = OsDisk().open(path)
+    closed.close()
+    other = os.open(path, os.O_RDONLY)  # takes the number that is free again
+    del closed
+    os.fstat(other)
+    os.close(other)
+
+
+def test_a_lock_that_is_dropped_is_released(tmp_path: Path):
+    lock = OsDisk().lock(f"{tmp_path}/.lock")
+    with pytest.raises(DirectoryInUse):
+        OsDisk().lock(f"{tmp_path}/.lock")
+    del lock
+    OsDisk().lock(f"{tmp_path}/.lock").release()
 
 
 def test_names_and_directories(tmp_path: Path):

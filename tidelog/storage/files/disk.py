@@ -200,6 +200,7 @@ class OsFile:
     write_at: Callable[[Buffer, int], int]
 
     def __init__(self, path: str, flags: int) -> None:
+        self._descriptor = -1  # for `__del__`, if the next line fails
         self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
         self._path = path
         self._pins = 0
@@ -280,6 +281,11 @@ class OsFile:
         os.close(self._descriptor)
         self._descriptor = -1
 
+    def __del__(self) -> None:
+        """A file that an error has left open takes no descriptor for the rest of the process's life."""
+        if self._descriptor >= 0:
+            self._close_now()
+
 
 def _write_to_closed(data: Buffer, position: int) -> NoReturn:
     raise AssertionError("write to a closed file")
@@ -295,6 +301,8 @@ class OsLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    __del__ = release
 
 
 class OsDisk:
