@@ -27,7 +27,7 @@ if hasattr(providers, "_get_local_constants"):
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 DESCRIPTORS_LEFT_MAX = 30
-"""A file of tests may leave some: of a server of forks, of a session of Spark. Logs that it forgets add up to thousands."""
+"""A file of tests may leave some: of a server of forks, of a session of Spark. Forgotten logs add up to thousands."""
 _descriptors = len(os.listdir("/proc/self/fd"))
 
 
