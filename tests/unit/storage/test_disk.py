@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidelog.storage.files import disk as disk_module
-from tidelog.storage.files.disk import DirectoryEntry, DirectoryInUse, OsDisk, is_exhaustion
+from tidelog.storage.files.disk import DirectoryEntry, DirectoryInUse, OsDisk, OsFile, is_exhaustion
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_pinned_file_is_closed_later(path: str):
 
 
 def test_a_file_that_is_dropped_closes_its_descriptor_once(path: str):
-    file = OsDisk().open(path)
+    file = OsFile(path, os.O_RDWR)
     descriptor = file._descriptor
     del file
     with pytest.raises(OSError):
