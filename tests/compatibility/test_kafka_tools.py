@@ -164,7 +164,8 @@ def test_the_small_files_have_kafkas_form(written: tuple[Path, Filling]) -> None
             assert points[where] == len(records), name
     for topic, index in filling.records:
         home = data / f"{topic}-{index}"
-        assert re.fullmatch(r"version: 0\ntopic_id: [\w-]{22}\n?", (home / "partition.metadata").read_text())
+        topic_id = (home / "partition.metadata").read_text()
+        assert re.fullmatch(r"version: 0\ntopic_id: [\w-]{22}\ncrc32c: [0-9a-f]{8}\n", topic_id)
         version, count, *epochs = (home / "leader-epoch-checkpoint").read_text().splitlines()
         assert (version, int(count)) == ("0", len(epochs))
         starts = [tuple(map(int, line.split())) for line in epochs]

@@ -17,7 +17,12 @@ from tests.simulation.stage import TOPIC, Stage, stage
 from tests.simulation.world import Broken
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
-from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, LEADER_EPOCH_FILE, encode_explained_gaps
+from tidelog.storage.files.checkpoints import (
+    EXPLAINED_GAPS_FILE,
+    LEADER_EPOCH_FILE,
+    PARTITION_METADATA_FILE,
+    encode_explained_gaps,
+)
 
 LARGE = b"x" * (INLINE_BYTES_MAX + 1)
 """Followers are sent smaller records from memory."""
@@ -72,6 +77,11 @@ def put(play: Stage, node_id: int, name: str, content: bytes) -> None:
     inode = files_of(play.node(node_id).host.disk)[f"{TOPIC}-0/{name}"]
     inode.sync()
     inode.data, inode.durable = bytearray(content), content
+
+
+def content_of(play: Stage, node_id: int, name: str) -> bytes:
+    """Of a small file beside the log."""
+    return bytes(files_of(play.node(node_id).host.disk)[f"{TOPIC}-0/{name}"].data)
 
 
 def is_whole(play: Stage) -> bool:
@@ -207,3 +217,31 @@ def test_followers_cut_nothing_for_a_wrong_epoch_file_of_a_leader_that_lost_a_ba
         play.send(b"5")
         play.until("all are in sync", lambda: is_whole(play), 60)
         assert play.values(2) == play.values(3) == [b"%d" % number for number in range(6)]
+
+
+@pytest.mark.parametrize("is_kafkas", [False, True])
+def test_a_log_with_a_changed_bit_in_its_topic_id_keeps_its_records(is_kafkas: bool) -> None:
+    """It would be set aside as that of a deleted topic, and its topic would begin anew at offset 0. Kafka's file has no
+    checksum, and gets one at the first start."""
+    with stage() as play:
+        play.up((1,))
+        assert play.send(b"0") == 0
+        node = play.node(1)
+
+        def restart(content: bytes) -> None:
+            node.stop()
+            play.until("1 is gone", lambda: not node.running)
+            put(play, 1, PARTITION_METADATA_FILE, content)
+            node.start()
+            play.until("1 leads", lambda: node.ready and play.leader == 1 and play.replica(1) is not None)
+
+        whole = content_of(play, 1, PARTITION_METADATA_FILE)
+        if is_kafkas:
+            restart(b"\n".join(whole.splitlines()[:2]))
+            assert content_of(play, 1, PARTITION_METADATA_FILE) == whole
+        changed = bytearray(whole)
+        changed[whole.index(b"topic_id: ") + 12] ^= 1
+        restart(bytes(changed))
+        assert play.values(1) == [b"0"]
+        assert play.send(b"1") == 1
+        assert content_of(play, 1, PARTITION_METADATA_FILE) == whole

@@ -52,9 +52,22 @@ def test_leader_epoch_checkpoint_bytes():
 def test_partition_metadata_bytes():
     topic_id = bytes(range(16))
     data = checkpoints.encode_partition_metadata(topic_id)
-    assert data == b"version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw"
-    assert checkpoints.decode_partition_metadata(data) == topic_id
-    assert checkpoints.decode_partition_metadata(data + b"\n") == topic_id
+    kafkas = b"version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw"
+    assert data == kafkas + b"\ncrc32c: %08x\n" % crc32c(kafkas)
+    for each in (data, data[:-1], kafkas, kafkas + b"\n"):
+        assert checkpoints.decode_partition_metadata(each) == topic_id
+
+
+def test_no_changed_bit_makes_another_topic_id():
+    topic_id = bytes(range(16))
+    data = checkpoints.encode_partition_metadata(topic_id)
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            assert checkpoints.decode_partition_metadata(bytes(changed)) == topic_id
+        except CorruptCheckpoint:
+            pass
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,15 @@ class DiscoveredLogs:
         """
         candidates = self._logs.get(key, [])
         for directory, found in candidates:
-            if found.topic_id is None and len(candidates) == 1:
-                try:
-                    directory.set_topic_id(*key, topic_id)  # a loss of power lost only the file with the topic id
-                except OSError as error:
-                    if is_exhaustion(error):
-                        raise
-                    self._directories.failed(directory, error)
+            # A loss of power or damage took only the file with the topic id; or it has no checksum yet, as Kafka's.
+            is_alone = found.topic_id is None and len(candidates) == 1
+            try:
+                if is_alone or (found.topic_id == topic_id and not directory.has_topic_id_checksum(*key)):
+                    directory.set_topic_id(*key, topic_id)
+            except OSError as error:
+                if is_exhaustion(error):
+                    raise
+                self._directories.failed(directory, error)
         own = [each for each in candidates if each[1].topic_id in (topic_id, bytes(16))]
         if not own:
             return None

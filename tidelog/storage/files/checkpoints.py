@@ -191,11 +191,21 @@ def decode_leader_epochs(data: bytes) -> list[tuple[int, int]]:
 
 
 def encode_partition_metadata(topic_id: bytes) -> bytes:
-    return f"version: 0\ntopic_id: {uuid_to_text(topic_id)}".encode()
+    """Kafka's two lines, and a checksum after them, which Kafka does not read."""
+    lines = f"version: 0\ntopic_id: {uuid_to_text(topic_id)}".encode()
+    return lines + f"\ncrc32c: {crc32c(lines):08x}\n".encode()
+
+
+def has_checksum(partition_metadata: bytes) -> bool:
+    """Whether the file's topic id can be checked. Kafka writes it without a checksum."""
+    return len(partition_metadata.splitlines()) > 2
 
 
 def decode_partition_metadata(data: bytes) -> bytes:
-    """The topic id, 16 bytes, never zero."""
+    """The topic id, 16 bytes, never zero. Raises CorruptCheckpoint also for a wrong checksum.
+
+    A wrong topic id would make the log that of another topic, and its records would not be served any more.
+    """
     lines = _text(data).splitlines()
     values = dict(line.split(": ", 1) for line in lines if ": " in line)
     if _integer(values.get("version", "")) < 0:
@@ -206,6 +216,8 @@ def decode_partition_metadata(data: bytes) -> bytes:
         raise CorruptCheckpoint(str(error)) from None
     if topic_id == ZERO_UUID:
         raise CorruptCheckpoint("the topic id is zero")
+    if has_checksum(data) and data.rstrip() != encode_partition_metadata(topic_id).rstrip():
+        raise CorruptCheckpoint("its checksum is wrong")
     return topic_id
 
 

@@ -28,6 +28,7 @@ from tidelog.storage.files.checkpoints import (
     encode_clean_shutdown,
     encode_leader_epochs,
     encode_partition_metadata,
+    has_checksum,
     read_if_exists,
     replace_file,
     require_formatted,
@@ -226,8 +227,13 @@ class LogDirectory:
         self.metadata_log = log
         return log
 
+    def has_topic_id_checksum(self, topic: str, partition: int) -> bool:
+        """Whether the log's partition.metadata has a checksum. Raises OSError."""
+        data = read_if_exists(self._disk, f"{self.logs[topic, partition].directory}/{PARTITION_METADATA_FILE}")
+        return data is not None and has_checksum(data)
+
     def set_topic_id(self, topic: str, partition: int, topic_id: bytes) -> None:
-        """Write the topic id of a log whose partition.metadata was lost in a crash."""
+        """Write the topic id of a log whose partition.metadata was lost, or has no checksum. Raises OSError."""
         log = self.logs[topic, partition]
         path = f"{log.directory}/{PARTITION_METADATA_FILE}"
         self._disk.write_file(path, encode_partition_metadata(topic_id), sync=False)
