@@ -46,9 +46,9 @@ def processes_of(temporary: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("brokers", ["1", "3"])
-def test_it_finishes_and_leaves_only_the_chart(tmp_path: Path, brokers: str):
-    run = demo(tmp_path, "--brokers", brokers)
+def test_it_finishes_and_leaves_only_the_chart(tmp_path: Path):
+    """Three brokers. CI runs the demo of one by itself, as a user does."""
+    run = demo(tmp_path, "--brokers", "3")
     out, _ = run.communicate(timeout=420)
     assert run.returncode == 0, out
     assert "Demo finished in" in out

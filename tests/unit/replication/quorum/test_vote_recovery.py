@@ -26,7 +26,7 @@ LOSSES: list[Callable[[Path], object]] = [
     lambda path: changed(path, leaderId=-1),
     lambda path: changed(path, leaderEpoch=0),
     lambda path: changed(path, leaderEpoch=99),
-    lambda path: changed(path, votedId=2),
+    lambda path: changed(path, votedId=1 if json.loads(path.read_text())["votedId"] == 2 else 2),
     lambda path: path.unlink(),
 ]
 
