@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +16,7 @@ from tidelog.bench.figures import percentile
 from tidelog.bench.page.charts import as_svg
 from tidelog.bench.page.html import as_html
 from tidelog.bench.page.markdown import as_markdown, shown
+from tidelog.bench.studies.command import write
 from tidelog.bench.studies.results import (
     Chart,
     Mark,
@@ -115,6 +117,20 @@ def test_a_chart_takes_the_colour_of_the_page_and_fits_its_width() -> None:
     opening = drawn[: drawn.index(">")]
     assert "viewBox" in opening
     assert not re.search(r'\s(width|height)="', opening)
+
+
+def test_the_summary_shows_charts_that_are_files_of_their_own(tmp_path: Path) -> None:
+    found = report()
+    write(found, tmp_path)
+    shown_files = re.findall(r"^!\[.+\]\((.+)\)$", (tmp_path / "report.md").read_text(), re.MULTILINE)
+    assert len(shown_files) == sum(len(study.charts) for study in found.studies) > 0
+    for file in shown_files:
+        drawn = (tmp_path / file).read_text()
+        assert ElementTree.fromstring(drawn).get("width")
+        assert "currentColor" not in drawn
+        assert "#010203" not in drawn
+    first = ElementTree.parse(tmp_path / shown_files[0]).getroot()
+    assert found.studies[0].charts[0].title in "".join(first.itertext())
 
 
 def test_a_study_that_is_not_complete_says_so() -> None:

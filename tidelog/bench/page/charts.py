@@ -1,6 +1,6 @@
-"""Charts as SVG text for a page, drawn by matplotlib.
+"""Charts as SVG text for a page, or as files of their own, drawn by matplotlib.
 
-Text and axes take the colour of the page (`currentColor`), so that one drawing serves light and
+In a page text and axes take its colour (`currentColor`), so that one drawing serves light and
 dark. Lines differ by dash and marker too, for readers who see few colours; the colours are Okabe
 and Ito's.
 """
@@ -21,12 +21,22 @@ _COLOURS = ("#2b8cc4", "#d9741f", "#1a9e76", "#c1649b", "#b08d00", "#6f7bd0")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 # Stands for the page's own colour while matplotlib draws.
 _INK, _GRID = "#010203", "#7f7f7e"
+_FILE_INK = "#24292f"
 _MARKERS_UP_TO = 40
 _STEPS_OF_A_DECADE = (1.0, 2.0, 5.0)
 
 
 def as_svg(chart: Chart, number: int) -> str:
     """An <svg> element without width and height. `number` keeps ids of a page's charts apart."""
+    return _for_page(_drawn(chart, f"chart-{number}", is_transparent=True), number)
+
+
+def as_file(chart: Chart) -> str:
+    """An SVG file with a title and a white background, for Markdown."""
+    return _drawn(chart, "chart", is_transparent=False).replace(_INK, _FILE_INK)
+
+
+def _drawn(chart: Chart, salt: str, *, is_transparent: bool) -> str:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -34,7 +44,7 @@ def as_svg(chart: Chart, number: int) -> str:
 
     style: Any = {
         "svg.fonttype": "none",
-        "svg.hashsalt": f"chart-{number}",
+        "svg.hashsalt": salt,
         "font.family": "sans-serif",
         "font.size": 10,
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK),
@@ -43,12 +53,15 @@ def as_svg(chart: Chart, number: int) -> str:
         figure, axes = plt.subplots(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES))
         try:
             _draw(axes, chart)
+            if not is_transparent:
+                axes.set_title(chart.title, loc="left", fontsize=11)
             figure.tight_layout()
             drawn = io.StringIO()
-            figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+            metadata = {"Date": None, "Creator": None}
+            figure.savefig(drawn, format="svg", transparent=is_transparent, metadata=metadata)
         finally:
             plt.close(figure)
-    return _for_page(drawn.getvalue(), number)
+    return drawn.getvalue()
 
 
 def _draw(axes: Any, chart: Chart) -> None:

@@ -7,7 +7,7 @@ from tidelog.bench.studies.results import Cell, Report, StudyResult, Table
 
 
 def as_markdown(report: Report) -> str:
-    """Every study's tables and verdicts; charts are in the HTML page only."""
+    """Every study's tables, verdicts and charts; the charts are the files of `chart_files`."""
     machine = ", ".join(f"{name} {value}" for name, value in report.machine.items())
     versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
     lines = [f"`{report.command}`, {report.started}; {machine}; {versions}.", ""]
@@ -27,6 +27,8 @@ def _study(study: StudyResult) -> list[str]:
     lines += [f"- {name}: {value}" for name, value in study.parameters.items()]
     for table in study.tables:
         lines += ["", *as_table(table)]
+    for chart, file in zip(study.charts, chart_files(study)):
+        lines += ["", f"![{_escaped(chart.title)}]({file})"]
     if study.verdicts:
         judged = Table("Verdicts", ["law", "broker", "holds", "figures"])
         judged.rows = [
@@ -36,6 +38,11 @@ def _study(study: StudyResult) -> list[str]:
         lines += ["", *as_table(judged)]
     lines += ["", *(f"- Failed: {failure}" for failure in study.failures)]
     return [*lines, ""]
+
+
+def chart_files(study: StudyResult) -> list[str]:
+    """The name of the file of each chart, relative to the report's."""
+    return [f"charts/{study.number}-{place}.svg" for place in range(1, 1 + len(study.charts))]
 
 
 def as_table(table: Table) -> list[str]:

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from tidelog.bench.compare import FAILURES, OURS, THEIRS
 from tidelog.bench.keeping import INTERRUPTED
+from tidelog.bench.page.charts import as_file
 from tidelog.bench.page.html import as_html
-from tidelog.bench.page.markdown import as_markdown
+from tidelog.bench.page.markdown import as_markdown, chart_files
 from tidelog.bench.peers import KAFKA_VERSION, kafka_or_reason
 from tidelog.bench.report import machine
 from tidelog.bench.studies import plan_model, planning, runner
@@ -34,7 +35,7 @@ from tidelog.bench.studies.results import Report
 @click.option("--only", type=click.Choice([OURS, THEIRS]), help="Measure one broker alone.")
 @click.option(
     "--output", default="bench-out/report", show_default=True, type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for report.html, report.json and report.md.",
+    help="Directory for report.html, report.json, report.md and its charts.",
 )  # fmt: skip
 @click.option("--keep", is_flag=True, help="Keep the other scenarios of the report that is in the output directory.")
 @click.option(
@@ -160,8 +161,11 @@ def _read(file: Path) -> Report:
 
 
 def write(found: Report, output: Path) -> None:
-    """report.json, report.md and report.html into the directory `output`."""
-    output.mkdir(parents=True, exist_ok=True)
+    """report.json, report.html and report.md, with the charts of the latter, into the directory `output`."""
+    (output / "charts").mkdir(parents=True, exist_ok=True)
+    for study in found.studies:
+        for chart, file in zip(study.charts, chart_files(study)):
+            (output / file).write_text(as_file(chart), encoding="utf-8")
     (output / "report.json").write_text(found.to_json(), encoding="utf-8")
     (output / "report.md").write_text(as_markdown(found), encoding="utf-8")
     (output / "report.html").write_text(as_html(found, "report.json"), encoding="utf-8")
