@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.fake_broker import FakeCluster, refuse_produce
 from tests.unit.client.test_producer import numbered, producer, values
 from tests.unit.client.test_sync_producer import cluster as cluster_on_a_thread
 from tests.unit.client.test_sync_producer import producer as blocking_producer
 from tidelog import BatchSendError, ConfigError, ProducerInterceptor, ProducerRecord
 from tidelog.client import sync
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.produce import ProduceRequest
 from tidelog.testing.embedded import EmbeddedBroker
 
 
@@ -102,6 +103,30 @@ async def test_records_that_are_not_delivered_are_acknowledged_with_their_error(
         TypeError,
     ]
     assert noting.acknowledged.count((0, 0)) == 1
+
+
+async def test_records_of_a_cancelled_call_are_acknowledged_too() -> None:
+    """An interceptor that counts what is underway never came back to zero."""
+    noting = Noting()
+    async with (
+        FakeCluster(t=1) as cluster,
+        producer(cluster, interceptors=[noting], buffer_memory=300, linger_ms=60_000) as sending,
+    ):
+        cluster.script(ProduceRequest, *[refuse_produce(ErrorCode.NOT_LEADER_OR_FOLLOWER)] * 1_000)
+        await sending.send("t", b"1" * 100)
+        waiting = [
+            asyncio.ensure_future(call)
+            for call in (sending.send("t", b"2" * 100), sending.send_many("t", [b"3" * 100, b"4"]))
+        ]
+        await until(lambda: len(noting.sent) == 3)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert [str(each) for each in noting.acknowledged] == [
+            "REQUEST_TIMED_OUT: the call was cancelled before its record was sent"
+        ] * 3
+        await sending.close(0)
+    assert len(noting.acknowledged) == 4
 
 
 @pytest.mark.parametrize("wrong", [[Noting], [object()], "x", 5, Noting()])

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, refuse_produce
 from tests.unit.client.test_producer import producer, values
 from tests.unit.client.transacting import cluster_of, transactional
 from tidelog.client.assignment import column_partitions
 from tidelog.client.assignment.partitioner import RoundRobinPartitioner, StickyPartitioner, positive_hash
 from tidelog.client.producing.send_group import BatchSendError
-from tidelog.protocol.batches import columnar_encoder
+from tidelog.protocol.batches import columnar_encoder, columnar_input
 from tidelog.protocol.batches.columnar_input import iter_rows
 from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.batches.records import iter_records
@@ -32,6 +33,9 @@ def either_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param:
         pytest.importorskip("numba")
     monkeypatch.setattr(columnar_encoder, "has_numba", lambda: request.param)
+
+
+VIEWS = pa.list_(pa.struct([("key", pa.string_view()), ("value", pa.binary_view())]))
 
 
 def table_of(count: int, **columns: Any) -> Any:
@@ -205,6 +209,71 @@ async def test_a_table_that_cannot_be_sent_sends_nothing(table: Any, error: type
         await sending.flush()
         assert not values(cluster, "t", 0)
         assert not values(cluster, "t", 1)
+
+
+async def test_columns_of_views_are_read_as_others() -> None:
+    """Polars hands its text on so, to `pa.table` and to pyarrow's other constructors."""
+    headers = [[{"key": "h" * 20, "value": b"x" * 20}], None, [{"key": "h", "value": None}]]
+    rows = pa.table(
+        {
+            "key": pa.array(["k", None, "a key that is longer than twelve bytes"], pa.string_view()),
+            "value": pa.array([b"1", b"a value that is longer than twelve bytes", None], pa.binary_view()),
+            "headers": pa.array(headers, VIEWS),
+        }
+    )
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        await (await sending.send_arrow("t", rows.slice(1)))
+        assert [(record.key, record.value, tuple(record.headers)) for record in records(cluster, 0)] == [
+            (None, b"a value that is longer than twelve bytes", ()),
+            (b"a key that is longer than twelve bytes", None, (("h", None),)),
+        ]
+
+
+def test_a_piece_looks_at_its_own_headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check of the whole column for each piece cost the square of the rows: twelve times for four times the rows."""
+    monkeypatch.setattr(columnar_input, "PIECE_ROWS", 10)
+    names = pa.array([b"h"] * 29 + [b"\xff"], pa.binary()).view(pa.string())
+    pairs = pa.StructArray.from_arrays([names, pa.array([b"v"] * 30)], ["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array(range(31), pa.int32()), pairs)
+    pieces = iter_rows(pa.RecordBatch.from_arrays([pa.nulls(30), headers], ["value", "headers"]), 2**20)
+    assert [next(pieces).header_counts.tolist() for _ in range(2)] == [[1] * 10] * 2
+    with pytest.raises(ValueError, match="UTF8"):
+        next(pieces)
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 1, 3], [0, 9, 2, 3], [-1, 0, 2, 3], [0, 1, 2, 4]])
+def test_damaged_offsets_of_headers_are_refused(offsets: list[int]) -> None:
+    pairs = pa.StructArray.from_arrays([pa.array(["h"] * 3), pa.array([b"v"] * 3)], ["key", "value"])
+    places = np.array([0, 1, 2, 3], np.int32)
+    headers = pa.Array.from_buffers(HEADERS, 3, [None, pa.py_buffer(places)], children=[pairs])
+    table = pa.RecordBatch.from_arrays([pa.nulls(3), headers], ["value", "headers"])
+    places[:] = offsets
+    with pytest.raises(ValueError, match=r"(?i)damaged|offset|length"):
+        list(iter_rows(table, 2**20))
+
+
+async def test_a_table_ends_with_the_producer() -> None:
+    """Rows of a table that was still on its way were taken after the end, and its future was never done."""
+    count = 20_000
+    rows = table_of(count, key=pa.array([b"x" * 1_000] * count))
+    for passes in range(1, 8):
+        async with FakeCluster(t=1) as cluster:
+            sending = producer(cluster)
+            await sending.partitions_for("t")
+            task = asyncio.ensure_future(sending.send_arrow("t", rows))
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            await sending.close(0)
+            async with asyncio.timeout(PATIENCE_S):
+                try:
+                    outcome = await task
+                except RuntimeError:
+                    continue  # before its first row
+                with pytest.raises(BatchSendError, match="closed before this was delivered") as failure:
+                    await outcome
+            assert failure.value.code is ErrorCode.NETWORK_EXCEPTION
+            assert sum(each.record_count for each in failure.value.written) + failure.value.failed_count == count
+            assert sending.metrics().incomplete_batches == 0
 
 
 async def test_a_custom_partitioner_is_called_for_each_row() -> None:

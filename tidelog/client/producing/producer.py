@@ -37,7 +37,7 @@ from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.record_appender import RecordAppender
 from tidelog.client.producing.record_arguments import as_number, as_producer_record, build_batch
 from tidelog.client.producing.send_group import BatchOutcome, GroupFuture, SendGroup
-from tidelog.client.producing.sender import Sender, Ticket
+from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY, Sender, Ticket
 from tidelog.client.producing.sender_totals import SenderTotals
 from tidelog.client.producing.topic_routes import Route
 from tidelog.client.producing.transaction_errors import TransactionError, TransactionTimeout
@@ -234,15 +234,17 @@ class Producer:
             if callback is not None:
                 ticket.add_done_callback(callback)
             return ticket  # type: ignore[no-any-return]
-        except Exception as error:
+        except BaseException as error:
             if isinstance(error, KafkaError):
                 self.note_lost_record(error)
             self.report_unsent(error)
             raise
 
-    def report_unsent(self, error: Exception, count: int = 1) -> None:
-        """Tell the interceptors of records that have no place in a batch."""
+    def report_unsent(self, error: BaseException, count: int = 1) -> None:
+        """Tell the interceptors of records that have no place in a batch, because of an error or a cancelled call."""
         if self._interceptors is not None:
+            if not isinstance(error, Exception):
+                error = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the call was cancelled before its record was sent")
             for _ in range(count):
                 self._interceptors.on_acknowledgement(None, error)
 
@@ -304,7 +306,7 @@ class Producer:
                 if place.__class__ is not ProducerBatch:
                     await place
                 group.appended_count += 1
-        except Exception as error:
+        except BaseException as error:
             self.report_unsent(error, len(records) - group.appended_count)
             raise
 
@@ -369,6 +371,8 @@ class Producer:
                 raise
             if isinstance(error, KafkaError):
                 group.fail_rest(error)
+            elif self._closed:
+                group.fail_rest(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
             else:
                 group.fail_rest(KafkaError(ErrorCode.INVALID_RECORD, f"a record was not sent: {error!r}"))
             if not isinstance(error, Exception):

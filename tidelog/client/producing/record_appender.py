@@ -208,6 +208,8 @@ class RecordAppender:
 
     async def append_batch(self, partition: TopicPartition, builder: BatchBuilder, group: SendGroup) -> None:
         """Append a batch of a known topic. Raises as `Producer.send`."""
+        if self._closed:  # between two batches of a table
+            raise RuntimeError("this producer is closed")
         accumulator = self._accumulator
 
         def append(queue: PartitionQueue[Ticket], now_ms: float) -> Place | None:

@@ -50,6 +50,7 @@ Queue = PartitionQueue[Ticket]
 _LAST_VERSION_WITH_NAMES = 12
 _LAST_VERSION_OF_TRANSACTION_VERSION_1 = 11
 """From Produce 12 on the leader adds the partition to the transaction (KIP-890)."""
+CLOSED_BEFORE_DELIVERY = "the producer was closed before this was delivered"
 CONCURRENT_TRANSACTIONS_WAIT_MS = 20.0
 """The wait for the end of the previous transaction, which takes milliseconds (as in Java)."""
 _EXPIRY_CHECK_MS = 50.0
@@ -126,7 +127,7 @@ class Sender:
         if self._identity_task is not None:
             self._identity_task.cancel()
         self._log_inquirer.close()
-        self.fail_all(KafkaError(ErrorCode.NETWORK_EXCEPTION, "the producer was closed before this was delivered"))
+        self.fail_all(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
 
     # -- one pass
 

@@ -28,6 +28,7 @@ from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.interceptors import DeliveryCallback, calls_on_delivery
+from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
 from tidelog.client.sync.record_future import LoopFuture, RecordFuture, record_future_class
@@ -45,7 +46,6 @@ _DRAIN_INTERVAL_MIN_S = 0.001
 _DRAIN_INTERVAL_MAX_S = 0.005
 _RECORDS_PER_DRAIN = 1024
 """After these the loop sends batches and reads responses before it takes more records."""
-_CLOSED = "the producer was closed before this was delivered"
 
 
 class _Barrier:
@@ -230,7 +230,10 @@ class Producer(BlockingClient):
             self._waiting_task = None
             if task.cancelled():
                 waiting.close()
-                future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, _CLOSED))
+                cause = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
+                if not future.done():  # `close` in another thread may have settled it
+                    future.set_exception(cause)
+                self._producer.report_unsent(cause)
                 return
             error = task.exception()
             if error is None:
@@ -383,7 +386,9 @@ class Producer(BlockingClient):
                 kept.append(item)
             else:
                 text = "its transaction was aborted before it was sent"
-                item[0].set_exception(TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, text))
+                error = TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, text)
+                item[0].set_exception(error)
+                self._producer.report_unsent(error)
         for barrier in kept:
             barrier.reached.set()
         self._space_event.set()
@@ -418,11 +423,11 @@ class Producer(BlockingClient):
         """Fail all queued records. Several threads may do this at the same time."""
         waiting_future = self._waiting_future
         if self._is_closed and waiting_future is not None and not waiting_future.done():
-            waiting_future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, _CLOSED))
+            waiting_future.set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
         while self._queue:
             try:
                 item = self._queue.popleft()
             except IndexError:
                 return
             if not isinstance(item, _Barrier):
-                item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, _CLOSED))
+                item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
