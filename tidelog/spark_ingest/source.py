@@ -239,10 +239,12 @@ def _read(
     options: SourceOptions, columns: tuple[str, ...], partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
     from tidelog.spark_ingest.fetch import read_range
+    from tidelog.spark_ingest.task_process import task_process
 
     if not isinstance(partition, RangePartition):
-        return iter(())  # Spark's empty partition of a read without ranges
-    return read_range(options, partition.offset_range, columns, partition.topic_id)
+        return  # Spark's empty partition of a read without ranges
+    with task_process():
+        yield from read_range(options, partition.offset_range, columns, partition.topic_id)
 
 
 def _parse_sink(options: Mapping[str, str], schema: StructType) -> SinkOptions:

@@ -20,6 +20,7 @@ from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.held_rows import HeldRows, hold_rows, release_rows
 from tidelog.spark_ingest.sink import TaskId, Written, commit_micro_batch, end_transactions, write_as_one, write_task
 from tidelog.spark_ingest.sink_options import SinkOptions
+from tidelog.spark_ingest.task_process import task_process
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,9 +100,10 @@ def _task_context(options: SinkOptions) -> TaskContext:
 
 
 def _write(options: SinkOptions, task: TaskId, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-    if options.max_atomic_bytes:
-        return TaskWritten(hold_rows(iterator, options.max_atomic_bytes), task.query)
-    return TaskWritten(write_task(options, task, iterator), task.query)
+    with task_process():
+        if options.max_atomic_bytes:
+            return TaskWritten(hold_rows(iterator, options.max_atomic_bytes), task.query)
+        return TaskWritten(write_task(options, task, iterator), task.query)
 
 
 def _write_held(options: SinkOptions, query: str, batch: int, messages: Messages) -> None:

@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S, line_of
 from tidelog.bench.command import command as bench
 from tidelog.bench.spark import compare
 from tidelog.bench.spark.rows import CPU, FORMATS, P50, P99, RATE, catalogue, select
-from tidelog.bench.spark.worker import tree_cpu_s
+from tidelog.bench.spark.worker import ProcessTimes, cpu_between, tree_times
 
 
 def test_every_kind_size_and_codec_has_a_row_of_its_own():
@@ -73,16 +73,29 @@ def test_cpu_of_a_tree_counts_children_that_run_and_that_have_ended():
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}], timeout={PATIENCE_S}); "
         f"{spin}print(1, flush=True); input()"
     )
-    before_s = tree_cpu_s(os.getpid())
+    before = tree_times(os.getpid())
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         line_of(process)
-        running_s = tree_cpu_s(os.getpid()) - before_s
+        running = tree_times(os.getpid())
         process.communicate("\n")
-    assert running_s >= 0.75
-    assert tree_cpu_s(os.getpid()) - before_s >= 0.75
+    assert cpu_between(before, running) >= 0.75
+    assert cpu_between(before, tree_times(os.getpid())) >= 0.75
+    # Most of it was used before the second look, also where the process has ended since.
+    assert cpu_between(running, tree_times(os.getpid())) < 0.4
+
+
+def test_cpu_of_a_process_that_is_gone_unnoticed_is_not_taken_from_the_others():
+    """Spark's daemon ignores the end of its workers, and ends those without work."""
+    before = {1: ProcessTimes(0, 10.0, 1.0), 2: ProcessTimes(1, 5.0, 0.0), 3: ProcessTimes(2, 7.0, 2.0)}
+    unnoticed = {1: ProcessTimes(0, 11.0, 1.0), 2: ProcessTimes(1, 5.5, 0.0), 4: ProcessTimes(2, 0.25, 0.0)}
+    assert cpu_between(before, unnoticed) == 1.75
+    waited_for = {1: ProcessTimes(0, 11.0, 1.0), 2: ProcessTimes(1, 5.5, 9.125)}
+    assert cpu_between(before, waited_for) == 1.625
+    all_below_the_first = {1: ProcessTimes(0, 11.0, 1.0 + 5.0 + 9.0 + 0.5)}
+    assert cpu_between(before, all_below_the_first) == 1.5
 
 
 def test_a_row_that_is_unknown_is_named_with_those_there_are():

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _TASKS = 4
@@ -23,10 +23,18 @@ _SETTLE_S = 6.0
 _PAUSE_S = 0.02
 
 
-def tree_cpu_s(root: int) -> float:
-    """CPU seconds of a process and all below it, also of those that have ended and were waited for."""
-    times: dict[int, float] = {}
-    parents: dict[int, int] = {}
+class ProcessTimes(NamedTuple):
+    """The CPU seconds of one process."""
+
+    parent: int
+    own_s: float
+    ended_children_s: float
+    """Of children that have ended and were waited for, and of theirs."""
+
+
+def tree_times(root: int) -> dict[int, ProcessTimes]:
+    """The processes from `root` on down, as they are now."""
+    processes: dict[int, ProcessTimes] = {}
     for directory in Path("/proc").iterdir():
         if not directory.name.isdigit():
             continue
@@ -34,12 +42,34 @@ def tree_cpu_s(root: int) -> float:
             fields = (directory / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        parents[int(directory.name)] = int(fields[1])
-        times[int(directory.name)] = sum(map(int, fields[11:15])) / _TICKS
+        user, system, children_user, children_system = (int(each) / _TICKS for each in fields[11:15])
+        processes[int(directory.name)] = ProcessTimes(int(fields[1]), user + system, children_user + children_system)
     below = {root}
-    while grown := {pid for pid, parent in parents.items() if parent in below} - below:
+    while grown := {pid for pid, each in processes.items() if each.parent in below} - below:
         below |= grown
-    return sum(times.get(pid, 0.0) for pid in below)
+    return {pid: each for pid, each in processes.items() if pid in below}
+
+
+def cpu_between(before: Mapping[int, ProcessTimes], after: Mapping[int, ProcessTimes]) -> float:
+    """The CPU seconds of a tree between two looks, also of processes that were not there at one of them.
+
+    Spark ends Python workers after a minute without work, and nothing waits for them: their seconds leave the tree.
+    Those of a child that was waited for go to its parent. Neither changes what was used between the looks.
+    """
+    gone: dict[int, float] = {}
+    for pid, each in before.items():
+        if pid not in after:
+            parent = each.parent
+            while parent not in after and parent in before:
+                parent = before[parent].parent
+            gone[parent] = gone.get(parent, 0.0) + each.own_s + each.ended_children_s
+    nothing = ProcessTimes(0, 0.0, 0.0)
+    return sum(
+        each.own_s
+        - (earlier := before.get(pid, nothing)).own_s
+        + max(0.0, each.ended_children_s - earlier.ended_children_s - gone.get(pid, 0.0))
+        for pid, each in after.items()
+    )
 
 
 def start_session(jars: str, directory: str) -> Any:
@@ -170,10 +200,10 @@ def _produce(job: Mapping[str, Any], received: Callable[[], int]) -> int:
 
 
 def _measured(run: Callable[[], None]) -> dict[str, Any]:
-    cpu_s, start_s = tree_cpu_s(os.getpid()), time.perf_counter()
+    before, start_s = tree_times(os.getpid()), time.perf_counter()
     run()
     elapsed_s = time.perf_counter() - start_s
-    return {"elapsed_s": elapsed_s, "cpu_s": tree_cpu_s(os.getpid()) - cpu_s}
+    return {"elapsed_s": elapsed_s, "cpu_s": cpu_between(before, tree_times(os.getpid()))}
 
 
 def _servers(job: Mapping[str, Any]) -> dict[str, str]:
