@@ -69,11 +69,11 @@ def read_by_java(server: ServerProcess, topic: str, count: int) -> list[bytes]:
     return done.stdout.splitlines()
 
 
-def read_by_us(server: ServerProcess, topic: str, count: int) -> Iterator[list[bytes]]:
+def read_by_us(server: ServerProcess, topic: str, count: int) -> Iterator[list[bytes | None]]:
     """The values as objects and as a table: the readers of the client and of the Spark source."""
     options = {"bootstrap_servers": server.bootstrap_servers, "auto_offset_reset": "earliest"}
     with Consumer(topic, **options) as consumer:
-        found: list[bytes] = []
+        found: list[bytes | None] = []
         while len(found) < count:
             polled = consumer.poll(timeout_ms=30_000)
             assert polled, f"{len(found)} of {count} records"
