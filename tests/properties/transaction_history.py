@@ -219,6 +219,8 @@ class History:
             for identity in (metadata.identity, last):
                 assert not known.unmarked.pop(identity, None), f"{name} is complete, and partitions have no marker"
         else:
+            # Where the next transaction began in the batch of the completion, nobody saw the completed state.
+            assert not any(known.unmarked.values()), f"{name} begins anew, and partitions have no marker"
             known.unmarked.clear()
         assert metadata.state is not TransactionState.EMPTY or not metadata.partitions
 

@@ -8,7 +8,9 @@ import tracemalloc
 import pytest
 
 from tests.unit.broker.coordinators.transaction_world import FIRST_PRODUCER_ID, T0, T1, TransactionWorld
+from tidelog.broker.coordinators.transaction import coordinator
 from tidelog.broker.coordinators.transaction.config import TransactionCoordinatorConfig
+from tidelog.broker.coordinators.transaction.coordinator import WAIT_MS
 from tidelog.broker.coordinators.transaction.states import TransactionState
 from tidelog.broker.coordinators.transaction.transitions import NO_IDENTITY, ProducerIdentity
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -106,6 +108,125 @@ def test_while_markers_are_written_the_next_transaction_waits():
     assert world.init().error == E.CONCURRENT_TRANSACTIONS
     world.write_markers()
     assert world.add_error(following) is E.NONE
+
+
+def test_an_add_waits_for_the_last_markers_and_begins_in_the_batch_of_the_completion():
+    world = TransactionWorld()
+    producer = world.producer()
+    world.add(producer)
+    following = world.end(producer).response
+    waiting = world.add(following)
+    assert waiting.response is None
+    end_offset, appends = world.ports.end_offsets[0], len(world.ports.logs[0])
+    world.write_markers()
+    assert waiting.response == {T0: E.NONE}
+    assert world.state().state is S.ONGOING
+    assert world.ports.end_offsets[0] == end_offset + 2, "the completion, and the next transaction"
+    assert len(world.ports.logs[0]) == appends + 1
+    before = world.state()
+    world.restart()
+    assert world.state() == before._replace(last_producer_epoch=-1)
+    assert isinstance(world.end(following).response, P)
+
+
+def test_it_waits_until_both_are_committed():
+    world = TransactionWorld()
+    producer = world.producer()
+    world.add(producer)
+    following = world.end(producer).response
+    waiting = world.add(following)
+    world.ports.commits_at_once = False
+    world.write_markers()
+    assert waiting.response is None
+    assert world.state().state is S.PREPARE_COMMIT
+    world.ports.commit(0)
+    assert waiting.response == {T0: E.NONE}
+
+
+def test_several_adds_wait_and_each_is_judged_when_its_turn_comes():
+    world = TransactionWorld()
+    producer = world.producer()
+    world.add(producer)
+    following = world.end(producer).response
+    late = world.add(producer)
+    waiting = [world.add(following, partition) for partition in (T0, T1)]
+    strange = world.add(P(9, 9))
+    world.write_markers()
+    assert [each.response for each in waiting] == [{T0: E.NONE}, {T1: E.NONE}]
+    assert late.response == {T0: E.PRODUCER_FENCED}
+    assert strange.response == {T0: E.INVALID_PRODUCER_ID_MAPPING}
+    assert world.state().partitions == {T0, T1}
+    assert not world.coordinator()._waiting_count
+
+
+def test_an_add_waits_for_the_add_of_another_broker():
+    world = TransactionWorld()
+    producer = world.producer()
+    world.ports.commits_at_once = False
+    first, second = world.add(producer, T0), world.add(producer, T1)
+    world.ports.commit(0)
+    assert first.response == {T0: E.NONE}
+    assert second.response is None
+    world.ports.commit(0)
+    assert second.response == {T1: E.NONE}
+
+
+def test_a_completion_that_fails_takes_the_waiting_add_with_it():
+    world = TransactionWorld()
+    producer = world.producer()
+    world.add(producer)
+    following = world.end(producer).response
+    first, second = world.add(following), world.add(following, T1)
+    world.ports.refuse_appends = KafkaError(E.NOT_ENOUGH_REPLICAS)
+    world.write_markers()
+    assert first.response == {T0: E.COORDINATOR_NOT_AVAILABLE}
+    assert world.state().state is S.PREPARE_COMMIT
+    world.advance(WAIT_MS)
+    assert second.response == {T1: E.CONCURRENT_TRANSACTIONS}
+    world.ports.refuse_appends = None
+    world.advance(100)
+    assert world.state().state is S.COMPLETE_COMMIT
+    assert world.add_error(following) is E.NONE
+
+
+def test_an_add_waits_only_for_a_transition_of_a_few_milliseconds():
+    world = TransactionWorld()
+    producer = world.producer()
+    world.add(producer)
+    following = world.end(producer).response
+    world.advance(WAIT_MS - 1)
+    waiting = world.add(following)
+    assert waiting.response is None
+    world.advance(1)
+    assert waiting.response == {T0: E.CONCURRENT_TRANSACTIONS}
+    assert world.add(following).response == {T0: E.CONCURRENT_TRANSACTIONS}, "it takes longer: nothing waits"
+    world.restart()
+    assert world.add(following).response == {T0: E.CONCURRENT_TRANSACTIONS}
+
+
+def test_waiting_adds_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(coordinator, "WAITING_ADDS_MAX", 2)
+    world = TransactionWorld()
+    producer = world.producer()
+    world.add(producer)
+    following = world.end(producer).response
+    many = [("t", number) for number in range(coordinator.WAITING_PARTITIONS_MAX + 1)]
+    assert set(world.add(following, *many).response.values()) == {E.CONCURRENT_TRANSACTIONS}
+    waiting = [world.add(following), world.add(following)]
+    assert world.add(following).response == {T0: E.CONCURRENT_TRANSACTIONS}
+    world.service.on_partition_resigned(0)
+    assert [each.response for each in waiting] == [{T0: E.NOT_COORDINATOR}] * 2
+
+
+def test_an_add_among_others_of_one_request_does_not_wait():
+    world = TransactionWorld()
+    producer = world.producer()
+    world.add(producer)
+    following = world.end(producer).response
+    answer = world.service.add_partitions(
+        "tx", *following, [T0], verify_only=False, transaction_version=2, waits=False
+    )
+    assert answer == {T0: E.CONCURRENT_TRANSACTIONS}
 
 
 def test_adding_a_partition_that_is_there_writes_nothing():

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.unit.broker.coordinators.fakes import FakePorts, Reply
 from tidelog.broker.coordinators.transaction.config import TransactionCoordinatorConfig
-from tidelog.broker.coordinators.transaction.coordinator import TransactionCoordinator
+from tidelog.broker.coordinators.transaction.coordinator import WAIT_MS, TransactionCoordinator
 from tidelog.broker.coordinators.transaction.service import TransactionCoordinatorService
 from tidelog.broker.coordinators.transaction.transitions import ProducerIdentity, TransactionMetadata
 from tidelog.broker.coordinators.transaction_ports import MarkerToSend
@@ -131,8 +131,11 @@ class TransactionWorld:
         )
 
     def add_error(self, producer: ProducerIdentity, *partitions: tuple[str, int], **options: Any) -> ErrorCode:
-        """The error that all partitions have."""
-        (error,) = set(self.add(producer, *partitions, **options).response.values())
+        """The error that all partitions have, after the wait for a transition where one is under way."""
+        reply = self.add(producer, *partitions, **options)
+        if reply.response is None:
+            self.advance(WAIT_MS)
+        (error,) = set(reply.response.values())
         assert isinstance(error, ErrorCode)
         return error
 

@@ -57,7 +57,8 @@ def handle(
             return AddPartitionsToTxnResponse(results_by_transaction=results)
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results[0].topic_results)
 
-    return gather([partial(_add, services, transaction, version) for transaction in transactions], response)
+    waits = len(transactions) == 1  # others must not wait for one
+    return gather([partial(_add, services, transaction, version, waits) for transaction in transactions], response)
 
 
 def _transactions(request: AddPartitionsToTxnRequest, version: int) -> list[AddPartitionsToTxnTransaction]:
@@ -73,7 +74,9 @@ def _transactions(request: AddPartitionsToTxnRequest, version: int) -> list[AddP
     ]
 
 
-def _add(services: Services, transaction: AddPartitionsToTxnTransaction, version: int) -> Errors | Deferred:
+def _add(
+    services: Services, transaction: AddPartitionsToTxnTransaction, version: int, waits: bool
+) -> Errors | Deferred:
     topics_by_name = services.image().topics_by_name
     partitions = list(_partitions(transaction.topics))
     closed_topics = INTERNAL_TOPICS - {OFFSETS_TOPIC} if version >= MANY_TRANSACTIONS_FROM else INTERNAL_TOPICS
@@ -93,6 +96,7 @@ def _add(services: Services, transaction: AddPartitionsToTxnTransaction, version
         verify_only=transaction.verify_only,
         # Brokers add partitions only for clients of version 2.
         transaction_version=EPOCH_BUMP_VERSION if version >= MANY_TRANSACTIONS_FROM else 0,
+        waits=waits,
     )
 
 

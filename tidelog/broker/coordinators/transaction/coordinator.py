@@ -44,12 +44,17 @@ COMPLETION_RETRY_MS = 100
 RECORD_BYTES_MAX = 1_000_000
 FEW_PARTITIONS = 1_000
 _AT_ONCE_MS = 0
+# An add that meets a transition waits for its end for so long after its beginning: as long as clients pause before they
+# ask again. A transition that takes longer is no matter of milliseconds, and its requests are refused at once.
+WAIT_MS = 20
+WAITING_ADDS_MAX = 1_000
+WAITING_PARTITIONS_MAX = 100  # of one add
 
 _E = ErrorCode
 
 
 class TimerKey(NamedTuple):
-    kind: str  # "abort", "expire", or "complete" with an id
+    kind: str  # "abort", "expire", or with an id "complete" or "wait"
     transactional_id: str = ""
 
 
@@ -73,16 +78,27 @@ class MarkersDue(NamedTuple):
     partitions: frozenset[TopicPartition]
 
 
+class WaitingAdd(NamedTuple):
+    """A request to add partitions, which waits for the end of a transition."""
+
+    producer: ProducerIdentity
+    partitions: frozenset[TopicPartition]
+    client_version: int
+    token: int
+
+
 class TransactionalId:
     """One id. `metadata` is None until the first record is committed."""
 
-    __slots__ = ("is_in_transition", "memory", "metadata", "unmarked")
+    __slots__ = ("is_in_transition", "memory", "metadata", "unmarked", "wait_until_ms", "waiting")
 
     def __init__(self, memory: GroupMemory) -> None:
         self.metadata: TransactionMetadata | None = None
         self.is_in_transition = False  # a record is being written
         self.unmarked: frozenset[TopicPartition] = frozenset()  # partitions without the marker that is due
         self.memory = memory
+        self.waiting: list[WaitingAdd] = []
+        self.wait_until_ms = 0  # until then an add waits for the end of the transition
 
     @property
     def is_busy(self) -> bool:
@@ -114,6 +130,7 @@ class TransactionCoordinator:
         self._to_mark: dict[str, None] = {}  # prepared ids whose markers are not on their way
         self._timers: TimerQueue[TimerKey] = TimerQueue()
         self._ids_to_check: list[str] = []
+        self._waiting_count = 0
 
     def encode(self, record: TransactionRecord) -> tuple[bytes, bytes | None]:
         return records.encode(record, self._transaction_version())
@@ -157,26 +174,58 @@ class TransactionCoordinator:
         client_version: int,
         token: int,
         now: Now,
+        waits: bool = True,
     ) -> Outcome:
-        """Replies with an ErrorCode."""
+        """Replies with an ErrorCode. `waits`: for a short transition that is under way."""
         outcome = Outcome(now)
+        self._add(transactional_id, WaitingAdd(producer, partitions, client_version, token), waits, outcome)
+        return outcome
+
+    def _add(self, transactional_id: str, add: WaitingAdd, waits: bool, outcome: Outcome) -> None:
+        producer, partitions, client_version, token = add
         entry = self.ids.get(transactional_id)
         if entry is not None and entry.is_busy:
             # First of all: across an exhausted epoch a producer of version 2 already uses the
             # identity of the transition that is under way (KAFKA-18660).
-            outcome.reply(token, _E.CONCURRENT_TRANSACTIONS)
-            return outcome
+            if not (waits and self._may_wait(entry, add, outcome.now_ms)):
+                outcome.reply(token, _E.CONCURRENT_TRANSACTIONS)
+                return
+            if not entry.waiting:
+                self._timers.set(TimerKey("wait", transactional_id), entry.wait_until_ms)
+            entry.waiting.append(add)
+            self._waiting_count += 1
+            return
         if entry is None or entry.metadata is None:
             outcome.reply(token, _E.INVALID_PRODUCER_ID_MAPPING)
-            return outcome
-        decided = transitions.add_partitions(entry.metadata, producer, partitions, client_version, now.wall_ms)
+            return
+        decided = transitions.add_partitions(entry.metadata, producer, partitions, client_version, outcome.wall_ms)
         if isinstance(decided, ErrorCode):
             outcome.reply(token, decided)
         elif self._is_too_large(transactional_id, decided):
             outcome.reply(token, _E.UNKNOWN_SERVER_ERROR)  # as for a record that the topic refuses
         else:
             self._begin(transactional_id, decided, outcome, token, _E.NONE)
-        return outcome
+
+    def _may_wait(self, entry: TransactionalId, add: WaitingAdd, now_ms: int) -> bool:
+        return (
+            entry.metadata is not None
+            and now_ms < entry.wait_until_ms
+            and self._waiting_count < WAITING_ADDS_MAX
+            and len(add.partitions) <= WAITING_PARTITIONS_MAX
+        )
+
+    def _take_waiting(self, transactional_id: str, entry: TransactionalId) -> list[WaitingAdd]:
+        waiting, entry.waiting = entry.waiting, []
+        self._waiting_count -= len(waiting)
+        self._timers.cancel(TimerKey("wait", transactional_id))
+        return waiting
+
+    def _serve_waiting(self, transactional_id: str, waits: bool, outcome: Outcome) -> None:
+        """The transition is over, or `waits` is False: the adds wait no longer."""
+        entry = self.ids.get(transactional_id)
+        if entry is not None and entry.waiting:
+            for add in self._take_waiting(transactional_id, entry):
+                self._add(transactional_id, add, waits, outcome)
 
     def _is_too_large(self, transactional_id: str, metadata: TransactionMetadata) -> bool:
         if len(metadata.partitions) <= FEW_PARTITIONS:
@@ -258,11 +307,14 @@ class TransactionCoordinator:
         outcome: Outcome,
         token: int | None = None,
         answer: object = None,
+        before: tuple[TransactionMetadata, ...] = (),
     ) -> None:
-        """Store the next state of an id. The answer leaves when it is committed, a KafkaError if it fails."""
+        """Store the next state of an id. The answer leaves when it is committed, a KafkaError if it fails.
+
+        `before`: states that come first, in the same batch.
+        """
         entry = self.ids.get(transactional_id)
-        growth_bytes = partitions_size_bytes(metadata.partitions)
-        growth_bytes += id_size_bytes(transactional_id) - (0 if entry is None else entry.memory.held_bytes)
+        growth_bytes = self._growth_bytes(transactional_id, metadata)
         if growth_bytes > 0 and token is not None and not self._memory.has_room_for(growth_bytes):
             outcome.warn("transactions hold too much", "a transaction is refused: those of this node hold too much")
             outcome.refuse(token, _E.COORDINATOR_NOT_AVAILABLE)
@@ -272,16 +324,45 @@ class TransactionCoordinator:
         if growth_bytes > 0:
             entry.memory.hold(entry.memory.held_bytes + growth_bytes)
         entry.is_in_transition = True
-        record = TransactionRecord(transactional_id, metadata)
+        entry.wait_until_ms = outcome.now_ms + WAIT_MS
+        records = [TransactionRecord(transactional_id, each) for each in (*before, metadata)]
         context = Transition((transactional_id,))
         if token is None:
-            outcome.write([record], context)
+            outcome.write(records, context)
         else:
-            outcome.reply_when_stored([record], token, answer, context)
+            outcome.reply_when_stored(records, token, answer, context)
+
+    def _growth_bytes(self, transactional_id: str, metadata: TransactionMetadata) -> int:
+        """What this state takes beyond what the id holds."""
+        entry = self.ids.get(transactional_id)
+        size_bytes = partitions_size_bytes(metadata.partitions) + id_size_bytes(transactional_id)
+        return size_bytes - (0 if entry is None else entry.memory.held_bytes)
 
     def _complete_if_marked(self, transactional_id: str, entry: TransactionalId, outcome: Outcome) -> None:
-        if not entry.unmarked and not entry.is_in_transition and entry.metadata is not None:
-            self._begin(transactional_id, transitions.complete(entry.metadata, outcome.wall_ms), outcome)
+        if entry.unmarked or entry.is_in_transition or entry.metadata is None:
+            return
+        completed = transitions.complete(entry.metadata, outcome.wall_ms)
+        if not (entry.waiting and self._complete_and_add(transactional_id, entry, completed, outcome)):
+            self._begin(transactional_id, completed, outcome)
+
+    def _complete_and_add(
+        self, transactional_id: str, entry: TransactionalId, completed: TransactionMetadata, outcome: Outcome
+    ) -> bool:
+        """Whether the next transaction begins in the batch of the completion, which saves a round of replication.
+
+        Both are committed, or none.
+        """
+        producer, partitions, client_version, token = entry.waiting[0]
+        begun = transitions.add_partitions(completed, producer, partitions, client_version, outcome.wall_ms)
+        if isinstance(begun, ErrorCode) or not self._memory.has_room_for(
+            self._growth_bytes(transactional_id, begun)
+        ):
+            return False  # it is answered when the completion is committed
+        _, *others = self._take_waiting(transactional_id, entry)
+        self._begin(transactional_id, begun, outcome, token, _E.NONE, (completed,))
+        for add in others:
+            self._add(transactional_id, add, True, outcome)
+        return True
 
     def _send_markers(self, outcome: Outcome) -> None:
         """Send the markers of all transactions that were prepared since the last call."""
@@ -302,6 +383,8 @@ class TransactionCoordinator:
     def on_committed(self, context: Transition, now: Now) -> Outcome:
         outcome = Outcome(now)
         self._send_markers(outcome)
+        for transactional_id in context.transactional_ids:
+            self._serve_waiting(transactional_id, True, outcome)
         return outcome
 
     def on_failed(self, context: Transition, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
@@ -363,6 +446,7 @@ class TransactionCoordinator:
         self.ids.clear()
         self._open.clear()
         self._to_mark.clear()
+        self._waiting_count = 0
         self._on_close()
 
     def _charge(self, transactional_id: str, entry: TransactionalId, metadata: TransactionMetadata) -> None:
@@ -385,6 +469,8 @@ class TransactionCoordinator:
                 self._abort_timed_out(outcome)
             elif key == EXPIRE:
                 self._expire(outcome)
+            elif key.kind == "wait":
+                self._serve_waiting(key.transactional_id, False, outcome)
             else:
                 entry = self.ids.get(key.transactional_id)
                 if entry is not None and entry.metadata is not None and entry.metadata.state in PREPARED:
@@ -429,7 +515,7 @@ class TransactionCoordinator:
                 break
             transactional_id = self._ids_to_check.pop()
             entry = self.ids.get(transactional_id)
-            if entry is None or entry.is_busy or entry.metadata is None:
+            if entry is None or entry.is_busy or entry.waiting or entry.metadata is None:
                 continue
             if entry.metadata.state in EXPIRABLE and entry.metadata.update_ms <= unused_since_ms:
                 entry.is_in_transition = True

@@ -121,11 +121,12 @@ class TransactionCoordinatorService:
         *,
         verify_only: bool,
         transaction_version: int,
+        waits: bool = True,
     ) -> Errors | Deferred:
         """Add the partitions to the id's transaction, or verify that it has them.
 
         The answer holds an error for each partition; nothing is raised. `transaction_version`: that
-        of the client.
+        of the client. `waits`: for the end of a short transition, such as the last markers.
         """
         wanted = frozenset(partitions)
         producer = ProducerIdentity(producer_id, producer_epoch)
@@ -140,7 +141,7 @@ class TransactionCoordinatorService:
             answer = self._runtime.submit(
                 index,
                 lambda coordinator, token, now: coordinator.add_partitions(
-                    transactional_id, producer, wanted, transaction_version, token, now
+                    transactional_id, producer, wanted, transaction_version, token, now, waits
                 ),
             )
         except KafkaError as error:
