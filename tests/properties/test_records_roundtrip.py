@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from tidelog.protocol.batches import record_batch
 from tidelog.protocol.batches.records import (
     BatchBuilder,
+    ControlRecordType,
     Record,
+    control_record_type,
     decode_batch,
+    decode_end_txn_value,
     encode_batch,
+    encode_control_batch,
+    encode_end_txn_value,
+    encode_one,
     encode_varint,
     iter_records,
+    read_usual_marker,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -33,6 +40,37 @@ def test_a_batch_round_trips(records, codec, base_offset, leader_epoch):
     assert record_batch.check_crc(batch, 0, header)
     assert header.partition_leader_epoch == leader_epoch
     assert decode_batch(batch) == [Record(base_offset + index, *record) for index, record in enumerate(records)]
+
+
+@given(timestamps, st.binary(max_size=60) | st.integers(0, 70_000).map(bytes), optional_bytes)
+def test_one_record_alone_has_the_bytes_of_any_batch(timestamp, key, value):
+    assert encode_one(timestamp, key, value) == encode_batch([(timestamp, key, value, ())])
+    flags = record_batch.TRANSACTIONAL_FLAG | record_batch.CONTROL_FLAG
+    producer = {"producer_id": 7, "producer_epoch": 3}
+    assert encode_one(timestamp, key, value, flags=flags, **producer) == encode_batch(
+        [(timestamp, key, value, ())], transactional=True, control=True, **producer
+    )
+
+
+marker_bytes = st.builds(
+    lambda kind, epoch, timestamp: encode_control_batch(
+        ControlRecordType(kind), encode_end_txn_value(epoch), timestamp=timestamp, producer_id=5, producer_epoch=2
+    ),
+    st.integers(0, 2), st.integers(0, 2**31 - 1), timestamps,
+)  # fmt: skip
+changes = st.lists(st.tuples(st.integers(record_batch.HEADER_SIZE, 77), st.integers(0, 255)), max_size=2)
+
+
+@given(marker_bytes, changes)
+def test_a_marker_in_the_usual_form_is_read_as_any_other(batch, changed):
+    for position, value in changed:
+        batch[position] = value
+    usual = read_usual_marker(batch)
+    assert changed or batch[21:23] == b"\x00\x20" or usual is not None
+    if usual is not None:
+        (record,) = decode_batch(batch)
+        assert usual == (control_record_type(record.key), decode_end_txn_value(record.value))
+        assert (record.timestamp, record.headers) == (record_batch.read_header(batch).base_timestamp, ())
 
 
 @given(st.lists(rows, max_size=3), st.binary(max_size=80))

@@ -17,7 +17,7 @@ from tests.unit.broker.conftest import RunningNode, StartNode, Wire
 from tests.unit.broker.test_connection import Owner, connect, feed, framed
 from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce, produced
 from tests.unit.storage.batches import NOW, batch, idempotent
-from tidelog.broker.network.connection import IN_FLIGHT_MAX, KafkaConnection
+from tidelog.broker.network.connection import IN_FLIGHT_MAX, UNPIPELINED_READS, KafkaConnection
 from tidelog.broker.replicas.partitions import Partitions
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
 from tidelog.protocol.errors import ErrorCode
@@ -87,6 +87,19 @@ def test_all_that_were_read_are_handled_together_and_answered_with_one_write() -
     feed(connection, transport, framed(*[b"a%07d" % number + bytes(100) for number in range(8)]))
     assert owner.together == [8]
     assert transport.writes == 1
+
+
+def test_a_connection_without_such_requests_is_asked_now_and_then() -> None:
+    """Looking for them costs more than a small request where there are none."""
+    owner = Pipelining(iter([0] * 3 + [99]))
+    connection, transport = connect(owner)
+    data = framed(*[b"a%07d" % number + bytes(100) for number in range(3)])
+    for _ in range(3 * (UNPIPELINED_READS + 1)):
+        feed(connection, transport, data)
+    assert owner.together == [0, 0, 0]
+    feed(connection, transport, data)
+    assert owner.together == [0, 0, 0, 3]
+    assert len(owner.frames) == 3 * 3 * (UNPIPELINED_READS + 1) + 3
 
 
 def test_no_more_than_a_turn_has_are_handled_together() -> None:

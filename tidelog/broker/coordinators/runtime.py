@@ -34,6 +34,7 @@ from tidelog.protocol.batches.records import (
     encode_batch,
     encode_control_batch,
     encode_end_txn_value,
+    encode_one,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.storage.producers.verification import Verification
@@ -333,6 +334,8 @@ class CoordinatorRuntime(Generic[C]):
                 producer_id=transaction.producer_id,
                 producer_epoch=transaction.producer_epoch,
             )
+        if transaction is None and len(write.records) == 1 and not self._compression:
+            return encode_one(wall_ms, *shard.coordinator.encode(write.records[0]))  # the usual write
         records = [(wall_ms, *shard.coordinator.encode(record), ()) for record in write.records]
         if transaction is None:
             return encode_batch(records, compression=self._compression)

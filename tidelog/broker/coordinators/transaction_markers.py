@@ -155,11 +155,14 @@ class TransactionMarkers:
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def _route(self, pending: _Pending, partitions: Iterable[TopicPartition]) -> None:
+    def _route(self, pending: _Pending, partitions: list[TopicPartition]) -> None:
         """Hand each partition's marker to its leader."""
         if pending.is_over:
             return
         image = self._image()
+        if len(partitions) == 1 and (found := image.partition(*partitions[0])) and found.leader == self._node_id:
+            self._write_here(pending, partitions)  # usual for a node alone
+            return
         by_leader: dict[int, list[TopicPartition]] = {}
         deleted: list[TopicPartition] = []
         homeless: list[TopicPartition] = []
@@ -185,7 +188,9 @@ class TransactionMarkers:
 
     def _write_here(self, pending: _Pending, partitions: list[TopicPartition]) -> None:
         """Write a piece, and the rest when others were served."""
-        piece, rest = partitions[:PIECE_ELEMENTS_MAX], partitions[PIECE_ELEMENTS_MAX:]
+        piece, rest = partitions, partitions[PIECE_ELEMENTS_MAX:]
+        if rest:
+            piece = partitions[:PIECE_ELEMENTS_MAX]
         results: dict[TopicPartition, ErrorCode] = {}
 
         def on_written(partition: TopicPartition, error: ErrorCode) -> None:
@@ -222,6 +227,9 @@ class TransactionMarkers:
     def _settle(self, pending: _Pending, results: dict[TopicPartition, ErrorCode]) -> None:
         if pending.is_over:
             return
+        if not any(results.values()):  # the usual result: no error
+            self._done(pending, frozenset(results))
+            return
         marker = pending.marker
         failed = {partition: error for partition, error in results.items() if error is not ErrorCode.NONE}
         for partition in [partition for partition, error in failed.items() if error in _NOT_NEEDED]:
@@ -235,11 +243,14 @@ class TransactionMarkers:
             logger.debug("the marker of producer %d is sent again: %s", marker.producer_id, failed)
             self._wait(pending, failed)
         if done:
-            left = self._pending[pending]
-            left -= done
-            if not left:
-                self._end(pending)
-            pending.on_done(done)
+            self._done(pending, done)
+
+    def _done(self, pending: _Pending, partitions: frozenset[TopicPartition]) -> None:
+        left = self._pending[pending]
+        left -= partitions
+        if not left:
+            self._end(pending)
+        pending.on_done(partitions)
 
     def _wait(self, pending: _Pending, partitions: Iterable[TopicPartition]) -> None:
         if pending.is_over:

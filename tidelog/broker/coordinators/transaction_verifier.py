@@ -220,14 +220,15 @@ class CoordinatorVerifier:
     def _answer(self, question: _Question, errors: Errors) -> None:
         if self._open.pop(question, self) is self:
             return
-        # Producers expect INVALID_PRODUCER_EPOCH here.
-        told: Errors = {
-            partition: ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
-            for partition, error in errors.items()
-        }
-        self.failures += sum(error is not ErrorCode.NONE for error in told.values())
+        if any(errors.values()):
+            # Producers expect INVALID_PRODUCER_EPOCH here.
+            errors = {
+                partition: ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
+                for partition, error in errors.items()
+            }
+            self.failures += sum(error is not ErrorCode.NONE for error in errors.values())
         if not question.answer.done():
-            question.answer.set_result(told)
+            question.answer.set_result(errors)
 
 
 def _take(queue: deque[_Question]) -> list[_Question]:

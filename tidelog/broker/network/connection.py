@@ -47,6 +47,8 @@ WRITE_HIGH_WATER_BYTES = 8 * 1024 * 1024
 # Requests that may be handled together, because they are in the buffer at the same time: of larger ones each costs more
 # than the calls that are saved. Shorter ones than any Produce are not looked at.
 PIPELINED_FRAME_BYTES_MAX = 8 * 1024
+# After an attempt that found nothing to handle together.
+UNPIPELINED_READS = 15
 PIPELINED_BYTES_MIN = 100
 # Bytes of answers that are collected for one write. Small requests may have large answers: beyond it they are written.
 CORKED_BYTES_MAX = 256 * 1024
@@ -117,9 +119,28 @@ def find_awaited(slots: deque[AnswerSlot]) -> Deferred | None:
 
 class KafkaConnection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
-        "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_resting", "_start", "_transport", "_view",
-        "_writable", "active", "host", "listener_name",
+        "_buffer",
+        "_capacity_bytes",
+        "_closed",
+        "_corked",
+        "_corked_bytes",
+        "_end",
+        "_exclusive",
+        "_held_bytes",
+        "_on_close",
+        "_out",
+        "_owner",
+        "_paused_reading",
+        "_pending",
+        "_resting",
+        "_start",
+        "_transport",
+        "_unpipelined_reads",
+        "_view",
+        "_writable",
+        "active",
+        "host",
+        "listener_name",
     )  # fmt: skip
     awaited = property(lambda self: find_awaited(self._pending))
 
@@ -144,6 +165,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._writable = True
         self._paused_reading = False
         self._on_close: list[Callable[[], None]] = []
+        self._unpipelined_reads = 0  # so many more are not looked through for requests to handle together
 
     # ------------------------------------------------------------------------------------------- asyncio's protocol
 
@@ -240,10 +262,15 @@ class KafkaConnection(asyncio.BufferedProtocol):
                     break
                 if end - stop >= PIPELINED_BYTES_MIN and request_budget > 1 and pipelined is not None:
                     pipelined = None  # one attempt for a read
-                    start, handled = self._process_pipelined(start, end, request_budget)
-                    if handled:
-                        request_budget -= handled
-                        continue
+                    if self._unpipelined_reads:
+                        self._unpipelined_reads -= 1
+                    else:
+                        start, handled = self._process_pipelined(start, end, request_budget)
+                        if handled:
+                            request_budget -= handled
+                            continue
+                        # Such as many transactions on one connection: the next reads will hardly differ.
+                        self._unpipelined_reads = UNPIPELINED_READS
                 request_budget -= 1
                 frame = view[start + 4 : stop]
                 start = stop

@@ -228,6 +228,43 @@ class BatchBuilder:
         return batch
 
 
+def encode_one(
+    timestamp: int,
+    key: bytes,
+    value: bytes | None,
+    *,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    flags: int = 0,
+) -> bytearray:
+    """`encode_batch` of one record with a key, uncompressed, in a third of the time: coordinators write many."""
+    key_size, value_size = len(key), -1 if value is None else len(value)
+    varints = VARINTS
+    body = b"".join(
+        (
+            b"\x00\x00\x00",  # attributes, timestamp delta, offset delta
+            varints[key_size] if key_size < 2048 else encode_varint(key_size),
+            key,
+            varints[value_size] if value_size < 2048 else encode_varint(value_size),
+            value or b"",
+            b"\x00",
+        )
+    )
+    size = len(body)
+    prefix = varints[size] if size < 2048 else encode_varint(size)
+    size_bytes = HEADER_SIZE + len(prefix) + size
+    batch = bytearray(
+        HEADER.pack(
+            0, size_bytes - LOG_OVERHEAD, NO_LEADER_EPOCH, MAGIC, 0, flags, 0, timestamp,
+            max(timestamp, NO_TIMESTAMP), producer_id, producer_epoch, NO_SEQUENCE, 1,
+        )
+    )  # fmt: skip
+    batch += prefix
+    batch += body
+    write_crc(batch, 0, size_bytes)
+    return batch
+
+
 _UNLIMITED: Final = 2**31 - 1
 
 

@@ -11,8 +11,16 @@ from enum import IntEnum
 from struct import Struct, error
 from typing import Final
 
-from tidelog.protocol.batches.batch_builder import encode_batch
-from tidelog.protocol.batches.record_batch import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+from tidelog.protocol.batches.batch_builder import encode_batch, encode_one
+from tidelog.protocol.batches.record_batch import (
+    CONTROL_FLAG,
+    HEADER_SIZE,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TRANSACTIONAL_FLAG,
+    Buffer,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -31,6 +39,11 @@ class ControlRecordType(IntEnum):
 
 _CONTROL_KEY: Final = Struct(">hh")
 _END_TXN_VALUE: Final = Struct(">hi")
+# The only record of a marker, as brokers write it: its size, attributes and deltas, then key, value and no headers.
+_MARKER_RECORD: Final = Struct(">BBBBBhhBhiB")
+_MARKER_CONSTANTS: Final = (32, 0, 0, 0, 8, 0, 12, 0, 0)
+MARKER_BYTES: Final = HEADER_SIZE + _MARKER_RECORD.size
+_MARKER_KEYS: Final = [_CONTROL_KEY.pack(0, record_type) for record_type in (0, 1)]  # ABORT, COMMIT
 
 
 def control_record_type(key: bytes | None) -> ControlRecordType:
@@ -63,6 +76,11 @@ def encode_control_batch(
     not.
     """
     assert record_type is not ControlRecordType.UNKNOWN
+    if record_type <= ControlRecordType.COMMIT and not base_offset and leader_epoch == NO_LEADER_EPOCH:
+        return encode_one(
+            timestamp, _MARKER_KEYS[record_type], value, producer_id=producer_id, producer_epoch=producer_epoch,
+            flags=TRANSACTIONAL_FLAG | CONTROL_FLAG,
+        )  # fmt: skip
     return encode_batch(
         [(timestamp, _CONTROL_KEY.pack(0, record_type), value, ())],
         base_offset=base_offset,
@@ -88,6 +106,17 @@ def encode_control_records(
         leader_epoch=leader_epoch,
         control=True,
     )
+
+
+def read_usual_marker(batch: Buffer) -> tuple[int, int] | None:
+    """(type, coordinator epoch) of a batch with one marker in the form in which brokers write it; None for another."""
+    if len(batch) != MARKER_BYTES:
+        return None
+    size, attributes, time_delta, delta, key_size, version, kind, value_size, value_version, epoch, headers = (
+        _MARKER_RECORD.unpack_from(batch, HEADER_SIZE)
+    )
+    found = (size, attributes, time_delta, delta, key_size, version, value_size, value_version, headers)
+    return (kind, epoch) if found == _MARKER_CONSTANTS and kind in (0, 1) else None
 
 
 def encode_end_txn_value(coordinator_epoch: int) -> bytes:

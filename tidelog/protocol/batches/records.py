@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tidelog.protocol.batches import compression as codecs
-from tidelog.protocol.batches.batch_builder import BatchBuilder, encode_batch
+from tidelog.protocol.batches.batch_builder import BatchBuilder, encode_batch, encode_one
 from tidelog.protocol.batches.control_batches import (
     ControlRecordType,
     control_record_type,
     decode_end_txn_value,
     encode_control_batch,
     encode_end_txn_value,
+    read_usual_marker,
 )
 from tidelog.protocol.batches.record import ZIGZAG, Headers, Record, RecordLike, encode_varint, read_varint
 from tidelog.protocol.batches.record_batch import (
@@ -48,9 +49,11 @@ __all__ = [
     "encode_batch",
     "encode_control_batch",
     "encode_end_txn_value",
+    "encode_one",
     "encode_varint",
     "iter_data_batches",
     "iter_records",
+    "read_usual_marker",
     "record_section",
 ]
 

@@ -10,8 +10,14 @@ import logging
 from collections.abc import Callable, Sequence
 from struct import error as StructError
 
-from tidelog.protocol.batches.record_batch import CONTROL_FLAG, BatchHeader, read_header
-from tidelog.protocol.batches.records import ControlRecordType, control_record_type, decode_batch, decode_end_txn_value
+from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeader, read_header
+from tidelog.protocol.batches.records import (
+    ControlRecordType,
+    control_record_type,
+    decode_batch,
+    decode_end_txn_value,
+    read_usual_marker,
+)
 from tidelog.protocol.errors import KafkaError
 from tidelog.storage.files.disk import Buffer
 from tidelog.storage.producers.producer_snapshots import CorruptSnapshot, ProducerSnapshots
@@ -234,6 +240,12 @@ def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | N
     """The transaction marker in a control batch; None for the quorum's control records and unreadable batches."""
     if header.producer_id < 0:
         return None
+    usual = read_usual_marker(batch) if header.attributes == TRANSACTIONAL_FLAG | CONTROL_FLAG else None
+    if usual is not None and header.record_count == 1:
+        return EndMarker(
+            header.producer_id, header.producer_epoch, usual[1], usual[0] == ControlRecordType.ABORT,
+            header.base_offset, header.base_timestamp,
+        )  # fmt: skip
     try:
         records = decode_batch(batch, 0, header)
         kind = control_record_type(records[0].key)

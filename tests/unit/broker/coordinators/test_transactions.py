@@ -223,9 +223,7 @@ def test_an_add_among_others_of_one_request_does_not_wait():
     producer = world.producer()
     world.add(producer)
     following = world.end(producer).response
-    answer = world.service.add_partitions(
-        "tx", *following, [T0], verify_only=False, transaction_version=2, waits=False
-    )
+    answer = world.service.add_partitions("tx", *following, [T0], verify_only=False, transaction_version=2, waits=False)
     assert answer == {T0: E.CONCURRENT_TRANSACTIONS}
 
 

@@ -325,19 +325,22 @@ def _leave_of_one(response: LeaveGroupResponse) -> LeaveGroupResponse:
 
 def partition_of_id(text: str, partition_count: int) -> int:
     """The partition of the coordinator's topic that holds this group id or transactional id."""
+    if len(text) <= CACHED_CHARACTERS_MAX:
+        return _cached_partition(text, partition_count)
     return abs_of_int32(java_hash(text[:HASHED_CHARACTERS_MAX])) % partition_count
 
 
+@lru_cache(maxsize=CACHED_HASHES_MAX)
+def _cached_partition(text: str, partition_count: int) -> int:
+    return abs_of_int32(java_hash(text)) % partition_count
+
+
 def java_hash(text: str) -> int:
-    """Java's `String.hashCode`: a signed 32-bit number over UTF-16 units."""
-    return _cached_hash(text) if len(text) <= CACHED_CHARACTERS_MAX else _hash(text)
+    """Java's `String.hashCode`: a signed 32-bit number over UTF-16 units.
 
-
-def _hash(text: str) -> int:
-    """In few operations on large numbers: hostile requests hold hundreds of long ids.
-
-    The number is a row of lanes, one for each UTF-16 unit at first. A step adds neighbours, so that half as many lanes
-    of double width are left, with the hashes of twice as many units.
+    In few operations on large numbers: hostile requests hold hundreds of long ids. The number is a row of lanes, one
+    for each UTF-16 unit at first. A step adds neighbours, so that half as many lanes of double width are left, with the
+    hashes of twice as many units.
     """
     units = text.encode("utf-16-be", "surrogatepass")
     value = int.from_bytes(units, "big")
@@ -349,9 +352,6 @@ def _hash(text: str) -> int:
         lane_bits, factor = 2 * lane_bits, factor * factor & 0xFFFFFFFF
     value &= 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
-
-
-_cached_hash = lru_cache(maxsize=CACHED_HASHES_MAX)(_hash)
 
 
 @lru_cache(maxsize=256)

@@ -90,9 +90,10 @@ class WaitingAdd(NamedTuple):
 class TransactionalId:
     """One id. `metadata` is None until the first record is committed."""
 
-    __slots__ = ("is_in_transition", "memory", "metadata", "unmarked", "wait_until_ms", "waiting")
+    __slots__ = ("is_in_transition", "memory", "metadata", "size_bytes", "unmarked", "wait_until_ms", "waiting")
 
-    def __init__(self, memory: GroupMemory) -> None:
+    def __init__(self, transactional_id: str, memory: GroupMemory) -> None:
+        self.size_bytes = id_size_bytes(transactional_id)  # without partitions
         self.metadata: TransactionMetadata | None = None
         self.is_in_transition = False  # a record is being written
         self.unmarked: frozenset[TopicPartition] = frozenset()  # partitions without the marker that is due
@@ -314,13 +315,13 @@ class TransactionCoordinator:
         `before`: states that come first, in the same batch.
         """
         entry = self.ids.get(transactional_id)
-        growth_bytes = self._growth_bytes(transactional_id, metadata)
+        growth_bytes = self._growth_bytes(entry, transactional_id, metadata)
         if growth_bytes > 0 and token is not None and not self._memory.has_room_for(growth_bytes):
             outcome.warn("transactions hold too much", "a transaction is refused: those of this node hold too much")
             outcome.refuse(token, _E.COORDINATOR_NOT_AVAILABLE)
             return
         if entry is None:
-            entry = self.ids[transactional_id] = TransactionalId(GroupMemory(self._memory))
+            entry = self.ids[transactional_id] = TransactionalId(transactional_id, GroupMemory(self._memory))
         if growth_bytes > 0:
             entry.memory.hold(entry.memory.held_bytes + growth_bytes)
         entry.is_in_transition = True
@@ -332,11 +333,12 @@ class TransactionCoordinator:
         else:
             outcome.reply_when_stored(records, token, answer, context)
 
-    def _growth_bytes(self, transactional_id: str, metadata: TransactionMetadata) -> int:
+    def _growth_bytes(self, entry: TransactionalId | None, transactional_id: str, metadata: TransactionMetadata) -> int:
         """What this state takes beyond what the id holds."""
-        entry = self.ids.get(transactional_id)
-        size_bytes = partitions_size_bytes(metadata.partitions) + id_size_bytes(transactional_id)
-        return size_bytes - (0 if entry is None else entry.memory.held_bytes)
+        size_bytes = partitions_size_bytes(metadata.partitions)
+        if entry is None:
+            return size_bytes + id_size_bytes(transactional_id)
+        return size_bytes + entry.size_bytes - entry.memory.held_bytes
 
     def _complete_if_marked(self, transactional_id: str, entry: TransactionalId, outcome: Outcome) -> None:
         if entry.unmarked or entry.is_in_transition or entry.metadata is None:
@@ -355,7 +357,7 @@ class TransactionCoordinator:
         producer, partitions, client_version, token = entry.waiting[0]
         begun = transitions.add_partitions(completed, producer, partitions, client_version, outcome.wall_ms)
         if isinstance(begun, ErrorCode) or not self._memory.has_room_for(
-            self._growth_bytes(transactional_id, begun)
+            self._growth_bytes(entry, transactional_id, begun)
         ):
             return False  # it is answered when the completion is committed
         _, *others = self._take_waiting(transactional_id, entry)
@@ -366,6 +368,8 @@ class TransactionCoordinator:
 
     def _send_markers(self, outcome: Outcome) -> None:
         """Send the markers of all transactions that were prepared since the last call."""
+        if not self._to_mark:
+            return
         to_mark, self._to_mark = self._to_mark, {}
         for transactional_id in to_mark:
             entry = self.ids[transactional_id]
@@ -400,7 +404,7 @@ class TransactionCoordinator:
             if entry.metadata is None:
                 self._forget(transactional_id)
                 continue
-            self._charge(transactional_id, entry, entry.metadata)
+            self._charge(entry, entry.metadata)
             if entry.metadata.state in PREPARED:
                 # The client has its answer: the completion must be stored some time.
                 self._timers.set(TimerKey("complete", transactional_id), now.steady_ms + COMPLETION_RETRY_MS)
@@ -418,11 +422,11 @@ class TransactionCoordinator:
             return
         entry = self.ids.get(transactional_id)
         if entry is None:
-            entry = self.ids[transactional_id] = TransactionalId(GroupMemory(self._memory))
+            entry = self.ids[transactional_id] = TransactionalId(transactional_id, GroupMemory(self._memory))
         entry.metadata = metadata
         entry.is_in_transition = False
         entry.unmarked = frozenset()
-        self._charge(transactional_id, entry, metadata)
+        self._charge(entry, metadata)
         if metadata.state is TransactionState.ONGOING:
             self._open[transactional_id] = None
         elif metadata.state in PREPARED:
@@ -449,8 +453,8 @@ class TransactionCoordinator:
         self._waiting_count = 0
         self._on_close()
 
-    def _charge(self, transactional_id: str, entry: TransactionalId, metadata: TransactionMetadata) -> None:
-        entry.memory.hold(id_size_bytes(transactional_id) + partitions_size_bytes(metadata.partitions))
+    def _charge(self, entry: TransactionalId, metadata: TransactionMetadata) -> None:
+        entry.memory.hold(entry.size_bytes + partitions_size_bytes(metadata.partitions))
 
     def _forget(self, transactional_id: str) -> None:
         self.ids.pop(transactional_id).memory.release()

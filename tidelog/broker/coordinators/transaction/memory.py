@@ -5,7 +5,7 @@ The charge is at least the memory that CPython uses, so that the node's budget b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from sys import getsizeof
 
 from tidelog.broker.coordinators.transaction.transitions import TopicPartition
@@ -20,5 +20,8 @@ def id_size_bytes(transactional_id: str) -> int:
     return ID_BYTES + getsizeof(transactional_id)
 
 
-def partitions_size_bytes(partitions: Iterable[TopicPartition]) -> int:
-    return sum(PARTITION_BYTES + getsizeof(topic) for topic, _ in partitions)
+def partitions_size_bytes(partitions: Collection[TopicPartition]) -> int:
+    if len(partitions) == 1:  # the usual number
+        ((topic, _),) = partitions
+        return PARTITION_BYTES + getsizeof(topic)
+    return sum(PARTITION_BYTES + getsizeof(topic) for topic, _ in partitions) if partitions else 0

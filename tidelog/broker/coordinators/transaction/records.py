@@ -31,6 +31,7 @@ PACKED_PARTITIONS_MAX = 100
 # Keys of longer ids are not worth their memory.
 CACHED_CHARACTERS_MAX = 100
 CACHED_KEYS_MAX = 4096
+CACHED_PARTITIONS_MAX = 256  # sets of partitions
 
 # Of version 1: the value's version, the fields before the partitions, and those after them.
 _HEAD = Struct(">hqhib")
@@ -93,7 +94,7 @@ def _packed_value(metadata: TransactionMetadata) -> bytes:
     if metadata.state is TransactionState.EMPTY:
         out += _NULL
     else:
-        _pack_partitions(out, metadata.partitions)
+        out += _packed_partitions(metadata.partitions)
     out += _TIMES.pack(metadata.update_ms, metadata.start_ms)
     tags: list[bytes] = []
     if metadata.previous_producer_id != NO_PRODUCER_ID:
@@ -107,7 +108,10 @@ def _packed_value(metadata: TransactionMetadata) -> bytes:
     return bytes(out)
 
 
-def _pack_partitions(out: bytearray, partitions: frozenset[TopicPartition]) -> None:
+@lru_cache(maxsize=CACHED_PARTITIONS_MAX)
+def _packed_partitions(partitions: frozenset[TopicPartition]) -> bytes:
+    """Two of a transaction's three records have the same."""
+    out = bytearray()
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions) if len(partitions) > 1 else partitions:
         by_topic.setdefault(topic, []).append(partition)
@@ -120,6 +124,7 @@ def _pack_partitions(out: bytearray, partitions: frozenset[TopicPartition]) -> N
         for index in indexes:
             out += _PARTITION.pack(index)
         out += _NO_TAGS
+    return bytes(out)
 
 
 def decode(key: bytes, value: bytes | None) -> TransactionRecord | None:

@@ -298,9 +298,7 @@ def _ended_in_next_epoch(
 def complete(current: TransactionMetadata, wall_ms: int) -> TransactionMetadata:
     """All markers of a prepared transaction are written. With an exhausted epoch the producer id changes."""
     state = _S.COMPLETE_COMMIT if current.is_commit else _S.COMPLETE_ABORT
-    producer_id, epoch = current.identity
-    if current.client_version >= EPOCH_BUMP_VERSION and current.next_producer_id != NO_PRODUCER_ID:
-        producer_id, epoch = current.next_producer_id, 0
+    producer_id, epoch = identity_after(current)
     return _changed(
         current, state, wall_ms, producer_id=producer_id, producer_epoch=epoch, next_producer_id=NO_PRODUCER_ID,
         partitions=frozenset(),
@@ -308,5 +306,7 @@ def complete(current: TransactionMetadata, wall_ms: int) -> TransactionMetadata:
 
 
 def identity_after(prepared: TransactionMetadata) -> ProducerIdentity:
-    """The identity that a client of version 2 uses for its next transaction."""
-    return complete(prepared, prepared.update_ms).identity
+    """The identity of the next transaction, of which the answer tells a client of version 2."""
+    if prepared.client_version >= EPOCH_BUMP_VERSION and prepared.next_producer_id != NO_PRODUCER_ID:
+        return ProducerIdentity(prepared.next_producer_id, 0)
+    return prepared.identity
