@@ -262,15 +262,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
                     break
                 if end - stop >= PIPELINED_BYTES_MIN and request_budget > 1 and pipelined is not None:
                     pipelined = None  # one attempt for a read
-                    if self._unpipelined_reads:
-                        self._unpipelined_reads -= 1
-                    else:
-                        start, handled = self._process_pipelined(start, end, request_budget)
-                        if handled:
-                            request_budget -= handled
-                            continue
-                        # Such as many transactions on one connection: the next reads will hardly differ.
-                        self._unpipelined_reads = UNPIPELINED_READS
+                    start, handled = self._process_pipelined(start, end, request_budget)
+                    if handled:
+                        request_budget -= handled
+                        continue
                 request_budget -= 1
                 frame = view[start + 4 : stop]
                 start = stop
@@ -320,6 +315,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _process_pipelined(self, start: int, end: int, request_budget: int) -> tuple[int, int]:
         """Dispatch frames of the buffer together. Returns where the rest begins, and the number of handled frames."""
+        if self._unpipelined_reads:
+            self._unpipelined_reads -= 1
+            return start, 0
         view, pending, owner = self._view, self._pending, self._owner
         frames: list[memoryview] = []
         ends: list[int] = []
@@ -337,6 +335,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return start, 0
         answers = owner.dispatch_pipelined(frames, self)
         if not answers:
+            # Such as many transactions on one connection: the next reads will hardly differ.
+            self._unpipelined_reads = UNPIPELINED_READS
             return start, 0
         callbacks = owner.callbacks
         for place, answer in enumerate(answers):

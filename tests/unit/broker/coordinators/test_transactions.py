@@ -126,7 +126,7 @@ def test_an_add_waits_for_the_last_markers_and_begins_in_the_batch_of_the_comple
     before = world.state()
     world.restart()
     assert world.state() == before._replace(last_producer_epoch=-1)
-    assert isinstance(world.end(following).response, P)
+    assert isinstance(world.end(following).response, ProducerIdentity)
 
 
 def test_it_waits_until_both_are_committed():
@@ -223,7 +223,9 @@ def test_an_add_among_others_of_one_request_does_not_wait():
     producer = world.producer()
     world.add(producer)
     following = world.end(producer).response
-    answer = world.service.add_partitions("tx", *following, [T0], verify_only=False, transaction_version=2, waits=False)
+    answer = world.service.add_partitions(
+        "tx", following.producer_id, following.epoch, [T0], verify_only=False, transaction_version=2, waits=False
+    )
     assert answer == {T0: E.CONCURRENT_TRANSACTIONS}
 
 
