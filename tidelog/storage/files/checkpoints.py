@@ -24,6 +24,7 @@ PARTITION_METADATA_FILE: Final = "partition.metadata"
 META_PROPERTIES_FILE: Final = "meta.properties"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"
 EXPLAINED_GAPS_FILE: Final = "explained-gaps"
+CLEANED_ENDS_FILE: Final = "cleaned-ends"
 TRANSACTION_SUMS_FILE: Final = "transaction-index-checksums"
 
 logger = logging.getLogger("tidelog.storage")
@@ -222,7 +223,10 @@ def decode_partition_metadata(data: bytes) -> bytes:
 
 
 def encode_explained_gaps(end_offset: int) -> bytes:
-    """The content that says: all replicas have the gaps between the batches below `end_offset`."""
+    """The content that says: all replicas have the gaps between the batches below `end_offset`.
+
+    `cleaned-ends` has the same form: the cleaner, which has come to `end_offset`, has left each segment's last batch.
+    """
     lines = [_EXPLAINED_GAPS_VERSION, str(end_offset)]
     return _join([*lines, f"{crc32c(_join(lines)):08x}"])
 

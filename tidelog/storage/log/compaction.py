@@ -21,6 +21,7 @@ from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, clean
 from tidelog.storage.cleaner.filter import BatchFilter, CleanedBatch, LastOfProducer
 from tidelog.storage.cleaner.keys import KeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
+from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, encode_explained_gaps, replace_file
 from tidelog.storage.files.disk import Disk, is_exhaustion
 from tidelog.storage.log.swap import Swap
 from tidelog.storage.segments import lookup
@@ -130,6 +131,8 @@ class Compaction:
         }
         self._ready: tuple[list[Segment], Segment] | None = None
         self._swap: Swap | None = None
+        self._ends_are_kept = True
+        """Every cleaned segment ends where the next one begins."""
         self._unfinished: Segment | None = None
         self._work = self._whole()
         self._is_done = False
@@ -236,11 +239,24 @@ class Compaction:
         )
         for start, stop in groups(facts, end_offset, self._config.segment_bytes):
             yield from self._clean_group(cleaned[start:stop], batches)
+        self._note_ends()
         self.stats.messages_read = batches.stats.messages_read
         self.stats.messages_written = batches.stats.messages_kept
         self.stats.keyless = batches.stats.keyless
         self.stats.table_utilization = keys.utilization
         self._is_done = True
+
+    def _note_ends(self) -> None:
+        """Record for later starts whether a segment that ends too early is damaged.
+
+        The file counts together with the checkpoint of the same offset, so that a cleaning by another broker or a
+        truncation makes it void.
+        """
+        directory = self.log.directory
+        if self._ends_are_kept:
+            replace_file(self._disk, directory, CLEANED_ENDS_FILE, encode_explained_gaps(self.cleaned_offset))
+        else:
+            self._disk.remove(f"{directory}/{CLEANED_ENDS_FILE}")
 
     def _note_keys(self, keys: KeyTable) -> Iterator[None]:
         """Fill the table from the dirty part, until it is full."""
@@ -282,7 +298,7 @@ class Compaction:
 
     def _clean_group(self, old: list[Segment], batches: BatchFilter) -> Iterator[None]:
         new = self._begin_segment(old[0].base_offset)
-        written = 0
+        written, written_end = 0, new.base_offset
         last_with_batches = max((i for i, segment in enumerate(old) if segment.size_bytes), default=-1)
         for number, segment in enumerate(old):
             for chunk, found in self._chunks(segment):
@@ -294,6 +310,7 @@ class Compaction:
                     if left is not None:
                         parts.append(left)
                 written = _write(new, parts, written)
+                written_end = parts[-1].last_offset + 1 if parts else written_end
                 self.stats.bytes_read += len(chunk)
                 self.stats.bytes_written = self._written_before + written
                 yield
@@ -301,8 +318,10 @@ class Compaction:
             new.transaction_index.append(row)
         batches.newly_indexed.clear()
         new.size_bytes = new.warm_from = written
-        new.may_have_gaps = new.may_end_early = True
+        new.may_have_gaps = True
         new.next_offset = old[-1].next_offset
+        new.may_end_early = written_end != new.next_offset
+        self._ends_are_kept = self._ends_are_kept and not new.may_end_early
         new.seal()
         new.file.sync()
         new.sync_indexes()

@@ -174,13 +174,16 @@ class LogDirectory:
             key = parse_future_name(entry.name) if is_future else parse_name(entry.name)
             if key is None or key[0] == METADATA_TOPIC:
                 continue
-            # Without a cleaner checkpoint, any part of the log may have been cleaned.
-            cleaned_offset = cleaned.get(key, -1 if self._cleaned is not None else INT64_MAX)
+            config = config_for(key[0])
+            # Without a cleaner checkpoint, any part of a compacted log may have been cleaned. Every broker writes one
+            # when it formats the directory, so that it is damaged: missing records of other logs are damage, too.
+            was_cleaned = self._cleaned is None and config.is_compacted
+            cleaned_offset = cleaned.get(key, INT64_MAX if was_cleaned else -1)
             checkpoints = Checkpoints(
                 log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset, high_watermarks.get(key, 0)
             )
             try:
-                log = self._open_log(*key, config_for(key[0]), checkpoints, now_ms, entry.name)
+                log = self._open_log(*key, config, checkpoints, now_ms, entry.name)
             except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
                 # Only these files are wrong. Any other OSError is an error of the device.
                 logger.error("%s/%s stays offline: %s", self.path, entry.name, error)

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from tidelog.storage.files.checkpoints import (
+    CLEANED_ENDS_FILE,
     EXPLAINED_GAPS_FILE,
     LEADER_EPOCH_FILE,
     PARTITION_METADATA_FILE,
@@ -85,7 +86,7 @@ class Checkpoints(NamedTuple):
     log_start_offset: int = 0
     recovery_point: int = 0
     cleaned_offset: int = -1
-    """Below it segments may end before the next one begins, because a cleaner wrote them."""
+    """Below it batches may be missing, because a cleaner removed them."""
     high_watermark: int = 0
     is_synced: bool = False
     """Each append was synced before its acknowledgement: bad bytes before a readable batch are no torn tail."""
@@ -148,7 +149,10 @@ class _Loader:
         self.snapshot_offset = 0
         self.scanned_bytes = self.cut_bytes = 0
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
-        self.gaps_explained_below = self._read_explained_gaps()
+        self.gaps_explained_below = self._read_explained_gaps(EXPLAINED_GAPS_FILE)
+        # Kafka's cleaner may leave segments that end before the next one begins; then nothing tells that from a loss.
+        ends_kept_below = self._read_explained_gaps(CLEANED_ENDS_FILE)
+        self.may_end_early = ends_kept_below <= 0 or checkpoints.cleaned_offset not in (ends_kept_below, INT64_MAX)
         cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
         if config.is_compacted or checkpoints.is_synced:  # the metadata log is read whole at each start
             cleaned_below = INT64_MAX
@@ -331,7 +335,8 @@ class _Loader:
                 has_transaction_index=base_offset in transaction_indexes,
             )
             if base_offset < max(self.checkpoints.cleaned_offset, self.gaps_explained_below):
-                segment.may_have_gaps = segment.may_end_early = True
+                segment.may_have_gaps = True
+                segment.may_end_early = self.may_end_early or base_offset < self.gaps_explained_below
             if segments:
                 segments[-1].next_offset = base_offset
             segments.append(segment)
@@ -411,15 +416,15 @@ class _Loader:
             logger.warning("rebuilding %s/%s from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
             return LeaderEpochs(), False
 
-    def _read_explained_gaps(self) -> int:
-        path = f"{self.directory}/{EXPLAINED_GAPS_FILE}"
+    def _read_explained_gaps(self, name: str) -> int:
+        path = f"{self.directory}/{name}"
         data = read_if_exists(self.disk, path)
         if not data:
             return 0
         try:
             return decode_explained_gaps(data)
         except CorruptCheckpoint as error:
-            logger.warning("cannot read %s, gaps in the log must be explained again: %s", path, error)
+            logger.warning("cannot read %s: %s", path, error)
             return 0
 
     def _read_transaction_sums(self) -> dict[int, tuple[int, int]] | None:

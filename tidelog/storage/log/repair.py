@@ -23,6 +23,7 @@ from tidelog.protocol.batches.record_batch import (
     BatchHeader,
     iter_headers,
 )
+from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import File, is_full
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
 from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
@@ -486,6 +487,8 @@ def finish_repair(check: RepairCheck) -> bool:
         return False
     if check.is_written_anew:
         segment.replace_file(check.temporary)
+    if segment.may_end_early:  # perhaps another replica's cleaner has removed the last batch
+        log.disk.remove(f"{segment.directory}/{CLEANED_ENDS_FILE}")
     segment.proven = check.proven
     check.findings.generation = segment.generation
     segment.findings = check.findings

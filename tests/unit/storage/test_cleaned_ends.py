@@ -1,0 +1,157 @@
+"""Records that a cleaned log has lost are told from those that the cleaner removed: it leaves the ends of segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch, read, records_of
+from tests.unit.storage.cleaning import clean, contents
+from tests.unit.storage.test_compaction import CONFIG, keyed
+from tests.unit.storage.test_damage import copy_of, repair
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, CLEANER_OFFSET_FILE
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
+
+Loss = Callable[[Path], None]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Logs:
+    """Several cleaned segments, in which offsets are missing between batches, and a part that is not cleaned."""
+    made = Logs(tmp_path / "logs", CONFIG)
+    for number in range(90):
+        made.append(keyed((f"k{number % 50}", f"{number}" * 10)))
+    made.log.roll(NOW)
+    clean(made.log)
+    made.append(keyed(("k0", "last")))
+    made.directory.write_checkpoints()
+    assert len(made.files("*.log")) >= 4
+    return made
+
+
+def last_batch(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: [position for position, _ in iter_headers(data)][-1]])
+
+
+def everything(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def all_files(path: Path) -> None:
+    for each in path.parent.glob(f"{path.stem}.*"):
+        each.unlink()
+
+
+def name(path: Path) -> None:
+    path.rename(path.with_stem(f"{int(path.stem) + 1:020d}"))
+
+
+def served(log: PartitionLog) -> list[tuple[int, bytes]]:
+    """(offset, batch) of all that a reader gets; damage is an error for it."""
+    found, offset = [], log.log_start_offset
+    while offset < log.log_end_offset:
+        result = read(log, offset, 1, log.log_end_offset)
+        assert result.next_offset > offset
+        found.append((offset, b"".join(result.regions)))
+        offset = result.next_offset
+    return found
+
+
+@pytest.mark.parametrize("ending", ["after a clean stop", "after a kill"])
+@pytest.mark.parametrize("number", [-4, -2])
+@pytest.mark.parametrize("lose", [last_batch, everything, all_files, name])
+def test_what_a_cleaned_segment_has_lost_is_damage_and_is_repaired(
+    made: Logs, lose: Loss, number: int, ending: str
+) -> None:
+    copy, expected = copy_of(made), contents(made.log)
+    if ending == "after a clean stop":
+        made.close()
+    else:
+        made.kill()
+    lose(made.folder / made.files("*.log")[number])
+    made.open(machine_ran_on=True)
+    for _ in range(4):
+        try:
+            served(made.log)
+            break
+        except DamagedRecords:
+            assert made.log.damaged_ranges()
+            repair(made.log, copy)
+    else:
+        pytest.fail("it is not repaired")
+    assert contents(made.log) == expected
+    assert contents(made.close_and_open()) == expected
+    assert not made.log.damaged_ranges()
+
+
+def test_a_cleaned_log_that_lost_nothing_has_no_damage(made: Logs) -> None:
+    expected = contents(made.log)
+    for _ in range(2):
+        log = made.close_and_open()
+        served(log)
+        assert not log.damaged_ranges()
+        clean(log)
+        assert contents(log)[-1] == expected[-1]
+
+
+@pytest.mark.parametrize("why", ["another broker has cleaned it", "it was cut"])
+def test_ends_of_another_cleaning_say_nothing(made: Logs, why: str) -> None:
+    """Kafka's cleaner may remove the last batch of a segment."""
+    if why == "it was cut":
+        made.log.truncate_to(made.log.segments[-2].base_offset + 1)
+        made.close()
+    else:
+        made.close()
+        path = made.path / CLEANER_OFFSET_FILE
+        path.write_text(path.read_text().replace("t 0 90", "t 0 80"))
+    last_batch(made.folder / made.files("*.log")[-3])
+    log = made.open()
+    served(log)
+    assert not log.damaged_ranges()
+
+
+def test_a_segment_that_ended_early_before_stays_so(made: Logs) -> None:
+    """Of a log that Kafka has cleaned, or that lost records before the ends were known."""
+    made.close()
+    (made.folder / CLEANED_ENDS_FILE).unlink()
+    names = made.files("*.log")
+    last_batch(made.folder / names[1])
+    log = made.open()
+    log.roll(NOW)
+    clean(log)
+    log = made.close_and_open()
+    served(log)
+    assert not log.damaged_ranges()
+
+
+def test_a_missing_checkpoint_of_the_cleaner_explains_no_gap_in_a_log_that_is_not_compacted(tmp_path: Path) -> None:
+    made = Logs(tmp_path / "logs", LogConfig(segment_bytes=1000))
+    for _ in range(40):
+        made.append(batch(2))
+    copy, count = copy_of(made), len(records_of(made.log))
+    made.close()
+    names = made.files("*.log")
+    assert len(names) >= 4
+    all_files(made.folder / names[1])
+    (made.path / CLEANER_OFFSET_FILE).unlink()
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        served(log)
+    repair(log, copy)
+    assert len(records_of(made.close_and_open())) == count
+
+
+def test_a_missing_checkpoint_of_the_cleaner_leaves_a_compacted_log_as_it_is(made: Logs) -> None:
+    """The ends of its segments are still known."""
+    expected = contents(made.log)
+    made.close()
+    (made.path / CLEANER_OFFSET_FILE).unlink()
+    log = made.open()
+    assert contents(log) == expected
+    assert not log.damaged_ranges()
