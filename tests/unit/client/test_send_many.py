@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, refuse_produce
 from tests.unit.client.test_producer import numbered, producer, values
 from tests.unit.client.transacting import cluster_of, transactional
-from tidelog import BatchSendError, ProducerRecord
+from tidelog import BatchSendError, ProducerRecord, TransactionAbortable
+from tidelog.client import sync
 from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.produce import ProduceRequest
+from tidelog.testing.embedded import EmbeddedBroker
 
 
 async def test_records_of_every_form_arrive() -> None:
@@ -65,6 +70,81 @@ async def test_more_records_than_memory_wait_for_it() -> None:
     async with FakeCluster(t=1) as cluster, producer(cluster, buffer_memory=2_000, batch_size=300) as sending:
         assert await (await sending.send_many("t", numbered(1_000))) == [("t", 0, 0, 1_000)]
         assert values(cluster) == numbered(1_000)
+
+
+async def test_an_iterator_is_read_as_memory_becomes_free() -> None:
+    """All of it was read before the first record was sent, whatever `buffer_memory` said."""
+    underway: list[int] = []
+    async with FakeCluster(t=1) as cluster, producer(cluster, buffer_memory=20_000, batch_size=1_000) as sending:
+
+        def each() -> Iterator[bytes]:
+            for number in range(3_000):
+                underway.append(number - len(values(cluster)))
+                yield b"%d" % number
+
+        assert await (await sending.send_many("t", each())) == [("t", 0, 0, 3_000)]
+        assert values(cluster) == numbered(3_000)
+        assert max(underway) < 600  # the memory holds 155, a piece 256
+        assert await (await sending.send_many("t", iter(()))) == []
+
+
+async def test_what_an_iterator_gave_before_it_raised_is_sent() -> None:
+    def each(count: int) -> Iterator[bytes]:
+        yield from numbered(count)
+        raise ValueError("a fault of the iterator")
+
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        with pytest.raises(ValueError, match="a fault of the iterator"):
+            await sending.send_many("t", each(0))
+        for count in (1, 1_000):
+            with pytest.raises(BatchSendError, match="a fault of the iterator") as failure:
+                await (await sending.send_many("t", each(count)))
+            assert (sum(each.record_count for each in failure.value.written), failure.value.failed_count) == (count, 0)
+        with pytest.raises(BatchSendError, match="value must be bytes") as failure:
+            await (await sending.send_many("t", (b"x" if number else 17 for number in range(5, -1, -1))))
+        assert (failure.value.written[0].record_count, failure.value.failed_count) == (5, 1)
+
+
+def test_the_blocking_producer_reads_an_iterator_in_the_thread_of_the_call() -> None:
+    threads: set[threading.Thread] = set()
+    underway: list[int] = []
+    with (
+        EmbeddedBroker() as broker,
+        sync.Producer(bootstrap_servers=broker.bootstrap_servers, buffer_memory=20_000, batch_size=1_000) as sending,
+    ):
+        sending.send_and_wait("t", b"first")
+
+        def each() -> Iterator[bytes]:
+            for number in range(3_000):
+                threads.add(threading.current_thread())
+                underway.append(number + 1 - sending.metrics().record_delivered_total)
+                if number == 1_000:
+                    sending.flush()  # the producer is free meanwhile
+                yield b"%d" % number
+
+        assert sending.send_many("t", each()).result(PATIENCE_S) == [("t", 0, 1, 3_000)]
+        with pytest.raises(ZeroDivisionError):
+            sending.send_many("t", (1 // 0 for _ in range(3)))
+    assert threads == {threading.current_thread()}
+    assert max(underway) < 600
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_serializer_that_raises_any_error_makes_the_transaction_abortable(version: int) -> None:
+    """A RuntimeError passed for the lack of a transaction: the others were committed without its record."""
+
+    def serialize(value: int) -> bytes:
+        if value == 2:
+            raise RuntimeError("a fault of the serializer")
+        return b"%d" % value
+
+    async with cluster_of(version) as cluster, transactional(cluster, value_serializer=serialize) as sending:
+        with pytest.raises(TransactionAbortable, match="a fault of the serializer"):
+            async with sending.transaction():
+                await sending.send_many("t", [1, 2, 3])
+        async with sending.transaction():
+            await sending.send_many("t", [4])
+        assert cluster.transactions.committed == [b"4"]
 
 
 @pytest.mark.parametrize(

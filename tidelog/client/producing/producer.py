@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -35,7 +35,7 @@ from tidelog.client.producing.interceptors import DeliveryCallback, Interceptors
 from tidelog.client.producing.producer_memory import new_accumulator
 from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.record_appender import RecordAppender
-from tidelog.client.producing.record_arguments import as_number, as_producer_record, build_batch
+from tidelog.client.producing.record_arguments import RecordPieces, as_number, as_producer_record, build_batch
 from tidelog.client.producing.send_group import BatchOutcome, GroupFuture, SendGroup
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY, Sender, Ticket
 from tidelog.client.producing.sender_totals import SenderTotals
@@ -289,12 +289,39 @@ class Producer:
         A record is a value, a tuple (key, value) or a `ProducerRecord`. The returned future gets the
         `WrittenRange`s, or a BatchSendError that has those of the records that were delivered. An
         error at the first record is raised, as by `send`; an error at a later one fails it and all
-        after it, and is in the BatchSendError. `ticket` is a future to use instead of a new one.
+        after it, and is in the BatchSendError. An iterator is read while its records are sent, so it
+        may be longer than the memory. `ticket` is a future to use instead of a new one.
         """
-        records = records if isinstance(records, (list, tuple)) else list(records)
+        if not isinstance(records, (list, tuple)):
+            if not isinstance(records, Sized):
+                pieces = RecordPieces(records)
+
+                async def read() -> list[Any]:
+                    return pieces.next_piece()
+
+                return await self.send_pieces(topic, read, ticket=ticket)
+            records = list(records)
         group = SendGroup(topic, ticket or asyncio.get_running_loop().create_future(), len(records))
         await self._fill(group, self._append_many(group, topic, records))
         return group.future  # type: ignore[no-any-return]
+
+    async def send_pieces(
+        self, topic: str, read: Callable[[], Awaitable[Sequence[Any]]], *, ticket: GroupFuture | None = None
+    ) -> asyncio.Future[list[WrittenRange]]:
+        """As `send_many`, with the records that `read` returns from call to call until it returns none."""
+        group = SendGroup(topic, ticket or asyncio.get_running_loop().create_future(), 0, is_read=False)
+        await self._fill(group, self._append_pieces(group, topic, read))
+        return group.future  # type: ignore[no-any-return]
+
+    async def _append_pieces(self, group: SendGroup, topic: str, read: Callable[[], Awaitable[Sequence[Any]]]) -> None:
+        transaction = 0 if self._manager is None else self._manager.check_open()
+        while piece := await read():
+            if self._manager is not None:
+                self._manager.check_still_open(transaction)
+            group.record_count += len(piece)
+            await self._append_many(group, topic, piece)
+            del piece  # or it waits in memory for the next one
+        group.end()
 
     async def _append_many(self, group: SendGroup, topic: str, records: Sequence[Any]) -> None:
         group_ticket: Any = group
@@ -307,7 +334,7 @@ class Producer:
                     await place
                 group.appended_count += 1
         except BaseException as error:
-            self.report_unsent(error, len(records) - group.appended_count)
+            self.report_unsent(error, group.unappended_count)
             raise
 
     async def send_batch(
@@ -365,7 +392,7 @@ class Producer:
         try:
             await appending
         except BaseException as error:
-            if isinstance(error, Exception) and not isinstance(error, RuntimeError):
+            if isinstance(error, Exception):
                 self.note_lost_record(error)
             if not group.appended_count:
                 raise
@@ -481,6 +508,8 @@ class Producer:
 
     def note_lost_record(self, error: Exception) -> None:
         """A record could not be sent: its transaction, if any, can only be aborted (as in Java)."""
+        if isinstance(error, RuntimeError) and (self._manager is None or not self._manager.open_number):
+            return  # there is no open transaction, which is the error
         if self._manager is not None and not isinstance(error, TransactionError):
             code = error.code if isinstance(error, KafkaError) else ErrorCode.INVALID_RECORD
             self._manager.handle_problem(code, f"a record was not sent: {error}")

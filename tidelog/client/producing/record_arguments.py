@@ -14,6 +14,8 @@ from tidelog.protocol.batches.records import BatchBuilder
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 MAX_TIMESTAMP_MS = 2**62
+_PIECE_RECORDS_MAX = 256
+_PIECE_BYTES_MAX = 64 * 1024
 
 
 def as_producer_record(record: Any) -> ProducerRecord:
@@ -24,6 +26,35 @@ def as_producer_record(record: Any) -> ProducerRecord:
     if len(record) != 2:
         raise TypeError(f"a record must be a value, (key, value) or a ProducerRecord, not a tuple of {len(record)}")
     return ProducerRecord(record[1], record[0])
+
+
+class RecordPieces:
+    """Reads an iterator of records a piece at a time, so that one of any length costs no more memory than a piece."""
+
+    def __init__(self, records: Iterable[Any]) -> None:
+        self._records = iter(records)
+        self._error: Exception | None = None
+
+    def next_piece(self) -> list[Any]:
+        """The next records; none at the end. Raises what the iterator raises, after the records before it."""
+        if self._error is not None:
+            raise self._error
+        piece: list[Any] = []
+        size_bytes = 0
+        try:
+            for record in self._records:
+                piece.append(record)
+                value = (
+                    record[1] if record.__class__ is tuple and len(record) == 2 else getattr(record, "value", record)
+                )
+                size_bytes += len(value) if value.__class__ is bytes else 0
+                if len(piece) >= _PIECE_RECORDS_MAX or size_bytes >= _PIECE_BYTES_MAX:
+                    break
+        except Exception as error:
+            if not piece:
+                raise
+            self._error = error
+        return piece
 
 
 def serialized(config: ProducerConfig, value: Any, key: Any) -> tuple[Any, Any]:

@@ -53,27 +53,41 @@ class SendGroup:
         "_failed_count",
         "_first_error",
         "_ranges",
-        "_record_count",
+        "_settled_count",
         "_topic",
-        "_unsettled_count",
         "appended_count",
         "future",
+        "is_read",
+        "record_count",
     )
 
     is_divisible = True
     """Whether a batch of the group may be split when a broker finds it too large."""
 
-    def __init__(self, topic: str, future: GroupFuture, record_count: int) -> None:
+    def __init__(self, topic: str, future: GroupFuture, record_count: int, *, is_read: bool = True) -> None:
         self.future: Any = future
+        self.record_count = record_count
+        """All records, once `is_read`; until then those that an iterator has given so far."""
+        self.is_read = is_read
         self.appended_count = 0
         """The records that are in the accumulator or beyond."""
         self._topic = topic
         self._ranges: dict[int, list[_Range]] = {}
-        self._record_count = self._unsettled_count = record_count
+        self._settled_count = 0
         self._failed_count = 0
         self._first_error: KafkaError | None = None
         if not record_count:
             self._settle(0)
+
+    @property
+    def unappended_count(self) -> int:
+        """The records that are not in the accumulator yet, of those that are read."""
+        return self.record_count - self.appended_count
+
+    def end(self) -> None:
+        """No records follow."""
+        self.is_read = True
+        self._settle(0)
 
     def acknowledge(self, partition: int, base_offset: int, count: int) -> None:
         """Note consecutive records in the log; offset -1 when it is unknown."""
@@ -92,8 +106,9 @@ class SendGroup:
         self._settle(count)
 
     def fail_rest(self, error: KafkaError) -> None:
-        """The records that were not appended will not be."""
-        self.fail(error, self._record_count - self.appended_count)
+        """The records that were not appended will not be, and no others are read."""
+        self.is_read = True
+        self.fail(error, self.unappended_count)
 
     # -- as the ticket of one record
 
@@ -112,8 +127,8 @@ class SendGroup:
     # -- the outcome
 
     def _settle(self, count: int) -> None:
-        self._unsettled_count -= count
-        if self._unsettled_count or self.future.done():
+        self._settled_count += count
+        if self._settled_count < self.record_count or not self.is_read or self.future.done():
             return
         written = [
             WrittenRange(self._topic, partition, *each)

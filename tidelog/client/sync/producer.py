@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,10 @@ from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.interceptors import DeliveryCallback, calls_on_delivery
+from tidelog.client.producing.record_arguments import RecordPieces
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
+from tidelog.client.sync.caller_thread import CallerThread
 from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
 from tidelog.client.sync.record_future import LoopFuture, RecordFuture, record_future_class
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -249,8 +251,7 @@ class Producer(BlockingClient):
     def _handle_send_error(self, future: RecordFuture, topic: str, error: Exception, start_s: float) -> None:
         future.set_exception(error)
         self._log_once(str(error))
-        if not isinstance(error, RuntimeError):
-            self._producer.note_lost_record(error)
+        self._producer.note_lost_record(error)
         self._producer.report_unsent(error)
         if isinstance(error, KafkaError) and error.retriable:
             self._missing_since.setdefault(topic, start_s)
@@ -269,9 +270,19 @@ class Producer(BlockingClient):
         return self.send(topic, value, key, **options).result()
 
     def send_many(self, topic: str, records: Iterable[Any]) -> Future[list[WrittenRange]]:
-        """As of the asynchronous producer; blocks until every record has a place in the producer's memory."""
-        records = list(records)  # in this thread: the iterable is the caller's
-        return self._send_group(lambda future: self._producer.send_many(topic, records, ticket=future))
+        """As of the asynchronous producer; blocks until every record has a place in the producer's memory.
+
+        An iterator is read in this thread.
+        """
+        if isinstance(records, Sized):
+            known = list(records)
+            return self._send_group(lambda future: self._producer.send_many(topic, known, ticket=future))
+        pieces = RecordPieces(records)
+        caller = CallerThread()
+        return self._send_group(
+            lambda future: self._producer.send_pieces(topic, lambda: caller.run(pieces.next_piece), ticket=future),
+            caller.wait,
+        )
 
     def send_batch(self, topic: str, records: Iterable[Any], *, partition: int) -> Future[WrittenRange]:
         """As of the asynchronous producer; blocks until the batch has a place in the producer's memory."""
@@ -284,7 +295,11 @@ class Producer(BlockingClient):
         """As of the asynchronous producer; blocks until every row has a place in the producer's memory."""
         return self._send_group(lambda future: self._producer.send_arrow(topic, table, ticket=future))
 
-    def _send_group(self, send: Callable[[Future[Any]], Coroutine[Any, Any, Any]]) -> Future[Any]:
+    def _send_group(
+        self,
+        send: Callable[[Future[Any]], Coroutine[Any, Any, Any]],
+        wait: Callable[[Future[Any]], Any] = Future.result,
+    ) -> Future[Any]:
         """Send after the records queued so far. An error before the first record is raised."""
         future: Future[Any] = LoopFuture()
         future.set_running_or_notify_cancel()
@@ -293,7 +308,7 @@ class Producer(BlockingClient):
             await self._drain_queue()
             await send(future)
 
-        self._run(send_in_order)
+        self._run(send_in_order, wait)
         return future
 
     def metrics(self) -> ProducerMetrics:
