@@ -34,6 +34,7 @@ def _choice(default: str, *choices: str) -> Any:
     return field(default=default, metadata={"choices": choices})
 
 
+_SCHEME = "PLAINTEXT://"
 CLOSE_TIMEOUT_MS = 30_000
 """The time that `close` of a consumer waits for brokers that do not answer, as in Java."""
 
@@ -115,9 +116,11 @@ class ClientConfig:
 
 
 def _address(text: str) -> tuple[str, int]:
+    if text[: len(_SCHEME)].upper() == _SCHEME:  # as a node names its address in its first line
+        text = text[len(_SCHEME) :]
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not colon or not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"bootstrap_servers: {text!r} is not host:port")
     return host, int(port)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tidelog.client import Consumer, sync
 from tidelog.client.config import ClientConfig, ConsumerConfig, ProducerConfig
 from tidelog.protocol.errors import ConfigError
 
@@ -65,6 +66,7 @@ def test_a_string_that_no_request_could_carry_is_refused_at_once(name):
         (ConsumerConfig, {"heartbeat_interval_ms": 60_000}, ["heartbeat_interval_ms", "session_timeout_ms"]),
         (ConsumerConfig, {"group_instance_id": "i"}, ["group_instance_id needs a group_id"]),
         (ClientConfig, {"bootstrap_servers": "localhost"}, ["bootstrap_servers", "'localhost' is not host:port"]),
+        (ClientConfig, {"bootstrap_servers": "http://h:1"}, ["'http://h:1' is not host:port"]),
         (ClientConfig, {"bootstrap_servers": []}, ["bootstrap_servers is empty"]),
         (ClientConfig, {"bootstrap_servers": "h:99999"}, ["not host:port"]),
         (ClientConfig, {"security_protocol": "SSL"}, ["security_protocol", "PLAINTEXT"]),
@@ -95,3 +97,15 @@ def test_auto_commit_follows_the_group():
     assert ConsumerConfig.from_options({"group_id": "g"}).auto_commit
     assert not ConsumerConfig.from_options({}).auto_commit
     assert not ConsumerConfig.from_options({"group_id": "g", "enable_auto_commit": "false"}).auto_commit
+
+
+def test_an_address_may_be_as_a_node_names_it():
+    config = ClientConfig.from_options({"bootstrap_servers": "PLAINTEXT://127.0.0.1:9092,h:1"})
+    assert config.bootstrap_addresses() == [("127.0.0.1", 9092), ("h", 1)]
+
+
+@pytest.mark.parametrize("topics", [["a"], {"bootstrap.servers": "h:1"}])
+@pytest.mark.parametrize("kind", [Consumer, sync.Consumer])
+def test_a_list_of_topics_or_a_dict_of_options_is_told_how_they_are_passed(kind, topics):
+    with pytest.raises(TypeError, match=r"Consumer\('a', 'b', group_id='g'\)"):
+        kind(topics)

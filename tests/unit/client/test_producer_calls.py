@@ -28,6 +28,13 @@ async def test_headers_may_be_none_or_any_iterable():
         assert [record.headers for record in records] == [(), *[tuple(pairs)] * 4]
 
 
+@pytest.mark.parametrize("topic", [["t"], {}, b"t", None, 5])
+async def test_a_topic_of_another_type_is_named(topic):
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        with pytest.raises(TypeError, match=f"topic must be a str, not {type(topic).__name__}"):
+            await sending.send(topic, b"v")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

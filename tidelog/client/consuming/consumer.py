@@ -72,6 +72,9 @@ class Consumer:
         self._config = ConsumerConfig.from_options(options)
         self._subscription = Subscription()
         if topics:
+            if not all(isinstance(topic, str) for topic in topics):
+                text = "expected topic names and named options, as Consumer('a', 'b', group_id='g')"
+                raise TypeError(f"{text}, not {topics!r}")
             self._subscription.subscribe(as_names(topics), None, None)
         self._cluster: Cluster | None = None
         self._starting_cluster: Cluster | None = None

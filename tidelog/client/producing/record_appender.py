@@ -125,7 +125,10 @@ class RecordAppender:
             timestamp_ms = time.time_ns() // 1_000_000
         elif timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
             raise wrong_timestamp(timestamp_ms)
-        route = self._route_of.get(topic)
+        try:
+            route = self._route_of.get(topic)
+        except TypeError:  # no object to look up by: `find_route` names it
+            route = None
         if (
             route is None
             or self._is_held

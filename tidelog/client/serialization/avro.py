@@ -71,7 +71,7 @@ class AvroSerializer:
             return None
         if self._parsed is None:
             self.prepare()
-        import fastavro
+        fastavro = _fastavro()
 
         out = io.BytesIO()
         out.write(self._header)
@@ -112,7 +112,7 @@ class AvroDeserializer:
         writer = self._writers.get(schema_id)
         if writer is None:
             writer = self._writers[schema_id] = _parsed(self._registry, self._registry.schema(schema_id))
-        import fastavro
+        fastavro = _fastavro()
 
         source = io.BytesIO(data)
         source.seek(_HEADER.size)
@@ -149,12 +149,20 @@ def _parse_references(
 
 
 def _parse(text: str, named: dict[str, Any]) -> Any:
-    import fastavro
+    fastavro = _fastavro()
 
     try:
         return fastavro.parse_schema(json.loads(text), named_schemas=named)
     except Exception as error:  # of many classes: fastavro does not check the JSON first
         raise ValueError(f"no Avro schema: {_line(error)}") from error
+
+
+def _fastavro() -> Any:
+    try:
+        import fastavro
+    except ImportError as error:
+        raise ImportError("Avro needs fastavro: pip install 'tidelog[avro]'") from error
+    return fastavro
 
 
 def _line(error: BaseException) -> str:

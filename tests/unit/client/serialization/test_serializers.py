@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -219,3 +220,9 @@ async def test_a_record_is_read_again_when_the_registry_is_back(fake: FakeRegist
             batch = await consumer.poll(30_000)
             values: list[Any] = [record.value for record in batch[flights]]
             assert values == [VALUE]
+
+
+def test_without_fastavro_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(ImportError, match=r"pip install 'tidelog\[avro\]'"):
+        AvroDeserializer(SchemaRegistry("http://127.0.0.1:1"), {"type": "string"})
