@@ -34,7 +34,16 @@ _ARGUMENTS: tuple[type, ...] = (
 )
 _ADMIN_MODULES = (model, client, cluster, configs, features, groups, log_dirs, producers, transactions)
 # What the blocking clients call, and no program.
-_INTERNAL_METHODS = {"note_lost_record", "refill", "next_batch", "application_alive"}
+_INTERNAL_METHODS = {
+    "application_alive",
+    "next_batch",
+    "note_lost_record",
+    "refill",
+    "report_unsent",
+    "return_records",
+    "send_pieces",
+    "try_send",
+}
 _INTERNAL_PARAMETERS = {"self", "ticket", "waited_ms"}
 
 
