@@ -188,6 +188,7 @@ DAMAGE: dict[str, Callable[[Logs], tuple[Path, str]]] = {
     "an unreadable epoch file": overwrite("t-0/leader-epoch-checkpoint", b"0\n3\n", "wrong leader epochs"),
     "an unreadable topic id": overwrite("t-0/partition.metadata", b"version: 0\n", "damaged small file"),
     "an unreadable checkpoint": overwrite("log-start-offset-checkpoint", b"0\n2\nx", "damaged small file"),
+    "a log start that is too high": overwrite("log-start-offset-checkpoint", b"0\n1\nt 0 30\n", "damaged small file"),
     "meta.properties without its cluster": overwrite("meta.properties", b"version=1\n", "damaged small file"),
 }
 
@@ -201,6 +202,22 @@ def test_damage_of_every_kind_is_named_and_left_as_it_is(made: Logs, kind: str, 
     assert [(each["file"], each["problem"]) for each in problems] == [(str(path), problem)]
     assert summary["problems"] == 1
     assert content(made.path) == before
+
+
+@pytest.mark.parametrize("has_epochs", [True, False])
+def test_a_log_start_that_nothing_confirms_hides_no_damage(
+    made: Logs, has_epochs: bool, capsys: pytest.CaptureFixture[str]
+):
+    """As at a node's start: the epoch file counts, or without it the first segment."""
+    flip_a_payload(made)
+    _, [damaged], _ = verify(capsys, made.path)
+    (made.path / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {damaged['end_offset']}\n")
+    if not has_epochs:
+        (made.folder / "leader-epoch-checkpoint").unlink()
+    status, problems, _ = verify(capsys, made.path)
+    assert status == 1
+    assert damaged in problems
+    assert str(made.path / "log-start-offset-checkpoint") in [each["file"] for each in problems]
 
 
 def test_a_first_segment_that_is_missing_is_named(made: Logs, capsys: pytest.CaptureFixture[str]):

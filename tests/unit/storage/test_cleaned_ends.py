@@ -14,6 +14,7 @@ from tests.unit.storage.test_damage import copy_of, repair
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, CLEANER_OFFSET_FILE
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.verification import RECORDS, LogFacts, StoppedLog
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.log_config import LogConfig
 
@@ -155,3 +156,14 @@ def test_a_missing_checkpoint_of_the_cleaner_leaves_a_compacted_log_as_it_is(mad
     log = made.open()
     assert contents(log) == expected
     assert not log.damaged_ranges()
+
+
+@pytest.mark.parametrize("lose", [last_batch, all_files])
+def test_a_verification_of_a_stopped_node_names_the_loss(made: Logs, lose: Loss) -> None:
+    made.close()
+    facts = LogFacts(is_clean=True, is_compacted=True, cleaned_offset=90)
+    whole = StoppedLog(made.disk, str(made.folder), facts)
+    assert not list(whole.verify())
+    lose(made.folder / made.files("*.log")[-2])
+    damaged = StoppedLog(made.disk, str(made.folder), facts)
+    assert RECORDS in {problem.kind for problem in damaged.verify()}

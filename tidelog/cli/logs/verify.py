@@ -249,6 +249,7 @@ class _Verification:
             log_start_offset=offsets.get(checkpoints.LOG_START_FILE, {}).get(key, 0),
             is_compacted=is_compacted,
             begins_with_snapshot=is_metadata,
+            cleaned_offset=(cleaned or {}).get(key, -1),
         )
 
     def _verify_metadata_snapshots(self, name: str) -> Iterator[Problem]:

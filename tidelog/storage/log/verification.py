@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from tidelog.storage.files.checkpoints import (
+    CLEANED_ENDS_FILE,
     LEADER_EPOCH_FILE,
+    LOG_START_FILE,
     PARTITION_METADATA_FILE,
     TRANSACTION_SUMS_FILE,
     CorruptCheckpoint,
+    decode_explained_gaps,
     decode_leader_epochs,
     decode_partition_metadata,
     decode_transaction_sums,
@@ -29,7 +32,7 @@ from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, Corrup
 from tidelog.storage.segments.damage import DamagedRange
 from tidelog.storage.segments.examination import UNKNOWN_END, Findings, WholeBatch, examine
 from tidelog.storage.segments.index_check import IndexCheck
-from tidelog.storage.segments.leader_epochs import LeaderEpochs, first_offset_of
+from tidelog.storage.segments.leader_epochs import LeaderEpochs, confirmed_log_start, first_offset_of
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.segment import (
     INDEX_SUFFIX,
@@ -77,6 +80,7 @@ class LogFacts(NamedTuple):
     log_start_offset: int = 0
     is_compacted: bool = False
     begins_with_snapshot: bool = False
+    cleaned_offset: int = -1
 
 
 class StoppedLog:
@@ -89,7 +93,10 @@ class StoppedLog:
         self.is_closed = False
         self.verified_bytes = 0
         self._facts = facts
+        self._log_start_of_checkpoint = facts.log_start_offset
         self._names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
+        if not facts.begins_with_snapshot:
+            self._facts = facts._replace(log_start_offset=self._confirmed_log_start())
         self.segments = Segments(disk, directory, self._open_segments())
         self.leader_epochs = LeaderEpochs()
         self.topic_id: bytes | None = None
@@ -99,10 +106,30 @@ class StoppedLog:
         """The segment with invalid bytes after its last batch. It must keep its length."""
         self._first_unsynced = self._find_first_unsynced()
 
+    def _confirmed_log_start(self) -> int:
+        """The log start of the checkpoint, unless the epoch file says that it is too high, as at a node's start."""
+        data = read_if_exists(self.disk, f"{self.directory}/{LEADER_EPOCH_FILE}")
+        try:
+            epochs, is_readable = LeaderEpochs(decode_leader_epochs(data or b"")), bool(data)
+        except CorruptCheckpoint:
+            epochs, is_readable = LeaderEpochs(), False
+        first = min(_offsets_of(self._names, LOG_SUFFIX), default=INT64_MAX)
+        facts = self._facts
+        return confirmed_log_start(epochs, is_readable, facts.log_start_offset, first, facts.high_watermark)
+
+    def _knows_ends(self) -> bool:
+        """Whether each segment of this cleaned log ends where the next one begins."""
+        try:
+            data = read_if_exists(self.disk, f"{self.directory}/{CLEANED_ENDS_FILE}")
+            return bool(data) and decode_explained_gaps(data or b"") == self._facts.cleaned_offset
+        except CorruptCheckpoint:
+            return False
+
     def _open_segments(self) -> list[Segment]:
         config = LogConfig(cleanup_policy=frozenset({"compact" if self._facts.is_compacted else "delete"}))
         bases = sorted(_offsets_of(self._names, LOG_SUFFIX))
         start = self._facts.log_start_offset
+        may_end_early = self._facts.is_compacted and not self._knows_ends()
         segments = []
         for base_offset, following in zip(bases, [*bases[1:], None]):
             if following is not None and following <= start:
@@ -112,7 +139,7 @@ class StoppedLog:
                 size_bytes=self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}"),
                 has_transaction_index=file_name(base_offset, TRANSACTION_INDEX_SUFFIX) in self._names,
             )  # fmt: skip
-            segment.may_end_early = self._facts.is_compacted
+            segment.may_end_early = may_end_early
             segment.next_offset = UNKNOWN_END if following is None else following
             segments.append(segment)
         return segments
@@ -173,6 +200,11 @@ class StoppedLog:
 
     def _verify_start(self) -> Iterator[Problem]:
         """Check whether the first file of the log is missing. Other files show where the log begins."""
+        checkpointed, confirmed = self._log_start_of_checkpoint, self._facts.log_start_offset
+        if confirmed < checkpointed:
+            path = f"{self.directory.rpartition('/')[0]}/{LOG_START_FILE}"
+            yield Problem(path, SMALL_FILE, f"the leader epochs do not confirm that {self.directory} starts at "
+                          f"{checkpointed}", first_offset=confirmed, end_offset=checkpointed)  # fmt: skip
         orphans = set(_offsets_of(self._names, INDEX_SUFFIX)) - set(_offsets_of(self._names, LOG_SUFFIX))
         is_readable = not self._epochs_are_unreadable and LEADER_EPOCH_FILE in self._names
         start = first_offset_of(self.leader_epochs, is_readable, self._facts.log_start_offset, orphans)
