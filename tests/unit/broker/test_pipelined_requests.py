@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from struct import Struct
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from tidelog.replication.partition import Partition
 
 
 class Pipelining(Owner):
-    """Handles at most `counts` requests together, time after time, as long as they may be."""
+    """Handles at most `counts` requests together, time after time, as long as they may be; -1: they never can be."""
 
     def __init__(self, counts: Iterator[int]) -> None:
         super().__init__()
@@ -35,10 +36,14 @@ class Pipelining(Owner):
         self.together: list[int] = []
         self.dispatch_pipelined = self._pipelined
 
-    def _pipelined(self, frames: Sequence[memoryview], connection: KafkaConnection) -> list[Any]:
+    def _pipelined(self, frames: Sequence[memoryview], connection: KafkaConnection) -> list[Any] | None:
         answers: list[Any] = []
         assert len(frames) > 1
-        for frame in frames[: next(self.counts, 0)]:
+        count = next(self.counts, 0)
+        if count < 0:  # requests of another kind
+            self.together.append(0)
+            return None
+        for frame in frames[:count]:
             if bytes(frame[:1]) not in (b"a", b"p"):
                 break
             answers.append(self.dispatch(frame, connection))
@@ -58,7 +63,7 @@ requests = st.lists(
 )
 
 
-@given(requests, st.lists(st.integers(0, 8)), st.lists(st.integers(1, 3000), max_size=20), st.randoms())
+@given(requests, st.lists(st.integers(-1, 8)), st.lists(st.integers(1, 3000), max_size=20), st.randoms())
 def test_answers_are_those_of_each_alone(frames: list[bytes], counts: list[int], sizes: list[int], rng: Any) -> None:
     written = []
     order = rng.sample(frames, len(frames))
@@ -91,7 +96,7 @@ def test_all_that_were_read_are_handled_together_and_answered_with_one_write() -
 
 def test_a_connection_without_such_requests_is_asked_now_and_then() -> None:
     """Looking for them costs more than a small request where there are none."""
-    owner = Pipelining(iter([0] * 3 + [99]))
+    owner = Pipelining(iter([-1] * 3 + [99]))
     connection, transport = connect(owner)
     data = framed(*[b"a%07d" % number + bytes(100) for number in range(3)])
     for _ in range(3 * (UNPIPELINED_READS + 1)):
@@ -100,6 +105,15 @@ def test_a_connection_without_such_requests_is_asked_now_and_then() -> None:
     feed(connection, transport, data)
     assert owner.together == [0, 0, 0, 3]
     assert len(owner.frames) == 3 * 3 * (UNPIPELINED_READS + 1) + 3
+
+
+def test_one_attempt_that_fails_is_followed_by_the_next() -> None:
+    """Requests for partitions in turn cannot be handled together, and others of the same connection can."""
+    owner = Pipelining(iter([0, 0, 99]))
+    connection, transport = connect(owner)
+    for _ in range(3):
+        feed(connection, transport, framed(*[b"a%07d" % number + bytes(100) for number in range(3)]))
+    assert owner.together == [0, 0, 3]
 
 
 def test_no_more_than_a_turn_has_are_handled_together() -> None:
@@ -147,6 +161,8 @@ def test_those_that_the_last_one_needs_are_called_before_it_is_parked() -> None:
 
 
 VERSION = 12
+PRODUCE_HEAD = Struct(">hhih")
+CLIENT: Any = SimpleNamespace(listener_name="PLAINTEXT", host="")
 
 
 @contextmanager
@@ -192,6 +208,24 @@ async def test_pipelined_produces_are_appended_together(
     assert counters.versions[VERSION] == sum(counters.durations.counts) == 10
     traffic = node._broker.partitions.traffic["t"]
     assert (traffic.records_in, traffic.bytes_in) == (20, 10 * len(batch(2)))
+
+
+@pytest.mark.parametrize("transactional_id", [None, "tx"])
+async def test_a_transaction_says_that_its_requests_are_of_another_kind(
+    running: RunningNode, wire: Wire, transactional_id: str | None
+) -> None:
+    await wire.create_topic("t", 1)
+    node: Any = running.node
+    dispatcher = node._dispatchers[-1]
+    request = produce("t", bytes(batch()))
+    request.transactional_id = transactional_id
+    body = bytearray()
+    request.write(body, VERSION)
+    frames = [memoryview(bytearray(PRODUCE_HEAD.pack(0, VERSION, number, -1) + b"\0" + body)) for number in range(2)]
+    answers = dispatcher.dispatch_pipelined(frames, CLIENT)
+    assert (answers is None) == (transactional_id is not None)
+    frames = [memoryview(PRODUCE_HEAD.pack(18, 3, number, -1) + bytes(20)) for number in range(2)]
+    assert dispatcher.dispatch_pipelined(frames, CLIENT) is None
 
 
 async def test_one_that_is_refused_or_repeated_does_not_harm_the_others(

@@ -104,8 +104,11 @@ class Dispatcher:
             self._scheduler.took(elapsed)
         return answer
 
-    def dispatch_pipelined(self, frames: Sequence[memoryview], connection: Peer) -> list[Answer]:
-        """The answers to the frames at the start that can be handled together; `dispatch` must take the others."""
+    def dispatch_pipelined(self, frames: Sequence[memoryview], connection: Peer) -> list[Answer] | None:
+        """The answers to the frames at the start that can be handled together; `dispatch` must take the others.
+
+        None where the first one is of a kind that never can: no Produce, or one of a transaction.
+        """
         began = self._stopwatch()
         frame = frames[0]
         try:
@@ -113,8 +116,12 @@ class Dispatcher:
         except StructError:
             return []
         position = 10 + client_id_bytes if client_id_bytes > 0 else 10
-        if key != produce.API_KEY or version < PRODUCE_FLEXIBLE_FROM or position >= len(frame) or frame[position]:
+        if key != produce.API_KEY:
+            return None
+        if version < PRODUCE_FLEXIBLE_FROM or position + 1 >= len(frame) or frame[position]:
             return []
+        if frame[position + 1]:
+            return None  # the transactional id is there
         answers = produce.serve_pipelined(self._services, frames, position + 1, version, connection)
         if not answers:
             return answers

@@ -47,7 +47,7 @@ WRITE_HIGH_WATER_BYTES = 8 * 1024 * 1024
 # Requests that may be handled together, because they are in the buffer at the same time: of larger ones each costs more
 # than the calls that are saved. Shorter ones than any Produce are not looked at.
 PIPELINED_FRAME_BYTES_MAX = 8 * 1024
-# After an attempt that found nothing to handle together.
+# After an attempt that met a request of another kind: the next reads of the connection will hardly differ.
 UNPIPELINED_READS = 15
 PIPELINED_BYTES_MIN = 100
 # Bytes of answers that are collected for one write. Small requests may have large answers: beyond it they are written.
@@ -65,7 +65,7 @@ class ConnectionOwner(Protocol):
     frame_bytes_max: int
     callbacks: DeferredCallbacks
     scheduler: FairScheduler
-    dispatch_pipelined: Callable[[Sequence[memoryview], KafkaConnection], Sequence[Answer]] | None
+    dispatch_pipelined: Callable[[Sequence[memoryview], KafkaConnection], Sequence[Answer] | None] | None
     """Handles several requests together, if it can; returns the answers to those at the start that it has handled."""
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Answer: ...
@@ -334,9 +334,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if len(frames) < 2 or owner.dispatch_pipelined is None:
             return start, 0
         answers = owner.dispatch_pipelined(frames, self)
-        if not answers:
-            # Such as many transactions on one connection: the next reads will hardly differ.
+        if answers is None:
             self._unpipelined_reads = UNPIPELINED_READS
+        if not answers:
             return start, 0
         callbacks = owner.callbacks
         for place, answer in enumerate(answers):

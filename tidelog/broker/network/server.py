@@ -97,7 +97,7 @@ class Server:
         callbacks: DeferredCallbacks,
         scheduler: FairScheduler,
         protected_listener: str | None = None,
-        dispatch_pipelined: Callable[[Sequence[memoryview], KafkaConnection], Sequence[Answer]] | None = None,
+        dispatch_pipelined: Callable[[Sequence[memoryview], KafkaConnection], Sequence[Answer] | None] | None = None,
     ) -> None:
         self.dispatch = dispatch
         self.dispatch_pipelined = dispatch_pipelined
