@@ -116,18 +116,46 @@ def _release_an_id_whose_record_may_be_committed(monkeypatch: pytest.MonkeyPatch
     )
 
 
+def _begin_without_the_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = TransactionCoordinator._begin
+    monkeypatch.setattr(TransactionCoordinator, "_begin", lambda self, *arguments: begin(self, *arguments[:5]))
+
+
+def _forget_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransactionCoordinator, "_serve_waiting", lambda self, *_: None)
+
+
+def _add_before_the_markers(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = TransactionCoordinator._add
+
+    def impatient(self: Any, transactional_id: str, wanted: Any, waits: bool, outcome: Any) -> None:
+        entry = self.ids.get(transactional_id)
+        if entry is not None and waits and not entry.is_in_transition and entry.unmarked:
+            entry.unmarked = frozenset()
+            entry.waiting.append(wanted)
+            self._waiting_count += 1
+            self._complete_if_marked(transactional_id, entry, outcome)
+            return
+        add(self, transactional_id, wanted, waits, outcome)
+
+    monkeypatch.setattr(TransactionCoordinator, "_add", impatient)
+
+
 def _accept_any_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "_identity_error", lambda current, producer: ErrorCode.NONE)
 
 
 MISTAKES = [
     _accept_any_epoch,
+    _add_before_the_markers,
     _adopt_before_the_commit,
     _allow_two_transitions,
+    _begin_without_the_completion,
     _complete_after_the_first_marker,
     _fence_without_a_new_epoch,
     _forget_late_commits,
     _forget_prepared_transactions_in_a_load,
+    _forget_who_waits,
     _give_up_a_completion,
     _release_an_id_whose_record_may_be_committed,
     _store_no_next_producer_id,

@@ -4,8 +4,8 @@ Clients initialize, add, end, repeat what they have sent, and come too late; app
 are written in part and in any order, time passes, coordinators change at any point. Invariants: one id has one open
 transaction; the epoch of a producer id never goes back, and an old producer id never returns; a producer whose place
 was taken adds nothing; a transaction is complete only when each of its partitions has its marker, and all markers say
-what was decided; what was answered holds; a coordinator that loads the log equals the one that wrote it; at last every
-decided transaction completes.
+what was decided; what was answered holds; each request is answered; a coordinator that loads the log equals the one
+that wrote it; at last every decided transaction completes.
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ class History:
         for name, entry in self.world.coordinator().ids.items():
             assert entry.metadata is not None, f"{name} was never stored"
             assert entry.metadata.state not in PREPARED, f"the transaction of {name} never ends"
+        self.world.advance(CONFIG.write_timeout_ms)
+        self._check()
+        assert not self._parked, "requests that are never answered"
         self._check_log()
 
     # -- moves -------------------------------------------------------------------------------------------------------
