@@ -524,6 +524,26 @@ async def test_a_directory_that_was_replaced_by_an_empty_one_is_filled_anew(
     assert (await send(wire, "one", placed.batch))[0] == 0
 
 
+@pytest.mark.parametrize("damage", ["gone", "empty", "garbage", "half"])
+async def test_a_directory_with_damaged_properties_is_offline_until_they_are_written_anew(
+    start: Start, homes: list[Path], make_batch: MakeBatch, damage: str
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    path = placed.home("one") / "meta.properties"
+    await placed.running.stop()
+    whole = path.read_text()
+    path.write_bytes({"gone": b"", "empty": b"", "garbage": b"\xff\x00" * 20, "half": whole.encode()[:20]}[damage])
+    if damage == "gone":
+        path.unlink()
+    placed.running = await start()
+    await placed.require_one_gone()
+    await placed.running.stop()
+    path.write_text("".join(line for line in whole.splitlines(keepends=True) if "directory.id" not in line))
+    wire = await (await start()).connect()
+    await until_led(wire, "one")
+    assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"x"]
+
+
 async def until_led(wire: Any, topic: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while await error_of_fetch(wire, topic):  # noqa: ASYNC110

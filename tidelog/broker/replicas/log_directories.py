@@ -17,6 +17,7 @@ from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.incarnation import machine_ran_on, remove_incarnation, surviving_epoch, write_incarnation
+from tidelog.storage.files.meta_properties import DamagedProperties
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 
@@ -77,8 +78,8 @@ class LogDirectories:
         """Open the directories. Raises ConfigError, ForeignDirectory, DirectoryInUse, OSError.
 
         `boot_id` shows whether the machine has restarted since the last process.
-        A directory that cannot be read or written starts offline. It is an error if it holds the metadata, or if no
-        other directory is left for topics.
+        A directory that cannot be read or written, or whose meta.properties is damaged, starts offline. It is an error
+        if it holds the metadata, or if no other directory is left for topics.
         """
         config, disk = self._config, self._disk
         self._boot_id = boot_id
@@ -99,6 +100,11 @@ class LogDirectories:
         for path in dict.fromkeys((metadata_path, *self._home_paths)):
             try:
                 directory = LogDirectory.open(disk, path, node_id=config.node_id, cluster_id=cluster_id)
+            except DamagedProperties as error:
+                if path == metadata_path:
+                    raise
+                logger.error("log directory %s is offline: %s", path, error)
+                self.offline[path] = str(error)
             except OSError as error:
                 problem = _problem(disk, path, error)
                 if path == metadata_path:

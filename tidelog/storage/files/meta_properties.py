@@ -20,6 +20,10 @@ class ForeignDirectory(Exception):
     """The directory belongs to another cluster or node, or is no log directory. The message is one line."""
 
 
+class DamagedProperties(ForeignDirectory):
+    """The file with the owner is gone, or says nothing, though the directory has been in use."""
+
+
 def make_durably(disk: Disk, path: str) -> None:
     """Create the directory and its missing parents, and sync their directory entries."""
     missing = []
@@ -51,10 +55,10 @@ def check_properties(disk: Disk, path: str, data: bytes, node_id: int, cluster_i
     try:
         properties = decode_properties(data)
     except CorruptCheckpoint as error:
-        raise ForeignDirectory(f"{where} is unreadable: {error}") from None
+        raise DamagedProperties(f"{where} is unreadable: {error}") from None
     missing = [key for key in ("version", "cluster.id", "node.id") if not properties.get(key)]
     if missing:
-        raise ForeignDirectory(f"{where} has no {missing[0]}")
+        raise DamagedProperties(f"{where} has no {missing[0]}")
     if properties["version"] != "1":
         raise ForeignDirectory(f"{where} is of version {properties['version']}, only 1 is known")
     if properties["node.id"] != str(node_id):
@@ -67,7 +71,7 @@ def check_properties(disk: Disk, path: str, data: bytes, node_id: int, cluster_i
     try:
         uuid_from_text(properties["directory.id"])
     except ValueError as error:
-        raise ForeignDirectory(f"{where}: {error}") from None
+        raise DamagedProperties(f"{where}: {error}") from None
     return properties
 
 

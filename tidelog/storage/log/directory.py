@@ -44,7 +44,13 @@ from tidelog.storage.files.log_names import (
     parse_future_name,
     parse_name,
 )
-from tidelog.storage.files.meta_properties import ForeignDirectory, check_properties, format_directory, make_durably
+from tidelog.storage.files.meta_properties import (
+    DamagedProperties,
+    ForeignDirectory,
+    check_properties,
+    format_directory,
+    make_durably,
+)
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
@@ -55,6 +61,7 @@ logger = logging.getLogger("tidelog.storage")
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
+_CHECKPOINT_FILES: Final = frozenset({RECOVERY_POINT_FILE, LOG_START_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE})
 
 TopicPartition = tuple[str, int]
 
@@ -132,7 +139,8 @@ class LogDirectory:
         if data is None:
             strangers = sorted(e.name for e in disk.list_directory(path) if not _is_harmless(e.name))
             if strangers:
-                raise ForeignDirectory(
+                is_own = not _CHECKPOINT_FILES.isdisjoint(strangers)
+                raise (DamagedProperties if is_own else ForeignDirectory)(
                     f"{path} is not empty and has no {META_PROPERTIES_FILE}: it holds {strangers[0]}"
                 )
         try:
