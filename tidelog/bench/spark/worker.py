@@ -117,7 +117,7 @@ class Jobs:
         return self._frames[key]
 
     def fill(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a topic to read from, in the batches of our sink: 128 KiB before compression."""
+        """Write a topic to read from, in the batches of our sink."""
         options = {"topic": job["topic"], "kafka.compression.type": job["codec"]}
         self.values(job).write.format("tidelog").mode("append").options(**_servers(job), **options).save()
         return {}
