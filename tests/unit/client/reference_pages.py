@@ -42,7 +42,6 @@ _INTERNAL_METHODS = {
     "report_unsent",
     "return_records",
     "send_pieces",
-    "try_send",
 }
 _INTERNAL_PARAMETERS = {"self", "ticket", "waited_ms"}
 

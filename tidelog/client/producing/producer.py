@@ -37,7 +37,7 @@ from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.record_appender import RecordAppender
 from tidelog.client.producing.record_arguments import RecordPieces, as_number, as_producer_record, build_batch
 from tidelog.client.producing.send_group import BatchOutcome, GroupFuture, SendGroup
-from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY, Sender, Ticket
+from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY, Sender
 from tidelog.client.producing.sender_totals import SenderTotals
 from tidelog.client.producing.topic_routes import Route
 from tidelog.client.producing.transaction_errors import TransactionError, TransactionTimeout
@@ -247,24 +247,6 @@ class Producer:
                 error = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the call was cancelled before its record was sent")
             for _ in range(count):
                 self._interceptors.on_acknowledgement(None, error)
-
-    def try_send(
-        self,
-        topic: str,
-        value: Any,
-        key: Any,
-        headers: Headers | None,
-        partition: int | None,
-        timestamp_ms: int | None,
-        ticket: Ticket,
-        waited_ms: float = 0.0,
-    ) -> Coroutine[Any, Any, object] | None:
-        """Append one record at once, as `send`; or return a coroutine that appends it, for the caller to await.
-
-        Raises what `send` raises, but does not note the loss of the record in a transaction.
-        """
-        place = self._append(topic, value, key, headers, partition, timestamp_ms, ticket, waited_ms)
-        return None if isinstance(place, ProducerBatch) else place
 
     async def send_and_wait(
         self,

@@ -7,8 +7,10 @@ schema of an id. Redirects are not followed, so that credentials go to no other 
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,7 +56,7 @@ class SchemaRegistry:
     """A schema registry at `url`. It may be shared by threads.
 
     `username` and `password` are sent by HTTP's basic authentication; https verifies the certificate. `timeout_s`
-    limits each wait for the registry.
+    limits the wait for a connection, and then for the whole answer.
 
     >>> registry = SchemaRegistry("http://127.0.0.1:8081")
     """
@@ -108,15 +110,22 @@ class SchemaRegistry:
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout_s)
+        limit = _TimeLimit(self._timeout_s)
         try:
+            connection.connect()
+            limit.watch(connection.sock)
             text = None if body is None else json.dumps(body)
             connection.request(method, self._parts.path.rstrip("/") + path, text, self._headers)
             response = connection.getresponse()
             data = response.read(_RESPONSE_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
-            raise SchemaRegistryError(f"{self!r} does not answer: {type(error).__name__}: {error}") from error
+            reason = f"no whole answer in {self._timeout_s} s" if limit.is_over else f"{type(error).__name__}: {error}"
+            raise SchemaRegistryError(f"{self!r} does not answer: {reason}") from error
         finally:
+            limit.end()
             connection.close()
+        if limit.is_over:  # an answer without a length ends where it is cut
+            raise SchemaRegistryError(f"{self!r} does not answer: no whole answer in {self._timeout_s} s")
         if len(data) > _RESPONSE_BYTES_MAX:
             raise SchemaRegistryError(f"{self!r}: the answer is larger than {_RESPONSE_BYTES_MAX} bytes")
         return self._checked(response.status, data)
@@ -135,6 +144,35 @@ class SchemaRegistry:
                 f"{self!r}: {message} (HTTP {status})", status, code if type(code) is int else None
             )
         return answer
+
+
+class _TimeLimit:
+    """Cuts a connection when a request has taken its time: a timeout of a socket limits each read alone, and an answer
+    that comes byte by byte would never end.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timer = threading.Timer(timeout_s, self._cut)
+        self._timer.daemon = True
+        self._socket: socket.socket | None = None
+        self.is_over = False
+
+    def watch(self, connected: socket.socket) -> None:
+        """Begin with a connection that is open. The response may hold it beyond the life of the HTTP connection."""
+        self._socket = connected
+        self._timer.start()
+
+    def _cut(self) -> None:
+        self.is_over = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # also below TLS, whose state the reader uses
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._timer.is_alive():
+            self._timer.join()
+        self._socket = None
 
 
 def _body(schema: RegisteredSchema) -> dict[str, Any]:

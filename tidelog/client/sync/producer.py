@@ -176,7 +176,7 @@ class Producer(BlockingClient):
             self._drain_timer.cancel()
             self._drain_timer = None
         queue = self._queue
-        append = self._producer._append  # `try_send` without its own call
+        append = self._producer._append  # `send` without its coroutine
         count = 0
         while queue and count < _RECORDS_PER_DRAIN:
             item = queue.popleft()

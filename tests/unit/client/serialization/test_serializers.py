@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.serialization.fake_registry import FakeRegistry, running
 from tidelog.client.serialization.avro import AvroDeserializer, AvroSerializer
 from tidelog.client.serialization.json import from_json, to_json
@@ -226,3 +230,32 @@ def test_without_fastavro_the_error_names_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "fastavro", None)
     with pytest.raises(ImportError, match=r"pip install 'tidelog\[avro\]'"):
         AvroDeserializer(SchemaRegistry("http://127.0.0.1:1"), {"type": "string"})
+
+
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"]
+)
+def test_an_answer_that_comes_byte_by_byte_ends_with_the_time(start: bytes) -> None:
+    """The time limited each byte alone, and the event loop of the client stood for as long as bytes came."""
+    is_over = threading.Event()
+
+    def drip() -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(start)
+            for _ in range(400):
+                connection.sendall(b"x")
+                if is_over.wait(0.05):
+                    break
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        registry = SchemaRegistry(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.3)
+        begin_s = time.monotonic()
+        with pytest.raises(SchemaRegistryError, match=r"no whole answer in 0\.3 s"):
+            registry.schema(1)
+        assert time.monotonic() - begin_s < PATIENCE_S / 2
+        is_over.set()
+        thread.join(PATIENCE_S)
+    assert not any(isinstance(each, threading.Timer) for each in threading.enumerate())
