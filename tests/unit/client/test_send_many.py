@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -127,6 +128,20 @@ def test_the_blocking_producer_reads_an_iterator_in_the_thread_of_the_call() -> 
             sending.send_many("t", (1 // 0 for _ in range(3)))
     assert threads == {threading.current_thread()}
     assert max(underway) < 600
+
+
+@pytest.mark.parametrize(("record", "count_max"), [(b"x" * 1_000, 11), (b"", 2_000), (17, 2_000)])
+def test_the_blocking_producer_reads_an_iterator_no_further_than_a_batch(record: Any, count_max: int) -> None:
+    counter = itertools.count()
+    options: dict[str, Any] = {} if isinstance(record, bytes) else {"value_serializer": lambda value: b"%d" % value}
+    with (
+        EmbeddedBroker() as broker,
+        sync.Producer(bootstrap_servers=broker.bootstrap_servers, max_request_size=10_000, **options) as sending,
+    ):
+        with pytest.raises(KafkaError, match="the batch is larger than max_request_size"):
+            sending.send_batch("t", (record for _ in iter(lambda: next(counter), 100_000)), partition=0)
+        assert next(counter) <= count_max
+        assert sending.send_batch("t", (record for _ in range(3)), partition=0).result(PATIENCE_S).record_count == 3
 
 
 @pytest.mark.parametrize("version", [1, 2])

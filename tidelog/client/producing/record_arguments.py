@@ -16,6 +16,8 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 MAX_TIMESTAMP_MS = 2**62
 _PIECE_RECORDS_MAX = 256
 _PIECE_BYTES_MAX = 64 * 1024
+_RECORD_BYTES_MIN = 7
+"""Length, attributes, both deltas, the sizes of key and value, the number of headers."""
 
 
 def as_producer_record(record: Any) -> ProducerRecord:
@@ -44,10 +46,7 @@ class RecordPieces:
         try:
             for record in self._records:
                 piece.append(record)
-                value = (
-                    record[1] if record.__class__ is tuple and len(record) == 2 else getattr(record, "value", record)
-                )
-                size_bytes += len(value) if value.__class__ is bytes else 0
+                size_bytes += _value_bytes(record)
                 if len(piece) >= _PIECE_RECORDS_MAX or size_bytes >= _PIECE_BYTES_MAX:
                     break
         except Exception as error:
@@ -55,6 +54,24 @@ class RecordPieces:
                 raise
             self._error = error
         return piece
+
+
+def _value_bytes(record: Any) -> int:
+    """The size of a record's value where that is known before its serializer."""
+    value = record[1] if record.__class__ is tuple and len(record) == 2 else getattr(record, "value", record)
+    return len(value) if value.__class__ is bytes else 0
+
+
+def read_batch(config: ProducerConfig, records: Iterable[Any]) -> list[Any]:
+    """The records as a list, read no further than to where `build_batch` finds them too large."""
+    read: list[Any] = []
+    size_bytes = 0
+    for record in records:
+        read.append(record)
+        size_bytes += _RECORD_BYTES_MIN + (0 if config.value_serializer is not None else _value_bytes(record))
+        if size_bytes > config.max_request_size:
+            break
+    return read
 
 
 def serialized(config: ProducerConfig, value: Any, key: Any) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.interceptors import DeliveryCallback, calls_on_delivery
-from tidelog.client.producing.record_arguments import RecordPieces
+from tidelog.client.producing.record_arguments import RecordPieces, read_batch
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.sync.caller_thread import CallerThread
@@ -286,9 +286,9 @@ class Producer(BlockingClient):
 
     def send_batch(self, topic: str, records: Iterable[Any], *, partition: int) -> Future[WrittenRange]:
         """As of the asynchronous producer; blocks until the batch has a place in the producer's memory."""
-        records = list(records)
+        read = read_batch(self._producer.config, records)  # in this thread: the iterable is the caller's
         return self._send_group(
-            lambda future: self._producer.send_batch(topic, records, partition=partition, ticket=future)
+            lambda future: self._producer.send_batch(topic, read, partition=partition, ticket=future)
         )
 
     def send_arrow(self, topic: str, table: pa.Table | pa.RecordBatch) -> Future[list[WrittenRange]]:
