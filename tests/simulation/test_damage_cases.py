@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 
@@ -245,3 +246,27 @@ def test_a_log_with_a_changed_bit_in_its_topic_id_keeps_its_records(is_kafkas: b
         assert play.values(1) == [b"0"]
         assert play.send(b"1") == 1
         assert content_of(play, 1, PARTITION_METADATA_FILE) == whole
+
+
+def test_damage_that_is_found_on_a_full_volume_is_repaired_there() -> None:
+    """The rebuilt indexes have no space. That says nothing against the device, and takes no node down."""
+    with stage(
+        min_insync_replicas="2", log_roll_ms="1000", log_index_interval_bytes="200", log_scrub_interval_ms="2000"
+    ) as play:
+        play.up()
+        for number in range(12):
+            play.send(b"%d" % number * 40)
+            play.wait(0.35)
+        node = play.node(1)
+        first = next(each.base_offset for each in batches(play, 1) if each.file == segments(play, 1)[1][0])
+        zero_batch(play, 1, first)
+        node.host.disk.break_directory(f"{DATA}/{TOPIC}-0", errno.ENOSPC, "write", "create")
+        node.disk_was_bad = True
+        play.wait(10)
+        assert node.running
+        assert play.leader == 1
+        assert [each.first_offset for _, each in play.replica(1).log.damaged_ranges()] == [first]
+        node.host.disk.broken.clear()
+        play.until("it is repaired", lambda: is_whole(play), 60)
+        assert play.send(b"on") == 12
+        assert len(play.values(1)) == 13

@@ -26,7 +26,7 @@ from tidelog.storage.files.checkpoints import (
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.log.loader import LoadedLog
-from tidelog.storage.log.recovery import aborted, examine_now, markers_in, rebuild_transaction_index, replay
+from tidelog.storage.log.recovery import aborted, examine_now, markers_in, rebuild_transaction_index, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.producers.producer_state import EndMarker, SentBatch
 from tidelog.storage.producers.verification import TransactionAppend
@@ -550,13 +550,7 @@ class PartitionLog:
         for damage in segment.damage:
             logger.error("%s: %s", segment.path, describe(damage))
         self.correct_epochs(segment, findings)
-        if segment is self.segments.active:
-            segment.offset_index.write_rows()
-            segment.time_index.write_rows()
-        else:
-            segment.seal()
-            segment.forget_indexes()
-        for path in segment.paths()[1:]:
+        for path in settle(segment, is_active=segment is self.segments.active):
             self.durability.note_path(path)
 
     def correct_epochs(self, segment: Segment, findings: Findings) -> None:

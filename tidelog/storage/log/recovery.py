@@ -19,7 +19,7 @@ from tidelog.protocol.batches.records import (
     read_usual_marker,
 )
 from tidelog.protocol.errors import KafkaError
-from tidelog.storage.files.disk import Buffer
+from tidelog.storage.files.disk import Buffer, is_full
 from tidelog.storage.producers.producer_snapshots import CorruptSnapshot, ProducerSnapshots
 from tidelog.storage.producers.producer_state import CompletedTransaction, EndMarker, ProducerEntry, ProducerState
 from tidelog.storage.producers.recall import recall
@@ -102,6 +102,27 @@ def find_end_by_walk(segment: Segment) -> None:
 def examine_now(segment: Segment) -> None:
     """Examine a segment whose end is known, for its damage and new indexes. Waits for the device."""
     segment.findings = segment.examine()
+
+
+def settle(segment: Segment, *, is_active: bool) -> list[str]:
+    """Write the indexes that an examination has rebuilt. The paths of their files, to be synced. Raises OSError.
+
+    None where the volume is full, which says nothing against the device: the indexes stay in memory, and a later start
+    makes them anew from the batches.
+    """
+    try:
+        if is_active:
+            segment.offset_index.write_rows()
+            segment.time_index.write_rows()
+        else:
+            segment.seal()
+            segment.forget_indexes()
+    except OSError as error:
+        if not is_full(error):
+            raise
+        logger.warning("%s: no space for its indexes: %s", segment.path, error)
+        return []
+    return segment.paths()[1:]
 
 
 def take_over_findings(segment: Segment) -> None:
