@@ -18,6 +18,7 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = "tidelog/bench/results/"
 ROOMS = {"protocol", "storage", "replication", "client", "broker", "cli", "testing", "spark_ingest", "bench"}
 
 
@@ -38,9 +39,9 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 def committed() -> set[str]:
-    """The package's files under version control, or on disk where there is no git."""
+    """The package's files under version control, or on disk where there is no git; without a benchmark's figures."""
     names = run("git", "ls-files", "tidelog", "pyspark_tidelog.py", cwd=ROOT).split()
-    return {name for name in names if (ROOT / name).is_file()}
+    return {name for name in names if (ROOT / name).is_file() and not name.startswith(RESULTS)}
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,7 @@ def test_the_wheel_holds_the_package_once(wheel: Path):
     assert Counter(names).most_common(1)[0][1] == 1
     assert {name.split("/")[0] for name in names} == {"tidelog", "pyspark_tidelog.py"}
     assert committed() <= set(names)
+    assert not [name for name in names if name.startswith(RESULTS)]
 
 
 def test_the_sdist_holds_the_package_once_and_no_links(sdist: Path):
@@ -80,6 +82,7 @@ def test_the_sdist_holds_the_package_once_and_no_links(sdist: Path):
     assert not tops & ROOMS
     assert "tests" not in tops
     assert committed() <= set(names)
+    assert not [name for name in names if name.startswith(RESULTS)]
     assert {"README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "pyproject.toml"} <= set(names)
 
 

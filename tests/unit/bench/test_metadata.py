@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from kio.schema.create_partitions.v1.request import CreatePartitionsRequest
+from kio.schema.create_partitions.v1.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 from kio.schema.create_topics.v2.request import CreateTopicsRequest
 from kio.schema.create_topics.v2.response import CreatableTopicResult, CreateTopicsResponse
 from kio.schema.delete_topics.v1.request import DeleteTopicsRequest
@@ -161,6 +163,24 @@ def test_topics_are_created_as_described():
     ]
     assert {one.name: one.value for one in body.topics[0].configs} == new[0].settings
     assert body.validate_only is False
+
+
+def test_a_large_topic_is_created_in_steps():
+    result: Any = CreatePartitionsTopicResult
+    answer: Any = CreatePartitionsResponse
+    extended = result(name="t0", error_code=ErrorCode(0), error_message=None)
+    done = written(answer(throttle_time=NONE, results=(extended,)))
+    with answering(created(0), done, done) as (port, asked):
+        topics.create(port, [topics.NewTopic("t0", 12_000, 1)])
+    _, body = read(asked[0], CreateTopicsRequest)
+    assert body.topics[0].num_partitions == 5_000
+    totals = []
+    for frame in asked[1:]:
+        header, body = read(frame, CreatePartitionsRequest)
+        assert (header.request_api_key, header.request_api_version) == (37, 1)
+        assert body.topics[0].assignments is None
+        totals.append((body.topics[0].name, body.topics[0].count))
+    assert totals == [("t0", 10_000), ("t0", 12_000)]
 
 
 def test_a_refused_topic_is_an_error_and_a_missing_controller_is_waited_for():

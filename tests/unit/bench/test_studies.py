@@ -89,6 +89,12 @@ def test_sticky_is_judged_against_the_smoother_of_the_others() -> None:
     assert assignors.smoothness(OURS, {"sticky": 1.0}) == []
 
 
+def test_sticky_is_judged_by_what_those_that_stay_keep() -> None:
+    assert holding(assignors.stickiness(OURS, {"roundrobin": 10, "sticky": 0, "cooperative-sticky": 0})) == [True, True]
+    assert holding(assignors.stickiness(OURS, {"sticky": 1, "cooperative-sticky": 0})) == [False, True]
+    assert assignors.stickiness(OURS, {"range": 3}) == []
+
+
 class Failing:
     """A study that measures something and then fails."""
 
