@@ -87,7 +87,7 @@ def test_a_start_that_failed_can_be_tried_again(tmp_path: Path) -> None:
 def test_the_heap_of_the_test_process_is_not_frozen() -> None:
     before = gc.get_freeze_count()
     with EmbeddedBroker():
-        assert gc.get_freeze_count() == before
+        assert gc.get_freeze_count() <= before  # a frozen object that is dropped meanwhile counts no more
 
 
 def test_values_have_their_own_types() -> None:
