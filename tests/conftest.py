@@ -28,7 +28,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 DESCRIPTORS_LEFT_MAX = 30
 """A file of tests may leave some: of a server of forks, of a session of Spark. Forgotten logs add up to thousands."""
-_descriptors = len(os.listdir("/proc/self/fd"))
+_descriptors = len(os.listdir("/dev/fd"))
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -49,7 +49,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
-        before, _descriptors = _descriptors, len(os.listdir("/proc/self/fd"))
+        before, _descriptors = _descriptors, len(os.listdir("/dev/fd"))
         assert _descriptors - before <= DESCRIPTORS_LEFT_MAX, f"{item.path} leaves {_descriptors - before} descriptors"
 
 

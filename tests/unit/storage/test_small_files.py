@@ -79,18 +79,18 @@ def test_partition_metadata_that_is_none(data: bytes):
 
 
 def test_explained_gaps_bytes():
-    data = checkpoints.encode_explained_gaps(1234)
+    data = checkpoints.encode_end_offset(1234)
     assert data == b"1\n1234\n%08x\n" % crc32c(b"1\n1234\n")
-    assert checkpoints.decode_explained_gaps(data) == 1234
+    assert checkpoints.decode_end_offset(data) == 1234
 
 
 def test_explained_gaps_of_which_any_byte_is_another_explain_nothing():
     """A larger offset would make a hole in the log look like what compaction left."""
-    data = checkpoints.encode_explained_gaps(1234)
+    data = checkpoints.encode_end_offset(1234)
     damaged = [data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :] for at in range(len(data)) for bit in (1, 4, 16)]
     for each in (*damaged, *(data[:size] for size in range(len(data))), b"0\n1234\n"):
         with pytest.raises(CorruptCheckpoint):
-            checkpoints.decode_explained_gaps(each)
+            checkpoints.decode_end_offset(each)
 
 
 def test_checksums_of_transaction_indexes_are_read_back_or_refused():

@@ -23,8 +23,8 @@ def main() -> None:
     batch = frames.record_batch([bytes(VALUE_BYTES)], int(time.time() * 1000))
     request = frames.produce(frames.ProducePlan(topic, {0: batch}), 1)
     latencies_ms: list[float] = []
-    questions = select.poll()
-    questions.register(sys.stdin, select.POLLIN)
+    stdin_poll = select.poll()
+    stdin_poll.register(sys.stdin, select.POLLIN)
     with RawConnection(port) as connection:
         while True:
             began = time.perf_counter()
@@ -32,7 +32,7 @@ def main() -> None:
             connection.receive()
             took = time.perf_counter() - began
             latencies_ms.append(took * 1000)
-            if questions.poll(max(0.0, PACE_S - took) * 1000):
+            if stdin_poll.poll(max(0.0, PACE_S - took) * 1000):
                 if not sys.stdin.readline():
                     return
                 print(json.dumps(summary(latencies_ms)), flush=True)

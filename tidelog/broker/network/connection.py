@@ -119,28 +119,9 @@ def find_awaited(slots: deque[AnswerSlot]) -> Deferred | None:
 
 class KafkaConnection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_buffer",
-        "_capacity_bytes",
-        "_closed",
-        "_corked",
-        "_corked_bytes",
-        "_end",
-        "_exclusive",
-        "_held_bytes",
-        "_on_close",
-        "_out",
-        "_owner",
-        "_paused_reading",
-        "_pending",
-        "_resting",
-        "_start",
-        "_transport",
-        "_unpipelined_reads",
-        "_view",
-        "_writable",
-        "active",
-        "host",
-        "listener_name",
+        "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
+        "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_resting", "_start", "_transport",
+        "_unpipelined_reads", "_view", "_writable", "active", "host", "listener_name",
     )  # fmt: skip
     awaited = property(lambda self: find_awaited(self._pending))
 

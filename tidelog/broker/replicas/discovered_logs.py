@@ -78,7 +78,7 @@ class DiscoveredLogs:
             # A loss of power or damage took only the file with the topic id; or it has no checksum yet, as Kafka's.
             is_alone = found.topic_id is None and len(candidates) == 1
             try:
-                if is_alone or (found.topic_id == topic_id and not directory.has_topic_id_checksum(*key)):
+                if is_alone or (found.topic_id == topic_id and not found.topic_id_has_checksum):
                     directory.set_topic_id(*key, topic_id)
             except OSError as error:
                 if is_exhaustion(error):

@@ -30,7 +30,7 @@ TRANSACTION_SUMS_FILE: Final = "transaction-index-checksums"
 logger = logging.getLogger("tidelog.storage")
 
 _VERSION: Final = "0"
-_EXPLAINED_GAPS_VERSION: Final = "1"
+_END_OFFSET_VERSION: Final = "1"
 """Version 0 had no checksum."""
 _MAX_CHECKPOINT_LINES: Final = 10_000_000
 
@@ -222,22 +222,22 @@ def decode_partition_metadata(data: bytes) -> bytes:
     return topic_id
 
 
-def encode_explained_gaps(end_offset: int) -> bytes:
-    """The content that says: all replicas have the gaps between the batches below `end_offset`.
+def encode_end_offset(end_offset: int) -> bytes:
+    """The content of `explained-gaps`: all replicas have the gaps between the batches below `end_offset`.
 
-    `cleaned-ends` has the same form: the cleaner, which has come to `end_offset`, has left each segment's last batch.
+    And of `cleaned-ends`: the cleaner, which has come to `end_offset`, has left each segment's last batch.
     """
-    lines = [_EXPLAINED_GAPS_VERSION, str(end_offset)]
+    lines = [_END_OFFSET_VERSION, str(end_offset)]
     return _join([*lines, f"{crc32c(_join(lines)):08x}"])
 
 
-def decode_explained_gaps(data: bytes) -> int:
+def decode_end_offset(data: bytes) -> int:
     """Raises CorruptCheckpoint also for a wrong checksum: an offset that is too large would hide damage."""
     lines = _text(data).splitlines()
-    if len(lines) != 3 or lines[0] != _EXPLAINED_GAPS_VERSION or _integer(lines[1]) < 0:
+    if len(lines) != 3 or lines[0] != _END_OFFSET_VERSION or _integer(lines[1]) < 0:
         raise CorruptCheckpoint(f"not a version, an offset and a checksum: {lines[:4]!r}")
     end_offset = _integer(lines[1])
-    if data != encode_explained_gaps(end_offset):
+    if data != encode_end_offset(end_offset):
         raise CorruptCheckpoint(f"the checksum of offset {end_offset} is wrong")
     return end_offset
 

@@ -21,7 +21,7 @@ from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, clean
 from tidelog.storage.cleaner.filter import BatchFilter, CleanedBatch, LastOfProducer
 from tidelog.storage.cleaner.keys import KeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
-from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, encode_explained_gaps, replace_file
+from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, encode_end_offset, replace_file
 from tidelog.storage.files.disk import Disk, is_exhaustion
 from tidelog.storage.log.swap import Swap
 from tidelog.storage.segments import lookup
@@ -254,7 +254,7 @@ class Compaction:
         """
         directory = self.log.directory
         if self._ends_are_kept:
-            replace_file(self._disk, directory, CLEANED_ENDS_FILE, encode_explained_gaps(self.cleaned_offset))
+            replace_file(self._disk, directory, CLEANED_ENDS_FILE, encode_end_offset(self.cleaned_offset))
         else:
             self._disk.remove(f"{directory}/{CLEANED_ENDS_FILE}")
 

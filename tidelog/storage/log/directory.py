@@ -28,7 +28,6 @@ from tidelog.storage.files.checkpoints import (
     encode_clean_shutdown,
     encode_leader_epochs,
     encode_partition_metadata,
-    has_checksum,
     read_if_exists,
     replace_file,
     require_formatted,
@@ -238,11 +237,6 @@ class LogDirectory:
         self.metadata_log = log
         return log
 
-    def has_topic_id_checksum(self, topic: str, partition: int) -> bool:
-        """Whether the log's partition.metadata has a checksum. Raises OSError."""
-        data = read_if_exists(self._disk, f"{self.logs[topic, partition].directory}/{PARTITION_METADATA_FILE}")
-        return data is not None and has_checksum(data)
-
     def set_topic_id(self, topic: str, partition: int, topic_id: bytes) -> None:
         """Write the topic id of a log whose partition.metadata was lost, or has no checksum. Raises OSError."""
         log = self.logs[topic, partition]
@@ -250,7 +244,7 @@ class LogDirectory:
         self._disk.write_file(path, encode_partition_metadata(topic_id), sync=False)
         log.durability.note_path(path)
         log.durability.note_directory(log.directory)
-        log.topic_id = topic_id
+        log.topic_id, log.topic_id_has_checksum = topic_id, True
 
     def delete_log(self, topic: str, partition: int, now_ms: int) -> None:
         """Delete the log: rename its directory now, and remove it after file.delete.delay.ms.

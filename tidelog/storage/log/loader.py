@@ -20,15 +20,16 @@ from tidelog.storage.files.checkpoints import (
     PARTITION_METADATA_FILE,
     TRANSACTION_SUMS_FILE,
     CorruptCheckpoint,
-    decode_explained_gaps,
+    decode_end_offset,
     decode_leader_epochs,
     decode_partition_metadata,
     decode_transaction_sums,
+    has_checksum,
     read_if_exists,
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.misnamed import restore_names
-from tidelog.storage.log.recovery import examine_now, find_end, replay, scan_segment, take_over_findings
+from tidelog.storage.log.recovery import examine_now, find_end, keeps_ends, replay, scan_segment, take_over_findings
 from tidelog.storage.log.swap import finish_swaps
 from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, ProducerSnapshots
 from tidelog.storage.producers.producer_state import ProducerState
@@ -78,6 +79,8 @@ class LoadedLog(NamedTuple):
     """(epoch, start offset) from the epoch file, if a scan has rebuilt the epochs from the batches."""
     transaction_sums: dict[int, tuple[int, int]] | None = None
     """The checksums of the transaction indexes, by base offset; None without a file of them."""
+    topic_id_has_checksum: bool = True
+    """False where partition.metadata is Kafka's, or of an earlier version."""
 
 
 class Checkpoints(NamedTuple):
@@ -149,10 +152,8 @@ class _Loader:
         self.snapshot_offset = 0
         self.scanned_bytes = self.cut_bytes = 0
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
-        self.gaps_explained_below = self._read_explained_gaps(EXPLAINED_GAPS_FILE)
-        # Kafka's cleaner may leave segments that end before the next one begins; then nothing tells that from a loss.
-        ends_kept_below = self._read_explained_gaps(CLEANED_ENDS_FILE)
-        self.may_end_early = ends_kept_below <= 0 or checkpoints.cleaned_offset not in (ends_kept_below, INT64_MAX)
+        self.gaps_explained_below = self._read_end_offset(EXPLAINED_GAPS_FILE)
+        self.may_end_early = not keeps_ends(self._read_end_offset(CLEANED_ENDS_FILE), checkpoints.cleaned_offset)
         cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
         if config.is_compacted or checkpoints.is_synced:  # the metadata log is read whole at each start
             cleaned_below = INT64_MAX
@@ -245,12 +246,13 @@ class _Loader:
         if is_large and not self.is_clean and not lacks_producers:
             self.snapshots.take(self.producers, sync=False)
         recovery_point = log_end_offset if self.is_clean else min(self.checkpoints.recovery_point, log_end_offset)
+        topic_id, topic_id_has_checksum = self._read_topic_id()
         return LoadedLog(
             Segments(self.disk, self.directory, segments),
             self.producers,
             self.snapshots,
             self.epochs,
-            self._read_topic_id(),
+            topic_id,
             log_start_offset,
             log_end_offset,
             recovery_point,
@@ -260,6 +262,7 @@ class _Loader:
             self.cut_bytes,
             tuple(self.filed_epochs),
             self.transaction_sums,
+            topic_id_has_checksum,
         )
 
     def _note_first_timestamp(self, active: Segment) -> None:
@@ -416,13 +419,13 @@ class _Loader:
             logger.warning("rebuilding %s/%s from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
             return LeaderEpochs(), False
 
-    def _read_explained_gaps(self, name: str) -> int:
+    def _read_end_offset(self, name: str) -> int:
         path = f"{self.directory}/{name}"
         data = read_if_exists(self.disk, path)
         if not data:
             return 0
         try:
-            return decode_explained_gaps(data)
+            return decode_end_offset(data)
         except CorruptCheckpoint as error:
             logger.warning("cannot read %s: %s", path, error)
             return 0
@@ -438,15 +441,16 @@ class _Loader:
             logger.warning("cannot read %s, writing a new one: %s", path, error)
             return None
 
-    def _read_topic_id(self) -> bytes | None:
+    def _read_topic_id(self) -> tuple[bytes | None, bool]:
+        """The topic id, None where it is unknown, and whether the file has a checksum."""
         data = read_if_exists(self.disk, f"{self.directory}/{PARTITION_METADATA_FILE}")
         if not data:
-            return None
+            return None, False
         try:
-            return decode_partition_metadata(data)
+            return decode_partition_metadata(data), has_checksum(data)
         except CorruptCheckpoint as error:
             logger.warning("cannot read %s/%s: %s", self.directory, PARTITION_METADATA_FILE, error)
-            return None
+            return None, False
 
     def _remove(self, segments: list[Segment]) -> None:
         for segment in reversed(segments):

@@ -19,7 +19,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.checkpoints import (
     EXPLAINED_GAPS_FILE,
     LEADER_EPOCH_FILE,
-    encode_explained_gaps,
+    encode_end_offset,
     encode_leader_epochs,
     replace_file,
 )
@@ -78,7 +78,7 @@ class PartitionLog:
         "accepted_losses", "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability",
         "failure", "gaps_explained_below", "high_watermark", "is_closed", "jitter_ms", "lacks_producers",
         "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition", "producers", "rules",
-        "segments", "snapshots", "topic", "topic_id", "write_checkpoint",
+        "segments", "snapshots", "topic", "topic_id", "topic_id_has_checksum", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +98,7 @@ class PartitionLog:
         self.topic = topic
         self.partition = partition
         self.topic_id = loaded.topic_id
+        self.topic_id_has_checksum = loaded.topic_id_has_checksum
         self.leader_epochs = loaded.leader_epochs
         self._filed_epochs = loaded.filed_epochs
         self.segments = loaded.segments
@@ -526,7 +527,7 @@ class PartitionLog:
         """Record that all replicas have the gaps below `end_offset`, also for later starts. Raises OSError."""
         if end_offset <= self.gaps_explained_below:
             return
-        replace_file(self.disk, self.directory, EXPLAINED_GAPS_FILE, encode_explained_gaps(end_offset))
+        replace_file(self.disk, self.directory, EXPLAINED_GAPS_FILE, encode_end_offset(end_offset))
         self.gaps_explained_below = end_offset
         for segment in self.segments:
             segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset

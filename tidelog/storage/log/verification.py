@@ -17,7 +17,7 @@ from tidelog.storage.files.checkpoints import (
     PARTITION_METADATA_FILE,
     TRANSACTION_SUMS_FILE,
     CorruptCheckpoint,
-    decode_explained_gaps,
+    decode_end_offset,
     decode_leader_epochs,
     decode_partition_metadata,
     decode_transaction_sums,
@@ -26,7 +26,7 @@ from tidelog.storage.files.checkpoints import (
     replace_file,
 )
 from tidelog.storage.files.disk import Disk
-from tidelog.storage.log.recovery import read_marker, rebuild_transaction_index
+from tidelog.storage.log.recovery import keeps_ends, read_marker, rebuild_transaction_index
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, CorruptSnapshot, ProducerSnapshots
 from tidelog.storage.segments.damage import DamagedRange
@@ -121,7 +121,7 @@ class StoppedLog:
         """Whether each segment of this cleaned log ends where the next one begins."""
         try:
             data = read_if_exists(self.disk, f"{self.directory}/{CLEANED_ENDS_FILE}")
-            return bool(data) and decode_explained_gaps(data or b"") == self._facts.cleaned_offset
+            return keeps_ends(decode_end_offset(data), self._facts.cleaned_offset) if data else False
         except CorruptCheckpoint:
             return False
 

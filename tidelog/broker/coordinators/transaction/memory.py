@@ -24,4 +24,4 @@ def partitions_size_bytes(partitions: Collection[TopicPartition]) -> int:
     if len(partitions) == 1:  # the usual number
         ((topic, _),) = partitions
         return PARTITION_BYTES + getsizeof(topic)
-    return sum(PARTITION_BYTES + getsizeof(topic) for topic, _ in partitions) if partitions else 0
+    return sum(PARTITION_BYTES + getsizeof(topic) for topic, _ in partitions)
