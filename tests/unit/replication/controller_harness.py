@@ -170,6 +170,11 @@ class Member:
             await asyncio.get_running_loop().create_future()
         return PortState.REFUSES if endpoint.port in self.refusing else PortState.ACCEPTS
 
+    def has_heard_nobody(self) -> None:
+        """As after a takeover: no broker has spoken to this controller, so a restarted one need not wait."""
+        for session in self.controller._sessions._sessions.values():
+            session.was_heard = False
+
     async def learned(self) -> None:
         """Until the addresses of all brokers were tried, and forget that they were."""
         while tasks := list(self.controller._detector._learning.values()):

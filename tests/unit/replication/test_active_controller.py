@@ -175,6 +175,7 @@ async def test_an_old_suspicion_does_not_fence_a_new_incarnation():
     await asyncio.sleep(0.05)
     assert member.probed == []
     member.controller.broker_connection_lost(1, brokers[1].epoch)
+    member.has_heard_nobody()
     again = Broker(1, incarnation=2)
     await again.join(member.controller)
     await asyncio.sleep(0.05)
@@ -221,6 +222,7 @@ async def test_a_refusal_does_not_count_where_the_address_never_accepted():
 async def test_an_address_proves_itself_anew_in_each_broker_epoch():
     _, member, brokers = await cluster()
     member.refusing.add(9001)
+    member.has_heard_nobody()
     again = Broker(1, incarnation=2)
     await again.join(member.controller, previous_epoch=brokers[1].epoch)
     member.controller.broker_connection_lost(1, again.epoch)
@@ -396,6 +398,7 @@ async def test_controlled_shutdown_moves_leaders_before_it_lets_go():
 async def test_a_clean_restart_of_the_only_replica_changes_nothing_of_it():
     _, member, brokers = await cluster()
     partition = await new_topic(member, "t", (1,))
+    member.has_heard_nobody()
     again = Broker(1, incarnation=2)
     await again.join(member.controller, previous_epoch=brokers[1].epoch)
     assert (partition().leader, partition().leader_epoch, partition().isr) == (1, 0, (1,))
@@ -404,6 +407,7 @@ async def test_a_clean_restart_of_the_only_replica_changes_nothing_of_it():
 async def test_an_unclean_restart_of_the_only_replica_starts_a_new_epoch():
     _, member, _ = await cluster()
     partition = await new_topic(member, "t", (1,))
+    member.has_heard_nobody()
     await Broker(1, incarnation=2).join(member.controller)
     assert (partition().leader, partition().isr, partition().leader_recovery_state) == (1, (1,), 0)
     assert partition().leader_epoch > 0
@@ -413,6 +417,7 @@ async def test_an_unclean_restart_of_the_only_replica_starts_a_new_epoch():
 async def test_an_unclean_restart_costs_the_place_in_the_isr_and_among_the_eligible():
     _, member, _ = await cluster()
     partition = await new_topic(member, "t", (1, 2), min_insync_replicas="2")
+    member.has_heard_nobody()
     await Broker(1, incarnation=2).register(member.controller)
     assert (partition().leader, partition().isr, partition().elr) == (2, (2,), ())
 
@@ -420,12 +425,14 @@ async def test_an_unclean_restart_costs_the_place_in_the_isr_and_among_the_eligi
 async def test_a_clean_restart_leaves_the_broker_eligible():
     _, member, brokers = await cluster()
     partition = await new_topic(member, "t", (1, 2), min_insync_replicas="2")
+    member.has_heard_nobody()
     await Broker(1, incarnation=2).register(member.controller, previous_epoch=brokers[1].epoch)
     assert (partition().leader, partition().isr, partition().elr) == (2, (2,), (1,))
 
 
 async def test_heartbeats_of_another_incarnation_are_refused():
     _, member, brokers = await cluster()
+    member.has_heard_nobody()
     await Broker(1, incarnation=2).join(member.controller)
     with pytest.raises(KafkaError) as caught:
         await brokers[1].heartbeat(member.controller, want_fence=True)
@@ -476,3 +483,44 @@ async def test_a_snapshot_is_written_when_enough_was_appended():
     fresh.tracker.on_snapshot(identity, values, 5)
     assert 1 in fresh.tracker.image.brokers
     assert fresh.tracker.offset == identity.end_offset - 1
+
+
+async def test_a_second_process_of_a_broker_that_lives_is_refused():
+    """A copy of its disk, started elsewhere: both would lead what only this broker has, in one leader epoch."""
+    _, member, brokers = await cluster()
+    partition = await new_topic(member, "t", (1,))
+    for _ in range(3):
+        with pytest.raises(KafkaError) as caught:
+            await Broker(1, incarnation=2).register(member.controller, previous_epoch=brokers[1].epoch)
+        assert caught.value.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+        await asyncio.sleep(0.02)
+    assert (partition().leader, partition().leader_epoch) == (1, 0)
+    assert not (await brokers[1].heartbeat(member.controller)).is_fenced
+
+
+async def test_a_refused_successor_has_the_old_process_looked_for():
+    """The connection of its heartbeats may break unnoticed: the successor must not wait for the whole session."""
+    _, member, _ = await cluster()
+    member.refusing.add(9001)
+    again = Broker(1, incarnation=2)
+    with pytest.raises(KafkaError):
+        await again.register(member.controller)
+    await until(lambda: member.controller.image.brokers[1].fenced)
+    await again.join(member.controller)
+
+
+async def test_an_address_proves_itself_when_the_broker_begins_to_serve():
+    """A broker with thousands of logs listens long after its registration, when all attempts to connect are over."""
+    _, member, _ = await cluster()
+    member.refusing.add(9004)
+    slow = Broker(4)
+    await slow.register(member.controller)
+    await until(lambda: 9004 in member.probed)
+    for task in member.controller._detector._learning.values():
+        task.cancel()
+    member.refusing.clear()
+    await slow.heartbeat(member.controller)
+    await member.learned()
+    member.refusing.add(9004)
+    member.controller.broker_connection_lost(4, slow.epoch)
+    await until(lambda: member.controller.image.brokers[4].fenced)

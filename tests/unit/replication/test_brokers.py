@@ -14,7 +14,7 @@ from tidelog.protocol.messages.assign_replicas_to_dirs import (
     AssignReplicasToDirsRequestTopicData,
 )
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
-from tidelog.protocol.messages.broker_registration import Feature
+from tidelog.protocol.messages.broker_registration import Feature, Listener
 from tidelog.protocol.messages.create_partitions import (
     CreatePartitionsAssignment,
     CreatePartitionsRequest,
@@ -47,9 +47,11 @@ def part(state, index=0):
     return state.image.topics_by_name["t"].partitions[index]
 
 
-def register(state, broker, *, has_valid_session=False, **fields):
+def register(state, broker, *, has_valid_session=False, was_heard=True, **fields):
     request = broker.registration(**({"cluster_id": "c"} | fields))
-    registered = register_broker(state, request, has_valid_session=has_valid_session, next_offset=500)
+    registered = register_broker(
+        state, request, has_valid_session=has_valid_session, was_heard=was_heard, next_offset=500
+    )
     apply(state, registered.records)
     return registered
 
@@ -104,12 +106,25 @@ def test_a_broker_that_does_not_fit_is_refused(state, fields, code):
 
 
 def test_two_processes_of_one_id(state):
-    """With the directories of the old one it is the old one's successor; with others it is a mistake."""
+    """The ids of the directories tell nothing: a copy of the disk has the same."""
     twin = Broker(1, incarnation=7)
-    code = refusal(state, twin, has_valid_session=True, log_dirs=[b"x" * 16])
-    assert code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    for log_dirs in ([b"x" * 16], twin.registration().log_dirs):
+        code = refusal(state, twin, has_valid_session=True, log_dirs=log_dirs)
+        assert code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
     register(state, twin, has_valid_session=False, log_dirs=[b"x" * 16])
-    register(state, Broker(1, incarnation=8), has_valid_session=True, log_dirs=[b"x" * 16])
+
+
+def test_a_restart_after_which_no_controller_knows_the_old_process(state):
+    """A session out of the log: from the same directories at the same addresses it is the successor."""
+    register(state, Broker(4))
+    again = Broker(4, incarnation=7)
+    moved = [Listener(name="PLAINTEXT", host="other", port=9004, security_protocol=0)]
+    heard_nothing = {"has_valid_session": True, "was_heard": False}
+    for other in ({"log_dirs": [b"x" * 16]}, {"listeners": moved}):
+        assert refusal(state, again, **heard_nothing, **other) is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    register(state, again, **heard_nothing)
+    state.node_id = 4  # its process has the controller of this quorum, too
+    register(state, Broker(4, incarnation=8), **heard_nothing, listeners=moved)
 
 
 def test_a_failed_directory_takes_its_replicas_out(state):

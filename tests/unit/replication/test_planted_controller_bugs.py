@@ -146,6 +146,7 @@ async def test_an_answer_about_the_old_process_must_not_fence_the_new_one(monkey
         monkeypatch.setattr(FailureDetector, "_fence", careless)
     member.controller.broker_connection_lost(1, brokers[1].epoch)
     await asked.wait()
+    member.has_heard_nobody()
     await Broker(1, incarnation=2).join(member.controller, previous_epoch=brokers[1].epoch)
     task = detector._task
     assert task is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from tidelog.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from tidelog.protocol.messages.alter_partition import AlterPartitionRequest, AlterPartitionResponse
@@ -70,6 +70,10 @@ class ControllerCommands:
     def now_ms(self) -> float:
         raise NotImplementedError
 
+    def suspect(self, broker_id: int) -> None:
+        """Probe the broker's address, and fence the broker if its process is gone."""
+        raise NotImplementedError
+
     # -- topics ------------------------------------------------------------------------------------------------------
 
     async def create_topics(
@@ -102,15 +106,21 @@ class ControllerCommands:
 
     async def register_broker(self, request: BrokerRegistrationRequest, version: int = 0) -> BrokerRegistrationResponse:
         def decide() -> tuple[list[Any], BrokerRegistrationResponse]:
-            now_ms = self.now_ms()
-            registration = brokers.register_broker(
-                self._state,
-                request,
-                has_valid_session=self._sessions.has_valid_session(request.broker_id, now_ms),
-                next_offset=self._raft.end_offset,
-            )
+            broker_id, now_ms = request.broker_id, self.now_ms()
+            try:
+                registration = brokers.register_broker(
+                    self._state,
+                    request,
+                    has_valid_session=self._sessions.has_valid_session(broker_id, now_ms),
+                    next_offset=self._raft.end_offset,
+                    was_heard=self._sessions.was_heard(broker_id),
+                )
+            except KafkaError as error:
+                if error.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION:
+                    self.suspect(broker_id)  # the old process may have ended without a sign
+                raise
             epoch = registration.broker_epoch
-            self._sessions.register(request.broker_id, epoch, fenced=registration.fenced, now_ms=now_ms)
+            self._sessions.register(broker_id, epoch, fenced=registration.fenced, now_ms=now_ms, was_heard=True)
             return registration.records, BrokerRegistrationResponse(broker_epoch=epoch)
 
         return await self.command(decide)

@@ -224,7 +224,8 @@ class Controller(ControllerCommands):
         brokers = self._tracker.image.brokers
         if brokers is not self._published_brokers:  # images share the brokers while they are unchanged
             self._published_brokers = brokers
-            self._detector.learn({broker.node_id: broker.epoch for broker in brokers.values()})
+            serving = {broker.node_id for broker in brokers.values() if not broker.fenced}
+            self._detector.learn({broker.node_id: broker.epoch for broker in brokers.values()}, serving)
         while self._pending_commands and self._pending_commands[0][0] < end_offset:
             _, future = self._pending_commands.popleft()
             if not future.done():
@@ -297,6 +298,9 @@ class Controller(ControllerCommands):
         """
         if self.is_active and self.unfenced_epochs().get(broker_id) == broker_epoch:
             self._detector.suspect(broker_id, broker_epoch)
+
+    def suspect(self, broker_id: int) -> None:
+        self._detector.suspect(broker_id, self._sessions.epoch_of(broker_id))
 
 
 def not_controller() -> KafkaError:

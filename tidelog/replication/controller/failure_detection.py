@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -64,15 +64,22 @@ class FailureDetector:
         self._suspects: dict[int, int] = {}
         self._task: asyncio.Task[None] | None = None
         self._epochs: Mapping[int, int] = {}
+        self._serving: Set[int] = frozenset()
         self._learning: dict[int, asyncio.Task[None]] = {}
         self._probe_slots = asyncio.Semaphore(CONCURRENT_PROBES_MAX)
 
     # -- proof of addresses, on every controller, active or not ------------------------------------------------------
 
-    def learn(self, epochs: Mapping[int, int]) -> None:
-        """Connect once to each broker with a new epoch. `epochs`: those of all registered brokers."""
-        changed = [broker_id for broker_id, epoch in epochs.items() if self._epochs.get(broker_id) != epoch]
-        self._epochs = epochs
+    def learn(self, epochs: Mapping[int, int], serving: Set[int] = frozenset()) -> None:
+        """Connect once to each broker with a new epoch, and again when it begins to serve: not before then does it
+        listen for sure. `epochs`: those of all registered brokers. `serving`: the unfenced ones.
+        """
+        changed = [
+            broker_id
+            for broker_id, epoch in epochs.items()
+            if self._epochs.get(broker_id) != epoch or (broker_id in serving and broker_id not in self._serving)
+        ]
+        self._epochs, self._serving = epochs, serving
         self._proven_addresses.retain(epochs)
         for broker_id in changed:
             old_task = self._learning.get(broker_id)
@@ -94,7 +101,9 @@ class FailureDetector:
                 return
             async with self._probe_slots:
                 endpoint = self._controller.broker_endpoint(broker_id)
-                if endpoint is None or await self._probe_state(broker_id, epoch, endpoint) is PortState.ACCEPTS:
+                if endpoint is None or self._proven_addresses.has_proof(broker_id, epoch, endpoint):
+                    return
+                if await self._probe_state(broker_id, epoch, endpoint) is PortState.ACCEPTS:
                     return
 
     async def _probe_state(self, broker_id: int, epoch: int, endpoint: Endpoint) -> PortState:

@@ -63,7 +63,7 @@ class QuorumService:
     def __init__(self, node: QuorumNode, cluster_id: str) -> None:
         self._node = node
         self._cluster_id = cluster_id
-        self._parked: dict[ReplicaKey, asyncio.Future[bool]] = {}
+        self._parked: dict[asyncio.Future[bool], None] = {}
         self._is_changing = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
@@ -149,36 +149,37 @@ class QuorumService:
         return wire.fetch_response(answer, node.log.start_offset, version)
 
     async def _park(self, ask: FetchAsk, answer: FetchAnswer) -> FetchAnswer:
-        """Wait until the answer has news, the wait time ends, the same replica fetches again, or too many replicas
-        wait.
+        """Wait until the answer has news, the wait time ends, or too many fetches wait.
+
+        Two processes may fetch as the same replica: one of them has a copy of the other's disk. If each of them ended
+        the wait of the other, both would fetch without a pause.
         """
         loop = self._node.loop
         deadline = loop.time() + min(ask.max_wait_ms, WAIT_MS_MAX) / 1000
-        self._give_up_parked(ask.replica)
-        while not self._node.is_closed and ask.replica not in self._parked:
+        while not self._node.is_closed:
             if len(self._parked) >= PARKED_MAX:
-                self._give_up_parked(next(iter(self._parked)))
+                self._give_up_oldest()
             future: asyncio.Future[bool] = loop.create_future()
-            self._parked[ask.replica] = future
+            self._parked[future] = None
             timer = loop.call_at(deadline, _answer_now, future)
             try:
                 has_news = await future
             finally:
                 timer.cancel()
-                if self._parked.get(ask.replica) is future:
-                    del self._parked[ask.replica]
+                self._parked.pop(future, None)
             answer = leading.answer_fetch(self._node.raft, ask)
             if not has_news or leading.is_worth_answering(self._node.raft, ask, answer):
                 break
         return answer
 
-    def _give_up_parked(self, replica: ReplicaKey) -> None:
-        earlier = self._parked.pop(replica, None)
-        if earlier is not None and not earlier.done():
-            earlier.set_result(False)
+    def _give_up_oldest(self) -> None:
+        oldest = next(iter(self._parked))
+        del self._parked[oldest]
+        if not oldest.done():
+            oldest.set_result(False)
 
     def wake(self) -> None:
-        for future in self._parked.values():
+        for future in self._parked:
             if not future.done():
                 future.set_result(True)
 

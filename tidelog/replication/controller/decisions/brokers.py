@@ -3,9 +3,8 @@ responses. Pure.
 
 A registration is refused if the broker does not support the cluster's features. A heartbeat is
 refused if its incarnation is not the registered one. Follows Kafka's `ClusterControlManager` and
-`ReplicationControlManager`, with one exception: a restarted broker with the same log directories
-need not wait for the end of its old session, because the lock on the directories proves that the
-old process has ended.
+`ReplicationControlManager`, with one exception: a restarted broker need not wait for the end of a
+session that a new controller has read from the log, and in which no process has spoken since.
 """
 
 from __future__ import annotations
@@ -53,16 +52,21 @@ class Registration(NamedTuple):
 
 
 def register_broker(
-    state: ControllerState, request: BrokerRegistrationRequest, *, has_valid_session: bool, next_offset: int
+    state: ControllerState,
+    request: BrokerRegistrationRequest,
+    *,
+    has_valid_session: bool,
+    next_offset: int,
+    was_heard: bool = True,
 ) -> Registration:
     """`next_offset`: the offset of the next record; a new incarnation's epoch is the offset of its
-    record.
+    record. `was_heard`: whether the process of the valid session has spoken to this controller.
 
     Raises KafkaError(INCONSISTENT_CLUSTER_ID, DUPLICATE_BROKER_REGISTRATION, INVALID_REGISTRATION,
     UNSUPPORTED_VERSION).
     """
     present = state.image.brokers.get(request.broker_id)
-    _check_registration(state, request, present, has_valid_session)
+    _check_registration(state, request, present, has_valid_session, was_heard)
     records: Records = []
     record = _broker_record(state, request)
     if present is not None and present.incarnation_id == request.incarnation_id:
@@ -78,7 +82,11 @@ def register_broker(
 
 
 def _check_registration(
-    state: ControllerState, request: BrokerRegistrationRequest, present: BrokerImage | None, has_valid_session: bool
+    state: ControllerState,
+    request: BrokerRegistrationRequest,
+    present: BrokerImage | None,
+    has_valid_session: bool,
+    was_heard: bool,
 ) -> None:
     cluster_id = state.settings.cluster_id
     if cluster_id and request.cluster_id != cluster_id:
@@ -86,16 +94,29 @@ def _check_registration(
             ErrorCode.INCONSISTENT_CLUSTER_ID,
             f"Expected cluster ID {cluster_id}, but got cluster ID {request.cluster_id}",
         )
-    if present is not None and has_valid_session and present.incarnation_id != request.incarnation_id:
-        has_same_directories = bool(present.log_dirs) and set(present.log_dirs) == set(request.log_dirs)
-        if not has_same_directories:
-            raise KafkaError(
-                ErrorCode.DUPLICATE_BROKER_REGISTRATION, "Another broker is registered with that broker id."
-            )
+    if (
+        present is not None
+        and has_valid_session
+        and present.incarnation_id != request.incarnation_id
+        and (was_heard or not _is_restarted(state, request, present))
+    ):
+        raise KafkaError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, "Another broker is registered with that broker id.")
     if request.is_migrating_zk_broker:
         raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, "Controller does not support registering ZK brokers.")
     if state.metadata_version >= DIRECTORIES_VERSION:
         _check_log_dirs(state, request)
+
+
+def _is_restarted(state: ControllerState, request: BrokerRegistrationRequest, present: BrokerImage) -> bool:
+    """Whether the request comes from the same directories at the same addresses, or from this controller's own node.
+
+    The ids of the directories alone prove nothing: a copy of a disk has them too, on another machine.
+    """
+    if not present.log_dirs or set(present.log_dirs) != set(request.log_dirs):
+        return False
+    addresses = {(entry.name, entry.host, entry.port) for entry in request.listeners}
+    present_addresses = {(entry.name, entry.host, entry.port) for entry in present.endpoints.values()}
+    return request.broker_id == state.node_id or addresses == present_addresses
 
 
 def _check_log_dirs(state: ControllerState, request: BrokerRegistrationRequest) -> None:

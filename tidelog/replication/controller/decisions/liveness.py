@@ -22,13 +22,17 @@ class BrokerState(Enum):
 
 @dataclass(slots=True)
 class Session:
-    """`epoch`: the epoch of its registration. Offsets are -1 while unknown."""
+    """`epoch`: the epoch of its registration. Offsets are -1 while unknown.
+
+    `was_heard`: whether the broker has sent anything to this controller in this epoch.
+    """
 
     epoch: int
     fenced: bool
     last_contact_ms: float
     metadata_offset: int = -1
     controlled_shutdown_offset: int = -1
+    was_heard: bool = False
 
     @property
     def state(self) -> BrokerState:
@@ -42,9 +46,9 @@ class BrokerSessions:
         self.timeout_ms = timeout_ms
         self._sessions: dict[int, Session] = {}
 
-    def register(self, broker_id: int, epoch: int, *, fenced: bool, now_ms: float) -> None:
+    def register(self, broker_id: int, epoch: int, *, fenced: bool, now_ms: float, was_heard: bool = False) -> None:
         """Start a session: a broker has registered, or a new controller reads it from the log."""
-        self._sessions[broker_id] = Session(epoch, fenced, now_ms)
+        self._sessions[broker_id] = Session(epoch, fenced, now_ms, was_heard=was_heard)
 
     def remove(self, broker_id: int) -> None:
         self._sessions.pop(broker_id, None)
@@ -66,6 +70,11 @@ class BrokerSessions:
     def has_valid_session(self, broker_id: int, now_ms: float) -> bool:
         session = self._sessions.get(broker_id)
         return session is not None and not session.fenced and not self._is_stale(session, now_ms)
+
+    def was_heard(self, broker_id: int) -> bool:
+        """Whether the process of this session has sent anything to this controller."""
+        session = self._sessions.get(broker_id)
+        return session is not None and session.was_heard
 
     def unfenced(self) -> list[int]:
         return [broker_id for broker_id, session in self._sessions.items() if not session.fenced]
@@ -119,6 +128,7 @@ class BrokerSessions:
     def touch(self, broker_id: int, next_state: BrokerState, metadata_offset: int, now_ms: float) -> None:
         session = self._sessions[broker_id]
         session.last_contact_ms = now_ms
+        session.was_heard = True
         session.metadata_offset = metadata_offset
         session.fenced = next_state in (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW)
         if session.fenced:

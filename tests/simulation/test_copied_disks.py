@@ -1,0 +1,115 @@
+"""A copy of a broker's disk is started on another machine: a restored backup, a cloned virtual machine."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+
+from tests.simulation.cluster import BROKER_PORT, CONFIG, CONTROLLER_PORT, DATA, SimulatedNode
+from tests.simulation.host import Host
+from tests.simulation.stage import TOPIC, Stage, stage
+from tidelog.broker.config.node_config import NodeConfig
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def copy_of(play: Stage, node_id: int) -> SimulatedNode:
+    """A node with the id and the directories of this one, on a machine of its own, at an address of its own."""
+    original = play.node(node_id)
+    host = Host(play.world, play.cluster.network, f"copy-of-n{node_id}")
+    host.disk._root = copy.deepcopy(original.host.disk._root)
+    own = {
+        "node.id": str(node_id),
+        "process.roles": "broker",
+        "listeners": f"PLAINTEXT://{host.name}:{BROKER_PORT}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": DATA,
+        "controller.quorum.voters": f"9@n9:{CONTROLLER_PORT}",
+    }
+    config = NodeConfig.load(None, {**CONFIG, **play.cluster.layout.config, **own})
+    return SimulatedNode(play.cluster, node_id, host, config)
+
+
+def leading(*nodes: SimulatedNode) -> int:
+    replicas = [node.replica(TOPIC, 0) for node in nodes if node.running]
+    return sum(replica is not None and replica.leads for replica in replicas)
+
+
+@pytest.mark.parametrize("replicas", [(1,), (1, 2, 3)], ids=["only", "of three"])
+def test_it_takes_nothing_from_the_broker_that_lives(replicas):
+    with stage() as play:
+        play.up(replicas)
+        play.send(b"before the copy")
+        copied = copy_of(play, 1)
+        play.send(b"after it")
+        epoch, placed = play.node(9).image.brokers[1].epoch, play.cluster.placed(TOPIC)
+        copied.start()
+        for number in range(40):
+            play.wait(0.1)
+            assert leading(play.node(1), copied) == 1
+            assert play.node(9).image.brokers[1].epoch == epoch
+            if number % 10 == 0:
+                play.send(b"%d" % number)
+        assert play.cluster.placed(TOPIC) == placed
+        assert play.values(1) == [b"before the copy", b"after it", b"0", b"10", b"20", b"30"]
+
+
+def test_it_waits_without_haste():
+    """Both fetch the metadata as the same replica: neither ends the wait of the other's fetch."""
+    with stage() as play:
+        play.up((1,))
+        copy_of(play, 1).start()
+        play.wait(1)
+        events = play.world.events
+        play.wait(1)
+        assert play.world.events - events < 1_000
+
+
+def test_it_takes_nothing_while_another_controller_takes_over():
+    """The controller that takes over has heard of no broker yet, and the copy asks again and again."""
+    with stage() as play:
+        play.up((1,))
+        copied = copy_of(play, 1)
+        play.send(b"after the copy")
+        epoch = play.node(9).image.brokers[1].epoch
+        copied.start()
+        for _ in range(8):
+            play.wait(0.3)
+            play.node(9).kill()
+            play.node(9).start()
+            play.until("the controller is back", lambda: play.cluster.controller() is play.node(9))
+            play.wait(1.0)
+            assert play.node(9).image.brokers[1].epoch == epoch
+        assert play.values(1) == [b"after the copy"]
+
+
+def test_it_serves_when_the_broker_has_ended():
+    with stage() as play:
+        play.up((1,))
+        play.send(b"m")
+        copied = copy_of(play, 1)
+        copied.start()
+        play.wait(1)
+        play.node(1).lose_power()
+        play.until("the copy is up", lambda: copied.ready)
+        play.until("it leads", lambda: leading(copied) == 1)
+
+
+def test_a_killed_broker_need_not_wait_for_its_session():
+    """The session of the old process would last another 1.5 s."""
+    with stage() as play:
+        play.up((1,))
+        play.send(b"m")
+        play.wait(1)
+        play.node(1).kill()
+        begun = play.world.now
+        play.node(1).start()
+        play.until("it leads again", lambda: leading(play.node(1)) == 1)
+        assert play.world.now - begun < 0.6
