@@ -1,8 +1,8 @@
 """Many partitions on few brokers: the times of creation, failover, return and start, and the nodes' memory.
 
-Every step ends when it can be seen from outside: all partitions are led, by whoever is there, and each has taken a
+Every step ends when it can be seen from outside: all partitions are led, by the brokers that are up, and each took a
 record with acks=all. A cluster is measured with few partitions first and with many on fresh nodes after that, so that
-the growth of each figure is told too. The CPU of a step is that of all nodes together.
+the growth of each figure shows too. The CPU of a step is that of all nodes together.
 """
 
 from __future__ import annotations
@@ -60,22 +60,28 @@ def run(
     waits: Waits = MEASURING,
     weighed: Weighed | None = None,
 ) -> Weighed:
-    """All steps on a fresh cluster of the named broker; a step that fails ends the run and is told.
+    """All steps on a fresh cluster of the named broker; a step that fails ends the run and is its failure.
 
     The figures go into `weighed` as they come, so that the caller has them after an interrupt.
     """
     weighed = Weighed() if weighed is None else weighed
+    with fresh_nodes(name, brokers, weighed) as running:
+        _ClusterSteps(
+            running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits
+        ).run()
+    return weighed
+
+
+@contextmanager
+def fresh_nodes(name: str, brokers: int, weighed: Weighed) -> Iterator[Running]:
+    """New nodes in a directory of their own. What fails inside the block ends it, and is the failure of `weighed`."""
     with tempfile.TemporaryDirectory(prefix="tidelog-scale-") as scratch:
-        # Deleted files wait for nobody here: Kafka's own defaults.
-        running = Running(MAKERS[name](Path(scratch), brokers, {}), TIMEOUT_S)
         try:
-            with running:
-                _ClusterSteps(
-                    running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits
-                ).run()
+            # Deleted files wait for nothing here: Kafka's own defaults.
+            with Running(MAKERS[name](Path(scratch), brokers, {}), TIMEOUT_S) as running:
+                yield running
         except FAILURES as error:
             weighed.failure = one_line_with_type(error)
-    return weighed
 
 
 class Steps:

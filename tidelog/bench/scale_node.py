@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import resource
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
-from tidelog.bench.clusters import Running
-from tidelog.bench.compare import FAILURES, MAKERS
-from tidelog.bench.figures import one_line_with_type
 from tidelog.bench.metadata import Reader, ask, frame
 from tidelog.bench.raw import BenchError, RawConnection
-from tidelog.bench.scale import MEASURING, PARTITIONS_PER_TOPIC, TIMEOUT_S, VALUE, Steps, Waits, Weighed
+from tidelog.bench.scale import MEASURING, PARTITIONS_PER_TOPIC, TIMEOUT_S, VALUE, Steps, Waits, Weighed, fresh_nodes
 from tidelog.testing.usage import cpu_ns
 
 RECORDS_EACH = 3
@@ -37,22 +32,17 @@ def run(
     waits: Waits = MEASURING,
     weighed: Weighed | None = None,
 ) -> Weighed:
-    """All steps on a fresh node of the named broker; a step that fails ends the run and is told.
+    """All steps on a fresh node of the named broker; a step that fails ends the run and is its failure.
 
     The figures go into `weighed` as they come, so that the caller has them after an interrupt.
     """
     weighed = Weighed() if weighed is None else weighed
-    with tempfile.TemporaryDirectory(prefix="tidelog-scale-") as scratch:
-        running = Running(MAKERS[name](Path(scratch), 1, {}), TIMEOUT_S)
-        try:
-            with running:
-                weighed.figures["start of an empty node, s"] = running.ready_s
-                steps = _NodeSteps(
-                    running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits
-                )
-                steps.run(connections)
-        except FAILURES as error:
-            weighed.failure = one_line_with_type(error)
+    with fresh_nodes(name, 1, weighed) as running:
+        weighed.figures["start of an empty node, s"] = running.ready_s
+        steps = _NodeSteps(
+            running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits
+        )
+        steps.run(connections)
     return weighed
 
 
