@@ -127,7 +127,12 @@ def select(patterns: Sequence[str]) -> list[Scenario]:
 
 @contextmanager
 def contestants(
-    names: Sequence[str], brokers: int, *, running: bool = True, refused: Callable[[str, Exception], None]
+    names: Sequence[str],
+    brokers: int,
+    *,
+    running: bool = True,
+    options: Mapping[str, str] = OPTIONS,
+    refused: Callable[[str, Exception], None],
 ) -> Iterator[list[Contestant]]:
     """So many nodes of each named broker in a temporary directory; `running=False` when no scenario needs them.
 
@@ -136,7 +141,7 @@ def contestants(
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as scratch, ExitStack() as clusters:
         found = []
         for name in names:
-            make = partial(MAKERS[name], brokers=brokers)
+            make = partial(MAKERS[name], brokers=brokers, options=options)
             home = Path(scratch, name)
             home.mkdir(parents=True)
             try:

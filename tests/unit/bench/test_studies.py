@@ -14,9 +14,19 @@ from click.testing import CliRunner
 
 from tests.patience import PATIENCE_S, wait_until
 from tidelog.bench.acks.settings import ALL, Setting
-from tidelog.bench.compare import OURS
+from tidelog.bench.compare import OURS, THEIRS
 from tidelog.bench.raw import BenchError
-from tidelog.bench.studies import assignors, endurance, kills, latency, plan_model, planning, runner
+from tidelog.bench.studies import (
+    assignors,
+    endurance,
+    kills,
+    latency,
+    loads,
+    plan_model,
+    planning,
+    runner,
+    three_clients,
+)
 from tidelog.bench.studies.acks_replicas import PARTITIONS, partition_verdicts
 from tidelog.bench.studies.base import Context
 from tidelog.bench.studies.command import report as report_command
@@ -62,6 +72,50 @@ def test_percentiles_are_compared_one_by_one() -> None:
     ours, theirs = [1.0] * 99 + [50.0], [2.0] * 100
     assert holding(latency.ahead_verdicts("send", ours, theirs)) == [True, True, False, False]
     assert latency.ahead_verdicts("send", ours, []) == []
+
+
+def test_a_load_is_judged_by_rate_and_by_cost() -> None:
+    both = {OURS: 100.0, THEIRS: 90.0}
+    assert holding(loads.verdicts("keys", both, both)) == [True, False]
+    assert holding(loads.verdicts("keys", {OURS: None, THEIRS: 90.0}, both)) == [False]
+
+
+def test_medians_of_the_loads_are_shown_also_when_some_are_missing() -> None:
+    result = StudyResult(11, "", "")
+    first = loads.Figures([3.0, 1.0, 2.0], [6.0, 4.0, 5.0])
+    cold = loads.Figures([9.0], [1.0], [0.25])
+    loads.show(result, {(loads.FIRST, OURS): first, (loads.LOADS[-1].name, THEIRS): cold}, [OURS, THEIRS])
+    (table,) = result.tables
+    assert table.rows[0] == [loads.FIRST, 2.0, 5.0, None, None, None, None]
+    assert table.rows[-1][3:5] == [9.0, 1.0]
+    assert "kafka: 25% of the cold row's pages" in table.note
+    assert result.verdicts == []
+
+
+def test_dropped_pages_are_counted(tmp_path: Path) -> None:
+    written, empty = tmp_path / "written", tmp_path / "empty"
+    written.write_bytes(bytes(300_001))
+    empty.touch()
+    with written.open("r+b") as file:
+        assert loads.resident_pages(file.fileno()) == bytes([1]) * 74
+    assert loads.drop_pages([empty]) == 0
+    assert 0 <= loads.drop_pages([written, empty]) <= 1
+
+
+def test_rates_are_read_from_the_output_of_javas_tools() -> None:
+    produced = (
+        "4096 records sent, 819.0 records/sec (0.08 MB/sec), 1.2 ms avg latency, 3.0 ms max latency.\n"
+        "300000 records sent, 91234.5 records/sec (8.70 MB/sec), 1.2 ms avg latency\n"
+        "270000 steady state records sent, 99000.5 records/sec (9.44 MB/sec), 1.1 ms avg latency\n"
+    )
+    assert three_clients.produced_rate(produced) == 99000.5
+    consumed = (
+        "2026-11-23 19:00:00:000, 2026-11-23 19:00:01:000, 28.6, 28.6, 300000, 300000.0, 200, 800, 35.7, 375000.0\n"
+    )
+    assert three_clients.consumed_rate(consumed) == 375000.0
+    for parse in (three_clients.produced_rate, three_clients.consumed_rate):
+        with pytest.raises(BenchError, match="no rate"):
+            parse("an error, in a line")
 
 
 def samples(*values: tuple[float, int, float, list[str]]) -> list[dict[str, Any]]:
@@ -138,7 +192,7 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
 
 
 def test_studies_are_numbered_in_order() -> None:
-    assert [study.number for study in runner.catalogue()] == list(range(1, 11))
+    assert [study.number for study in runner.catalogue()] == list(range(1, 13))
 
 
 def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -306,3 +360,16 @@ def test_a_quick_report_of_one_scenario_is_whole(tmp_path: Path) -> None:
     kept = [statement for statement in laws if "acknowledged record" in statement or "doubled" in statement]
     assert len(kept) == 4
     assert [laws[statement] for statement in kept if not laws[statement][0]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "rows"), [(11, len(loads.LOADS)), (12, 4)])
+def test_each_load_and_client_is_measured(
+    number: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed (pip install 'tidelog[dev]')")
+    monkeypatch.setattr(three_clients, "kafka_or_reason", lambda: "no Java in this test")
+    study = quick_study(number, tmp_path)
+    (table,) = study.tables
+    assert len(table.rows) == rows
+    assert all(all(row) for row in table.rows), table.rows

@@ -29,7 +29,7 @@ from tidelog.bench.studies.results import Report
 @click.option("--quick", "is_quick", flag_value=True, default=False, help="Shows that everything runs, not how fast.")
 @click.option("--full", "is_quick", flag_value=False, help="The default: the sizes that the report is meant for.")
 @click.option(
-    "--scenario", "numbers", multiple=True, type=click.IntRange(1, 10),
+    "--scenario", "numbers", multiple=True, type=click.IntRange(1, 12),
     help="Only this one; may be repeated. 10, an hour for each broker, runs only so.",
 )  # fmt: skip
 @click.option("--only", type=click.Choice([OURS, THEIRS]), help="Measure one broker alone.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from typing import Any
 from tidelog.bench.clusters import Running
 from tidelog.bench.compare import FAILURES, MAKERS, OURS, THEIRS
 from tidelog.bench.figures import one_line
-from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import Contestant, CpuMeter, topic
 from tidelog.bench.studies.base import Context
+from tidelog.bench.studies.librdkafka import consume, produce
 from tidelog.bench.studies.results import Chart, Series, StudyResult, Table, ratio
 
 _TIMEOUT_S = 120.0
@@ -149,9 +148,9 @@ def _of_size(contestant: Contestant, size_bytes: int, chosen: Parameters) -> flo
 def _produce_cost_us(contestant: Contestant, partitions: int, records: int, size_bytes: int = _RECORD_BYTES) -> float:
     """CPU microseconds of all brokers for one record, after one record into each partition."""
     with topic(contestant, partitions) as its:
-        _produce(contestant, its.name, partitions, partitions, 10)
+        produce(contestant, its.name, partitions, 10, partitions=partitions)
         with CpuMeter(contestant.servers) as meter:
-            _produce(contestant, its.name, partitions, records, size_bytes)
+            produce(contestant, its.name, records, size_bytes, partitions=partitions)
         return meter.used_ns / 1000 / records
 
 
@@ -171,61 +170,7 @@ def _consumed(contestant: Contestant, consumers: int, chosen: Parameters) -> flo
     """CPU microseconds for one record delivered to one consumer."""
     records = chosen.records
     with topic(contestant, 12) as its:
-        _produce(contestant, its.name, 12, records, _RECORD_BYTES)
+        produce(contestant, its.name, records, _RECORD_BYTES, partitions=12)
         with CpuMeter(contestant.servers) as meter:
-            _consume(contestant, its.name, consumers, records)
+            consume(contestant, its.name, 12, records, consumers=consumers)
         return meter.used_ns / 1000 / (records * consumers)
-
-
-def _produce(contestant: Contestant, name: str, partitions: int, records: int, size_bytes: int) -> None:
-    """Records one after another into each partition in turn."""
-    from confluent_kafka import Producer
-
-    failures: list[Any] = []
-    producer = Producer(
-        {
-            "bootstrap.servers": contestant.cluster.bootstrap_servers,
-            "acks": "all",
-            "log_level": 0,
-            "queue.buffering.max.messages": 1_000_000,
-            "delivery.report.only.error": True,
-            "on_delivery": lambda error, _: failures.append(error) if error is not None else None,
-        }
-    )
-    value = b"v" * size_bytes
-    for number in range(records):
-        while True:
-            try:
-                producer.produce(name, value, partition=number % partitions)
-                break
-            except BufferError:
-                producer.poll(0.05)
-    left = producer.flush(_TIMEOUT_S)
-    if left or failures:
-        raise BenchError(f"{left} records not sent, {len(failures)} failed: {failures[:1]}")
-
-
-def _consume(contestant: Contestant, name: str, consumers: int, records: int) -> None:
-    """So many consumers without a group, each reading all records, in turn."""
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-
-    settings = {
-        "bootstrap.servers": contestant.cluster.bootstrap_servers, "group.id": "bench", "enable.auto.commit": False,
-        "fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 4096, "log_level": 0,
-    }  # fmt: skip
-    left = {}
-    try:
-        for _ in range(consumers):
-            consumer = Consumer(settings)
-            left[consumer] = records
-            consumer.assign([TopicPartition(name, index, OFFSET_BEGINNING) for index in range(12)])
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        while any(left.values()):
-            for consumer in left:
-                if left[consumer]:
-                    left[consumer] -= len(consumer.consume(min(left[consumer], 10_000), 0.05))
-            if time.monotonic() > deadline_s:
-                raise BenchError(f"{sum(left.values()):,} records do not come")
-    finally:
-        for consumer in left:
-            consumer.close()

@@ -15,8 +15,10 @@ from tidelog.bench.studies.curves import Curves
 from tidelog.bench.studies.endurance import Endurance
 from tidelog.bench.studies.kills import Kills
 from tidelog.bench.studies.latency import Latency
+from tidelog.bench.studies.loads import Loads
 from tidelog.bench.studies.planning import Planning
 from tidelog.bench.studies.results import Report, StudyResult
+from tidelog.bench.studies.three_clients import ThreeClients
 
 ONLY_BY_NUMBER = frozenset({Endurance.number})
 """Studies that a report has only where they are asked for: they take an hour for each broker."""
@@ -24,7 +26,7 @@ ONLY_BY_NUMBER = frozenset({Endurance.number})
 
 def catalogue() -> list[Study]:
     """Every study by its number."""
-    return [*all_studies(), Kills(), Latency(), Assignors(), Curves(), Planning(), Endurance()]
+    return [*all_studies(), Kills(), Latency(), Assignors(), Curves(), Planning(), Endurance(), Loads(), ThreeClients()]
 
 
 def select(numbers: Collection[int]) -> list[Study]:

@@ -1,0 +1,84 @@
+"""Records in and out by librdkafka, as fast as it can, for the studies of cost."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tidelog.bench.raw import BenchError
+from tidelog.bench.scenarios.base import Contestant
+
+_TIMEOUT_S = 120.0
+_ITS_PARTITIONER = -1
+
+
+def produce(
+    contestant: Contestant,
+    name: str,
+    records: int,
+    size_bytes: int,
+    *,
+    partitions: int | None = None,
+    producers: int = 1,
+    acks: str = "all",
+    is_keyed: bool = False,
+) -> None:
+    """The records, from each producer in turn: into each of `partitions` in turn, or where its partitioner says.
+
+    Raises BenchError when one is not acknowledged.
+    """
+    from confluent_kafka import Producer
+
+    failures: list[Any] = []
+    settings = {
+        "bootstrap.servers": contestant.cluster.bootstrap_servers,
+        "acks": acks,
+        "log_level": 0,
+        "queue.buffering.max.messages": 1_000_000,
+        "delivery.report.only.error": True,
+        "on_delivery": lambda error, _: failures.append(error) if error is not None else None,
+    }
+    all_of_them = [Producer(settings) for _ in range(producers)]
+    value = b"v" * size_bytes
+    for number in range(records):
+        producer = all_of_them[number % producers]
+        partition = _ITS_PARTITIONER if partitions is None else number % partitions
+        key = b"%08d" % number if is_keyed else None
+        while True:
+            try:
+                producer.produce(name, value, key, partition)
+                break
+            except BufferError:
+                producer.poll(0.05)
+    left = sum(producer.flush(_TIMEOUT_S) for producer in all_of_them)
+    if left or failures:
+        raise BenchError(f"{left} records not sent, {len(failures)} failed: {failures[:1]}")
+
+
+def consume(contestant: Contestant, name: str, partitions: int, records: int, *, consumers: int = 1) -> None:
+    """So many consumers without a group, each reading all records, in turn.
+
+    Raises BenchError when they do not come.
+    """
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    settings = {
+        "bootstrap.servers": contestant.cluster.bootstrap_servers, "group.id": "bench", "enable.auto.commit": False,
+        "fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 4096, "log_level": 0,
+    }  # fmt: skip
+    left = {}
+    try:
+        for _ in range(consumers):
+            consumer = Consumer(settings)
+            left[consumer] = records
+            consumer.assign([TopicPartition(name, index, OFFSET_BEGINNING) for index in range(partitions)])
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while any(left.values()):
+            for consumer in left:
+                if left[consumer]:
+                    left[consumer] -= len(consumer.consume(min(left[consumer], 10_000), 0.05))
+            if time.monotonic() > deadline_s:
+                raise BenchError(f"{sum(left.values()):,} records do not come")
+    finally:
+        for consumer in left:
+            consumer.close()
