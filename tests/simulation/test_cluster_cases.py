@@ -76,6 +76,30 @@ def test_both_die_at_once_and_writes_resume_when_both_are_back():
         assert play.values(play.leader) == [b"first", b"second"]
 
 
+def test_the_minimum_may_be_lowered_while_nobody_leads():
+    """What an operator tries first. It cleared the eligible replicas, and no replica could lead any more."""
+    with stage() as play:
+        isr_of_0_and_1(play)
+        play.node(1).kill()
+        play.node(2).kill()
+        play.node(3).start()
+        play.until("nobody leads", lambda: play.leader == -1)
+        play.until("3 is back", lambda: play.node(3).ready)
+
+        async def lower(admin: Admin) -> None:
+            await admin.incremental_alter_configs(topics={TOPIC: {"min.insync.replicas": "1"}})
+
+        play.admin(lower)
+        play.wait(3)
+        assert play.leader == -1
+        play.node(2).start()
+        play.until("2 leads", lambda: play.leader == 2)
+        play.node(1).start()
+        play.until("all are in sync", lambda: play.isr == [1, 2, 3])
+        assert play.refused(b"second") == ErrorCode.NONE
+        assert play.values(1) == play.values(2) == play.values(3) == [b"first", b"second"]
+
+
 @pytest.mark.parametrize("unclean", [False, True])
 def test_a_replica_out_of_sync_leads_only_when_unclean_election_is_on(unclean: bool):
     with stage((1, 2)) as play:

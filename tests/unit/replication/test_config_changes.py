@@ -12,7 +12,7 @@ from tidelog.replication.controller.decisions.config_changes import (
     incremental_alter_configs,
     min_insync_replicas_records,
 )
-from tidelog.replication.controller.decisions.leaders import fence_brokers
+from tidelog.replication.controller.decisions.leaders import fence_brokers, unfence_broker
 from tidelog.replication.controller.decisions.state import NewTopic
 
 TOPIC, BROKER = 2, 4
@@ -142,6 +142,21 @@ def test_the_old_api_replaces_everything(state):
     assert response.responses[0].error_code == 0
     apply(state, records)
     assert configs(state) == {"retention.ms": "6"}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(TOPIC, "t"), (BROKER, "")])
+def test_a_new_minimum_leaves_the_eligible_replicas_of_partitions_without_a_leader(state, kind, name):
+    """Nothing is committed there: without them no replica that returns could lead."""
+    alter(state, ("min.insync.replicas", SET, "2"))
+    apply(state, fence_brokers(state, [1, 2]))
+    before = state.image.topics_by_name["t"].partitions[0]
+    assert (before.leader, before.elr) == (-1, (1, 2))
+    alter(state, ("min.insync.replicas", SET, "1"), resource_type=kind, name=name)
+    after = state.image.topics_by_name["t"].partitions[0]
+    assert (after.elr, after.last_known_elr) == (before.elr, before.last_known_elr)
+    assert state.index.in_elr(1)
+    apply(state, unfence_broker(state, 2))
+    assert state.image.topics_by_name["t"].partitions[0].leader == 2
 
 
 def test_a_new_minimum_voids_what_is_known_of_eligible_leaders(state):

@@ -194,6 +194,9 @@ def test_eligible_replicas_are_cleared_of_one_topic_or_of_all():
     image = replay(MetadataImage(), [*with_elr("t", TOPIC_ID), *with_elr("o", OTHER_ID)])
     one = replay(image, [kafka.ClearElrRecord(topic_name="t")])
     assert (one.topics_by_name["t"].partitions[0].elr, one.topics_by_name["o"].partitions[0].elr) == ((), (2,))
+    # Kafka's nodes count it as a change. A leader with another epoch could not change the ISR any more.
+    epochs = [each.topics_by_name["t"].partitions[0].partition_epoch for each in (image, one)]
+    assert epochs[1] == epochs[0] + 1
     assert replay(image, [kafka.ClearElrRecord(topic_name="")]).topics_by_name["o"].partitions[0].elr == ()
 
 

@@ -2,8 +2,9 @@
 
 This module applies the operations of one resource, all or none. The broker package knows the keys
 and validates the result (`ControllerSettings`). A new min.insync.replicas clears the eligible
-leader replicas (KIP-966), which were collected for another minimum. Follows Kafka's
-`ConfigurationControlManager` and `ControllerConfigurationValidator`.
+leader replicas (KIP-966), because a leader may commit without them from now on. Those of partitions
+without a leader stay (not in Kafka). Follows Kafka's `ConfigurationControlManager` and
+`ControllerConfigurationValidator`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.java_text import parse_integer
 from tidelog.protocol.messages import alter_configs as legacy
 from tidelog.protocol.messages import incremental_alter_configs as incremental
-from tidelog.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord
+from tidelog.protocol.messages.metadata_records import ClearElrRecord, ConfigRecord, PartitionChangeRecord
 from tidelog.replication.controller.decisions.state import MAX_CONFIG_VALUE_LENGTH, ControllerState
 from tidelog.replication.controller.decisions.topic_names import topic_name_problem
 from tidelog.replication.controller.metadata.image import (
@@ -133,7 +134,29 @@ def _alter(state: ControllerState, resource_type: int, name: str, changes: Seque
         key == MIN_INSYNC_REPLICAS and value != present.get(MIN_INSYNC_REPLICAS) for key, value in altered_configs
     )
     if has_new_minimum and state.metadata_version >= ELR_VERSION:
-        records.append(ClearElrRecord(topic_name=name if resource_type == TOPIC_RESOURCE else ""))
+        topic_name = name if resource_type == TOPIC_RESOURCE else ""
+        records += [ClearElrRecord(topic_name=topic_name), *_elr_of_leaderless(state, topic_name)]
+    return records
+
+
+def _elr_of_leaderless(state: ControllerState, topic_name: str) -> Records:
+    """Records that restore the eligible replicas of partitions without a leader, of one topic or of all.
+
+    Nothing is committed there, so these replicas keep all that is. Without them no replica that returns could lead.
+    """
+    records: Records = []
+    for topic_id, index in state.index.leaderless:
+        topic = state.image.topics_by_id[topic_id]
+        partition = topic.partitions[index]
+        if topic_name in ("", topic.name) and (partition.elr or partition.last_known_elr):
+            records.append(
+                PartitionChangeRecord(
+                    partition_id=index,
+                    topic_id=topic_id,
+                    eligible_leader_replicas=list(partition.elr),
+                    last_known_elr=list(partition.last_known_elr),
+                )
+            )
     return records
 
 

@@ -157,7 +157,9 @@ class ImageBuilder:
             for index, partition in list(topic.partitions.items()):
                 if partition.elr or partition.last_known_elr:
                     topic = self._own_topic(topic.topic_id, record)
-                    self._put_partition(topic, index, replace(partition, elr=(), last_known_elr=()))
+                    # As in Kafka, this is a change of the partition: its epoch must be the same on Kafka's nodes.
+                    change = kafka.PartitionChangeRecord(eligible_leader_replicas=[], last_known_elr=[])
+                    self._put_partition(topic, index, merge_partition_change(partition, change))
 
     # -- configs, features, producer ids -----------------------------------------------------------------------------
 
