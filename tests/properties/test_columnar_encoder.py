@@ -95,7 +95,8 @@ def test_the_bytes_are_those_of_the_builder(rows, binary, cut, limit, piece_byte
     for has_numba in PATHS:
         done = 0
         for count, encoded in by_columns(table, [each[4] for each in rows], limit, has_numba, piece_bytes):
-            assert all(memoryview(each.buffer.obj).nbytes <= 10 * len(each.buffer) for each in encoded)  # what it keeps
+            assert all(memoryview(each.buffer.obj).nbytes == len(each.buffer) for each in encoded)  # what it keeps
+            assert len({id(each.buffer.obj) for each in encoded}) == len(encoded)
             expected = by_builder(rows[done : done + count], limit)
             assert [(each.partition, built(each)) for each in encoded] == expected
             done += count

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
-from tests.unit.client.fake_broker import FakeCluster, refuse_produce
+from tests.patience import PATIENCE_S, until
+from tests.unit.client.fake_broker import SILENCE, FakeCluster, FakeNode, refuse_produce
 from tests.unit.client.test_producer import producer, values
 from tests.unit.client.transacting import cluster_of, transactional
 from tidelog.client.assignment import column_partitions
@@ -142,6 +142,38 @@ async def test_a_table_larger_than_the_memory_waits_for_it() -> None:
         written = await (await sending.send_arrow("t", table_of(3_000)))
         assert sum(each.record_count for each in written) == 3_000
         assert len(values(cluster, "t", 0)) + len(values(cluster, "t", 1)) == 3_000
+
+
+async def test_what_waits_for_a_silent_leader_keeps_no_memory_of_what_is_delivered() -> None:
+    """Batches of several partitions shared memory, and one that waited kept all of it: 140 MB for 31 counted."""
+    buffer_memory, count = 2 * 1024 * 1024, 20_000
+    numbers = pa.array([n % 8 for n in range(count)])
+    rows = table_of(count, value=pa.array([bytes(1000)] * count, pa.binary()), partition=numbers)
+    async with FakeCluster(nodes=2, t=8) as cluster, producer(cluster, buffer_memory=buffer_memory) as sending:
+        for number, partition in enumerate(cluster.topics["t"]):
+            partition.leader = 1 if number == 0 else 2
+
+        def answer(request: Any, node: FakeNode) -> Any:
+            return SILENCE if node.node_id == 1 else node.on_produce(request)
+
+        cluster.script(ProduceRequest, *[answer] * 1_000)
+        await sending.partitions_for("t")
+        allocated_before = pa.total_allocated_bytes()
+        task = asyncio.ensure_future(sending.send_arrow("t", rows))
+        incomplete_batches = sending._accumulator.incomplete_batches
+        await until(
+            lambda: (
+                sending.metrics().waiting_calls and not any(each.partition.partition for each in incomplete_batches())
+            )
+        )
+        counted = sending._accumulator.used_bytes
+        held = pa.total_allocated_bytes() - allocated_before
+        task.cancel()
+        await asyncio.wait([task])
+        await sending.close(0)
+    assert counted > buffer_memory // 2
+    piece = buffer_memory // 2  # is encoded already, and waits
+    assert held < (counted + piece) * 1.1
 
 
 async def test_a_failure_says_what_is_written() -> None:

@@ -16,10 +16,8 @@ from tidelog.protocol.batches.record_batch import HEADER_SIZE
 
 _DELTAS_BYTES_MAX = 5 + 10 + 5
 """The largest length of a record and its two deltas."""
-_SHARED_MEMORY_MAX = 10
-"""A batch shares memory with others where that is at most so many times its own. One batch keeps all of it."""
-_BATCHES_PER_MEMORY = 8
-"""Partitions share memory up to so many full batches."""
+_BATCHES_PER_CALL = 8
+"""A call encodes partitions up to so many full batches. It costs as much as dozens of rows."""
 
 
 class EncodedBatch(NamedTuple):
@@ -27,7 +25,8 @@ class EncodedBatch(NamedTuple):
 
     partition: int
     buffer: memoryview
-    """HEADER_SIZE free bytes, then the records. It may be a part of the memory of several batches."""
+    """HEADER_SIZE free bytes, then the records. No other batch has a part of it: one that waits for its leader must
+    keep no memory but its own."""
     record_count: int
     base_timestamp: int
     max_timestamp: int
@@ -55,7 +54,6 @@ class ColumnEncoder:
         Partitions are in rising order, and the rows of a partition keep their order.
         """
         import numpy as np
-        import pyarrow as pa
 
         if not rows.row_count:
             return []
@@ -67,24 +65,24 @@ class ColumnEncoder:
         batches: list[EncodedBatch] = []
         first = before = 0
         while first < len(rooms):
-            # A memory for few partitions has few batches, which can share it.
-            last = max(
-                first + 1, int(np.searchsorted(rooms, before + _BATCHES_PER_MEMORY * self._batch_bytes, "right"))
-            )
-            room = int(rooms[last - 1]) - before
-            # Arrow's pool uses memory again, which saves page faults.
-            out = np.frombuffer(pa.allocate_buffer(room), np.uint8)
+            last = max(first + 1, int(np.searchsorted(rooms, before + _BATCHES_PER_CALL * self._batch_bytes, "right")))
+            out = _new_memory(int(rooms[last - 1]) - before)
             sections = encode(rows, order, bounds[first : last + 1], sizes, self._batch_bytes, out)
-            view: memoryview = out.data
             for group, start, end, count, base, largest in sections.tolist():
-                buffer = view[start:end]
-                # It may wait for its leader long after the others are sent.
-                if (end - start) * _SHARED_MEMORY_MAX < room:
-                    buffer = memoryview(bytearray(buffer))
+                own = _new_memory(end - start)
+                own[:] = out[start:end]
                 partition = int(partitions[first_rows[first + group]])
-                batches.append(EncodedBatch(partition, buffer, count, base, largest))
+                batches.append(EncodedBatch(partition, own.data, count, base, largest))
             first, before = last, int(rooms[last - 1])
         return batches
+
+
+def _new_memory(size_bytes: int) -> Any:
+    """Uninitialized bytes of Arrow's pool, which uses memory again: that saves page faults."""
+    import numpy as np
+    import pyarrow as pa
+
+    return np.frombuffer(pa.allocate_buffer(size_bytes), np.uint8)
 
 
 def _by_partition(partitions: Any) -> tuple[Any, Any]:
