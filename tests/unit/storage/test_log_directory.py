@@ -17,6 +17,7 @@ from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
 from tidelog.storage.files.checkpoints import CheckpointTask
 from tidelog.storage.files.disk import DirectoryInUse, OsDisk
 from tidelog.storage.files.meta_properties import ForeignDirectory
+from tidelog.storage.log import directory as log_directory
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
@@ -323,6 +324,17 @@ class TestMetadataLog:
         [log] = directory.load(lambda topic: CONFIG, NOW).values()
         assert (log.log_start_offset, log.high_watermark) == (2, 3)
         directory.close()
+
+
+def test_what_is_remembered_of_deleted_logs_has_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_directory, "GONE_MAX", 3)
+    directory = opened(tmp_path)
+    for number in range(20):
+        directory.create_log(f"t{number}", 0, TOPIC_ID, CONFIG, NOW)
+        directory.delete_log(f"t{number}", 0, NOW)
+        directory.finish_checkpoints(_run(directory.begin_checkpoints()))
+        assert len(directory._gone) <= 3
+    directory.close()
 
 
 def _run(task: CheckpointTask) -> CheckpointTask:

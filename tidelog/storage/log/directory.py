@@ -60,6 +60,8 @@ logger = logging.getLogger("tidelog.storage")
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
+# The bound of the logs that are gone while the checkpoints on the device may still name them.
+GONE_MAX = 10_000
 _CHECKPOINT_FILES: Final = frozenset({RECOVERY_POINT_FILE, LOG_START_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE})
 
 TopicPartition = tuple[str, int]
@@ -423,6 +425,8 @@ class LogDirectory:
         if self._checkpoints.finish(task):
             self._cleaned_is_written = True
         self._require_present(task.present)
+        if len(self._gone) > GONE_MAX and self._is_loaded:
+            self.write_checkpoints()  # the task's files are not synced, so the old content could come back
 
     def _require_present(self, present: Collection[str]) -> None:
         """Raises OSError if the directory of a log has vanished. Writes to its open files would go on without errors.

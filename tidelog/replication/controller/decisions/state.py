@@ -133,7 +133,10 @@ class ControllerState:
         self.image = image
         for topic in delta.deleted_topics.values():
             if may_collide(topic.name):
-                self._collisions[collision_key(topic.name)].discard(topic.name)
+                names = self._collisions[collision_key(topic.name)]
+                names.discard(topic.name)
+                if not names:
+                    del self._collisions[collision_key(topic.name)]
         for topic in delta.created_topics.values():
             if may_collide(topic.name):
                 self._collisions.setdefault(collision_key(topic.name), set()).add(topic.name)
