@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from itertools import count
 from random import Random
 
 from tidelog.storage.files.disk import Buffer, DirectoryEntry, DirectoryInUse, Disk, File, FileMap, Lock
@@ -23,13 +24,17 @@ class PowerLoss(BaseException):
     """The machine stops here. No handler of the code under test may catch it."""
 
 
+_inode_numbers = count()
+
+
 class Inode:
     """One file. `pending`: the changes since the last sync, in order, (position, bytes) or (size, None) for a cut."""
 
-    __slots__ = ("data", "durable", "modified_ms", "pending")
+    __slots__ = ("data", "durable", "modified_ms", "number", "pending")
 
     def __init__(self) -> None:
         self.modified_ms = 0
+        self.number = next(_inode_numbers)
         self.data = bytearray()
         self.durable = b""
         self.pending: list[tuple[int, bytes | None]] = []
@@ -117,6 +122,18 @@ class Directory:
         self.entries: Entries = {}
         self.durable: Entries = {}
         self.pending: list[Change] = []
+
+    def copied(self) -> Directory:
+        copy = Directory()
+        for name, node in self.entries.items():
+            if isinstance(node, Inode):
+                file = Inode()
+                file.write(bytes(node.data), 0)
+                copy.change("", name, file)
+            else:
+                copy.change("", name, node.copied())
+        copy.sync_everything()
+        return copy
 
     def change(self, gone: str, come: str, node: Inode | Directory | None) -> None:
         _change(self.entries, gone, come, node)
@@ -376,6 +393,13 @@ class SimulatedDisk:
 
     def modified_ms(self, path: str) -> int:
         return self._inode(path).modified_ms
+
+    def identity(self, path: str) -> str:
+        return str(self._inode(path).number)
+
+    def copy_back(self, backup: SimulatedDisk) -> None:
+        """All files are replaced by copies of those of `backup`."""
+        self._root = backup._root.copied()
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         self.meet("read", path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import logging
+from random import Random
 
 import pytest
 
 from tests.simulation.cluster import BROKER_PORT, CONFIG, CONTROLLER_PORT, DATA, SimulatedNode
 from tests.simulation.host import Host
+from tests.simulation.simulated_disk import SimulatedDisk
 from tests.simulation.stage import TOPIC, Stage, stage
 from tidelog.broker.config.node_config import NodeConfig
 
@@ -24,7 +25,7 @@ def copy_of(play: Stage, node_id: int) -> SimulatedNode:
     """A node with the id and the directories of this one, on a machine of its own, at an address of its own."""
     original = play.node(node_id)
     host = Host(play.world, play.cluster.network, f"copy-of-n{node_id}")
-    host.disk._root = copy.deepcopy(original.host.disk._root)
+    host.disk.copy_back(original.host.disk)
     own = {
         "node.id": str(node_id),
         "process.roles": "broker",
@@ -113,3 +114,26 @@ def test_a_killed_broker_need_not_wait_for_its_session():
         play.node(1).start()
         play.until("it leads again", lambda: leading(play.node(1)) == 1)
         assert play.world.now - begun < 0.6
+
+
+def test_a_directory_that_was_copied_back_does_not_speak_for_what_it_lacks():
+    """Copied while the broker ran, copied back after a kill: the same boot, the same broker epoch, but older."""
+    with stage() as play:
+        play.up(min_insync_replicas="2")
+        play.node(3).kill()
+        play.until("3 has left", lambda: play.isr == [1, 2])
+        play.send(b"before")
+        backup = SimulatedDisk(Random(1))
+        backup.copy_back(play.node(1).host.disk)
+        play.send(b"after")
+        play.node(1).kill()
+        play.node(2).kill()
+        play.until("nobody leads", lambda: play.leader == -1)
+        play.node(1).host.disk.copy_back(backup)
+        play.node(1).start()
+        play.wait(5)
+        assert play.leader == -1
+        play.node(2).start()
+        play.until("2 leads", lambda: play.leader == 2)
+        play.until("1 is back", lambda: play.isr == [1, 2])
+        assert play.values(1) == play.values(2) == [b"before", b"after"]

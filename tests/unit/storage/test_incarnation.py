@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tidelog.storage.files.disk import OsDisk
@@ -22,3 +24,18 @@ def test_a_torn_or_missing_file_vouches_for_nothing(tmp_path, content):
     if content is not None:
         (tmp_path / INCARNATION_FILE).write_bytes(content)
     assert surviving_epoch(OsDisk(), str(tmp_path), "boot") == -1
+
+
+def test_a_copy_vouches_for_nothing(tmp_path):
+    """A directory that was copied while it was in use, and copied back, lacks what was written meanwhile."""
+    home, backup = tmp_path / "home", tmp_path / "backup"
+    home.mkdir()
+    write_incarnation(OsDisk(), str(home), 7, "boot")
+    shutil.copytree(home, backup)
+    assert surviving_epoch(OsDisk(), str(backup), "boot") == -1
+    home.rename(tmp_path / "moved")
+    assert surviving_epoch(OsDisk(), str(tmp_path / "moved"), "boot") == 7
+    shutil.copytree(backup, home)
+    assert surviving_epoch(OsDisk(), str(home), "boot") == -1
+    write_incarnation(OsDisk(), str(home), 8, "boot")
+    assert surviving_epoch(OsDisk(), str(home), "boot") == 8

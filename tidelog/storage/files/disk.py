@@ -139,6 +139,10 @@ class Disk(Protocol):
 
     def modified_ms(self, path: str) -> int: ...
 
+    def identity(self, path: str) -> str:
+        """What a file keeps when it is renamed, and a copy of it does not have."""
+        ...
+
     def list_directory(self, path: str) -> list[DirectoryEntry]: ...
 
     def make_directory(self, path: str) -> None:
@@ -353,6 +357,10 @@ class OsDisk:
 
     def modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000
+
+    def identity(self, path: str) -> str:
+        status = os.stat(path)
+        return f"{status.st_dev}:{status.st_ino}"
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(path) as entries:

@@ -2,7 +2,8 @@
 
 The writes of a killed process stay in the page cache, so its logs have all acknowledged records unless the machine has
 restarted since. Then the next process may claim the epoch of the last one, as after a clean shutdown (KIP-966). The
-file counts only with the same boot id, so it needs no sync.
+file counts only with the same boot id, so it needs no sync. It names itself by its identity on the disk: a copy of a
+directory that was in use, copied back later, is older than the process's last writes, and its file does not count.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from tidelog.storage.files.checkpoints import read_if_exists, replace_file
+from tidelog.storage.files.checkpoints import read_if_exists
 from tidelog.storage.files.disk import Disk
 
 INCARNATION_FILE: Final = "broker.incarnation"
@@ -18,8 +19,12 @@ INCARNATION_FILE: Final = "broker.incarnation"
 
 def write_incarnation(disk: Disk, directory: str, broker_epoch: int, boot_id: str) -> None:
     """Write the file. An empty `boot_id` means that it is unknown; then the file never counts."""
-    content = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id}
-    replace_file(disk, directory, INCARNATION_FILE, json.dumps(content, separators=(",", ":")).encode(), sync=False)
+    path = f"{directory}/{INCARNATION_FILE}"
+    disk.write_file(path + ".tmp", b"", sync=False)
+    identity = disk.identity(path + ".tmp")
+    content = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id, "file": identity}
+    disk.write_file(path + ".tmp", json.dumps(content, separators=(",", ":")).encode(), sync=False)
+    disk.rename(path + ".tmp", path)
 
 
 def surviving_epoch(disk: Disk, directory: str, boot_id: str) -> int:
@@ -34,12 +39,14 @@ def machine_ran_on(disk: Disk, directory: str, boot_id: str) -> bool:
 
 
 def _epoch_since(disk: Disk, directory: str, boot_id: str) -> int | None:
-    data = read_if_exists(disk, f"{directory}/{INCARNATION_FILE}")
+    path = f"{directory}/{INCARNATION_FILE}"
+    data = read_if_exists(disk, path)
     if data is None or not boot_id:
         return None
     try:
         content = json.loads(data)
-        return int(content["brokerEpoch"]) if content["bootId"] == boot_id else None
+        is_this_one = content["bootId"] == boot_id and content["file"] == disk.identity(path)
+        return int(content["brokerEpoch"]) if is_this_one else None
     except (ValueError, KeyError, TypeError):
         return None
 
