@@ -160,6 +160,7 @@ class BrokerSide:
         self.cleaner = LogCleaner(self.directories, self._settings, loop, ports.clock_ms, run, self._upkeep)
         self.scrubber = Scrubber(config, partitions, self.repairs, loop, run)
         self.cleaner.on_uncleanable = self.scrubber.look_soon
+        self._upkeep.on_doubt = self.scrubber.look_soon
         self.repairs.on_repaired = self.cleaner.try_again
 
     def _make_fetchers(self, channels: Channels) -> ReplicaFetchers:

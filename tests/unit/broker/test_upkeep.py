@@ -227,6 +227,20 @@ async def test_records_are_flushed_by_the_flush_scheduler(start_node: Any, make_
             await asyncio.sleep(0.01)
 
 
+async def test_a_log_whose_index_keeps_retention_off_is_scrubbed_at_once(start_node: Any, make_batch: Any) -> None:
+    """Also where the scrubber is off: retention would never be applied to it."""
+    running = await start_node(**{"log.retention.check.interval.ms": "20", "log.scrub.bytes.per.second": "0"})
+    wire = await running.connect()
+    await wire.create_topic("t")
+    await produce(wire, make_batch(b"x"))
+    segment = running.node._directories.metadata.logs["t", 0].segments.active
+    newest, segment.max_timestamp, segment.max_is_confirmed = segment.max_timestamp, 2**62, False
+    async with asyncio.timeout(PATIENCE_S):
+        while segment.max_timestamp != newest:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert segment.max_is_confirmed
+
+
 async def test_timers_are_kafkas(monkeypatch: Any) -> None:
     waits: list[float] = []
     loop = asyncio.get_running_loop()

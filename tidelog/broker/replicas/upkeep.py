@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidelog.storage.files.checkpoints import CheckpointTask
     from tidelog.storage.files.disk import Disk
     from tidelog.storage.log.directory import LogDirectory
+    from tidelog.storage.log.partition_log import PartitionLog
 
 logger = logging.getLogger("tidelog.upkeep")
 
@@ -80,6 +81,8 @@ class Upkeep:
         self._clock_ms = clock_ms
         self._run_in_executor = run_in_executor
         self._disk = disk
+        self.on_doubt: Callable[[PartitionLog], None] = lambda log: None
+        """Called with each log to which retention could not be applied, because an index is wrong."""
         self._checkpointing: set[LogDirectory] = set()
         self._doomed: dict[LogDirectory, list[str]] = {}
         self._removals: dict[LogDirectory, _Removal] = {}
@@ -148,6 +151,9 @@ class Upkeep:
                 self._partitions.reported_values_changed(partition)
             if partition.log.flush_due:
                 self._partitions.flushes.flush(partition)
+            if partition.log.is_doubtful:
+                partition.log.is_doubtful = False
+                self.on_doubt(partition.log)
         self._time_removals()
 
     def flush_by_time(self) -> None:

@@ -44,9 +44,9 @@ from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.segments.examination import Findings, doubt_epochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
-from tidelog.storage.segments.lookup import TimestampOffset, damage_before, end_before, facts_of, refresh_max_timestamp
+from tidelog.storage.segments.lookup import TimestampOffset, damage_before, end_before, refresh_max_timestamp
 from tidelog.storage.segments.reader import ColdRead, Examination, ReadResult, read_from, read_tail
-from tidelog.storage.segments.retention import deletable_prefix, segment_jitter_ms
+from tidelog.storage.segments.retention import segment_jitter_ms
 from tidelog.storage.segments.segment import MAX_RELATIVE_OFFSET, Segment
 from tidelog.storage.segments.transaction_index import AbortedTransaction, CorruptTransactionIndex
 
@@ -76,7 +76,7 @@ class PartitionLog:
     __slots__ = (
         "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "_flush_at", "_segment_bytes",
         "accepted_losses", "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability",
-        "failure", "gaps_explained_below", "high_watermark", "is_closed", "jitter_ms", "lacks_producers",
+        "failure", "gaps_explained_below", "high_watermark", "is_closed", "is_doubtful", "jitter_ms", "lacks_producers",
         "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition", "producers", "rules",
         "segments", "snapshots", "topic", "topic_id", "topic_id_has_checksum", "write_checkpoint",
     )  # fmt: skip
@@ -118,6 +118,7 @@ class PartitionLog:
         """Called when the recovery point or the log start goes back, to write checkpoints before any byte changes."""
         self.failure: str | None = None
         self.is_closed = False
+        self.is_doubtful = False  # retention has met a wrong index: the log is to be scrubbed
         self.gaps_explained_below = loaded.gaps_explained_below
         """Below this offset, fetched batches may have gaps without compaction, because all replicas have them."""
         self.cleaned_offset = -1
@@ -437,14 +438,15 @@ class PartitionLog:
 
     def offset_for_timestamp(self, timestamp: int, *, wait: bool = True) -> TimestampOffset | None:
         """The first record not older than `timestamp`, committed or not. Raises ColdRead unless it may `wait`."""
+        start, lost = self.log_start_offset, self.accepted_losses
         return self._examining(
-            lambda: lookup.first_at_or_after(self.segments, timestamp, self.log_start_offset, wait=wait),
-            self.log_start_offset, wait=wait,
-        )  # fmt: skip
+            lambda: lookup.first_at_or_after(self.segments, timestamp, start, lost, wait=wait), start, wait=wait
+        )
 
     def max_timestamp_offset(self, *, wait: bool = True) -> TimestampOffset | None:
         """The first record with the largest timestamp of the log. Raises ColdRead unless it may `wait`."""
-        return self._examining(lambda: lookup.largest(self.segments, wait=wait), self.log_start_offset, wait=wait)
+        start, lost = self.log_start_offset, self.accepted_losses
+        return self._examining(lambda: lookup.largest(self.segments, start, lost, wait=wait), start, wait=wait)
 
     def rebuild_transaction_index(self, segment: Segment) -> None:
         """Rebuild it from the batches and the producer state at the segment's start. Waits for the device."""
@@ -766,13 +768,9 @@ class PartitionLog:
         if self.compaction is not None:
             self.compaction.retention_waits = True  # the cleaning reads segments that retention could remove
             return
-        try:
-            count = deletable_prefix(
-                facts_of(self.segments, self.disk), self.config, self.log_start_offset, self.high_watermark, now_ms
-            )
-        except CorruptIndex as error:
-            logger.warning("cannot apply retention to %s now: %s", self.directory, error)
-            return
+        count, self.is_doubtful = lookup.expired_prefix(
+            self.segments, self.disk, self.config, self.log_start_offset, self.high_watermark, now_ms
+        )
         if not count:
             return
         if count == len(self.segments):

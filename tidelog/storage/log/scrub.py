@@ -86,7 +86,9 @@ class Scrub:
         # An index row without a batch points past the end, or between two batches.
         left = bool(self._index_check.left_over())
         index_is_wrong = bool(self._index_check.wrong)
-        if segment is not self.log.segments.active and not damage:
+        if segment is self.log.segments.active:  # what it has from a file, and not from appends, may lack the newest
+            index_is_wrong = index_is_wrong or not segment.max_is_confirmed
+        elif not damage:
             index_is_wrong = index_is_wrong or self._index_check.lacks_last_time()
         is_new = findings.damage != segment.damage
         if is_new or (index_is_wrong or (left and not damage and segment.size_bytes == self._size_bytes)):
@@ -94,6 +96,8 @@ class Scrub:
             self.log.adopt_findings(segment)
         else:
             segment.trust(0, self._size_bytes)
+            if not damage:
+                segment.max_is_confirmed = True
             self.log.correct_epochs(segment, findings)
         return is_new and bool(findings.damage)
 

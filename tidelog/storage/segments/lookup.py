@@ -7,7 +7,8 @@ caller checks its bound. Follows Kafka's UnifiedLog.fetchOffsetByTimestamp and L
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
@@ -19,18 +20,24 @@ from tidelog.storage.files.disk import Disk
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, damage_at
 from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
-from tidelog.storage.segments.log_config import INT64_MAX
-from tidelog.storage.segments.reader import ColdRead, batch_at, headers, position_of, walk
-from tidelog.storage.segments.retention import SegmentFacts
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.reader import ColdRead, batch_at, checked_headers, headers, position_of
+from tidelog.storage.segments.retention import SegmentFacts, deletable_prefix
 from tidelog.storage.segments.segment import UNKNOWN, Segment
 from tidelog.storage.segments.segments import Segments
 from tidelog.storage.segments.transaction_index import AbortedTransaction
+
+logger = logging.getLogger("tidelog.storage")
 
 # The records and bytes of one batch that are read on the loop's thread. Larger batches are read on another thread.
 RECORDS_AT_ONCE_MAX: Final = 2000
 BYTES_AT_ONCE_MAX: Final = 1024 * 1024
 # A search ends with an error after this many batches without the timestamp that their headers announce.
 UNTRUE_HEADERS_MAX: Final = 100
+# The batches of one segment that are compared with its time index on the loop's thread.
+_HEADERS_AT_ONCE_MAX: Final = 10_000
+# The segments whose largest timestamps are confirmed before the loop has its turn, or in one call of retention.
+_CONFIRMED_AT_ONCE_MAX: Final = 100
 _FOUND_MAX: Final = 2 * UNTRUE_HEADERS_MAX
 
 
@@ -43,27 +50,76 @@ class TimestampOffset(NamedTuple):
 
 
 def max_timestamp_of(segment: Segment) -> int:
-    """The largest record timestamp of the segment, -1 if there is none."""
+    """The largest record timestamp of the segment, -1 if there is none. One from a file may be wrong."""
     if segment.max_timestamp == UNKNOWN:
         segment.load_indexes()
     return segment.max_timestamp
 
 
+def confirm_max_timestamp(segment: Segment, *, wait: bool) -> bool:
+    """Compare a largest timestamp from the time index with the batches, once. Whether there was something to compare.
+
+    The index has no checksum: a search by time would pass over the segment, and retention would delete it too early.
+    Raises ColdRead, and CorruptIndex, also where so many batches follow that an examination on a thread is to do it.
+    """
+    if segment.max_is_confirmed:
+        return False
+    was_open = segment.is_open
+    try:
+        newest, offset = max_timestamp_of(segment), segment.offset_of_max_timestamp
+        path, is_there = segment.time_index.path, newest < 0
+        position = position_of(segment, offset, wait=wait)
+        for number, (_, header) in enumerate(headers(segment, position, wait=wait)):
+            if header.base_offset <= offset <= header.last_offset:
+                is_there = is_there or header.max_timestamp == newest
+            # A batch that compaction emptied keeps its timestamp, which no index names.
+            if header.max_timestamp > newest and header.record_count:
+                raise CorruptIndex(path, f"lacks timestamp {header.max_timestamp}")
+            if number > _HEADERS_AT_ONCE_MAX:
+                raise CorruptIndex(path, "is compared with all batches")
+        if not is_there:
+            raise CorruptIndex(path, f"has timestamp {newest} for offset {offset}, no batch has it there")
+        segment.max_is_confirmed = True
+    finally:
+        if not was_open:
+            segment.release()  # a log may have more segments than the process may have files
+    return True
+
+
+def _confirm_all(segments: Segments, wait: bool) -> Iterator[Segment]:
+    """The segments with records. Their largest timestamps are what the batches say. Raises CorruptIndex, ColdRead."""
+    left = _CONFIRMED_AT_ONCE_MAX
+    for segment in segments:
+        if segment.size_bytes:
+            left -= confirm_max_timestamp(segment, wait=wait)
+            if left < 0 and not wait:
+                raise ColdRead(segment, 0, 0)  # the loop's turn; what is confirmed stays so
+        yield segment
+
+
 def first_at_or_after(
-    segments: Segments, timestamp: int, log_start_offset: int, *, wait: bool = True
+    segments: Segments,
+    timestamp: int,
+    log_start_offset: int,
+    accepted_losses: frozenset[int] = frozenset(),
+    *,
+    wait: bool = True,
 ) -> TimestampOffset | None:
     """The first record, from the log start on, whose timestamp is not below `timestamp`.
 
+    Raises DamagedRecords if damage before it may hold such a record: timestamps need not rise. `accepted_losses` are
+    first offsets of damage without a copy: it counts as older where a record behind it is.
     Raises KafkaError for records that cannot be read.
     """
     untrue: list[int] = []
-    for segment in segments:
+    for segment in _confirm_all(segments, wait):
         found = None
         if segment.size_bytes and max_timestamp_of(segment) >= timestamp:
             found = _first_in_segment(segments, segment, timestamp, log_start_offset, wait, untrue)
         for damage in segment.damage:  # the damaged range may hold an earlier record
             is_before = found is None or damage.first_offset < found.offset
-            if is_before and damage.end_offset > log_start_offset and not segment.is_older(damage, timestamp):
+            is_older = damage.first_offset in accepted_losses and segment.is_older(damage, timestamp)
+            if is_before and damage.end_offset > log_start_offset and not is_older:
                 raise DamagedRecords(segment.path, damage)
         if found is not None:
             return found
@@ -74,9 +130,13 @@ def _first_in_segment(
     segments: Segments, segment: Segment, timestamp: int, log_start_offset: int, wait: bool, untrue: list[int]
 ) -> TimestampOffset | None:
     row = segment.time_index.floor(timestamp - 1)  # all records up to this row's offset are older
+    if row is not None and row[1] >= segment.next_offset:
+        raise CorruptIndex(segment.time_index.path, f"has offset {row[1]}, the segment ends at {segment.next_offset}")
     from_offset = max(row[1] if row is not None else segment.base_offset, log_start_offset)
-    position_row = segment.offset_index.floor(from_offset)
-    for position, header in headers(segment, position_row[1] if position_row is not None else 0, wait=wait):
+    for position, header in checked_headers(segment, from_offset, wait=wait, epochs=segments.leader_epochs):
+        if row is not None and header.base_offset <= row[1] <= header.last_offset and header.max_timestamp != row[0]:
+            reason = f"has timestamp {row[0]} for offset {row[1]}, the batch has {header.max_timestamp}"
+            raise CorruptIndex(segment.time_index.path, reason)
         if header.max_timestamp < timestamp or header.last_offset < log_start_offset:
             continue
         if header.timestamp_type == LOG_APPEND_TIME:
@@ -197,16 +257,23 @@ def _look(batch: bytes, header: BatchHeader, search: _Search, bytes_max: int) ->
     return None
 
 
-def largest(segments: Segments, *, wait: bool = True) -> TimestampOffset | None:
-    """The first record with the log's largest timestamp (-1 if no record has one); None in an empty log."""
+def largest(
+    segments: Segments, log_start_offset: int = 0, accepted_losses: frozenset[int] = frozenset(), *, wait: bool = True
+) -> TimestampOffset | None:
+    """The first record with the log's largest timestamp (-1 if no record has one); None in an empty log.
+
+    Raises DamagedRecords for damage that may hold it, and that may still be repaired.
+    """
     best: Segment | None = None
-    for segment in segments:
+    for segment in _confirm_all(segments, wait):
         if segment.size_bytes and (best is None or max_timestamp_of(segment) > max_timestamp_of(best)):
             best = segment
+        for damage in segment.damage:
+            if damage.end_offset > log_start_offset and damage.first_offset not in accepted_losses:
+                raise DamagedRecords(segment.path, damage)
     if best is None:
         return None
-    row = best.offset_index.floor(best.offset_of_max_timestamp)
-    for position, header in headers(best, row[1] if row is not None else 0, wait=wait):
+    for position, header in checked_headers(best, best.offset_of_max_timestamp, wait=wait):
         if header.max_timestamp == best.max_timestamp:
             if header.timestamp_type == LOG_APPEND_TIME:  # all records of the batch have this timestamp
                 return TimestampOffset(header.max_timestamp, header.base_offset, header.partition_leader_epoch)
@@ -235,6 +302,7 @@ def refresh_max_timestamp(segment: Segment) -> None:
         return
     times = segment.time_index
     segment.max_timestamp, segment.offset_of_max_timestamp = -1, segment.base_offset
+    segment.max_is_confirmed = False
     start = 0
     if times.count:
         segment.max_timestamp, segment.offset_of_max_timestamp = times.last_key, times.last_value
@@ -246,17 +314,22 @@ def refresh_max_timestamp(segment: Segment) -> None:
 
 
 def end_before(segment: Segment, offset: int) -> tuple[int, int]:
-    """(position of the batch that holds `offset` or comes after it, the offset at which the one before it ends)."""
+    """(position of the batch that holds `offset` or comes after it, the offset at which the one before it ends).
+
+    The batches there are checked: a wrong index row, or a wrong base offset, would cut committed records. Raises
+    CorruptIndex.
+    """
     torn = damage_at(segment.damage, offset)
     if torn is not None:
         return torn.position, offset
-    row = segment.offset_index.floor(offset - 1)
     end_offset = max((each.end_offset for each in segment.damage if each.end_offset <= offset), default=0)
     end_offset = max(end_offset, segment.base_offset)
-    for position, _, last_offset, _ in walk(segment, row[1] if row is not None else 0, wait=True):
-        if last_offset >= offset:
+    row = segment.offset_index.floor(offset - 1)
+    start = row[0] if row is not None else segment.base_offset
+    for position, header in checked_headers(segment, start, wait=True, bytes_max=INT64_MAX):
+        if header.last_offset >= offset:
             return position, end_offset
-        end_offset = max(end_offset, last_offset + 1)
+        end_offset = max(end_offset, header.next_offset)
     return segment.size_bytes, end_offset
 
 
@@ -268,6 +341,34 @@ def damage_before(segment: Segment, offset: int, position: int, end_offset: int)
         return damage
     # The records below `offset` may be acknowledged: they stay damaged, to be repaired.
     return (*damage, DamagedRange(position, position, torn.first_offset, offset, torn.reason))
+
+
+def expired_prefix(
+    segments: Segments, disk: Disk, config: LogConfig, log_start_offset: int, high_watermark: int, now_ms: int
+) -> tuple[int, bool]:
+    """How many segments at the front retention may delete now, and whether an index is wrong, so that others wait.
+
+    Segments that go by their age, and the first that stays, are compared with their batches.
+    """
+    try:
+        facts = facts_of(segments, disk)
+        count = deletable_prefix(facts, config, log_start_offset, high_watermark, now_ms)
+        if not config.is_deleted_by_age_or_size or config.retention_ms < 0:
+            return count, False
+        timeless = [each._replace(largest_timestamp=INT64_MAX) for each in facts]
+        first = deletable_prefix(timeless, config, log_start_offset, high_watermark, now_ms)
+    except CorruptIndex as error:
+        logger.warning("cannot apply retention now: %s", error)
+        return 0, True
+    end = min(count + 1, len(segments), first + _CONFIRMED_AT_ONCE_MAX)
+    for number in range(first, end):
+        try:
+            if segments[number].size_bytes:
+                confirm_max_timestamp(segments[number], wait=True)
+        except CorruptIndex as error:
+            logger.warning("cannot apply retention now: %s", error)
+            return min(count, number), True
+    return min(count, end), False
 
 
 def facts_of(segments: Segments, disk: Disk) -> list[SegmentFacts]:

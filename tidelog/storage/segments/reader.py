@@ -43,6 +43,8 @@ _HINTS_MAX: Final = 8
 _CHECKED_BATCHES_MAX: Final = 512
 # The batches per read of which only the headers are checked.
 _LOOKED_AT_MAX: Final = 4096
+CHECKED_BYTES_MAX: Final = 8 * 1024 * 1024
+"""The bytes that a search by time checks on the loop's thread."""
 _WALK: Final = Struct(">qi11xi")  # base offset, batch length, last offset delta
 _walk = _WALK.unpack_from
 _NEIGHBOURS: Final = Struct(">qiibI2xi")  # base offset, batch length, leader epoch, magic, CRC, last offset delta
@@ -387,11 +389,11 @@ def walk(segment: Segment, position: int, *, wait: bool = False) -> Iterator[tup
     """(position, base offset, last offset, end position) of each batch from `position` on.
 
     With `wait` a range that is not in memory is read from the device. Raises ColdRead, and CorruptIndex if no batch is
-    at a position.
+    at a position, or one whose offsets were passed.
     """
     size, damage = segment.size_bytes, segment.damage
     file = segment.file
-    chunk, chunk_start = b"", position
+    chunk, chunk_start, offset = b"", position, segment.base_offset
     while position < size:
         if damage:
             position = bytes_after(damage, position)
@@ -405,9 +407,10 @@ def walk(segment: Segment, position: int, *, wait: bool = False) -> Iterator[tup
                 raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
         base_offset, length, last_delta = _walk(chunk, at)
         end = position + length + LOG_OVERHEAD
-        if length < MIN_BATCH_LENGTH or end > size or base_offset < segment.base_offset or last_delta < 0:
+        if length < MIN_BATCH_LENGTH or end > size or base_offset < offset or last_delta < 0:
             raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
-        yield position, base_offset, base_offset + last_delta, end
+        offset = base_offset + last_delta + 1
+        yield position, base_offset, offset - 1, end
         position = end
 
 
@@ -458,3 +461,42 @@ def batch_at(segment: Segment, position: int, header: BatchHeader, *, wait: bool
     if len(data) < size_bytes:
         raise CorruptIndex(segment.path, f"{size_bytes} bytes at {position} should be there, {len(data)} are")
     return data
+
+
+def checked_headers(
+    segment: Segment,
+    offset: int,
+    *,
+    wait: bool,
+    epochs: LeaderEpochs | None = None,
+    bytes_max: int = CHECKED_BYTES_MAX,
+) -> Iterator[tuple[int, BatchHeader]]:
+    """`headers` from the batch that holds `offset` on, each checked as for a reader: offsets, CRC, with `epochs` these.
+
+    For decisions that pass over records, or remove them. Raises CorruptIndex, too, where more than `bytes_max` are to
+    be checked, which would block the loop: an examination, on a thread, checks them.
+    """
+    start = position_of(segment, offset, wait=wait)
+    is_hidden = damage_at(segment.damage, offset) is not None
+    end, expected, left = start, segment.base_offset, bytes_max
+    for position, header in headers(segment, start, wait=wait):
+        is_next = header.base_offset == expected
+        if position != end or (position == start and is_hidden):  # behind damage
+            is_next = header.base_offset >= expected
+        elif position == start and not is_next:
+            is_next = header.base_offset <= offset <= header.last_offset
+        if not is_next and not (segment.may_have_gaps and header.base_offset > expected):
+            raise CorruptIndex(segment.path, f"base offset {header.base_offset} at {position}, not {expected}")
+        if epochs and header.partition_leader_epoch != epochs.epoch_for_offset(header.base_offset) >= 0:
+            reason = f"leader epoch {header.partition_leader_epoch} of offset {header.base_offset}"
+            raise CorruptIndex(segment.path, reason)
+        end, expected = position + header.size_bytes, header.next_offset
+        if not segment.is_trusted(position, end):
+            left -= header.size_bytes
+            if left < 0:
+                raise CorruptIndex(segment.path, "is checked as a whole")
+            if not check_crc(batch_at(segment, position, header, wait=wait), 0, header):
+                raise CorruptIndex(segment.path, f"the CRC of the batch at {position} is wrong")
+        yield position, header
+    if start < end == segment.size_bytes and expected != segment.next_offset and not segment.may_end_early:
+        raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")

@@ -61,10 +61,10 @@ class Segment:
         "_disk", "_file", "_loose_maps", "_map", "_max_offset_rows", "_max_time_rows", "_offset_index", "_time_index",
         "aged_to", "base_offset", "bytes_since_index_row", "created_ms", "damage", "directory", "findings",
         "first_batch_timestamp", "generation", "hints", "index_interval_bytes", "is_abandoned", "is_full",
-        "is_verified_of_old", "jitter_ms", "max_offset", "max_timestamp", "may_end_early", "may_have_gaps",
-        "next_offset", "offset_of_max_timestamp", "path", "proven", "recent_offsets", "recent_positions",
-        "roll_above_now", "roll_above_timestamp", "segment_ms", "size_bytes", "suffix", "synced_bytes",
-        "transaction_index", "unread", "verified_from", "verified_to", "warm_from", "write_at",
+        "is_verified_of_old", "jitter_ms", "max_is_confirmed", "max_offset", "max_timestamp", "may_end_early",
+        "may_have_gaps", "next_offset", "offset_of_max_timestamp", "path", "proven", "recent_offsets",
+        "recent_positions", "roll_above_now", "roll_above_timestamp", "segment_ms", "size_bytes", "suffix",
+        "synced_bytes", "transaction_index", "unread", "verified_from", "verified_to", "warm_from", "write_at",
     )  # fmt: skip
 
     write_at: Callable[[Buffer, int], int]
@@ -102,6 +102,8 @@ class Segment:
         )
         self.max_timestamp = UNKNOWN if size_bytes else -1
         self.offset_of_max_timestamp = base_offset
+        self.max_is_confirmed = not size_bytes
+        """The largest timestamp comes from the batches. One from the time index's file may be wrong (`lookup.py`)."""
         self.first_batch_timestamp = UNKNOWN if size_bytes else -1
         self.segment_ms, self.jitter_ms = config.segment_ms, jitter_ms
         self.roll_above_timestamp, self.roll_above_now = roll_limits(-1, created_ms, config.segment_ms, jitter_ms)
@@ -276,6 +278,11 @@ class Segment:
     # Files
 
     @property
+    def is_open(self) -> bool:
+        """Whether it holds a descriptor of its .log."""
+        return self._file is not None
+
+    @property
     def file(self) -> File:
         if self._file is None:
             try:
@@ -400,6 +407,7 @@ class Segment:
         self.is_full = False
         self.max_timestamp = -1
         self.offset_of_max_timestamp = self.base_offset
+        self.max_is_confirmed = True
         self.bytes_since_index_row = 0
         self.hints.clear()
         self.forget_recent()

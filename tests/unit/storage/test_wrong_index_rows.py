@@ -1,0 +1,201 @@
+"""An index row or a batch header with a changed bit, met first by a search by time, by retention or by a truncation.
+
+No index has a checksum. A wrong row must not hide a record from a search, nor delete or cut what is to stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree, rmtree
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, records_of
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments import lookup
+from tidelog.storage.segments.damage import DamagedRecords
+
+MakeLogs = Callable[..., Logs]
+COUNT = 60
+RETENTION_MS = 1_000_000
+MAX_TIMESTAMP_AT = 35
+"""The place of the largest timestamp in a batch's header."""
+
+
+@pytest.fixture
+def made(logs: MakeLogs) -> Logs:
+    """Sixty batches of two records in five segments, closed. Record i of batch n has timestamp NOW + 10 n + i."""
+    made = logs(segment_bytes=2500, index_interval_bytes=300, retention_ms=RETENTION_MS)
+    for n in range(COUNT):
+        made.append(batch(2, value=b"%03d" % n * 20, timestamp=NOW + 10 * n))
+    assert made.log.segment_count == 5
+    made.close()
+    return made
+
+
+def flip(path: Path, position: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def each_flip(made: Logs, pattern: str) -> list[tuple[Path, int, int]]:
+    """Every byte of these files, each with one of its bits."""
+    files = [made.folder / name for name in made.files(pattern)]
+    return [(path, at, (at * 5 + 1) % 8) for path in files for at in range(path.stat().st_size)]
+
+
+def scrub(log: PartitionLog) -> None:
+    for segment in list(log.segments):
+        scrub = Scrub(log, segment)
+        while not scrub.is_done:
+            scrub.run(1 << 20)
+        scrub.finish()
+
+
+def test_no_wrong_row_hides_a_record_from_a_search_by_time(made):
+    for path, at, bit in each_flip(made, "*index"):
+        whole = path.read_bytes()
+        flip(path, at, bit)
+        log = made.open()
+        for n in range(0, COUNT, 4):
+            found = log.offset_for_timestamp(NOW + 10 * n)
+            assert found is not None, (path.name, at, bit, n)
+            assert found.offset == 2 * n, (path.name, at, bit, n)
+        largest = log.max_timestamp_offset()
+        assert largest is not None, (path.name, at, bit)
+        assert largest.offset == 2 * COUNT - 1, (path.name, at, bit)
+        made.close()
+        path.write_bytes(whole)
+
+
+def test_no_wrong_row_deletes_a_segment_too_early_or_keeps_it(made, tmp_path):
+    is_over = NOW + RETENTION_MS + 10 * 12  # for the first segment, of twelve batches
+    for path, at, bit in each_flip(made, "00000000000000000000.timeindex"):
+        copytree(made.path, tmp_path / "kept")
+        flip(path, at, bit)
+        log = made.open()
+        log.maintain(NOW + 1000)
+        assert log.log_start_offset == 0, (at, bit)
+        log.maintain(is_over)
+        if log.is_doubtful:  # a broker has it scrubbed then
+            scrub(log)
+            log.maintain(is_over)
+        assert log.log_start_offset == 24, (at, bit)
+        made.kill()
+        rmtree(made.path)
+        (tmp_path / "kept").rename(made.path)
+
+
+def test_a_time_index_without_rows_does_not_keep_the_last_segment_for_ever(made):
+    """The last segment of a log that was closed has its largest timestamp from the file alone."""
+    path = made.folder / made.files("*.timeindex")[-1]
+    path.write_bytes(b"")
+    log = made.open()
+    log.maintain(NOW + 10 * COUNT + RETENTION_MS)
+    assert log.is_doubtful
+    assert log.log_start_offset == 96, "what comes before it is confirmed"
+    scrub(log)
+    assert log.segments.active.max_timestamp == NOW + 10 * (COUNT - 1) + 1
+    log.maintain(NOW + 10 * COUNT + RETENTION_MS)
+    assert log.log_start_offset == 2 * COUNT
+
+
+def test_no_wrong_row_has_a_truncation_cut_more_than_it_is_asked_to(made, tmp_path):
+    whole = list(range(2 * COUNT))
+    for path, at, bit in each_flip(made, "*.index"):
+        copytree(made.path, tmp_path / "kept")
+        flip(path, at, bit)
+        log = made.open()
+        end = int(path.name[:20]) + 18
+        log.truncate_to(end + 1)  # inside of a batch
+        assert log.log_end_offset == end, (path.name, at, bit)
+        assert offsets_of(records_of(log)) == whole[:end], (path.name, at, bit)
+        made.kill()
+        rmtree(made.path)
+        (tmp_path / "kept").rename(made.path)
+
+
+@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("at", [2, 5, 7, 26, MAX_TIMESTAMP_AT + 5, MAX_TIMESTAMP_AT + 7])
+def test_a_truncation_cuts_no_whole_batch_for_a_damaged_one_before_it(made, at, bit):
+    """A base offset, a last offset delta or a largest timestamp is wrong, a batch before the place of the cut."""
+    path = made.folder / "00000000000000000000.log"
+    positions = [position for position, _ in iter_headers(path.read_bytes())]
+    flip(path, positions[-3] + at, bit)
+    log = made.open()
+    log.truncate_to(23)
+    assert log.log_end_offset == 22
+    assert all((each.first_offset, each.end_offset) == (18, 20) for _, each in log.damaged_ranges())
+
+
+@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("at", [2, 7, 26, MAX_TIMESTAMP_AT + 5, MAX_TIMESTAMP_AT + 7, 64])
+def test_a_search_by_time_passes_over_no_damaged_batch(made, at, bit):
+    path = made.folder / "00000000000000000000.log"
+    whole = path.read_bytes()
+    for number, (position, _) in enumerate(iter_headers(whole)):
+        flip(path, position + at, bit)
+        log = made.open()
+        with pytest.raises(DamagedRecords) as refused:
+            log.offset_for_timestamp(NOW + 10 * number + 1)
+        assert refused.value.damage.holds(2 * number + 1), number
+        with pytest.raises(DamagedRecords):
+            log.max_timestamp_offset()
+        log.accept_loss()
+        if number < 8:
+            found = log.offset_for_timestamp(NOW + 110)
+            assert found is not None
+            assert found.offset == 22, "what no replica has does not hide what follows"
+        made.kill()
+        path.write_bytes(whole)
+
+
+def test_damage_under_repair_is_not_older_than_what_follows_it(logs):
+    """Timestamps need not rise: the damaged record may be the one that is looked for."""
+    made = logs(segment_bytes=2500, index_interval_bytes=300)
+    for n in range(COUNT):
+        made.append(batch(2, value=b"%03d" % n * 20, timestamp=NOW + 10 * n + (5000 if n == 4 else 0)))
+    made.close()
+    path = made.folder / "00000000000000000000.log"
+    positions = [position for position, _ in iter_headers(path.read_bytes())]
+    flip(path, positions[4] + 64, 1)
+    log = made.open()
+    scrub(log)
+    with pytest.raises(DamagedRecords):
+        log.offset_for_timestamp(NOW + 700)
+
+
+def test_many_segments_are_confirmed_a_part_at_a_time(made, monkeypatch):
+    monkeypatch.setattr(lookup, "_CONFIRMED_AT_ONCE_MAX", 2)
+    log = made.open()
+    turns = 0
+    while True:
+        try:
+            found = log.offset_for_timestamp(NOW + 590, wait=False)
+            break
+        except lookup.ColdRead as cold:
+            cold.warm()
+            turns += 1
+            assert turns < 20
+    assert found is not None
+    assert found.offset == 2 * COUNT - 2
+    assert turns >= 1
+    assert all(segment.max_is_confirmed for segment in log.segments)
+
+
+def test_times_in_no_order_are_compared_by_an_examination(logs, monkeypatch):
+    """The first batch has the largest timestamp, so that the index has no row of what follows."""
+    monkeypatch.setattr(lookup, "_HEADERS_AT_ONCE_MAX", 5)
+    made = logs(segment_bytes=2500, index_interval_bytes=300, retention_ms=1000)
+    for n in range(COUNT):
+        made.append(batch(2, value=b"%03d" % n * 20, timestamp=NOW - 10 * n))
+    log = made.close_and_open()
+    log.maintain(NOW + 2000)
+    assert (log.is_doubtful, log.log_start_offset) == (True, 0)
+    scrub(log)
+    log.maintain(NOW + 2000)
+    assert log.log_start_offset == 2 * COUNT
