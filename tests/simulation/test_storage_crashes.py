@@ -186,7 +186,7 @@ DEEP_PLANTS = [
     ),
     (
         checkpoint_the_end_of_an_open_segment,
-        "TimestampsAreFound",
+        "IndexesAgreeWithTheLog",  # a search by time does not believe them, so that it finds the records
         {"checkpoint": 8, "flush": 12, "lose_power": 3},
         {"segment_bytes": 1000},
     ),
