@@ -17,6 +17,7 @@ from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.reader import ColdRead
 
 MakeLogs = Callable[..., Logs]
 COUNT = 60
@@ -177,7 +178,7 @@ def test_many_segments_are_confirmed_a_part_at_a_time(made, monkeypatch):
         try:
             found = log.offset_for_timestamp(NOW + 590, wait=False)
             break
-        except lookup.ColdRead as cold:
+        except ColdRead as cold:
             cold.warm()
             turns += 1
             assert turns < 20
