@@ -524,3 +524,24 @@ async def test_an_address_proves_itself_when_the_broker_begins_to_serve():
     member.refusing.add(9004)
     member.controller.broker_connection_lost(4, slow.epoch)
     await until(lambda: member.controller.image.brokers[4].fenced)
+
+
+async def test_a_successor_need_not_wait_where_a_proxy_accepts_for_the_dead():
+    """The connection of the old process has closed, and the new one comes from the same directories and addresses."""
+    _, member, brokers = await cluster()
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await asyncio.sleep(0.02)
+    assert not member.controller.image.brokers[1].fenced
+    moved = Broker(1, incarnation=2)
+    moved.listener_name = "OTHER"
+    with pytest.raises(KafkaError):
+        await moved.register(member.controller)
+    await Broker(1, incarnation=3).join(member.controller)
+
+
+async def test_a_broker_that_connects_again_is_no_prey_to_its_copy():
+    _, member, brokers = await cluster()
+    member.controller.broker_connection_lost(1, brokers[1].epoch)
+    await brokers[1].heartbeat(member.controller)
+    with pytest.raises(KafkaError):
+        await Broker(1, incarnation=2).register(member.controller)

@@ -13,8 +13,8 @@ from tidelog.broker.network.request import Peer
 
 
 class HeartbeatConnections:
-    """`on_lost(broker_id, broker_epoch)` is called on the loop thread when such a connection
-    closes.
+    """`on_lost(broker_id, broker_epoch)` is called on the loop thread when the last connection of a
+    broker epoch closes.
     """
 
     def __init__(self, on_lost: Callable[[int, int], None]) -> None:
@@ -30,4 +30,6 @@ class HeartbeatConnections:
             connection.on_close(lambda: self._on_closed(connection))
 
     def _on_closed(self, connection: Peer) -> None:
-        self._on_lost(*self._by_connection.pop(connection))
+        broker = self._by_connection.pop(connection)
+        if broker not in self._by_connection.values():
+            self._on_lost(*broker)

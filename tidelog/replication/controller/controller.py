@@ -297,6 +297,7 @@ class Controller(ControllerCommands):
         at once if its process is gone.
         """
         if self.is_active and self.unfenced_epochs().get(broker_id) == broker_epoch:
+            self._sessions.fell_silent(broker_id)
             self._detector.suspect(broker_id, broker_epoch)
 
     def suspect(self, broker_id: int) -> None:

@@ -4,7 +4,7 @@ responses. Pure.
 A registration is refused if the broker does not support the cluster's features. A heartbeat is
 refused if its incarnation is not the registered one. Follows Kafka's `ClusterControlManager` and
 `ReplicationControlManager`, with one exception: a restarted broker need not wait for the end of a
-session that a new controller has read from the log, and in which no process has spoken since.
+session whose process has no connection to this controller.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def register_broker(
     was_heard: bool = True,
 ) -> Registration:
     """`next_offset`: the offset of the next record; a new incarnation's epoch is the offset of its
-    record. `was_heard`: whether the process of the valid session has spoken to this controller.
+    record. `was_heard`: whether the process of the valid session has spoken to this controller,
+    over a connection that still stands.
 
     Raises KafkaError(INCONSISTENT_CLUSTER_ID, DUPLICATE_BROKER_REGISTRATION, INVALID_REGISTRATION,
     UNSUPPORTED_VERSION).

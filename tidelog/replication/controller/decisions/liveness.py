@@ -24,7 +24,8 @@ class BrokerState(Enum):
 class Session:
     """`epoch`: the epoch of its registration. Offsets are -1 while unknown.
 
-    `was_heard`: whether the broker has sent anything to this controller in this epoch.
+    `was_heard`: whether the broker has sent anything to this controller in this epoch, over a
+    connection that still stands.
     """
 
     epoch: int
@@ -72,9 +73,17 @@ class BrokerSessions:
         return session is not None and not session.fenced and not self._is_stale(session, now_ms)
 
     def was_heard(self, broker_id: int) -> bool:
-        """Whether the process of this session has sent anything to this controller."""
+        """Whether the process of this session has sent anything to this controller, over a
+        connection that still stands.
+        """
         session = self._sessions.get(broker_id)
         return session is not None and session.was_heard
+
+    def fell_silent(self, broker_id: int) -> None:
+        """The connection of the broker's heartbeats has closed."""
+        session = self._sessions.get(broker_id)
+        if session is not None:
+            session.was_heard = False
 
     def unfenced(self) -> list[int]:
         return [broker_id for broker_id, session in self._sessions.items() if not session.fenced]
