@@ -43,7 +43,7 @@ _INTERNAL_METHODS = {
     "return_records",
     "send_pieces",
 }
-_INTERNAL_PARAMETERS = {"self", "ticket", "waited_ms"}
+_INTERNAL_PARAMETERS = {"self", "ticket"}
 
 
 def reference() -> str:

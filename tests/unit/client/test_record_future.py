@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, join
-from tidelog.client.model import RecordMetadata
+from tidelog.client.model import RecordMetadata, TopicPartition
+from tidelog.client.producing.batch_delivery import BatchDelivery
+from tidelog.client.producing.record_timestamps import RecordTimestamps
 from tidelog.client.sync.record_future import RecordFuture, record_future_class
 
 
@@ -35,8 +37,18 @@ def results_of(futures: list[RecordFuture]) -> list[RecordMetadata]:
     return [RecordMetadata("t", 0, offset, 1) for offset in range(len(futures))]
 
 
+def delivered(count: int) -> BatchDelivery:
+    """A batch whose records have the offsets from 0 on."""
+    timestamps = RecordTimestamps()
+    for place in range(count):
+        timestamps.append(place, 1)
+    delivery = BatchDelivery(TopicPartition("t", 0), timestamps)
+    delivery.acknowledge(0, -1)
+    return delivery
+
+
 def settle(futures: list[RecordFuture]) -> None:
-    type(futures[0]).set_results(futures, results_of(futures))
+    type(futures[0]).set_results(futures, delivered(len(futures)), 0)
 
 
 def test_all_are_done_and_a_finished_one_keeps_its_outcome() -> None:
@@ -134,7 +146,7 @@ def test_observers_of_any_kind_that_come_at_any_time_learn_it_once(seed: int, is
     for first in range(0, len(futures), 10):
         part = slice(first, first + 10)
         if is_together:
-            type(futures[0]).set_results(futures[part], results_of(futures)[part])
+            type(futures[0]).set_results(futures[part], delivered(len(futures)), first)
         else:
             for future, result in zip(futures[part], results_of(futures)[part]):
                 future.set_result(result)

@@ -48,6 +48,23 @@ def test_a_record_that_is_waited_for_comes_after_those_sent_before(cluster):
     assert values(cluster) == [*(value * 100 for value in numbered(2_000)), b"last"]
 
 
+def test_the_records_of_a_batch_may_come_from_calls_of_different_kinds(cluster):
+    with producer(cluster, linger_ms=60_000) as sending:
+        before = [sending.send("t", b"x", timestamp_ms=at) for at in range(2)]
+        first, second = [sending.send_many("t", [b"x"] * count) for count in (3, 2)]
+        after = [sending.send("t", b"x", timestamp_ms=7 + at) for at in range(2)]
+        third = sending.send_many("t", [(b"k", b"x")])
+        sending.flush()
+        assert len(cluster.topics["t"][0].batches) == 1
+        assert [future.result() for future in before] == [RecordMetadata("t", 0, at, at) for at in range(2)]
+        assert [future.result() for future in after] == [RecordMetadata("t", 0, 7 + at, 7 + at) for at in range(2)]
+        assert [many.result() for many in (first, second, third)] == [
+            [("t", 0, 2, 3)],
+            [("t", 0, 5, 2)],
+            [("t", 0, 9, 1)],
+        ]
+
+
 def test_each_record_of_a_batch_has_its_offset_and_its_own_timestamp(cluster):
     with producer(cluster, linger_ms=1_000) as sending:
         futures = [sending.send("t", b"x", timestamp_ms=1_000 + at // 3) for at in range(10)]

@@ -208,32 +208,28 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
         on_delivery: DeliveryCallback | None = None,
-        ticket: Any = None,
-        waited_ms: float = 0.0,
     ) -> asyncio.Future[RecordMetadata]:
         """Append one record. The returned future gets its RecordMetadata or a KafkaError.
 
         `value` and `key` are bytes or None, or any input of the serializer. Headers are (name,
-        bytes or None). `ticket` is a future to use instead of a new one. `waited_ms` of
-        `max_block_ms` were spent before. Raises KafkaError: REQUEST_TIMED_OUT without memory or
-        metadata in time, MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION; TypeError for other types.
+        bytes or None). Raises KafkaError: REQUEST_TIMED_OUT without memory or metadata in time,
+        MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION; TypeError for other types.
         When it raises, or is cancelled, the record is not sent. `on_delivery` is called once the
         returned future is done, with (metadata, None) or (None, error).
         """
         try:
             callback = None if on_delivery is None else calls_on_delivery(on_delivery)
-            place = self._append(topic, value, key, headers, partition, timestamp_ms, ticket, waited_ms)
+            place = self._append(topic, value, key, headers, partition, timestamp_ms, None)
             if place.__class__ is not ProducerBatch:
                 place = await place
-            if ticket is None:
-                ticket = self._new_future()
-                # As `ticket.bind`.
-                ticket._delivery = place.delivery
-                ticket.index = len(place.tickets) - 1
-                ticket._observation = None
+            future = self._new_future()
+            # As `future.bind`.
+            future._delivery = place.delivery
+            future.index = len(place.tickets) - 1
+            future._observation = None
             if callback is not None:
-                ticket.add_done_callback(callback)
-            return ticket  # type: ignore[no-any-return]
+                future.add_done_callback(callback)
+            return future  # type: ignore[no-any-return]
         except BaseException as error:
             if isinstance(error, KafkaError):
                 self.note_lost_record(error)
@@ -310,8 +306,11 @@ class Producer:
         append = self._append
         try:
             for record in records:
-                value, key, headers, partition, timestamp_ms = as_producer_record(record)
-                place = append(topic, value, key, headers, partition, timestamp_ms, group_ticket)
+                if record.__class__ is bytes:  # without an object around it
+                    place = append(topic, record, None, (), None, None, group_ticket)
+                else:
+                    value, key, headers, partition, timestamp_ms = as_producer_record(record)
+                    place = append(topic, value, key, headers, partition, timestamp_ms, group_ticket)
                 if place.__class__ is not ProducerBatch:
                     await place
                 group.appended_count += 1

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import chain, repeat
 
 
 class RecordTimestamps:
@@ -34,9 +32,3 @@ class RecordTimestamps:
     def of(self, record: int) -> int:
         """The timestamp of one record."""
         return self.run_timestamps_ms[bisect_right(self.first_records, record) - 1]
-
-    def each(self, record_count: int) -> Iterator[int]:
-        """The timestamps of all records."""
-        ends = [*self.first_records[1:], record_count]
-        lengths = [end - start for start, end in zip(self.first_records, ends)]
-        return chain.from_iterable(map(repeat, self.run_timestamps_ms, lengths))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from tidelog.client.model import RecordMetadata, WrittenRange
+from tidelog.client.model import WrittenRange
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -114,9 +114,6 @@ class SendGroup:
 
     def done(self) -> bool:
         return False
-
-    def set_result(self, metadata: RecordMetadata) -> None:
-        self.acknowledge(metadata.partition, metadata.offset, 1)
 
     def set_exception(self, error: Any) -> None:
         self.fail(error, 1)

@@ -14,7 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import groupby
+from types import NoneType
 from typing import Any
 
 from tidelog.client.config import ProducerConfig
@@ -344,39 +345,32 @@ class Sender:
         if batch.group is not None:
             batch.group.acknowledge(batch.partition.partition, base_offset, batch.record_count)
             return
-        tickets: Sequence[Any] = batch.tickets
-        interceptors = self.interceptors
-        if tickets.count(None) < len(tickets) or interceptors is not None:
-            self._acknowledge_tickets(batch, base_offset, log_append_time_ms)
         batch.delivery.acknowledge(base_offset, log_append_time_ms)
-
-    def _acknowledge_tickets(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
-        topic, partition = batch.partition
+        if self.interceptors is not None:
+            for index in range(batch.record_count):
+                self.interceptors.on_acknowledgement(batch.delivery.metadata(index), None)
         tickets: Sequence[Any] = batch.tickets
-        interceptors = self.interceptors
-        is_one_group = tickets[0].__class__ is SendGroup and tickets.count(tickets[0]) == len(tickets)
-        if is_one_group and interceptors is None:
-            tickets[0].acknowledge(partition, base_offset, len(tickets))
-            return
-        if interceptors is None and hasattr(tickets[0], "set_results") and len(set(map(type, tickets))) == 1:
-            # The futures of the blocking producer, which share a lock.
-            count = len(tickets)
-            offsets = repeat(-1) if base_offset < 0 else range(base_offset, base_offset + count)
-            times_ms = batch.timestamps.each(count) if log_append_time_ms < 0 else repeat(log_append_time_ms)
-            places = zip(repeat(topic, count), repeat(partition), offsets, times_ms)
-            # What `RecordMetadata(*place)` does, without a call of Python for each record.
-            tickets[0].set_results(tickets, map(partial(tuple.__new__, RecordMetadata), places))
-            return
-        offset = base_offset
-        step = 0 if base_offset < 0 else 1
-        for ticket, timestamp_ms in zip(tickets, batch.timestamps.each(len(tickets))):
-            if log_append_time_ms >= 0:
-                timestamp_ms = log_append_time_ms
-            if interceptors is not None:
-                interceptors.on_acknowledgement(RecordMetadata(topic, partition, offset, timestamp_ms), None)
-            if ticket is not None and not ticket.done():
-                ticket.set_result(RecordMetadata(topic, partition, offset, timestamp_ms))
-            offset += step
+        # The first one is looked at first: to compare an object with None costs much more than None with None.
+        if tickets[0] is not None or tickets.count(None) < len(tickets):
+            self._acknowledge_tickets(batch, base_offset)
+
+    @staticmethod
+    def _acknowledge_tickets(batch: Batch, base_offset: int) -> None:
+        """Settle the records that are not observed through the batch's delivery, which is settled."""
+        first = 0
+        tickets: Sequence[Any] = batch.tickets
+        for kind, run in groupby(tickets, type):
+            together = list(run)
+            if kind is SendGroup:
+                place = first
+                for group, records in groupby(together):
+                    count = len(list(records))
+                    offset = base_offset if base_offset < 0 else base_offset + place
+                    group.acknowledge(batch.partition.partition, offset, count)
+                    place += count
+            elif kind is not NoneType:  # futures of the blocking producer
+                together[0].set_results(together, batch.delivery, first)
+            first += len(together)
 
     def _handle_error(self, batch: Batch, code: ErrorCode, message: str | None, node_id: int) -> None:
         """Retry after a broker's error or a missing response, unless that cannot help or time is

@@ -15,6 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
 from tidelog.client.model import RecordMetadata
+from tidelog.client.producing.batch_delivery import BatchDelivery
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -57,7 +58,10 @@ class RecordFuture(LoopFuture[RecordMetadata]):
     """The outcome of a record. It is underway from the beginning, so it cannot be cancelled."""
 
     _state = _RUNNING
-    _result = None
+    _own_result: RecordMetadata | None = None
+    _delivery: BatchDelivery | None = None
+    """The delivery of its batch, which is settled. It has the result in place of the future."""
+    _index: int
     _exception = None
     _finished_event: threading.Event | None = None
     _is_observed = False
@@ -75,11 +79,15 @@ class RecordFuture(LoopFuture[RecordMetadata]):
     def done(self) -> bool:
         return self._state == _FINISHED
 
+    @property
+    def _result(self) -> RecordMetadata | None:  # type: ignore[override]
+        return self._own_result if self._delivery is None else self._delivery.metadata(self._index)
+
     def set_result(self, result: RecordMetadata) -> None:
         with self._lock:
             if self._state == _FINISHED:
                 raise InvalidStateError(f"{self._state}: {self!r}")
-            self._result = result
+            self._own_result = result
             self._state = _FINISHED
             if not self._is_observed:
                 return
@@ -87,16 +95,18 @@ class RecordFuture(LoopFuture[RecordMetadata]):
         self._tell_others()
 
     @classmethod
-    def set_results(cls, futures: Iterable[RecordFuture], results: Iterable[RecordMetadata]) -> None:
-        """Set the results of many futures of one producer, except of those that are done.
+    def set_results(cls, futures: Iterable[RecordFuture], delivery: BatchDelivery, first: int) -> None:
+        """Settle the futures of one producer, except those that are done, by a batch that is in the log.
 
-        Callbacks are called at the end, in the order of the futures.
+        They are its records from the index `first` on. Each makes its metadata when it is read. Callbacks are called at
+        the end, in the order of the futures.
         """
         observed: list[RecordFuture] = []
         with cls._lock:
-            for future, result in zip(futures, results):
+            for index, future in enumerate(futures, first):
                 if future._state != _FINISHED:
-                    future._result = result
+                    future._delivery = delivery
+                    future._index = index
                     future._state = _FINISHED
                     if future._is_observed:
                         future._tell_waiters()
