@@ -43,6 +43,7 @@ _TOPIC_CONFIG = {
 }  # fmt: skip
 _NODE_CONFIG = {**OPTIONS, "log.retention.check.interval.ms": "5000"}
 _TIMEOUT_S = 120.0
+_OUTPUT_BYTES = 1000
 _PEAK_QUEUE_RECORDS, _BURST_RECORDS = 20_000, 500
 # Of the last third against the first: what counts as noise.
 _MEMORY_GROWTH_MAX, _LATENCY_GROWTH_MAX = 1.1, 2.0
@@ -86,6 +87,8 @@ class Run:
     acknowledged: int = 0
     failed: set[int] = field(default_factory=set)
     kills_s: list[float] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    """Of the nodes that ended although the study had not killed them: when, how, and the end of their output."""
     windows: list[Window] = field(default_factory=list)
     read: Mapping[str, Any] = field(default_factory=dict)
 
@@ -129,6 +132,7 @@ def verdicts(broker: str, run: Run) -> list[Verdict]:
                 f"{lost:,} passed over, {max(beyond, 0):,} not reached, of {run.acknowledged:,}"),
         Verdict("nothing is doubled", broker, not doubled, f"{doubled:,} doubled"),
         Verdict("nothing fails", broker, not failed, f"{failed:,} of {run.due:,} failed"),
+        Verdict("no node ends by itself", broker, not run.ends, "; ".join(run.ends) or "none did"),
     ]  # fmt: skip
     third = len(run.windows) // 3
     if third:
@@ -213,9 +217,11 @@ class _Kills:
         self._nodes = list(cluster.nodes.values())
         self._chosen, self._run = chosen, run
         self._down_since_s: float | None = None
+        self._ended: set[int] = set()
 
     def at(self, now_s: float) -> None:
         chosen, kills = self._chosen, self._run.kills_s
+        self._note_ends(now_s)
         if self._down_since_s is not None:
             if now_s >= self._down_since_s + chosen.down_s:
                 self.restart()
@@ -227,8 +233,22 @@ class _Kills:
     def restart(self) -> None:
         """Start the victim of the last kill, if it is down."""
         if self._down_since_s is not None:
-            self._nodes[(len(self._run.kills_s) - 1) % len(self._nodes)].launch()
+            victim = self._victim()
+            self._nodes[victim].launch()
+            self._ended.discard(victim)
             self._down_since_s = None
+
+    def _victim(self) -> int:
+        """The place of the node that was killed last."""
+        return (len(self._run.kills_s) - 1) % len(self._nodes)
+
+    def _note_ends(self, now_s: float) -> None:
+        killed = self._victim() if self._down_since_s is not None else None
+        for place, node in enumerate(self._nodes):
+            if place not in self._ended and place != killed and not node.alive:
+                self._ended.add(place)
+                output = " ".join(node.output_tail(_OUTPUT_BYTES).split())
+                self._run.ends.append(f"node {place + 1} at {now_s:,.0f} s with {node.exit_code}: {output}")
 
 
 def _measure(cluster: Cluster, chosen: Parameters, run: Run, progress: Callable[[str], None]) -> None:

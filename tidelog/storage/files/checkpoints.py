@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from tidelog.protocol.batches.crc import crc32c
@@ -69,25 +69,16 @@ def require_formatted(disk: Disk, directory: str) -> None:
 Offsets = Mapping[tuple[str, int], int]
 
 
-def write_epochs(disk: Disk, epochs: Mapping[str, bytes]) -> None:
-    """Write the epoch files. `epochs`: log's directory -> content. A missing directory was deleted meanwhile."""
-    for directory, data in epochs.items():
-        try:
-            replace_file(disk, directory, LEADER_EPOCH_FILE, data)
-        except FileNotFoundError:
-            pass
-
-
 class CheckpointTask:
     """A snapshot of the offset checkpoints. `run` writes it to temporary files, beside the present checkpoints."""
 
     def __init__(
-        self, disk: Disk, directory: str, files: Mapping[str, Offsets], number: int, epochs: Mapping[str, bytes]
+        self, disk: Disk, directory: str, files: Mapping[str, Offsets], number: int, write_first: Callable[[], None]
     ) -> None:
-        """`epochs`: log's directory -> its leader epochs, written first (`log/directory.py` says why)."""
+        """`write_first` writes what must be on the device before these files. Raises OSError."""
         self._disk = disk
         self._directory = directory
-        self._epochs = epochs
+        self._write_first = write_first
         self.files = files
         self.number = number
         self.error: OSError | None = None
@@ -103,7 +94,7 @@ class CheckpointTask:
             require_formatted(self._disk, self._directory)
             names = [entry.name for entry in self._disk.list_directory(self._directory) if entry.is_directory]
             self.present = {f"{self._directory}/{name}" for name in names}
-            write_epochs(self._disk, self._epochs)
+            self._write_first()
             for name, offsets in self.files.items():
                 self._disk.write_file(f"{self._directory}/{name}.next.tmp", encode_offsets(offsets), sync=True)
         except OSError as error:
@@ -142,10 +133,10 @@ class OffsetCheckpoints:
             replace_file(self._disk, self._directory, name, encode_offsets(each))
             self._in_force[name] = each
 
-    def begin(self, offsets: Mapping[str, Offsets], epochs: Mapping[str, bytes]) -> CheckpointTask:
+    def begin(self, offsets: Mapping[str, Offsets], write_first: Callable[[], None]) -> CheckpointTask:
         """A task for the files that change. The caller must not change the mappings, because a thread encodes them."""
         changed = {name: each for name, each in offsets.items() if self._in_force.get(name) != each}
-        return CheckpointTask(self._disk, self._directory, changed, self._number, epochs)
+        return CheckpointTask(self._disk, self._directory, changed, self._number, write_first)
 
     def finish(self, task: CheckpointTask) -> bool:
         """Put the task's files in place, unless newer ones were written meanwhile. Whether it did."""

@@ -26,14 +26,13 @@ from tidelog.storage.files.checkpoints import (
     OffsetCheckpoints,
     decode_clean_shutdown,
     encode_clean_shutdown,
-    encode_leader_epochs,
     encode_partition_metadata,
     read_if_exists,
     replace_file,
     require_formatted,
-    write_epochs,
 )
 from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock
+from tidelog.storage.files.epoch_file import EpochContent, write_all
 from tidelog.storage.files.log_names import (
     DELETE_SUFFIX,
     FUTURE_SUFFIX,
@@ -406,14 +405,15 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Write the recovery points, log start offsets and high watermarks, each in one atomic, synced file."""
-        write_epochs(self._disk, self._epochs_of_new_starts())
+        write_all(self._epochs_of_new_starts())
         self._checkpoints.write(self._offsets(also_unchanged=True))
         self._cleaned_is_written = True
         self._gone.clear()
 
     def begin_checkpoints(self) -> CheckpointTask:
         """`write_checkpoints` as a task: `run` waits for the device on any thread, then call `finish_checkpoints`."""
-        return self._checkpoints.begin(self._offsets(also_unchanged=False), self._epochs_of_new_starts())
+        epochs = self._epochs_of_new_starts()
+        return self._checkpoints.begin(self._offsets(also_unchanged=False), lambda: write_all(epochs))
 
     def finish_checkpoints(self, task: CheckpointTask) -> None:
         """Put the checkpoints in place, unless newer ones were written.
@@ -517,17 +517,18 @@ class LogDirectory:
         finally:
             self._lock.release()
 
-    def _epochs_of_new_starts(self) -> dict[str, bytes]:
+    def _epochs_of_new_starts(self) -> list[EpochContent]:
         """The epoch files of the logs whose start has moved. They are written before the log start checkpoint.
 
         The first epoch begins at the log start offset. A start uses the lower offset of both files: neither has a
         checksum, and a damaged one must not delete records.
         """
-        moved = [log for log in (*self.logs.values(), *self.futures.values()) if log.start_moved()]
-        return {log.directory: encode_leader_epochs(log.leader_epochs) for log in moved}
+        logs = (*self.logs.values(), *self.futures.values())
+        moved = [log for log in logs if log.start_moved()]
+        return [log.durability.epoch_file.content(log.directory, log.leader_epochs) for log in moved]
 
     def _write_log_starts(self) -> None:
-        write_epochs(self._disk, self._epochs_of_new_starts())
+        write_all(self._epochs_of_new_starts())
         self._checkpoints.write({LOG_START_FILE: self._log_starts()})
 
     def _cleaned_offsets(self) -> dict[TopicPartition, int]:

@@ -8,14 +8,9 @@ it, the directory entries of its files and its leader epochs are on the device; 
 
 from __future__ import annotations
 
-from tidelog.storage.files.checkpoints import (
-    LEADER_EPOCH_FILE,
-    TRANSACTION_SUMS_FILE,
-    encode_leader_epochs,
-    encode_transaction_sums,
-    replace_file,
-)
+from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE, encode_transaction_sums, replace_file
 from tidelog.storage.files.disk import Disk, File, is_exhaustion
+from tidelog.storage.files.epoch_file import EpochContent, EpochFile
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.segment import Segment
@@ -26,7 +21,7 @@ class FlushTask:
     """The files that one flush syncs, collected on the owner's thread."""
 
     __slots__ = (
-        "_directories", "_disk", "_files", "_paths", "_replaced", "epochs", "error", "segments", "sums",
+        "_directories", "_disk", "_epochs", "_files", "_paths", "_sums", "epochs", "error", "segments", "sums",
         "target_offset",
     )  # fmt: skip
 
@@ -37,8 +32,8 @@ class FlushTask:
         self._files: list[File] = []
         self._paths: list[str] = []
         self._directories: list[str] = []
-        self._replaced: list[tuple[str, str, bytes]] = []
-        """(directory, name, content) of the small files to replace."""
+        self._epochs: EpochContent | None = None
+        self._sums: tuple[str, bytes] | None = None  # the log's directory, and the content of the file of checksums
         self.epochs: LeaderEpochs | None = None
         self.sums: dict[int, tuple[int, int]] | None = None
         self.error: OSError | None = None
@@ -64,24 +59,27 @@ class FlushTask:
     def add_directories(self, paths: list[str]) -> None:
         self._directories.extend(paths)
 
-    def set_epochs(self, directory: str, epochs: LeaderEpochs) -> None:
-        self._replaced.append((directory, LEADER_EPOCH_FILE, encode_leader_epochs(epochs)))
-        self.epochs = epochs
+    def set_epochs(self, content: EpochContent, epochs: LeaderEpochs) -> None:
+        self._epochs, self.epochs = content, epochs
 
     def set_sums(self, directory: str, sums: dict[int, tuple[int, int]]) -> None:
-        self._replaced.append((directory, TRANSACTION_SUMS_FILE, encode_transaction_sums(sums)))
-        self.sums = sums
+        self._sums, self.sums = (directory, encode_transaction_sums(sums)), sums
 
     def write_only(self) -> None:
         """Replaces `run` if the caller syncs the whole file system before it finishes the flush."""
-        for directory, name, data in self._replaced:
-            replace_file(self._disk, directory, name, data, sync=False)
+        self._write_small_files(sync=False)
+
+    def _write_small_files(self, *, sync: bool) -> None:
+        if self._epochs is not None:
+            self._epochs.write(sync=sync)
+        if self._sums is not None:
+            directory, data = self._sums
+            replace_file(self._disk, directory, TRANSACTION_SUMS_FILE, data, sync=sync)
 
     def run(self) -> None:
         """Sync, once, on any thread. `finish_flush` raises a failure."""
         try:
-            for directory, name, data in self._replaced:
-                replace_file(self._disk, directory, name, data)
+            self._write_small_files(sync=True)
             for file in self._files:
                 file.sync()
             for sync, paths in ((self._disk.sync_file, self._paths), (self._disk.sync_directory, self._directories)):
@@ -103,8 +101,8 @@ class Durability:
 
     __slots__ = (
         "_directories", "_disk", "_filed_sums", "_paths", "_seal_in_task", "_sums", "_task", "_truncated_to",
-        "_unsynced_seal", "blocked_from", "flush_messages", "is_abandoned", "is_wanted", "last_flush_ms",
-        "recovery_point",
+        "_unsynced_seal", "blocked_from", "epoch_file", "flush_messages", "is_abandoned", "is_wanted",
+        "last_flush_ms", "recovery_point",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +115,7 @@ class Durability:
     ) -> None:
         """`filed_sums`: the checksums of transaction indexes as their file has them; None without a file."""
         self._disk = disk
+        self.epoch_file = EpochFile(disk)
         self.recovery_point = recovery_point
         self.flush_messages = flush_messages
         self.blocked_from = -1
@@ -223,7 +222,7 @@ class Durability:
         task.add_directories(list(self._directories))
         self._directories.clear()
         if epochs.is_dirty:
-            task.set_epochs(segments.directory, epochs)
+            task.set_epochs(self.epoch_file.content(segments.directory, epochs), epochs)
             epochs.is_dirty = False
         if segments.sums_are_stale:
             self.note_sums(segments)

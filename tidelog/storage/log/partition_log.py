@@ -18,9 +18,7 @@ from tidelog.protocol.batches.record_batch import CONTROL_FLAG, LOG_OVERHEAD, TR
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.checkpoints import (
     EXPLAINED_GAPS_FILE,
-    LEADER_EPOCH_FILE,
     encode_end_offset,
-    encode_leader_epochs,
     replace_file,
 )
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
@@ -716,7 +714,7 @@ class PartitionLog:
         # Before any file is removed: a start takes a log that begins after its first epoch for one without its first
         # file.
         self.leader_epochs.clear()
-        replace_file(self.disk, self.directory, LEADER_EPOCH_FILE, encode_leader_epochs(self.leader_epochs))
+        self.durability.epoch_file.content(self.directory, self.leader_epochs).write()
         self.segments.drop_last(len(self.segments), self.clock_ms + self.config.file_delete_delay_ms)
         self.snapshots.delete_where(0, 2**63)
         segment = Segment.create(self.disk, self.directory, offset, self.config, self.clock_ms, self.jitter_ms)
