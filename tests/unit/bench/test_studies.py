@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -270,23 +271,52 @@ def an_hour(**changes: Any) -> endurance.Run:
 
 
 def test_an_hour_is_judged_by_its_thirds_and_by_what_was_read() -> None:
-    assert holding(endurance.verdicts(OURS, an_hour())) == [True] * 5
+    assert holding(endurance.verdicts(OURS, an_hour())) == [True] * 6
     passed_over = {"records": 88, "doubled": 1, "missing": [(12, 24)]}
-    assert holding(endurance.verdicts(OURS, an_hour(read=passed_over))) == [False, False, True, True, True]
+    assert holding(endurance.verdicts(OURS, an_hour(read=passed_over))) == [False, False, True, True, True, True]
     # What was refused to the producer may be missing; that it was refused is a verdict of its own.
     run = an_hour(acknowledged=88, failed={12, 24}, read={**passed_over, "doubled": 0})
-    assert holding(endurance.verdicts(OURS, run)) == [True, True, False, True, True]
+    assert holding(endurance.verdicts(OURS, run)) == [True, True, False, True, True, True]
     run = an_hour(read={"records": 90, "doubled": 0, "missing": [], "missing_count": 1})
-    assert holding(endurance.verdicts(OURS, run)) == [False, True, True, True, True]
+    assert holding(endurance.verdicts(OURS, run)) == [False, True, True, True, True, True]
     run = an_hour(acknowledged=91)
-    assert holding(endurance.verdicts(OURS, run)) == [False, True, True, True, True]
+    assert holding(endurance.verdicts(OURS, run)) == [False, True, True, True, True, True]
+    run = an_hour(ends=["node 2 at 90 s with 1: a message"])
+    assert holding(endurance.verdicts(OURS, run)) == [True, True, True, False, True, True]
     run = an_hour()
     for window in run.windows[-3:]:
         window.latencies[2], window.memory_mib = 6.1, [40.0, 40.0, 52.1]
-    assert holding(endurance.verdicts(OURS, run)) == [True, True, True, False, False]
+    assert holding(endurance.verdicts(OURS, run)) == [True, True, True, True, False, False]
     # A node that is down at the end of a window does not make it small.
     run.windows[-1].memory_mib[0] = 0.0
-    assert holding(endurance.verdicts(OURS, run)) == [True, True, True, False, False]
+    assert holding(endurance.verdicts(OURS, run)) == [True, True, True, True, False, False]
+
+
+def test_a_node_that_ends_by_itself_is_noted_once_and_a_killed_one_is_not() -> None:
+    class Node:
+        alive, exit_code = True, 0
+
+        def kill(self) -> None:
+            self.alive, self.exit_code = False, -9
+
+        def launch(self) -> None:
+            self.alive = True
+
+        def output_tail(self, size_bytes: int) -> str:
+            return "tidelog: cannot\n go on"
+
+    nodes = [Node(), Node(), Node()]
+    run = endurance.Run()
+    kills = endurance._Kills(cast(Any, SimpleNamespace(nodes=dict(enumerate(nodes)))), endurance.QUICK, run)
+    kills.at(3.1)
+    assert (run.kills_s, nodes[0].alive) == ([3.1], False)
+    kills.at(3.2)
+    assert run.ends == []
+    nodes[2].alive, nodes[2].exit_code = False, 1
+    for now_s in (3.3, 3.4, 4.2):
+        kills.at(now_s)
+    assert run.ends == ["node 3 at 3 s with 1: tidelog: cannot go on"]
+    assert nodes[0].alive
 
 
 def test_the_study_of_an_hour_runs_only_when_asked_for() -> None:
