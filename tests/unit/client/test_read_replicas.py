@@ -131,6 +131,25 @@ async def test_a_replica_that_is_no_longer_in_the_metadata_is_left():
         assert await read(consuming, 3) == [3, 4, 5]
 
 
+async def test_a_replica_that_the_metadata_do_not_have_yet_is_looked_for():
+    """The leader knows that it is back, the client's metadata do not. Its fetches went to the leader without a pause,
+    and got no record, until the metadata were refreshed for their age, five minutes.
+    """
+    async with cluster_with_a_near_replica() as cluster, reader(cluster, fetch_max_wait_ms=100) as consuming:
+        partition = cluster.topics["t"][0]
+        del partition.followers[NEAR]
+        partition.nearest = -1
+        written(cluster, 3, replicated=False)
+        assert await read(consuming, 3) == [0, 1, 2]
+        partition.followers[NEAR] = partition.end_offset
+        partition.nearest = NEAR
+        sent = len(fetched_from(cluster))
+        written(cluster, 3)
+        assert await read(consuming, 3) == [3, 4, 5]
+        assert fetched_from(cluster)[-1] == NEAR
+        assert len(fetched_from(cluster)) < sent + 20
+
+
 async def test_a_replica_that_lags_behind_the_position_resets_nothing():
     """The leader names only replicas that have the offset; one that was cut since answers OFFSET_OUT_OF_RANGE."""
     async with cluster_with_a_near_replica() as cluster, reader(cluster, auto_offset_reset="latest") as consuming:

@@ -122,13 +122,20 @@ class Fetcher:
                 self._fetch(node, connection, partitions)
 
     def _node_to_fetch_from(self, partition: TopicPartition, now_ms: float) -> int:
-        """The preferred read replica while usable (KIP-392), else the leader; -1 without one."""
+        """The preferred read replica while usable (KIP-392), else the leader; -1 without one.
+
+        -1 also if the metadata do not have the replica: the leader, which knows newer ones, would name it again at
+        once. The caller has the metadata refreshed, and tries again later.
+        """
         state, metadata = self._subscription.assigned[partition], self._cluster.metadata
         replica = state.read_replica
         if replica >= 0:
-            if now_ms < state.read_replica_until_ms and metadata.is_online(partition, replica):
+            is_online = metadata.is_online(partition, replica)
+            if is_online and now_ms < state.read_replica_until_ms:
                 return replica
             state.read_replica = -1
+            if not is_online:
+                return -1
         return metadata.leader(partition)
 
     def _clear_read_replica(self, node_id: int) -> None:
