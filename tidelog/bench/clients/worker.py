@@ -293,6 +293,19 @@ def aiokafka_consume(work: Work, meter: Meter) -> None:
     asyncio.run(run())
 
 
+def aiokafka_iterate(work: Work, meter: Meter) -> None:
+    from aiokafka import AIOKafkaConsumer
+
+    async def run() -> None:
+        options: Any = {"bootstrap_servers": work.bootstrap, "auto_offset_reset": "earliest"}
+        async with AIOKafkaConsumer(work.topic, **options) as consumer:
+            async for _ in consumer:
+                if not meter.wants_more(1):
+                    break
+
+    asyncio.run(run())
+
+
 def kafka_python_consume(work: Work, meter: Meter) -> None:
     from kafka import KafkaConsumer
 
@@ -373,6 +386,7 @@ CLIENTS: dict[str, dict[str, Callable[[Work, Meter], None]]] = {
         "tidelog, poll_arrow": tidelog_consume_arrow,
         "tidelog, blocking": tidelog_blocking_consume,
         "aiokafka": aiokafka_consume,
+        "aiokafka, async for": aiokafka_iterate,
         "kafka-python": kafka_python_consume,
         "confluent-kafka": confluent_consume,
         "confluent-kafka, asyncio": confluent_asyncio_consume,
