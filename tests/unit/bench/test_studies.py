@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from tests.patience import PATIENCE_S, wait_until
 from tidelog.bench.acks.settings import ALL, Setting
 from tidelog.bench.compare import OURS, THEIRS
+from tidelog.bench.figures import percentile
 from tidelog.bench.raw import BenchError
 from tidelog.bench.studies import (
     assignors,
@@ -31,6 +32,7 @@ from tidelog.bench.studies import (
 from tidelog.bench.studies.acks_replicas import PARTITIONS, partition_verdicts
 from tidelog.bench.studies.base import Context
 from tidelog.bench.studies.command import report as report_command
+from tidelog.bench.studies.histogram import Histogram
 from tidelog.bench.studies.reader import Order
 from tidelog.bench.studies.results import Report, StudyResult, Table, Verdict
 
@@ -290,6 +292,30 @@ def test_an_hour_is_judged_by_its_thirds_and_by_what_was_read() -> None:
     # A node that is down at the end of a window does not make it small.
     run.windows[-1].memory_mib[0] = 0.0
     assert holding(endurance.verdicts(OURS, run)) == [True, True, True, True, False, False]
+
+
+def test_percentiles_of_a_histogram_are_those_of_the_sorted_latencies() -> None:
+    values_us = [
+        0,
+        1,
+        2047,
+        2048,
+        2049,
+        4095,
+        4096,
+        10**6,
+        2**40,
+        *(number * 7919 % 100_003 for number in range(5_000)),
+    ]
+    histogram = Histogram()
+    for value_us in values_us:
+        histogram.add(value_us * 1000 + 999)
+    ordered = [value_us / 1000 for value_us in sorted(values_us)]
+    for percent in (0, 0.05, 1, 50, 99, 99.9, 100):
+        exact = percentile(ordered, percent)
+        assert histogram.percentile_ms(percent) == pytest.approx(exact, rel=0.001)
+    assert (histogram.count, histogram.max_us) == (len(values_us), 2**40)
+    assert Histogram().percentile_ms(50) is None
 
 
 def test_a_node_that_ends_by_itself_is_noted_once_and_a_killed_one_is_not() -> None:

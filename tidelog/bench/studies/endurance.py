@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,10 +25,11 @@ from typing import Any
 
 from tidelog.bench.clusters import Cluster, Running
 from tidelog.bench.compare import FAILURES, MAKERS, OPTIONS
-from tidelog.bench.figures import one_line, percentile
+from tidelog.bench.figures import one_line
 from tidelog.bench.metadata import await_leaders
 from tidelog.bench.raw import BenchError
 from tidelog.bench.studies.base import Context
+from tidelog.bench.studies.histogram import Histogram
 from tidelog.bench.studies.reader import HEAD
 from tidelog.bench.studies.results import Cell, Chart, Mark, Series, StudyResult, Table, Verdict
 from tidelog.bench.topics import NewTopic, create
@@ -161,7 +161,7 @@ class _Load:
     def __init__(self, bootstrap: str, topic: str, run: Run) -> None:
         from confluent_kafka import Producer
 
-        self.latencies_ns = array("q")
+        self.latencies = Histogram()
         self.count = 0
         self._topic, self._run = topic, run
         self._pad = bytes(RECORD_BYTES - HEAD.size)
@@ -195,7 +195,7 @@ class _Load:
             self._run.failed.add(number)
             return
         self._run.acknowledged += 1
-        self.latencies_ns.append(time.monotonic_ns() - due_ns)
+        self.latencies.add(time.monotonic_ns() - due_ns)
 
     @property
     def waiting(self) -> int:
@@ -290,7 +290,7 @@ def _peak(load: _Load, run: Run, seconds: float) -> float:
 def _send_steadily(
     cluster: Cluster, load: _Load, chosen: Parameters, run: Run, progress: Callable[[str], None]
 ) -> None:
-    load.latencies_ns = array("q")
+    load.latencies = Histogram()
     kills = _Kills(cluster, chosen, run)
     first, start_ns, interval_ns = load.count, time.monotonic_ns(), 1e9 / run.rate_per_s
     kills_before = 0
@@ -309,18 +309,18 @@ def _send_steadily(
     finally:
         kills.restart()
     load.flush()
-    if load.latencies_ns:
+    if load.latencies.count:
         now_s = (time.monotonic_ns() - start_ns) / 1e9
         run.windows.append(_window(now_s, load, cluster, len(run.kills_s) - kills_before))
 
 
 def _window(now_s: float, load: _Load, cluster: Cluster, kills: int) -> Window:
     """What was acknowledged since the last one."""
-    ordered = sorted(latency / 1e6 for latency in load.latencies_ns)
-    load.latencies_ns = array("q")
+    latencies, load.latencies = load.latencies, Histogram()
     memory = [rss_bytes(node.pid) / 2**20 if node.alive else 0.0 for node in cluster.nodes.values()]
-    found = [percentile(ordered, percent) for percent in PERCENTS]
-    return Window(now_s, len(ordered), [*found, ordered[-1] if ordered else None], memory, kills)
+    found = [latencies.percentile_ms(percent) for percent in PERCENTS]
+    largest = latencies.max_us / 1000 if latencies.count else None
+    return Window(now_s, latencies.count, [*found, largest], memory, kills)
 
 
 @contextmanager
