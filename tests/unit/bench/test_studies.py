@@ -283,6 +283,8 @@ def test_an_hour_is_judged_by_its_thirds_and_by_what_was_read() -> None:
     assert holding(endurance.verdicts(OURS, run)) == [False, True, True, True, True, True]
     run = an_hour(acknowledged=91)
     assert holding(endurance.verdicts(OURS, run)) == [False, True, True, True, True, True]
+    # An interrupt leaves records on their way.
+    assert holding(endurance.verdicts(OURS, an_hour(acknowledged=91, due=0)))[0] is None
     run = an_hour(ends=["node 2 at 90 s with 1: a message"])
     assert holding(endurance.verdicts(OURS, run)) == [True, True, True, False, True, True]
     run = an_hour()

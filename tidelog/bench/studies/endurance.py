@@ -84,6 +84,7 @@ class Run:
     peak_per_s: float = 0.0
     rate_per_s: float = 0.0
     due: int = 0
+    """0 until all of it was sent."""
     acknowledged: int = 0
     failed: set[int] = field(default_factory=set)
     kills_s: list[float] = field(default_factory=list)
@@ -127,8 +128,10 @@ def verdicts(broker: str, run: Run) -> list[Verdict]:
     lost = max(lost, run.read.get("missing_count", 0) - len(run.failed))  # the reader keeps a bounded list of them
     beyond = run.acknowledged - run.read.get("records", 0)
     doubled, failed = run.read.get("doubled", 0), len(run.failed)
+    was_interrupted = not run.due
+    is_read = None if was_interrupted and beyond > 0 and not lost else not lost and beyond <= 0
     found = [
-        Verdict("every acknowledged record is read", broker, not lost and beyond <= 0,
+        Verdict("every acknowledged record is read", broker, is_read,
                 f"{lost:,} passed over, {max(beyond, 0):,} not reached, of {run.acknowledged:,}"),
         Verdict("nothing is doubled", broker, not doubled, f"{doubled:,} doubled"),
         Verdict("nothing fails", broker, not failed, f"{failed:,} of {run.due:,} failed"),
