@@ -600,6 +600,34 @@ async def test_a_start_that_finds_no_readable_directory_ends_at_once(
         await asyncio.wait_for(start(), PATIENCE_S)
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+async def test_a_start_without_descriptors_ends_with_a_clear_line_and_takes_back_no_claim(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, code: int
+) -> None:
+    """As in Kafka, what cannot be opened takes its directory offline, and the last one ends the node."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    await placed.running.stop()
+    everywhere = [*homes, homes[0].parent / "metadata"]
+    for home in everywhere:
+        (home / ".kafka_cleanshutdown").unlink()  # as after a kill
+    claims = [(home / "broker.incarnation").read_bytes() for home in everywhere]
+    for home in homes:
+        for log in home.glob("*-0"):
+            disk.fail(log, code, "open", "read")
+    with pytest.raises(NoDirectoryLeft, match="it was the last one") as refused:
+        await asyncio.wait_for(start(), PATIENCE_S)
+    assert ("ulimit -n" in str(refused.value)) == (code == errno.EMFILE)
+    kept = [(home / "broker.incarnation") for home in everywhere]
+    if code == errno.EMFILE:
+        assert [each.read_bytes() for each in kept] == claims
+    else:
+        assert not any(each.exists() for each in kept)
+    disk.faults.clear()
+    wire = await (await start()).connect()
+    for topic in ("one", "two", "other"):
+        assert fetched(await wire.call(fetch(topic), 11, FetchResponse))[:1] == [b"x"]
+
+
 async def test_nobody_speaks_for_an_epoch_of_which_something_may_be_lost(
     start: Start, disk: FaultyDisk, homes: list[Path], tmp_path: Path, make_batch: MakeBatch
 ) -> None:

@@ -62,6 +62,7 @@ class LogDirectories:
         self._boot_id = ""
         self._known_ids: list[bytes] = []
         self._failing: set[LogDirectory] = set()
+        self._short: set[LogDirectory] = set()  # what a shortage at the start kept from being opened
         self.missing: list[str] = []
         """In-sync or eligible replicas of this node whose logs are missing."""
 
@@ -137,7 +138,7 @@ class LogDirectories:
                     epoch = directory.clean_broker_epoch
                     if not directory.was_clean:
                         epoch = surviving_epoch(self._disk, directory.path, self._boot_id)
-                is_whole = directory.close(epoch) and is_whole
+                is_whole = (directory.close(epoch) or directory in self._short) and is_whole
             except OSError as error:
                 logger.error("%s did not close cleanly: %s", directory.path, error)
                 is_whole = False
@@ -236,13 +237,22 @@ class LogDirectories:
         self._loop.call_soon(self._take_offline, directory, str(error))
 
     def failed_at_start(self, directory: LogDirectory, error: OSError) -> None:
-        """A directory has failed at the start, before it is used. It goes offline at once."""
-        logger.error("log directory %s cannot be read: %s", directory.path, error)
-        self._take_offline(directory, str(error))
+        """A directory has failed at the start, before it is used. It goes offline at once, as in Kafka.
+
+        A shortage of descriptors or memory says nothing against the device: what the last process wrote is all there,
+        and the next start may say so.
+        """
+        why = str(error)
+        if is_exhaustion(error):
+            why = f"{why} (a shortage, not a failure of the device: `ulimit -n` limits open files)"
+            self._short.add(directory)
+        logger.error("log directory %s cannot be read: %s", directory.path, why)
+        self._take_offline(directory, why)
 
     def _take_offline(self, directory: LogDirectory, why: str) -> None:
         self._failing.add(directory)
-        self._disown()
+        if directory not in self._short:
+            self._disown()
         is_metadata = directory is self.metadata
         self.offline[directory.path] = why
         if not is_metadata:

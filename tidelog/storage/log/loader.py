@@ -29,7 +29,16 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.misnamed import restore_names
-from tidelog.storage.log.recovery import examine_now, find_end, keeps_ends, replay, scan_segment, take_over_findings
+from tidelog.storage.log.recovery import (
+    examine_now,
+    find_end,
+    keeps_ends,
+    replay,
+    scan_segment,
+    seal,
+    take_over_findings,
+    write_if_there_is_space,
+)
 from tidelog.storage.log.swap import finish_swaps
 from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, ProducerSnapshots
 from tidelog.storage.producers.producer_state import ProducerState
@@ -244,7 +253,7 @@ class _Loader:
         lacks_producers = self._lacks_producers(segments)
         is_large = bool(self.producers) or len(segments) > 1 or active.size_bytes > _SCANNED_AGAIN_BYTES_MAX
         if is_large and not self.is_clean and not lacks_producers:
-            self.snapshots.take(self.producers, sync=False)
+            self._take_snapshot()
         recovery_point = log_end_offset if self.is_clean else min(self.checkpoints.recovery_point, log_end_offset)
         topic_id, topic_id_has_checksum = self._read_topic_id()
         return LoadedLog(
@@ -264,6 +273,10 @@ class _Loader:
             self.transaction_sums,
             topic_id_has_checksum,
         )
+
+    def _take_snapshot(self) -> None:
+        """Without it a later start reads more batches."""
+        write_if_there_is_space(lambda: self.snapshots.take(self.producers, sync=False), "a snapshot of the producers")
 
     def _note_first_timestamp(self, active: Segment) -> None:
         for _, header in headers(active):
@@ -559,7 +572,7 @@ class _Loader:
             if index > first_unflushed:
                 self.producers.end_offset = segment.base_offset
                 if not self._lacks_producers(segments[:index]):
-                    self.snapshots.take(self.producers, sync=False)
+                    self._take_snapshot()
             tail = self._scan(segment, later)
             segment.transaction_index.lacks_rows = any(each.damage for each in segments[: index + 1])
             if tail is not None:
@@ -575,8 +588,7 @@ class _Loader:
             is_done = next_offset <= self.checkpoints.recovery_point
             if not later and not is_done and not _has_index_files(self.names, segment) and segment.end_rebuild():
                 break  # keeps the empty indexes in memory, which saves two files for each of thousands of small logs
-            if segment.seal() and segment.size_bytes and is_done:
-                segment.sync_indexes()
+            seal(segment, is_synced=is_done and segment.size_bytes > 0)
             if tail is not None:
                 break
             if later:

@@ -121,30 +121,54 @@ def settle(segment: Segment, *, is_active: bool) -> list[str]:
     None where the volume is full, which says nothing against the device: the indexes stay in memory, and a later start
     makes them anew from the batches.
     """
-    try:
+
+    def write() -> None:
         if is_active:
             segment.offset_index.write_rows()
             segment.time_index.write_rows()
         else:
             segment.seal()
             segment.forget_indexes()
+
+    return segment.paths()[1:] if write_if_there_is_space(write, f"the indexes of {segment.path}") else []
+
+
+def write_if_there_is_space(write: Callable[[], object], what: str) -> bool:
+    """Write files that are made from batches. False where the volume is full: they can be made again. Raises OSError.
+
+    A full volume says nothing against the device, and what there is can be read.
+    """
+    try:
+        write()
     except OSError as error:
         if not is_full(error):
             raise
-        logger.warning("%s: no space for its indexes: %s", segment.path, error)
-        return []
-    return segment.paths()[1:]
+        logger.warning("no space for %s: %s", what, error)
+        return False
+    return True
 
 
 def take_over_findings(segment: Segment) -> None:
-    """After an examination while the log is being opened: write the indexes to their files and log the damage."""
+    """After an examination while the log is being opened: write the indexes to their files and log the damage.
+
+    Where the volume is full the indexes stay in memory.
+    """
     findings, segment.findings = segment.findings, None
     assert findings is not None
     segment.adopt(findings)
     for damage in segment.damage:
         logger.error("%s: %s", segment.path, describe(damage))
-    if segment.seal():
-        segment.sync_indexes()
+    seal(segment, is_synced=True)
+
+
+def seal(segment: Segment, *, is_synced: bool) -> None:
+    """Write the indexes of a segment to their files, if there is space. Raises OSError."""
+
+    def write() -> None:
+        if segment.seal() and is_synced:
+            segment.sync_indexes()
+
+    write_if_there_is_space(write, f"the indexes of {segment.path}")
 
 
 def scan_segment(

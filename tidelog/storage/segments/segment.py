@@ -391,9 +391,10 @@ class Segment:
         )
 
     def forget_indexes(self) -> None:
-        """Free the memory of the indexes, which must be written to their files, until their next use."""
+        """Free the memory of the indexes until their next use. What was rebuilt and could not be written stays."""
         self.release()
-        self._offset_index = self._time_index = None
+        if not any(index is not None and index.is_rebuilt for index in (self._offset_index, self._time_index)):
+            self._offset_index = self._time_index = None
 
     def begin_rebuild(self) -> None:
         """Start with empty indexes. A scan fills them with `note_scanned`, and `seal` writes them to their files."""
