@@ -91,15 +91,6 @@ def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> Damage
     return tail
 
 
-def find_end_by_walk(segment: Segment) -> None:
-    """Set `next_offset` of a segment without other information: the segment ends at the first invalid batch."""
-    try:
-        for _, header in headers(segment):
-            segment.next_offset = header.next_offset
-    except CorruptIndex as error:
-        logger.warning("%s", error)
-
-
 def examine_now(segment: Segment) -> None:
     """Examine a segment whose end is known, for its damage and new indexes. Waits for the device."""
     segment.findings = segment.examine()

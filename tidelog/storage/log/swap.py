@@ -3,7 +3,8 @@
 The order is Kafka's (LocalLog.replaceSegments). The directory is synced between the steps, because a loss of power may
 keep any part of unsynced renames: the cleaned files are synced under `.cleaned`; all of them become `.swap`, which
 commits the swap; the replaced files become `.deleted`; the `.log` gets its normal name, then its indexes do. A start
-removes a `.swap` that has a `.cleaned` at or below it, because it was not committed, and finishes any other. Invariant:
+removes a `.swap` that has a `.cleaned` at or below it, because it was not committed, and finishes any other, unless it
+is damaged and what it replaces is still there. Invariant:
 renames happen on the owner's thread, which reads the segments, so a segment always knows the names of its files.
 """
 
@@ -14,8 +15,9 @@ from typing import Final, Protocol
 
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.flush import Durability
-from tidelog.storage.log.recovery import find_end_by_walk
 from tidelog.storage.producers.producer_snapshots import ProducerSnapshots
+from tidelog.storage.segments.damage import DamagedRange
+from tidelog.storage.segments.examination import UNKNOWN_END, Examiner
 from tidelog.storage.segments.log_config import LogConfig
 from tidelog.storage.segments.segment import CLEANED_SUFFIX, LOG_SUFFIX, SUFFIXES, SWAP_SUFFIX, Segment
 from tidelog.storage.segments.segments import Segments
@@ -103,12 +105,23 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
     _remove(disk, directory, names, undone)
     _remove(disk, directory, names, cleaned)
     committed = [name for name in swapped if name not in undone]
-    logs = [name for name in committed if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
-    for name in logs:
+    for name in [name for name in committed if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]:
+        low = _offset_of(name)
+        bases = [_offset_of(other) for other in names if other.endswith(LOG_SUFFIX)]
+        end, is_whole = _end_offset(disk, directory, name)
+        if low in bases and not (is_whole and end in bases):
+            # What it replaces is still there. A wrong end would remove segments that it does not replace.
+            logger.error("%s/%s is damaged: keeping the segments from which it was made", directory, name)
+            of_swap = [each for each in committed if _offset_of(each) == low]
+            _remove(disk, directory, names, sorted(of_swap, key=lambda each: each == name))
+            committed = [each for each in committed if each not in of_swap]
+            continue
+        if end not in bases:  # the segment behind it is never gone: what is left to remove is not known
+            end = low + 1
         logger.info("%s/%s replaces the segments from which it was made", directory, name)
-        low, end = _offset_of(name), _end_offset(disk, directory, name)
         replaced = [other for other in sorted(names) if _is_of_segment(other) and low <= _offset_of(other) < end]
         _remove(disk, directory, names, replaced)
+    logs = [name for name in committed if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
     for kind in (logs, [name for name in committed if name not in logs]):
         for name in kind:
             target = name.removesuffix(SWAP_SUFFIX)
@@ -127,13 +140,21 @@ def _remove(disk: Disk, directory: str, names: set[str], gone: list[str]) -> Non
         disk.sync_directory(directory)
 
 
-def _end_offset(disk: Disk, directory: str, name: str) -> int:
+def _end_offset(disk: Disk, directory: str, name: str) -> tuple[int, bool]:
+    """The end of the whole batches at the file's start, and whether these are the whole file."""
     base_offset = _offset_of(name)
-    size_bytes = disk.size_of(f"{directory}/{name}")
-    segment = Segment(disk, directory, base_offset, LogConfig(), 0, size_bytes=size_bytes, suffix=SWAP_SUFFIX)
-    find_end_by_walk(segment)
-    segment.release()
-    return max(segment.next_offset, base_offset + 1)
+    file = disk.open(f"{directory}/{name}")
+    try:
+        size_bytes = file.size_bytes()
+        examiner = Examiner(file.read_at, size_bytes, base_offset, end_offset=UNKNOWN_END, may_have_gaps=True)
+        end_offset = base_offset + 1
+        for each in examiner.run():
+            if isinstance(each, DamagedRange):
+                return end_offset, False
+            end_offset = each.header.next_offset
+        return end_offset, True
+    finally:
+        file.close()
 
 
 _STEM_LENGTH: Final = 20
