@@ -26,6 +26,7 @@ from tidelog.storage.log.directory import LogDirectory
 CLUSTER_ID = "simulated-cluster-0001"
 DATA = "/data"
 BROKER_PORT, CONTROLLER_PORT = 9092, 9093
+RACK_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 # Shorter than Kafka's defaults, so that little virtual time holds many elections.
 CONFIG = {
@@ -65,6 +66,8 @@ class Layout:
     first_voters: tuple[int, ...] = ()
     log_dirs: tuple[str, ...] = (DATA,)
     """Beginning with the one that has the metadata."""
+    has_racks: bool = False
+    """Whether each broker is a rack of its own, and consumers read from the replica in theirs (KIP-392)."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -89,6 +92,8 @@ class Layout:
             "controller.listener.names": "CONTROLLER",
             "log.dirs": ",".join(self.log_dirs),
         }
+        if self.has_racks:
+            own |= {"broker.rack": f"rack-{node_id}", "replica.selector.class": RACK_SELECTOR}
         if self.first_voters:
             own["controller.quorum.bootstrap.servers"] = ",".join(
                 f"n{each}:{CONTROLLER_PORT}" for each in self.controllers

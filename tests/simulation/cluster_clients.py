@@ -146,6 +146,8 @@ class RecordingConsumer(Client):
 
     def __init__(self, cluster: Cluster, knowledge: Knowledge, topics: Topics, group: str | None = None) -> None:
         super().__init__(cluster, knowledge)
+        if cluster.layout.has_racks:
+            self.options["client_rack"] = f"rack-{Random(self.world.seed).choice(cluster.layout.brokers)}"
         self.topics, self.group = topics, group
         self.read = 0
         self.positions: dict[tuple[str, int], int] = {}

@@ -88,7 +88,9 @@ class ClusterHistory:
             config["replica.fetch.response.max.bytes"] = "400"  # not everything that is new has room in an answer
         if self.syncs:
             config["log.flush.interval.messages"] = "1"
-        return Layout(controllers, brokers, config, (1, 2, 3) if controllers == DYNAMIC else ())
+        has_racks = Random(self.seed * 37 + 5).random() < 0.2
+        first_voters = (1, 2, 3) if controllers == DYNAMIC else ()
+        return Layout(controllers, brokers, config, first_voters, has_racks=has_racks)
 
     @property
     def elections(self) -> int:
