@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.test_producer import producer
 from tidelog.client.assignment.partitioner import positive_hash
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import TopicPartition
@@ -15,6 +17,7 @@ from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.topic_routes import TopicRoutes
 from tidelog.protocol.batches.records import BatchBuilder
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.produce import ProduceRequest
 
 
 class Sessions(ProducerSession):
@@ -101,3 +104,15 @@ def test_the_spread_avoids_a_partition_whose_leader_is_stuck() -> None:
     world.stuck.add(TopicPartition("t", 1))
     route = world.routes.make(topic("t", 3))
     assert {world.routes.choose(route, None, b"v" * 20_000) for _ in range(60)} == {0, 2}
+
+
+async def test_a_route_is_made_once_for_the_same_metadata() -> None:
+    """A producer looks for the topic again every few batches. It made a route each time, a step for each partition."""
+    async with FakeCluster(t=3) as cluster, producer(cluster, batch_size=100) as sending:
+        await sending.send_and_wait("t", b"v")
+        route = sending._appender.known_route("t")
+        for _ in range(100):
+            await sending.send("t", b"v" * 80)
+        await sending.flush()
+        assert len(cluster.sent(ProduceRequest)) > 10
+        assert sending._appender.known_route("t") is route
