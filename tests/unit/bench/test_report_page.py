@@ -71,14 +71,15 @@ def test_what_is_no_report_is_refused(text: str) -> None:
 
 def test_studies_of_an_earlier_report_are_kept_with_their_origin() -> None:
     earlier = Report("monday", "report --full", {}, {})
-    for number in (1, 2, 3):
-        earlier.studies.append(StudyResult(number, f"study {number}", "", is_complete=number != 3))
+    for number in (1, 2, 3, 5):
+        tables = [Table("figures", ["one"], [[1]])] if number != 5 else []  # of the last one nothing was measured
+        earlier.studies.append(StudyResult(number, f"study {number}", "", tables=tables, is_complete=number != 3))
     now = Report("tuesday", "report --scenario 2", {}, {})
     now.keep(earlier, [2])
-    assert [study.number for study in now.studies] == [1]
+    assert [(study.number, study.is_complete) for study in now.studies] == [(1, True), (3, False)]
     later = Report("wednesday", "report --scenario 4", {}, {})
     later.keep(Report.from_json(now.to_json()), [4])
-    assert [study.kept_from for study in later.studies] == ["monday, report --full"]
+    assert [study.kept_from for study in later.studies] == ["monday, report --full"] * 2
     assert "Kept from an earlier run: monday, report --full." in as_markdown(later)
     assert "Kept from an earlier run: monday, report --full." in as_html(later, "report.json")
 

@@ -97,9 +97,12 @@ class Report:
     is_interrupted: bool = False
 
     def keep(self, earlier: Report, but: Collection[int]) -> None:
-        """Take over the complete studies of an earlier report, but those of the numbers `but`."""
+        """Take over the studies of an earlier report that have figures, but those of the numbers `but`.
+
+        One in which a point failed names it among its failures.
+        """
         for study in earlier.studies:
-            if study.is_complete and study.number not in but:
+            if study.tables and study.number not in but:
                 study.kept_from = study.kept_from or f"{earlier.started}, {earlier.command}"
                 self.studies.append(study)
 
