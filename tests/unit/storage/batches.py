@@ -69,6 +69,7 @@ class QuickDisk(OsDisk):
         os.stat(path)  # raises FileNotFoundError, as the system does
 
     def sync_directory(self, path: str) -> None:
+        os.stat(path)
         assert Path(path).is_dir()
 
     def sync_all(self, path: str) -> bool:

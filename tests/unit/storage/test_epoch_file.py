@@ -50,8 +50,8 @@ def start(work: Callable[[], None], failures: list[Exception]) -> threading.Thre
 def test_two_threads_write_it_at_one_time(tmp_path: Path, newer_is_slow: bool):
     """A flush renamed what a checkpoint had written; the checkpoint found no file, and took the directory offline."""
     disk = SlowDisk()
-    file = EpochFile(disk)
-    older, newer = file.content(str(tmp_path), [(0, 0)]), file.content(str(tmp_path), [(0, 0), (1, 7)])
+    file = EpochFile(disk, str(tmp_path))
+    older, newer = file.content([(0, 0)]), file.content([(0, 0), (1, 7)])
     slow, quick = (newer, older) if newer_is_slow else (older, newer)
     failures: list[Exception] = []
     threads = [start(slow.write, failures)]
@@ -67,8 +67,8 @@ def test_two_threads_write_it_at_one_time(tmp_path: Path, newer_is_slow: bool):
 
 
 def test_older_epochs_never_replace_newer_ones(tmp_path: Path):
-    file = EpochFile(OsDisk())
-    older, newer = file.content(str(tmp_path), [(0, 0)]), file.content(str(tmp_path), [(0, 0), (1, 7)])
+    file = EpochFile(OsDisk(), str(tmp_path))
+    older, newer = file.content([(0, 0)]), file.content([(0, 0), (1, 7)])
     newer.write()
     older.write()
     assert entries(tmp_path) == [(0, 0), (1, 7)]
@@ -84,8 +84,8 @@ def test_older_epochs_are_durable_when_newer_ones_were_not_synced(tmp_path: Path
         def sync_directory(self, path: str) -> None:
             synced.append("its directory")
 
-    file = EpochFile(Watched())
-    older, newer = file.content(str(tmp_path), [(0, 0)]), file.content(str(tmp_path), [(0, 0), (1, 7)])
+    file = EpochFile(Watched(), str(tmp_path))
+    older, newer = file.content([(0, 0)]), file.content([(0, 0), (1, 7)])
     newer.write(sync=False)
     assert synced == []
     older.write()
@@ -94,9 +94,9 @@ def test_older_epochs_are_durable_when_newer_ones_were_not_synced(tmp_path: Path
     assert len(synced) == 2, "once is enough"
 
 
-def test_a_log_that_was_deleted_meanwhile_is_passed_over(tmp_path: Path):
-    file = EpochFile(OsDisk())
-    write_all([file.content(str(tmp_path / "gone"), [(0, 0)]), file.content(str(tmp_path), [(3, 0)])])
+def test_a_log_whose_directory_vanished_is_passed_over(tmp_path: Path):
+    gone, file = EpochFile(OsDisk(), str(tmp_path / "gone")), EpochFile(OsDisk(), str(tmp_path))
+    write_all([gone.content([(0, 0)]), file.content([(3, 0)])])
     assert entries(tmp_path) == [(3, 0)]
 
 

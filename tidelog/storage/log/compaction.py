@@ -21,7 +21,7 @@ from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, clean
 from tidelog.storage.cleaner.filter import BatchFilter, CleanedBatch, LastOfProducer
 from tidelog.storage.cleaner.keys import KeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
-from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, encode_end_offset, replace_file
+from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, encode_end_offset
 from tidelog.storage.files.disk import Disk, is_exhaustion
 from tidelog.storage.log.swap import Swap
 from tidelog.storage.segments import lookup
@@ -252,11 +252,11 @@ class Compaction:
         The file counts together with the checkpoint of the same offset, so that a cleaning by another broker or a
         truncation makes it void.
         """
-        directory = self.log.directory
         if self._ends_are_kept:
-            replace_file(self._disk, directory, CLEANED_ENDS_FILE, encode_end_offset(self.cleaned_offset))
+            file = self.log.durability.epoch_file  # it knows whether a later log has this name
+            file.write_other(CLEANED_ENDS_FILE, encode_end_offset(self.cleaned_offset), sync=True)
         else:
-            self._disk.remove(f"{directory}/{CLEANED_ENDS_FILE}")
+            self._disk.remove(f"{self.log.directory}/{CLEANED_ENDS_FILE}")
 
     def _note_keys(self, keys: KeyTable) -> Iterator[None]:
         """Fill the table from the dirty part, until it is full."""

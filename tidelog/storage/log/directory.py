@@ -283,8 +283,11 @@ class LogDirectory:
     def _rename_log(self, log: PartitionLog | None, name: str, topic: str, partition: int, kind: str) -> str:
         """Rename the log's directory. Returns the new path. After an OSError nothing has changed."""
         target = f"{self.path}/{away_name(topic, partition, self._disk.random_bytes(16), kind)}"
-        self._disk.rename(f"{self.path}/{name}", target)
-        if log is not None:
+        if log is None:
+            self._disk.rename(f"{self.path}/{name}", target)
+            return target
+        with log.durability.epoch_file.lock:  # no thread writes to the next log of this name
+            self._disk.rename(f"{self.path}/{name}", target)
             log.abandon()
         return target
 
@@ -302,9 +305,10 @@ class LogDirectory:
         key = (topic, partition)
         self._move_away(key, self.futures[key].clock_ms)
         log, target = self.futures[key], f"{self.path}/{topic}-{partition}"
-        self._disk.rename(log.directory, target)
-        self.logs[key] = self.futures.pop(key)
-        log.moved_to(target)
+        with log.durability.epoch_file.lock:  # a checkpoint writes its epochs either before this or to the new path
+            self._disk.rename(log.directory, target)
+            self.logs[key] = self.futures.pop(key)
+            log.moved_to(target)
         log.durability.note_directory(self.path)
         return log
 
@@ -525,7 +529,7 @@ class LogDirectory:
         """
         logs = (*self.logs.values(), *self.futures.values())
         moved = [log for log in logs if log.start_moved()]
-        return [log.durability.epoch_file.content(log.directory, log.leader_epochs) for log in moved]
+        return [log.durability.epoch_file.content(log.leader_epochs) for log in moved]
 
     def _write_log_starts(self) -> None:
         write_all(self._epochs_of_new_starts())

@@ -8,7 +8,7 @@ it, the directory entries of its files and its leader epochs are on the device; 
 
 from __future__ import annotations
 
-from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE, encode_transaction_sums, replace_file
+from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE, encode_transaction_sums
 from tidelog.storage.files.disk import Disk, File, is_exhaustion
 from tidelog.storage.files.epoch_file import EpochContent, EpochFile
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
@@ -21,19 +21,20 @@ class FlushTask:
     """The files that one flush syncs, collected on the owner's thread."""
 
     __slots__ = (
-        "_directories", "_disk", "_epochs", "_files", "_paths", "_sums", "epochs", "error", "segments", "sums",
-        "target_offset",
+        "_directories", "_disk", "_epoch_file", "_epochs", "_files", "_paths", "_sums", "epochs", "error", "segments",
+        "sums", "target_offset",
     )  # fmt: skip
 
-    def __init__(self, disk: Disk, target_offset: int) -> None:
+    def __init__(self, disk: Disk, epoch_file: EpochFile, target_offset: int) -> None:
         self._disk = disk
+        self._epoch_file = epoch_file
         self.target_offset = target_offset
         self.segments: list[tuple[Segment, int]] = []
         self._files: list[File] = []
         self._paths: list[str] = []
         self._directories: list[str] = []
         self._epochs: EpochContent | None = None
-        self._sums: tuple[str, bytes] | None = None  # the log's directory, and the content of the file of checksums
+        self._sums: bytes | None = None  # the content of the file of checksums
         self.epochs: LeaderEpochs | None = None
         self.sums: dict[int, tuple[int, int]] | None = None
         self.error: OSError | None = None
@@ -62,8 +63,8 @@ class FlushTask:
     def set_epochs(self, content: EpochContent, epochs: LeaderEpochs) -> None:
         self._epochs, self.epochs = content, epochs
 
-    def set_sums(self, directory: str, sums: dict[int, tuple[int, int]]) -> None:
-        self._sums, self.sums = (directory, encode_transaction_sums(sums)), sums
+    def set_sums(self, sums: dict[int, tuple[int, int]]) -> None:
+        self._sums, self.sums = encode_transaction_sums(sums), sums
 
     def write_only(self) -> None:
         """Replaces `run` if the caller syncs the whole file system before it finishes the flush."""
@@ -73,8 +74,7 @@ class FlushTask:
         if self._epochs is not None:
             self._epochs.write(sync=sync)
         if self._sums is not None:
-            directory, data = self._sums
-            replace_file(self._disk, directory, TRANSACTION_SUMS_FILE, data, sync=sync)
+            self._epoch_file.write_other(TRANSACTION_SUMS_FILE, self._sums, sync=sync)
 
     def run(self) -> None:
         """Sync, once, on any thread. `finish_flush` raises a failure."""
@@ -108,6 +108,7 @@ class Durability:
     def __init__(
         self,
         disk: Disk,
+        directory: str,
         recovery_point: int,
         flush_messages: int,
         now_ms: int,
@@ -115,7 +116,7 @@ class Durability:
     ) -> None:
         """`filed_sums`: the checksums of transaction indexes as their file has them; None without a file."""
         self._disk = disk
-        self.epoch_file = EpochFile(disk)
+        self.epoch_file = EpochFile(disk, directory)
         self.recovery_point = recovery_point
         self.flush_messages = flush_messages
         self.blocked_from = -1
@@ -191,14 +192,15 @@ class Durability:
         return is_changed
 
     def moved(self, old: str, new: str) -> None:
-        """The log's directory was renamed. No flush may be running."""
+        """The log's directory was renamed, under the lock of `epoch_file`. No flush may be running."""
         assert self._task is None, "a flush knows the old names"
+        self.epoch_file.directory = new
         self._paths = {path.replace(old, new, 1): None for path in self._paths}
         self._directories = {path.replace(old, new, 1): None for path in self._directories}
 
     def begin(self, segments: Segments, epochs: LeaderEpochs, log_end_offset: int) -> FlushTask:
         assert self._task is None, "one flush at a time"
-        task = self._task = FlushTask(self._disk, log_end_offset)
+        task = self._task = FlushTask(self._disk, self.epoch_file, log_end_offset)
         self._truncated_to = INT64_MAX
         first = self.checkpointable
         self._seal_in_task, self._unsynced_seal = self._unsynced_seal, INT64_MAX
@@ -222,12 +224,12 @@ class Durability:
         task.add_directories(list(self._directories))
         self._directories.clear()
         if epochs.is_dirty:
-            task.set_epochs(self.epoch_file.content(segments.directory, epochs), epochs)
+            task.set_epochs(self.epoch_file.content(epochs), epochs)
             epochs.is_dirty = False
         if segments.sums_are_stale:
             self.note_sums(segments)
         if self._sums is not None:
-            task.set_sums(segments.directory, self._sums)
+            task.set_sums(self._sums)
             self._sums = None
         return task
 
@@ -291,5 +293,5 @@ class Durability:
 
     def abandon(self) -> None:
         """The log is deleted or unusable. The result of a running flush is ignored."""
-        self.is_abandoned = True
+        self.is_abandoned = self.epoch_file.is_over = True
         self._task = None

@@ -128,7 +128,7 @@ class PartitionLog:
         self.clock_ms = now_ms
         """A recent time, for deadlines that need no precision."""
         self.durability = Durability(
-            disk, loaded.recovery_point, config.flush_messages, now_ms, loaded.transaction_sums
+            disk, directory, loaded.recovery_point, config.flush_messages, now_ms, loaded.transaction_sums
         )
         self.durability.note_append(loaded.recovery_point, loaded.log_end_offset)
         self._flush_at = self.durability.flush_at
@@ -714,7 +714,7 @@ class PartitionLog:
         # Before any file is removed: a start takes a log that begins after its first epoch for one without its first
         # file.
         self.leader_epochs.clear()
-        self.durability.epoch_file.content(self.directory, self.leader_epochs).write()
+        self.durability.epoch_file.content(self.leader_epochs).write()
         self.segments.drop_last(len(self.segments), self.clock_ms + self.config.file_delete_delay_ms)
         self.snapshots.delete_where(0, 2**63)
         segment = Segment.create(self.disk, self.directory, offset, self.config, self.clock_ms, self.jitter_ms)
@@ -792,10 +792,13 @@ class PartitionLog:
     def start_moved(self) -> bool:
         """Whether the log start, or the epoch that begins there, has changed since the last call or the log's opening.
 
-        A start believes a log start above the first segment's base offset only if the epoch file confirms it.
+        Also while a thread has epochs to write that are not in the file yet. A start believes a log start above the
+        first segment's base offset only if the epoch file confirms it.
         """
         start, earliest = self.log_start_offset, self.leader_epochs.earliest
         (start_before, epoch_before), self._checkpointed_start = self._checkpointed_start, (start, earliest)
+        if self.durability.epoch_file.is_behind:
+            return True
         return start != start_before or (start > self.segments.first.base_offset and earliest != epoch_before)
 
     def keep_uncleaned(self) -> None:
