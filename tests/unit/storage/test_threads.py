@@ -77,10 +77,7 @@ def test_work_on_a_deleted_log_leaves_its_successor_alone(tmp_path: Path, work: 
     disk.stops_before = stops_before
     logs = made(tmp_path, disk)
     logs.log.delete_records(13)
-    if work == "flush":
-        task = logs.log.begin_flush()
-    else:
-        task = logs.directory.begin_checkpoints()
+    task = logs.log.begin_flush() if work == "flush" else logs.directory.begin_checkpoints()
     with stopped(disk, task.run):
         logs.directory.delete_log("t", 0, NOW)
         logs.log = logs.directory.create_log("t", 0, TOPIC_ID, CONFIG, NOW)
