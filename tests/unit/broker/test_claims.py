@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
 from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.files.disk import OsDisk
+from tidelog.storage.files.incarnation import INCARNATION_FILE
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.testing.ports import free_port
@@ -48,6 +50,15 @@ async def start_in_vain(start_node: Any, monkeypatch: pytest.MonkeyPatch, **conf
         patch.setattr(BrokerLifecycle, "register", refuse)
         with pytest.raises(ConfigError, match="not now"):
             await start_node(**config)
+
+
+def copy_as_killed(data: Path, killed: Path) -> None:
+    """What a kill at this moment would leave. The incarnation is the same file, as a copy of it does not count."""
+
+    def copy(source: str, target: str) -> None:
+        (os.link if Path(source).name == INCARNATION_FILE else shutil.copy2)(source, target)
+
+    shutil.copytree(data, killed, copy_function=copy)
 
 
 async def write(running: Any, batch: bytes, count: int = 20) -> int:
@@ -87,7 +98,7 @@ async def test_a_claim_outlives_a_start_that_came_to_nothing(
     running = await start_node()
     epoch = await write(running, make_batch(b"x"))
     data, killed = tmp_path / "data", tmp_path / "killed"
-    shutil.copytree(data, killed)
+    copy_as_killed(data, killed)
     await running.stop()
     await start_in_vain(start_node, monkeypatch)
     second = await start_node()
@@ -141,7 +152,7 @@ async def test_a_controller_that_was_killed_knows_damage_at_the_end_of_its_log(s
     killed = tmp_path / "killed"
     log = running.node._metadata.raft.log
     await until(lambda: log.acknowledged_end is not None and log.acknowledged_end.end_offset == log.end_offset > 0)
-    shutil.copytree(tmp_path / "data", killed)
+    copy_as_killed(tmp_path / "data", killed)
     await running.stop()
     [path] = (killed / "__cluster_metadata-0").glob("*.log")
     content = bytearray(path.read_bytes())

@@ -315,14 +315,17 @@ class TestStrangeFiles:
         assert all((made.folder / name).exists() for name in names)
 
     def test_a_swap_that_was_begun_is_finished(self, made: Logs):
+        third = f"{20:020d}"
+        made.append(idempotent(20, value=b"x" * 1000, timestamp=NOW + 200))
+        assert made.files("*.log")[2:] == [f"{third}.log"]
         made.close()
         whole = b"".join((made.folder / f"{base}.log").read_bytes() for base in (FIRST, SECOND))
         for suffix, data in (("log", whole), ("index", b""), ("timeindex", b"")):
             (made.folder / f"{FIRST}.{suffix}.swap").write_bytes(data)
         (made.path / ".kafka_cleanshutdown").unlink()
         log = made.open()
-        assert made.files("*.log") == [f"{FIRST}.log"]
-        check(log, 20)
+        assert made.files("*.log") == [f"{FIRST}.log", f"{third}.log"]
+        check(log, 21)
 
     def test_half_a_swap_is_taken_back(self, made: Logs):
         made.close()

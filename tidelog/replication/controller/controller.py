@@ -224,8 +224,9 @@ class Controller(ControllerCommands):
         brokers = self._tracker.image.brokers
         if brokers is not self._published_brokers:  # images share the brokers while they are unchanged
             self._published_brokers = brokers
-            serving = {broker.node_id for broker in brokers.values() if not broker.fenced}
-            self._detector.learn({broker.node_id: broker.epoch for broker in brokers.values()}, serving)
+            others = [broker for broker in brokers.values() if broker.node_id != self.node_id]
+            serving = {broker.node_id for broker in others if not broker.fenced}
+            self._detector.learn({broker.node_id: broker.epoch for broker in others}, serving)
         while self._pending_commands and self._pending_commands[0][0] < end_offset:
             _, future = self._pending_commands.popleft()
             if not future.done():
