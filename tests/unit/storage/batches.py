@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,7 @@ class QuickDisk(OsDisk):
         os.stat(path)  # raises FileNotFoundError, as the system does
 
     def sync_directory(self, path: str) -> None:
-        os.stat(path)
-        assert Path(path).is_dir()
+        assert stat.S_ISDIR(os.stat(path).st_mode)
 
     def sync_all(self, path: str) -> bool:
         return Path(path).is_dir()
