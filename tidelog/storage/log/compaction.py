@@ -252,11 +252,11 @@ class Compaction:
         The file counts together with the checkpoint of the same offset, so that a cleaning by another broker or a
         truncation makes it void.
         """
+        files = self.log.durability.files
         if self._ends_are_kept:
-            file = self.log.durability.epoch_file  # it knows whether a later log has this name
-            file.write_other(CLEANED_ENDS_FILE, encode_end_offset(self.cleaned_offset), sync=True)
+            files.replace(CLEANED_ENDS_FILE, encode_end_offset(self.cleaned_offset), sync=True)
         else:
-            self._disk.remove(f"{self.log.directory}/{CLEANED_ENDS_FILE}")
+            files.remove(CLEANED_ENDS_FILE)
 
     def _note_keys(self, keys: KeyTable) -> Iterator[None]:
         """Fill the table from the dirty part, until it is full."""

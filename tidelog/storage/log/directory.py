@@ -32,7 +32,7 @@ from tidelog.storage.files.checkpoints import (
     require_formatted,
 )
 from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock
-from tidelog.storage.files.epoch_file import EpochContent, write_all
+from tidelog.storage.files.log_files import EpochContent, write_epochs
 from tidelog.storage.files.log_names import (
     DELETE_SUFFIX,
     FUTURE_SUFFIX,
@@ -286,7 +286,7 @@ class LogDirectory:
         if log is None:
             self._disk.rename(f"{self.path}/{name}", target)
             return target
-        with log.durability.epoch_file.lock:  # no thread writes to the next log of this name
+        with log.durability.files.lock:  # no thread writes to the next log of this name
             self._disk.rename(f"{self.path}/{name}", target)
             log.abandon()
         return target
@@ -305,7 +305,7 @@ class LogDirectory:
         key = (topic, partition)
         self._move_away(key, self.futures[key].clock_ms)
         log, target = self.futures[key], f"{self.path}/{topic}-{partition}"
-        with log.durability.epoch_file.lock:  # a checkpoint writes its epochs either before this or to the new path
+        with log.durability.files.lock:  # a checkpoint writes its epochs either before this or to the new path
             self._disk.rename(log.directory, target)
             self.logs[key] = self.futures.pop(key)
             log.moved_to(target)
@@ -409,7 +409,7 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Write the recovery points, log start offsets and high watermarks, each in one atomic, synced file."""
-        write_all(self._epochs_of_new_starts())
+        write_epochs(self._epochs_of_new_starts())
         self._checkpoints.write(self._offsets(also_unchanged=True))
         self._cleaned_is_written = True
         self._gone.clear()
@@ -417,7 +417,7 @@ class LogDirectory:
     def begin_checkpoints(self) -> CheckpointTask:
         """`write_checkpoints` as a task: `run` waits for the device on any thread, then call `finish_checkpoints`."""
         epochs = self._epochs_of_new_starts()
-        return self._checkpoints.begin(self._offsets(also_unchanged=False), lambda: write_all(epochs))
+        return self._checkpoints.begin(self._offsets(also_unchanged=False), lambda: write_epochs(epochs))
 
     def finish_checkpoints(self, task: CheckpointTask) -> None:
         """Put the checkpoints in place, unless newer ones were written.
@@ -529,10 +529,10 @@ class LogDirectory:
         """
         logs = (*self.logs.values(), *self.futures.values())
         moved = [log for log in logs if log.start_moved()]
-        return [log.durability.epoch_file.content(log.leader_epochs) for log in moved]
+        return [log.durability.files.epochs(log.leader_epochs) for log in moved]
 
     def _write_log_starts(self) -> None:
-        write_all(self._epochs_of_new_starts())
+        write_epochs(self._epochs_of_new_starts())
         self._checkpoints.write({LOG_START_FILE: self._log_starts()})
 
     def _cleaned_offsets(self) -> dict[TopicPartition, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE, encode_transaction_sums
 from tidelog.storage.files.disk import Disk, File, is_exhaustion
-from tidelog.storage.files.epoch_file import EpochContent, EpochFile
+from tidelog.storage.files.log_files import EpochContent, LogFiles
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.segment import Segment
@@ -21,13 +21,13 @@ class FlushTask:
     """The files that one flush syncs, collected on the owner's thread."""
 
     __slots__ = (
-        "_directories", "_disk", "_epoch_file", "_epochs", "_files", "_paths", "_sums", "epochs", "error", "segments",
+        "_directories", "_disk", "_epochs", "_files", "_log_files", "_paths", "_sums", "epochs", "error", "segments",
         "sums", "target_offset",
     )  # fmt: skip
 
-    def __init__(self, disk: Disk, epoch_file: EpochFile, target_offset: int) -> None:
+    def __init__(self, disk: Disk, log_files: LogFiles, target_offset: int) -> None:
         self._disk = disk
-        self._epoch_file = epoch_file
+        self._log_files = log_files
         self.target_offset = target_offset
         self.segments: list[tuple[Segment, int]] = []
         self._files: list[File] = []
@@ -74,7 +74,7 @@ class FlushTask:
         if self._epochs is not None:
             self._epochs.write(sync=sync)
         if self._sums is not None:
-            self._epoch_file.write_other(TRANSACTION_SUMS_FILE, self._sums, sync=sync)
+            self._log_files.replace(TRANSACTION_SUMS_FILE, self._sums, sync=sync)
 
     def run(self) -> None:
         """Sync, once, on any thread. `finish_flush` raises a failure."""
@@ -101,7 +101,7 @@ class Durability:
 
     __slots__ = (
         "_directories", "_disk", "_filed_sums", "_paths", "_seal_in_task", "_sums", "_task", "_truncated_to",
-        "_unsynced_seal", "blocked_from", "epoch_file", "flush_messages", "is_abandoned", "is_wanted",
+        "_unsynced_seal", "blocked_from", "files", "flush_messages", "is_abandoned", "is_wanted",
         "last_flush_ms", "recovery_point",
     )  # fmt: skip
 
@@ -116,7 +116,7 @@ class Durability:
     ) -> None:
         """`filed_sums`: the checksums of transaction indexes as their file has them; None without a file."""
         self._disk = disk
-        self.epoch_file = EpochFile(disk, directory)
+        self.files = LogFiles(disk, directory)
         self.recovery_point = recovery_point
         self.flush_messages = flush_messages
         self.blocked_from = -1
@@ -192,15 +192,15 @@ class Durability:
         return is_changed
 
     def moved(self, old: str, new: str) -> None:
-        """The log's directory was renamed, under the lock of `epoch_file`. No flush may be running."""
+        """The log's directory was renamed, under the lock of `files`. No flush may be running."""
         assert self._task is None, "a flush knows the old names"
-        self.epoch_file.directory = new
+        self.files.directory = new
         self._paths = {path.replace(old, new, 1): None for path in self._paths}
         self._directories = {path.replace(old, new, 1): None for path in self._directories}
 
     def begin(self, segments: Segments, epochs: LeaderEpochs, log_end_offset: int) -> FlushTask:
         assert self._task is None, "one flush at a time"
-        task = self._task = FlushTask(self._disk, self.epoch_file, log_end_offset)
+        task = self._task = FlushTask(self._disk, self.files, log_end_offset)
         self._truncated_to = INT64_MAX
         first = self.checkpointable
         self._seal_in_task, self._unsynced_seal = self._unsynced_seal, INT64_MAX
@@ -224,7 +224,7 @@ class Durability:
         task.add_directories(list(self._directories))
         self._directories.clear()
         if epochs.is_dirty:
-            task.set_epochs(self.epoch_file.content(epochs), epochs)
+            task.set_epochs(self.files.epochs(epochs), epochs)
             epochs.is_dirty = False
         if segments.sums_are_stale:
             self.note_sums(segments)
@@ -293,5 +293,5 @@ class Durability:
 
     def abandon(self) -> None:
         """The log is deleted or unusable. The result of a running flush is ignored."""
-        self.is_abandoned = self.epoch_file.is_over = True
+        self.is_abandoned = self.files.is_over = True
         self._task = None

@@ -714,7 +714,7 @@ class PartitionLog:
         # Before any file is removed: a start takes a log that begins after its first epoch for one without its first
         # file.
         self.leader_epochs.clear()
-        self.durability.epoch_file.content(self.leader_epochs).write()
+        self.durability.files.epochs(self.leader_epochs).write()
         self.segments.drop_last(len(self.segments), self.clock_ms + self.config.file_delete_delay_ms)
         self.snapshots.delete_where(0, 2**63)
         segment = Segment.create(self.disk, self.directory, offset, self.config, self.clock_ms, self.jitter_ms)
@@ -797,7 +797,7 @@ class PartitionLog:
         """
         start, earliest = self.log_start_offset, self.leader_epochs.earliest
         (start_before, epoch_before), self._checkpointed_start = self._checkpointed_start, (start, earliest)
-        if self.durability.epoch_file.is_behind:
+        if self.durability.files.epochs_are_behind:
             return True
         return start != start_before or (start > self.segments.first.base_offset and earliest != epoch_before)
 

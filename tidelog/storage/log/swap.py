@@ -4,8 +4,8 @@ The order is Kafka's (LocalLog.replaceSegments). The directory is synced between
 keep any part of unsynced renames: the cleaned files are synced under `.cleaned`; all of them become `.swap`, which
 commits the swap; the replaced files become `.deleted`; the `.log` gets its normal name, then its indexes do. A start
 removes a `.swap` that has a `.cleaned` at or below it, because it was not committed, and finishes any other, unless it
-is damaged and what it replaces is still there. Invariant:
-renames happen on the owner's thread, which reads the segments, so a segment always knows the names of its files.
+is damaged and what it replaces is still there. Invariant: renames happen on the owner's thread, which reads the
+segments, so a segment always knows the names of its files.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.storage.batches import NOW, Logs, batch
 from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE, decode_leader_epochs
 from tidelog.storage.files.disk import Buffer, OsDisk
-from tidelog.storage.files.epoch_file import EpochFile, write_all
+from tidelog.storage.files.log_files import LogFiles, write_epochs
 from tidelog.storage.segments.log_config import LogConfig
 
 
@@ -50,8 +50,8 @@ def start(work: Callable[[], None], failures: list[Exception]) -> threading.Thre
 def test_two_threads_write_it_at_one_time(tmp_path: Path, newer_is_slow: bool):
     """A flush renamed what a checkpoint had written; the checkpoint found no file, and took the directory offline."""
     disk = SlowDisk()
-    file = EpochFile(disk, str(tmp_path))
-    older, newer = file.content([(0, 0)]), file.content([(0, 0), (1, 7)])
+    files = LogFiles(disk, str(tmp_path))
+    older, newer = files.epochs([(0, 0)]), files.epochs([(0, 0), (1, 7)])
     slow, quick = (newer, older) if newer_is_slow else (older, newer)
     failures: list[Exception] = []
     threads = [start(slow.write, failures)]
@@ -67,8 +67,8 @@ def test_two_threads_write_it_at_one_time(tmp_path: Path, newer_is_slow: bool):
 
 
 def test_older_epochs_never_replace_newer_ones(tmp_path: Path):
-    file = EpochFile(OsDisk(), str(tmp_path))
-    older, newer = file.content([(0, 0)]), file.content([(0, 0), (1, 7)])
+    files = LogFiles(OsDisk(), str(tmp_path))
+    older, newer = files.epochs([(0, 0)]), files.epochs([(0, 0), (1, 7)])
     newer.write()
     older.write()
     assert entries(tmp_path) == [(0, 0), (1, 7)]
@@ -84,8 +84,8 @@ def test_older_epochs_are_durable_when_newer_ones_were_not_synced(tmp_path: Path
         def sync_directory(self, path: str) -> None:
             synced.append("its directory")
 
-    file = EpochFile(Watched(), str(tmp_path))
-    older, newer = file.content([(0, 0)]), file.content([(0, 0), (1, 7)])
+    files = LogFiles(Watched(), str(tmp_path))
+    older, newer = files.epochs([(0, 0)]), files.epochs([(0, 0), (1, 7)])
     newer.write(sync=False)
     assert synced == []
     older.write()
@@ -95,8 +95,8 @@ def test_older_epochs_are_durable_when_newer_ones_were_not_synced(tmp_path: Path
 
 
 def test_a_log_whose_directory_vanished_is_passed_over(tmp_path: Path):
-    gone, file = EpochFile(OsDisk(), str(tmp_path / "gone")), EpochFile(OsDisk(), str(tmp_path))
-    write_all([gone.content([(0, 0)]), file.content([(3, 0)])])
+    gone, files = LogFiles(OsDisk(), str(tmp_path / "gone")), LogFiles(OsDisk(), str(tmp_path))
+    write_epochs([gone.epochs([(0, 0)]), files.epochs([(3, 0)])])
     assert entries(tmp_path) == [(3, 0)]
 
 

@@ -1,0 +1,95 @@
+"""The small files of one log that several threads replace, first of all leader-epoch-checkpoint.
+
+A flush and a checkpoint write the epochs on threads of their own, an emptied log on the owner's thread, at one time.
+Without a lock one renames the temporary file of the other, and older epochs replace newer ones. The owner renames the
+log's directory under the same lock: a later log of the same name may be there, and it must not get the files of this
+one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE, encode_leader_epochs, replace_file
+from tidelog.storage.files.disk import Disk
+
+
+class LogFiles:
+    """Older epochs never replace newer ones, and no file is written for a log that is gone."""
+
+    __slots__ = ("_disk", "_is_synced", "_newest", "_written", "directory", "is_over", "lock")
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self.directory = directory
+        """The log's. It changes under the lock."""
+        self.is_over = False
+        """The log was deleted, or is unusable: nothing is written any more."""
+        self.lock = threading.Lock()
+        """Held during each write, and by the owner while it renames the directory."""
+        self._newest = self._written = 0  # numbers: of the newest epochs, and of those in the file
+        self._is_synced = True  # what is in the file of the epochs
+
+    @property
+    def epochs_are_behind(self) -> bool:
+        """Whether the newest epochs are not in the file: their writer has not come to it yet, or has failed."""
+        return self._newest > self._written
+
+    def epochs(self, epochs: Iterable[tuple[int, int]]) -> EpochContent:
+        """The present epochs, for any thread to write. Call it on the owner's thread."""
+        self._newest += 1
+        return EpochContent(self, self._newest, encode_leader_epochs(epochs))
+
+    def write_epochs(self, content: EpochContent, *, sync: bool) -> None:
+        """Write the epochs, unless newer ones are there. With `sync`, what is there is on the device afterwards.
+
+        Raises OSError.
+        """
+        with self.lock:
+            directory = self.directory
+            if self.is_over:
+                return
+            if content.number > self._written:
+                replace_file(self._disk, directory, LEADER_EPOCH_FILE, content.data, sync=sync)
+                self._written, self._is_synced = content.number, sync
+            elif sync and not self._is_synced:
+                self._disk.sync_file(f"{directory}/{LEADER_EPOCH_FILE}")
+                self._disk.sync_directory(directory)
+                self._is_synced = True
+
+    def replace(self, name: str, data: bytes, *, sync: bool) -> None:
+        """Replace another file, on any thread. Raises OSError."""
+        with self.lock:
+            if not self.is_over:
+                replace_file(self._disk, self.directory, name, data, sync=sync)
+
+    def remove(self, name: str) -> None:
+        """Remove a file if it is there, on any thread. Raises OSError."""
+        with self.lock:
+            if not self.is_over:
+                self._disk.remove(f"{self.directory}/{name}")
+
+
+class EpochContent:
+    """The epochs of one log at one time, as the bytes of its file."""
+
+    __slots__ = ("_files", "data", "number")
+
+    def __init__(self, files: LogFiles, number: int, data: bytes) -> None:
+        self._files = files
+        self.number = number
+        self.data = data
+
+    def write(self, *, sync: bool = True) -> None:
+        """Write them, unless newer ones are there. On any thread. Raises OSError."""
+        self._files.write_epochs(self, sync=sync)
+
+
+def write_epochs(contents: Iterable[EpochContent]) -> None:
+    """Write and sync the epochs of several logs. A log whose directory is missing has vanished."""
+    for content in contents:
+        try:
+            content.write()
+        except FileNotFoundError:
+            pass
