@@ -52,8 +52,8 @@ def resolve_ranges(options: SourceOptions, conditions: Sequence[Condition] = ())
 
 async def _resolve(options: SourceOptions, conditions: Sequence[Condition]) -> list[OffsetRange]:
     cluster = Cluster(options.consumer)
+    await cluster.start()
     try:
-        await cluster.start()
         topics = await _topics(cluster, options)
         partitions = _all_partitions(topics, options)
         await _await_metadata(cluster, options, topics)

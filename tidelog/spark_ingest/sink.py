@@ -292,8 +292,8 @@ def _common_config(options: SinkOptions) -> ConsumerConfig:
 @asynccontextmanager
 async def _connected(config: ConsumerConfig) -> AsyncIterator[Cluster]:
     cluster = Cluster(config)
+    await cluster.start()
     try:
-        await cluster.start()
         yield cluster
     finally:
         await cluster.close()

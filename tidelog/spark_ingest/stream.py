@@ -223,11 +223,7 @@ class StreamDriver:
         async def run() -> Result:
             if self._cluster is None:
                 cluster = Cluster(self._options.consumer)
-                try:
-                    await cluster.start()
-                except BaseException:
-                    await cluster.close()
-                    raise
+                await cluster.start()
                 self._cluster = cluster
             return await call(self._cluster)
 

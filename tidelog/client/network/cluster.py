@@ -97,15 +97,25 @@ class Cluster:
     async def start(self) -> None:
         """Connect to a bootstrap server and fetch metadata.
 
-        Raises KafkaError(NETWORK_EXCEPTION) without any answer, and at once when `close` is called.
+        A start that raises, or is cancelled, leaves the cluster closed. Raises KafkaError(NETWORK_EXCEPTION) without
+        any answer, and at once when `close` is called.
         """
+        try:
+            await self._fetch_first_metadata()
+            self._check_open()
+            self._refresh_task = asyncio.get_running_loop().create_task(self._refresh_loop())
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _fetch_first_metadata(self) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.config.socket_connection_setup_timeout_ms / 1000
         failures = 0
         while True:
             try:
                 await self._refresh_once()
-                break
+                return
             except KafkaError as error:
                 self._check_open()
                 failures += 1
@@ -117,8 +127,6 @@ class Cluster:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay_s):
                         await self._close_event.wait()
-        self._check_open()
-        self._refresh_task = loop.create_task(self._refresh_loop())
 
     async def close(self) -> None:
         """Close every connection; waiting calls fail with NETWORK_EXCEPTION."""

@@ -304,11 +304,7 @@ class RawReader(BlockingClient):
     async def _connected_cluster(self) -> Cluster:
         if self._cluster is None:
             cluster = Cluster(self._config)
-            try:
-                await cluster.start()
-            except BaseException:
-                await cluster.close()
-                raise
+            await cluster.start()
             self._cluster = cluster
         return self._cluster
 
