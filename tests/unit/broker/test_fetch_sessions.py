@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
 import pytest
 
-from tests.unit.broker.conftest import Wire
-from tests.unit.broker.test_node import produce, produced
+from tests.unit.broker.conftest import RunningNode, Wire
+from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.broker.replicas.fetching import fetch_sessions
 from tidelog.broker.replicas.fetching.fetch_sessions import (
     EPOCH_FINAL,
@@ -20,6 +21,8 @@ from tidelog.broker.replicas.fetching.fetch_sessions import (
     SessionPartition,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ForgottenTopic
 from tidelog.protocol.messages.produce import ProduceResponse
 
@@ -240,3 +243,35 @@ def test_so_many_partitions_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     for cost in costs:
         cache.unpark(cost)
     assert cache.park(alone)
+
+
+@pytest.mark.parametrize("has_session", [True, False])
+async def test_a_fetch_that_waits_finds_the_records_of_a_topic_that_was_made_again(
+    running: RunningNode, wire: Wire, make_batch: Any, has_session: bool
+) -> None:
+    """One image has the deletion and the new topic, whose partition answers for the old one by its name."""
+    deleting, creating = await running.connect(), await running.connect()
+    await wire.create_topic("t")
+    version, session_id = 11, 0
+    if has_session:
+        session_id = (await wire.call(fetch("t", session_epoch=EPOCH_INITIAL), version, FetchResponse)).session_id
+        assert session_id
+    waiting = fetch("t", wait_ms=300 if has_session else 60_000, session_id=session_id, session_epoch=1 if has_session else EPOCH_FINAL)
+    if has_session:
+        waiting.topics = []
+    wire.send(waiting, version)
+    while not running.node._broker.partitions.deadlines._deadlines:  # type: ignore[union-attr]  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    deleting.send(DeleteTopicsRequest(topic_names=["t"], timeout_ms=60_000), 5)
+    again = CreatableTopic(name="t", num_partitions=1, replication_factor=1)
+    creating.send(CreateTopicsRequest(topics=[again], timeout_ms=60_000), 6)
+    await deleting.receive(DeleteTopicsResponse, 5)
+    assert (await creating.receive(CreateTopicsResponse, 6)).topics[0].error_code == 0
+    if has_session:
+        await wire.receive(FetchResponse, version)  # there are no records yet
+    produces = await creating.call(produce("t", make_batch(b"new")), 9, ProduceResponse)
+    assert produced(produces) == [(0, 0)]
+    if has_session:
+        wire.send(FetchRequest(min_bytes=1, session_id=session_id, session_epoch=2), version)
+    async with asyncio.timeout(20):
+        assert fetched(await wire.receive(FetchResponse, version)) == [b"new"]

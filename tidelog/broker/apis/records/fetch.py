@@ -270,6 +270,9 @@ class _Fetch:
             attempt.is_large, attempt.later, self._unfinished = True, entries, attempt
             self._pause()
             return None
+        if self._deferred is not None:
+            # A topic that was deleted and created again meanwhile has other partitions of the same names.
+            self._watch(entries)
         return self._outcome(attempt) if self._read_all(attempt, entries) else None
 
     def _pause(self) -> None:
