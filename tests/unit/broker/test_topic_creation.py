@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -59,3 +60,29 @@ async def test_another_broker_may_create_it_at_the_same_moment(caplog: pytest.Lo
         await creation.ensure("bad")
     (record,) = caplog.records
     assert "bad" in record.getMessage()
+
+
+async def test_a_node_stops_without_an_answer_of_a_controller() -> None:
+    """Most of a cluster may be gone, and a controller with it, while a client asks for a topic."""
+
+    class Silent(Controller):
+        async def create_topics(self, topics: list[NewTopic]) -> dict[str, None]:
+            await asyncio.sleep(30)
+            return await super().create_topics(topics)
+
+    controller = Silent()
+    creation = TopicCreator(NodeConfig.load(None, {}), cast(Any, controller))
+    waiting = asyncio.ensure_future(creation.ensure(OFFSETS_TOPIC))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await creation.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert controller.asked == []
+
+
+async def test_a_node_that_stops_waits_for_the_answer_that_is_on_its_way() -> None:
+    creation = TopicCreator(NodeConfig.load(None, {}), cast(Any, controller := Controller()))
+    creation.start(["t"])
+    await creation.close()
+    assert [topic.name for topic in controller.asked] == ["t"]

@@ -25,6 +25,8 @@ logger = logging.getLogger("tidelog.topics")
 CREATIONS_MAX = 100
 # The log line of a creation has at most this many names.
 LOGGED_NAMES_MAX = 20
+# A node that stops waits at most so long for the controller's answers.
+FAREWELL_S = 1.0
 
 
 class TopicCreator:
@@ -53,8 +55,15 @@ class TopicCreator:
             raise error
 
     async def close(self) -> None:
-        """Wait for the creations under way; the caller must not start more."""
-        await asyncio.gather(*dict.fromkeys(self._tasks.values()))
+        """Wait for the creations under way, and end those that take long: without a controller a creation tries for
+        half a minute, and the node waits for it to stop. The caller must not start more.
+        """
+        tasks = list(dict.fromkeys(self._tasks.values()))
+        if tasks:
+            await asyncio.wait(tasks, timeout=FAREWELL_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _create(self, names: list[str]) -> dict[str, KafkaError | None]:
         errors: dict[str, KafkaError | None]
