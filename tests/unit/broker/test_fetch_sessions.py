@@ -256,7 +256,12 @@ async def test_a_fetch_that_waits_finds_the_records_of_a_topic_that_was_made_aga
     if has_session:
         session_id = (await wire.call(fetch("t", session_epoch=EPOCH_INITIAL), version, FetchResponse)).session_id
         assert session_id
-    waiting = fetch("t", wait_ms=300 if has_session else 60_000, session_id=session_id, session_epoch=1 if has_session else EPOCH_FINAL)
+    waiting = fetch(
+        "t",
+        wait_ms=300 if has_session else 60_000,
+        session_id=session_id,
+        session_epoch=1 if has_session else EPOCH_FINAL,
+    )
     if has_session:
         waiting.topics = []
     wire.send(waiting, version)
