@@ -60,6 +60,7 @@ class CompactionHistory(LogHistory):
         self.keys = rng.choice((3, 8, 30))
         self.model = CompactedModel(DELETE_RETENTION_MS)
         self.compaction: Compaction | None = None
+        self.strays: list[str] = []
         self.directory: LogDirectory
         self.log: PartitionLog
         self.actions: list[tuple[Callable[[], None], int]] = [
@@ -79,6 +80,7 @@ class CompactionHistory(LogHistory):
             (self.end_process, 1),
             (self.restart_cleanly, 1),
             (self.lose_power, 1),
+            (self.leave_stray, 0),
         ]
 
     def finish(self) -> None:
@@ -93,6 +95,7 @@ class CompactionHistory(LogHistory):
         if self.log_is_in_a_swap():
             self.swaps_cut_short += 1
         self.compaction = None
+        self.strays.clear()
         self.directory = LogDirectory.open(self.disk, PATH, node_id=1, cluster_id=None)
         logs = self.directory.load(lambda topic: self.config, self.now_ms)
         if self.directory.offline:
@@ -238,6 +241,15 @@ class CompactionHistory(LogHistory):
         for invariant in AT_REST:
             invariant.check(self.log, self.model, self.now_ms, self.rng)
 
+    def leave_stray(self) -> None:
+        """A `.cleaned` file of a cleaning that ended early, anywhere in the log."""
+        if self.compaction is None:  # as long as there is one, no other makes files
+            base_offset = self.rng.randint(0, self.log.log_end_offset) * self.rng.choice((0, 1))
+            for kind in self.rng.choice(((".log",), (".index",), (".log", ".index", ".timeindex"))):
+                path = f"{self.log.directory}/{base_offset:020d}{kind}.cleaned"
+                self.strays.append(path)
+                self.disk.write_file(path, b"", sync=self.rng.random() < 0.5)
+
     # What else happens to a log
 
     def wait(self) -> None:
@@ -270,6 +282,8 @@ class CompactionHistory(LogHistory):
                 raise Broken("ACutLogIsNotCleanedOn: it goes on")
             self.compaction = None
         high_watermark = self.log.high_watermark
+        for path in self.strays:  # `adopt` finds none, as after a start
+            self.disk.remove(path)
         self.adopt()
         self.log.high_watermark = high_watermark
 

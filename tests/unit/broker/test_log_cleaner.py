@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from tests.unit.storage.cleaning import contents
 from tidelog.broker.config.dynamic_config import DynamicConfig
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.replicas.log_cleaner import LogCleaner
+from tidelog.storage.cleaner.filter import BatchFilter
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.log.compaction import Compaction
 from tidelog.storage.log.directory import LogDirectory
@@ -186,6 +188,24 @@ async def test_a_bug_in_one_cleaning_does_not_end_the_others(node: Node, monkeyp
     await node.until(lambda: node.cleaner.totals.cleanings == 1 and broken in node.cleaner.uncleanable)
     assert len(contents(sound)) == 3
     assert not node.directories.failures
+    await node.cleaner.close()
+
+
+async def test_a_bug_in_a_cleaning_leaves_no_file_of_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = node.fill("t", 50)
+
+    def cleaned() -> list[str]:
+        return [name for name in os.listdir(log.directory) if name.endswith(".cleaned")]
+
+    def careless(*_: Any) -> Any:
+        assert cleaned()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(BatchFilter, "clean", careless)
+    node.start()
+    await node.until(lambda: log in node.cleaner.uncleanable)
+    assert "ZeroDivisionError" in node.cleaner.uncleanable[log]
+    assert not cleaned()
     await node.cleaner.close()
 
 

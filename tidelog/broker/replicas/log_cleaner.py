@@ -234,8 +234,14 @@ class LogCleaner:
             self._directories.failed(directory, error)
         except Exception as error:  # a bug here: this log stays as it is, and the others are still cleaned
             logger.exception("the cleaning of %s failed", compaction.log.directory)
-            compaction.abandon()
             self._cannot_be_cleaned(compaction.log, repr(error))
+            try:
+                compaction.take_back()
+            except OSError as failure:
+                self._directories.failed(directory, failure)
+            except Exception:  # a start finishes it
+                logger.exception("the cleaning of %s cannot be taken back", compaction.log.directory)
+                compaction.abandon()
         else:
             if not compaction.is_given_up:
                 self._finished(compaction, self._loop.time() - began)

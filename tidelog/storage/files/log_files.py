@@ -1,4 +1,4 @@
-"""The small files of one log that several threads replace, first of all leader-epoch-checkpoint.
+"""The files of one log that threads make by name: those that several replace, and those of a cleaning.
 
 A flush and a checkpoint write the epochs on threads of their own, an emptied log on the owner's thread, at one time.
 Without a lock one renames the temporary file of the other, and older epochs replace newer ones. The owner renames the
@@ -9,7 +9,8 @@ one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE, encode_leader_epochs, replace_file
 from tidelog.storage.files.disk import Disk
@@ -57,6 +58,12 @@ class LogFiles:
                 self._disk.sync_file(f"{directory}/{LEADER_EPOCH_FILE}")
                 self._disk.sync_directory(directory)
                 self._is_synced = True
+
+    @contextmanager
+    def guarded(self) -> Iterator[bool]:
+        """Make files within this block, on any thread, without a sync. False if the log is gone: then make none."""
+        with self.lock:
+            yield not self.is_over
 
     def replace(self, name: str, data: bytes, *, sync: bool) -> None:
         """Replace another file, on any thread. Raises OSError."""

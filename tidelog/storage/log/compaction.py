@@ -9,6 +9,7 @@ cleaning first.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ from tidelog.storage.cleaner.keys import KeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, encode_end_offset
 from tidelog.storage.files.disk import Disk, is_exhaustion
-from tidelog.storage.log.swap import Swap
+from tidelog.storage.log.swap import Swap, remove_strays
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.damage import CorruptIndex
 from tidelog.storage.segments.log_config import INT64_MAX
@@ -165,8 +166,7 @@ class Compaction:
                 self._finish()
                 return False
         except (KafkaError, CleaningFailed) as error:
-            self.give_up()
-            self._clear_up()
+            self.take_back()
             raise CleaningFailed(f"{self.log.directory}: {error}") from error
         except OSError:
             self.abandon()
@@ -182,6 +182,11 @@ class Compaction:
         if self._swap is not None and self._swap.has_begun:
             self._swap.finish_now()
             self._swap = self._unfinished = None
+
+    def take_back(self) -> None:
+        """End the cleaning because of an error, and leave no file of it. Not during a `run`. Raises OSError."""
+        self.give_up()
+        self._clear_up()
 
     def abandon(self) -> None:
         """End the cleaning without another file operation: the log is deleted, or its directory has failed."""
@@ -207,8 +212,9 @@ class Compaction:
         if self.is_given_up:
             return
         try:
-            if self._swap is not None:
-                self._swap.sync()
+            swap = self._swap  # the owner may end the cleaning meanwhile
+            if swap is not None:
+                swap.sync()
             else:
                 next(self._work, None)
         except (OSError, KafkaError, CleaningFailed) as error:
@@ -322,7 +328,9 @@ class Compaction:
         new.next_offset = old[-1].next_offset
         new.may_end_early = written_end != new.next_offset
         self._ends_are_kept = self._ends_are_kept and not new.may_end_early
-        new.seal()
+        with self._files_of_the_log():
+            remove_strays(self._disk, new.directory, new.base_offset)
+            new.seal()
         new.file.sync()
         new.sync_indexes()
         new.synced_bytes = written
@@ -332,16 +340,26 @@ class Compaction:
 
     def _begin_segment(self, base_offset: int) -> Segment:
         log = self.log
-        _remove_cleaned(self._disk, log.directory, base_offset)
-        new = Segment(
-            self._disk, log.directory, base_offset, self._config, self._filter_at_ms, jitter_ms=log.jitter_ms,
-            suffix=CLEANED_SUFFIX,
-        )  # fmt: skip
-        self._unfinished = new
-        self._disk.write_file(new.path, b"", sync=False)
+        with self._files_of_the_log():
+            _remove_cleaned(self._disk, log.directory, base_offset)
+            new = Segment(
+                self._disk, log.directory, base_offset, self._config, self._filter_at_ms, jitter_ms=log.jitter_ms,
+                suffix=CLEANED_SUFFIX,
+            )  # fmt: skip
+            self._unfinished = new
+            self._disk.write_file(new.path, b"", sync=False)
+            new.file.truncate(0)  # it stays open, so that it is found when the name belongs to another log
         new.begin_rebuild()
         new.transaction_index.begin_rebuild()
         return new
+
+    @contextmanager
+    def _files_of_the_log(self) -> Iterator[None]:
+        """Make files by name within this block, without a sync. Another log may have the directory's name later."""
+        with self.log.durability.files.guarded() as is_there:
+            if not is_there:
+                raise CleaningFailed(f"{self.log.directory} is gone")
+            yield
 
     def _chunks(self, segment: Segment) -> Iterator[tuple[memoryview, list[tuple[int, BatchHeader]]]]:
         """The segment in pieces of whole batches: (bytes, position and header of each batch)."""

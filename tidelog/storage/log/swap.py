@@ -3,9 +3,10 @@
 The order is Kafka's (LocalLog.replaceSegments). The directory is synced between the steps, because a loss of power may
 keep any part of unsynced renames: the cleaned files are synced under `.cleaned`; all of them become `.swap`, which
 commits the swap; the replaced files become `.deleted`; the `.log` gets its normal name, then its indexes do. A start
-removes a `.swap` that has a `.cleaned` at or below it, because it was not committed, and finishes any other, unless it
-is damaged and what it replaces is still there. Invariant: renames happen on the owner's thread, which reads the
-segments, so a segment always knows the names of its files.
+undoes a swap that was not committed, of which some files are still `.cleaned`, and finishes any other, unless it is
+damaged and what it replaces is still there. Kafka takes any `.cleaned` at or below a `.swap` for a part of it, so no
+`.cleaned` of an earlier cleaning may be there when a swap commits. Invariant: renames happen on the owner's thread,
+which reads the segments, so a segment always knows the names of its files.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class SwappedLog(Protocol):
 
 
 class Swap:
-    """`new` is complete, sealed and synced under `.cleaned`, and its directory is synced.
+    """`new` is complete, sealed and synced under `.cleaned`. `remove_strays` was called, then its directory was synced.
 
     The caller alternates `advance` on the owner's thread and `sync` on any thread until `is_done`. After an OSError
     from either the directory cannot be used any more.
@@ -99,8 +100,7 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
     swapped = [name for name in sorted(names) if name.endswith(SWAP_SUFFIX)]
     if not cleaned and not swapped:
         return
-    lowest_cleaned = min((_offset_of(name) for name in cleaned), default=-1)
-    undone = [name for name in swapped if lowest_cleaned >= 0 and _offset_of(name) >= lowest_cleaned]
+    undone = _uncommitted(disk, directory, names, cleaned, swapped)
     # Removed durably before the .cleaned files, because a .swap without a .cleaned counts as committed.
     _remove(disk, directory, names, undone)
     _remove(disk, directory, names, cleaned)
@@ -130,6 +130,39 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
             names.add(target)
         if kind:
             disk.sync_directory(directory)
+
+
+def remove_strays(disk: Disk, directory: str, base_offset: int) -> None:
+    """Remove every `.cleaned` file of another segment than the one at `base_offset`. The caller syncs the directory."""
+    for entry in disk.list_directory(directory):
+        if entry.name.endswith(CLEANED_SUFFIX) and _offset_of(entry.name) != base_offset:
+            logger.warning("%s/%s is left of an earlier cleaning, and is removed", directory, entry.name)
+            disk.remove(f"{directory}/{entry.name}")
+
+
+def _uncommitted(disk: Disk, directory: str, names: set[str], cleaned: list[str], swapped: list[str]) -> list[str]:
+    """The `.swap` files to undo: a part of their swap is `.cleaned`, and the segments that it replaces are there.
+
+    Without these the swap was committed, whatever is `.cleaned`. A swap of this broker has one new segment. Kafka may
+    split one segment into several: the last that it renames is the first of them, so a `.cleaned` below may belong to
+    the swap. It does not if the swap's own old segment is there.
+    """
+    bases = [_offset_of(other) for other in names if other.endswith(LOG_SUFFIX)]
+    cleaned_bases = {_offset_of(name) for name in cleaned}
+    undone = []
+    for low in sorted({_offset_of(name) for name in swapped}):
+        if low in bases:
+            is_uncommitted = low in cleaned_bases
+        else:
+            is_uncommitted = any(base <= low for base in cleaned_bases) and _is_held(disk, directory, bases, low)
+        undone += [name for name in swapped if is_uncommitted and _offset_of(name) == low]
+    return undone
+
+
+def _is_held(disk: Disk, directory: str, bases: list[int], offset: int) -> bool:
+    """Whether the segment before `offset` has batches from there on."""
+    before = max((base for base in bases if 0 <= base < offset), default=-1)
+    return before >= 0 and _end_offset(disk, directory, f"{before:0{_STEM_LENGTH}d}{LOG_SUFFIX}")[0] > offset
 
 
 def _remove(disk: Disk, directory: str, names: set[str], gone: list[str]) -> None:
