@@ -1,7 +1,7 @@
 """librdkafka in and out: the broker's cost per gigabyte, and the rate of a stock client, over 12 partitions.
 
-confluent-kafka with its own defaults but for acks=all, larger queues and no pause after a full queue; keyless records,
-no compression. The client is the limit on two cores; the broker's CPU is the figure to compare.
+Keyless records, acks=all, no compression, all else as in `stock_client`. The client is the limit on two cores; the
+broker's CPU is the figure to compare.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Any
 
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import GIGABYTE, MEGABYTE, Contestant, CpuMeter, Metric, Scenario, topic
+from tidelog.bench.stock_client import deliver_all, new_consumer, new_producer
 from tidelog.testing.usage import warm_pages
 
 _PARTITIONS = 12
 _FIRST_RECORDS = 6_000
+_DELIVERY_TIMEOUT_S = 60.0
 
 
 class Librdkafka(Scenario):
@@ -58,24 +60,8 @@ class Librdkafka(Scenario):
         return {metric.name: every[metric.name] for metric in self.metrics}
 
     def _produce(self, contestant: Contestant, name: str, count: int) -> None:
-        from confluent_kafka import Producer
-
         failures: list[Any] = []
-
-        def delivered(error: Any, _: Any) -> None:
-            if error is not None:
-                failures.append(error)
-
-        producer = Producer(
-            {
-                "bootstrap.servers": contestant.cluster.bootstrap_servers,
-                "acks": "all",
-                "log_level": 0,
-                "queue.buffering.max.messages": 1_000_000,
-                "delivery.report.only.error": True,
-                "on_delivery": delivered,
-            }
-        )
+        producer = new_producer(contestant.cluster.bootstrap_servers, failures)
         produce, value = producer.produce, self.value
         for _ in range(count):
             try:
@@ -85,25 +71,11 @@ class Librdkafka(Scenario):
                 while len(producer) > 500_000:
                     producer.poll(0.01)
                 produce(name, value)
-        left = producer.flush(60)
-        if left or failures:
-            raise BenchError(f"{left} records not sent, {len(failures)} failed: {failures[:1]}")
+        deliver_all([producer], failures, _DELIVERY_TIMEOUT_S)
 
     def _consume(self, contestant: Contestant, name: str, count: int) -> None:
-        from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-
-        consumer = Consumer(
-            {
-                "bootstrap.servers": contestant.cluster.bootstrap_servers,
-                "group.id": "bench",
-                "enable.auto.commit": False,
-                # Its default of a second after a full queue would measure sleep.
-                "fetch.queue.backoff.ms": 5,
-                "log_level": 0,
-            }
-        )
+        consumer = new_consumer(contestant.cluster.bootstrap_servers, name, _PARTITIONS)
         try:
-            consumer.assign([TopicPartition(name, index, OFFSET_BEGINNING) for index in range(_PARTITIONS)])
             wanted, deadline = count, time.monotonic() + 120
             while wanted > 0:
                 messages = consumer.consume(min(10_000, wanted), 1.0)

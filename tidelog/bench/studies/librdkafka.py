@@ -7,6 +7,7 @@ from typing import Any
 
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import Contestant
+from tidelog.bench.stock_client import deliver_all, new_consumer, new_producer
 
 _TIMEOUT_S = 120.0
 _ITS_PARTITIONER = -1
@@ -27,18 +28,9 @@ def produce(
 
     Raises BenchError when one is not acknowledged.
     """
-    from confluent_kafka import Producer
-
     failures: list[Any] = []
-    settings = {
-        "bootstrap.servers": contestant.cluster.bootstrap_servers,
-        "acks": acks,
-        "log_level": 0,
-        "queue.buffering.max.messages": 1_000_000,
-        "delivery.report.only.error": True,
-        "on_delivery": lambda error, _: failures.append(error) if error is not None else None,
-    }
-    all_of_them = [Producer(settings) for _ in range(producers)]
+    bootstrap = contestant.cluster.bootstrap_servers
+    all_of_them = [new_producer(bootstrap, failures, acks) for _ in range(producers)]
     value = b"v" * size_bytes
     for number in range(records):
         producer = all_of_them[number % producers]
@@ -50,9 +42,7 @@ def produce(
                 break
             except BufferError:
                 producer.poll(0.05)
-    left = sum(producer.flush(_TIMEOUT_S) for producer in all_of_them)
-    if left or failures:
-        raise BenchError(f"{left} records not sent, {len(failures)} failed: {failures[:1]}")
+    deliver_all(all_of_them, failures, _TIMEOUT_S)
 
 
 def consume(contestant: Contestant, name: str, partitions: int, records: int, *, consumers: int = 1) -> None:
@@ -60,18 +50,13 @@ def consume(contestant: Contestant, name: str, partitions: int, records: int, *,
 
     Raises BenchError when they do not come.
     """
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-
-    settings = {
-        "bootstrap.servers": contestant.cluster.bootstrap_servers, "group.id": "bench", "enable.auto.commit": False,
-        "fetch.queue.backoff.ms": 5, "queued.max.messages.kbytes": 4096, "log_level": 0,
-    }  # fmt: skip
-    left = {}
+    left: dict[Any, int] = {}
     try:
         for _ in range(consumers):
-            consumer = Consumer(settings)
+            consumer = new_consumer(
+                contestant.cluster.bootstrap_servers, name, partitions, **{"queued.max.messages.kbytes": 4096}
+            )
             left[consumer] = records
-            consumer.assign([TopicPartition(name, index, OFFSET_BEGINNING) for index in range(partitions)])
         deadline_s = time.monotonic() + _TIMEOUT_S
         while any(left.values()):
             for consumer in left:
