@@ -373,3 +373,19 @@ def test_nothing_is_served_or_written_after_the_connection_was_closed() -> None:
     assert owner.frames == [b"p-parked", b"c-failed"]
     owner.parked[b"p-parked"].complete(b"too late")
     assert transport.written == b""
+
+
+@pytest.mark.parametrize("kind", [b"p", b"e"], ids=["the next requests are served", "the next requests wait"])
+def test_an_answer_for_a_client_that_is_gone_is_not_held(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server counts what its clients have not read, and a connection that is gone would count for ever."""
+    owner = Owner()
+    unread: list[KafkaConnection] = []
+    monkeypatch.setattr(owner, "not_read", unread.append)
+    connection, transport = connect(owner)
+    request = kind + b"x" * 100_000
+    feed(connection, transport, framed(request))
+    assert len(connection._buffer) > 100_000
+    connection.connection_lost(None)
+    assert len(connection._buffer) == 0, "requests that wait refer to the connection, and with it to its buffer"
+    owner.parked[request].complete(bytes(CORKED_BYTES_MAX + 1))
+    assert (unread, connection.unread_bytes, owner.reserved_bytes) == ([], 0, 0)

@@ -163,6 +163,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._owner.reserve_buffer(-self._capacity_bytes)
         self._capacity_bytes = 0
+        # Requests whose answers still come refer to this connection: it must hold nothing meanwhile.
+        self._buffer = bytearray()
+        self._view = memoryview(self._buffer)
+        self._start = self._end = self._held_bytes = 0
+        self._out.clear()
         self._transport = None
         waiting = [slot.deferred for slot in self._pending if not slot.done and slot.deferred is not None]
         self._pending.clear()
@@ -448,6 +453,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def hold(self, size_bytes: int) -> None:
         """`size_bytes` more wait for their place in the order."""
+        if self._transport is None:
+            return  # the client is gone: the answer waits for nothing
         self._held_bytes += size_bytes
         self._drain()
         if self._held_bytes > CORKED_BYTES_MAX:
