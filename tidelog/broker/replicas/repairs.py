@@ -19,6 +19,7 @@ from tidelog.broker.replicas.damaged_leaders import DamagedLeaders
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.replication.threads import until_done
 from tidelog.storage.log.damaged_end import move_damaged_end
 from tidelog.storage.log.repair import CopyRefused, NoRoom, NoSpace, RangeRepair, RepairCheck, is_present
 from tidelog.storage.segments.damage import DamagedRange, describe
@@ -367,7 +368,7 @@ class Repairs:
     async def _check(self, partition: Partition, check: RepairCheck) -> bool:
         log = partition.log  # a move may replace it meanwhile
         try:
-            await self._run_in_executor(check.run)
+            await until_done(self._run_in_executor(check.run))
         finally:
             is_done = log.finish_repair(check)
         partition.watch.tail.clear()  # an answer that is kept for the next follower may have the damaged bytes

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tidelog.broker.replicas.log_directories import CORDONED
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.future_replica import FutureReplica, MoveState
+from tidelog.replication.threads import until_done
 from tidelog.replication.throttle import Throttle
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.log_names import NAME_LENGTH_MAX, future_name
@@ -360,7 +361,7 @@ class ReplicaMoves:
         try:
             while not scrub.is_done and self._is_current(replica):
                 before = scrub.verified_bytes
-                await self._run_in_executor(partial(scrub.run, CHECKED_BYTES))
+                await until_done(self._run_in_executor(partial(scrub.run, CHECKED_BYTES)))
                 await self._hold_back(scrub.verified_bytes - before)
                 if self._is_current(replica):
                     self._align(replica)

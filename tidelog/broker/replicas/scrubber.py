@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from tidelog.replication.threads import until_done
 from tidelog.storage.log.scrub import Scrub, check_small_files
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Scrubber:
             while not scrub.is_done and self._is_hosted(partition):
                 piece = min(PIECE_BYTES_MAX, max(64 * 1024, int(self._rate_bytes * PIECE_S)))
                 before = scrub.verified_bytes
-                await self._run_in_executor(partial(scrub.run, piece))
+                await until_done(self._run_in_executor(partial(scrub.run, piece)))
                 verified = scrub.verified_bytes - before
                 self.counters.verified_bytes += verified
                 # A small segment uses only its own size of the rate.

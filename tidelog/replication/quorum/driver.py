@@ -58,6 +58,7 @@ from tidelog.replication.quorum.raft.state import Follower, Leader
 from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet, static_voters
 from tidelog.replication.quorum.service import QuorumService
 from tidelog.replication.quorum.vote_recovery import VoteRecovery
+from tidelog.replication.threads import until_done
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.segments.damage import DamagedRecords
@@ -579,7 +580,7 @@ class RaftNode:
     async def _install(self, identity: SnapshotId) -> None:
         """Sync and check the snapshot, then restart the log at its end."""
         try:
-            snapshot = await self.run_in_executor(partial(self.log.finish_part, identity))
+            snapshot = await until_done(self.run_in_executor(partial(self.log.finish_part, identity)))
         except (OSError, CorruptSnapshot, KafkaError) as error:
             logger.error("cannot use the fetched snapshot %s: %s", identity, error)
             following.on_snapshot_failed(self.raft, identity, self.now_ms())

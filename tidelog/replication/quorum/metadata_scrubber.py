@@ -14,6 +14,7 @@ from typing import Any, Final
 from tidelog.replication.quorum.background_task import BackgroundTask
 from tidelog.replication.quorum.files.metadata_log import MetadataLog
 from tidelog.replication.quorum.raft.settings import QuorumSettings
+from tidelog.replication.threads import until_done
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.segment import Segment
@@ -72,7 +73,7 @@ class MetadataScrubber(BackgroundTask):
                     return
 
     async def _look(self, is_due: bool) -> None:
-        if is_due and await self._run_in_executor(self._metadata.check_snapshots):
+        if is_due and await until_done(self._run_in_executor(self._metadata.check_snapshots)):
             self._on_damaged_snapshots()
         was_read = False
         for segment in list(self._log.segments):
@@ -93,7 +94,7 @@ class MetadataScrubber(BackgroundTask):
         try:
             while not scrub.is_done and self._log.failure is None:
                 before = scrub.verified_bytes
-                await self._run_in_executor(partial(scrub.run, piece))
+                await until_done(self._run_in_executor(partial(scrub.run, piece)))
                 read_bytes = min(piece, max(scrub.verified_bytes - before, 4096))
                 await asyncio.sleep(read_bytes / self._rate_bytes)
             is_done = scrub.is_done

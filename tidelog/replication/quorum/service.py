@@ -29,6 +29,7 @@ from tidelog.replication.quorum.raft.raft import Raft
 from tidelog.replication.quorum.raft.settings import QuorumSettings
 from tidelog.replication.quorum.raft.state import Leader
 from tidelog.replication.quorum.raft.voters import KRAFT_VERSION_MAX, KRAFT_VERSION_MIN, ReplicaKey, Voter
+from tidelog.replication.threads import until_done
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.reader import ColdRead
@@ -204,7 +205,11 @@ class QuorumService:
         try:
             return node.log.records_from(offset, bytes_max)
         except ColdRead as cold:
-            await node.run_in_executor(cold.warm)
+            cold.pin()
+            try:
+                await until_done(node.run_in_executor(cold.warm))
+            finally:
+                cold.unpin()
             return None
         except (OSError, CorruptLog, DamagedRecords) as error:
             if isinstance(error, DamagedRecords):
