@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tests.unit.replication.clusters import directory_id
@@ -117,10 +117,10 @@ class MemberLog:
     def read(self, from_offset: int) -> list[Batch]:
         return [batch for batch in self.quorum.batches if from_offset <= batch.last_offset < self.quorum.high_watermark]
 
-    def write_snapshot(
+    def snapshot_writer(
         self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
-    ) -> None:
-        self.snapshots.append((identity, list(values)))
+    ) -> Callable[[], None]:
+        return lambda: self.snapshots.append((identity, list(values)))
 
     def snapshot_written(self, identity: SnapshotId) -> None:
         self.forgotten.append(identity)

@@ -41,9 +41,11 @@ class RaftLog(Protocol):
 
     def read(self, from_offset: int) -> Iterable[CommittedBatch]: ...
 
-    def write_snapshot(
+    def snapshot_writer(
         self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
-    ) -> None: ...
+    ) -> Callable[[], None]:
+        """Work for any thread, which writes a snapshot completely or not at all. Call this on the loop's thread."""
+        ...
 
     def snapshot_written(self, identity: SnapshotId) -> None: ...
 

@@ -349,8 +349,14 @@ class RaftNode:
     def write_snapshot(
         self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
     ) -> None:
-        """Write a snapshot beside the log, completely or not at all. May run on any thread."""
+        """Write a snapshot beside the log, completely or not at all."""
         self.log.write_snapshot(values, identity, last_timestamp_ms, now_ms)
+
+    def snapshot_writer(
+        self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
+    ) -> Callable[[], None]:
+        """`write_snapshot` as work for any thread. Call it on the loop's thread."""
+        return self.log.snapshot_writer(values, identity, last_timestamp_ms, now_ms)
 
     def snapshot_written(self, identity: SnapshotId) -> None:
         """Offer the snapshot to followers, and clean older snapshots and log. Call on the loop's thread."""

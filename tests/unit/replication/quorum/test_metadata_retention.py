@@ -14,8 +14,8 @@ from tidelog.replication.quorum.files.metadata_log import MetadataLog, log_start
 from tidelog.replication.quorum.raft.leading import check_position
 from tidelog.replication.quorum.raft.messages import AppendLeaderChange, FetchAnswer
 from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention, SnapshotFacts
-from tidelog.replication.quorum.raft.snapshot import SnapshotId, encode_snapshot, snapshot_name
-from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet
+from tidelog.replication.quorum.raft.snapshot import SnapshotId, decode_snapshot, encode_snapshot, snapshot_name
+from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet, voters_from_record
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.segments.log_config import LogConfig
 
@@ -241,6 +241,25 @@ def test_a_snapshot_written_while_the_log_was_begun_anew_behind_a_later_one_goes
     home.log.note_snapshot(earlier)
     assert home.log.snapshots == (fetched, fetched)
     assert home.names(".checkpoint") == [snapshot_name(fetched)]
+
+
+def test_a_snapshot_has_its_voters_though_the_log_begins_anew_while_a_thread_writes_it(home):
+    """The thread read the history of the voters, which was empty at that moment: a snapshot without voters."""
+    key = ReplicaKey(1, b"d" * 16)
+    voters = VoterSet([Voter(key, (("CONTROLLER", Endpoint("a", 1)),))])
+    home.append(12)
+    home.log._voters.add_version(0, 1)
+    home.log._voters.add_voters(1, voters)
+    identity, fetched = SnapshotId(home.log.end_offset, 1), SnapshotId(40, 5)
+
+    work = home.log.snapshot_writer([b"image"], identity, 0, 0)  # for a thread, which comes to it later
+    home.log.keep_part(fetched, 0, bytes(_content(fetched)))
+    home.log.install(fetched, home.log.finish_part(fetched), 1)
+    work()
+    written = decode_snapshot(home.disk.read_file(home.log.path_of(identity)))
+    assert written.kraft_version == 1
+    assert written.voters is not None
+    assert voters_from_record(written.voters) == voters
 
 
 def test_a_log_that_holds_the_end_of_its_snapshot_stays(home):

@@ -257,17 +257,12 @@ class MetadataTracker:
         self._last_snapshot_ms = self._clock_ms()
 
     async def _snapshot(self, image: MetadataImage) -> None:
-        """Write the image as a snapshot, on another thread, which is safe because images do not
-        change.
-        """
+        """Write the image as a snapshot, on another thread, which is safe because images do not change."""
         identity = SnapshotId(image.offset + 1, image.epoch)
         metadata_version = image.feature_level(METADATA_VERSION)
         now_ms = self._clock_ms()
-
-        def write() -> None:
-            values = (encode_record(record, metadata_version) for record in image_records(image))
-            self.raft.write_snapshot(values, identity, image.timestamp_ms, now_ms)
-
+        values = (encode_record(record, metadata_version) for record in image_records(image))
+        write = self.raft.snapshot_writer(values, identity, image.timestamp_ms, now_ms)
         try:
             await self._run_in_executor(write)
             self.raft.snapshot_written(identity)

@@ -1,7 +1,7 @@
 """`__cluster_metadata-0` on the disk: the log, the snapshots beside it, and the control records in both.
 
 It keeps the voters' history consistent with the log. Other modules decide on appends, truncations and loads. All
-methods run on the loop's thread, except `write_snapshot` and others that say so.
+methods run on the loop's thread, except those that say so.
 """
 
 from __future__ import annotations
@@ -617,14 +617,26 @@ class MetadataLog:
     def write_snapshot(
         self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
     ) -> None:
-        """Write a snapshot beside the log, completely or not at all. May run on any thread, because it changes only its
-        own file.
+        """Write a snapshot beside the log, completely or not at all."""
+        self.snapshot_writer(values, identity, last_timestamp_ms, now_ms)()
+
+    def snapshot_writer(
+        self, values: Iterable[bytes], identity: SnapshotId, last_timestamp_ms: int, now_ms: int
+    ) -> Callable[[], None]:
+        """`write_snapshot` as work for any thread. It uses the voters of now.
+
+        While the thread encodes the values, the log may begin anew behind a fetched snapshot, or read its records
+        again after damage. Then the voters are unknown for a while.
         """
         kraft_version, voters = self._voters.at(identity.end_offset)
         record = None if voters is None else voters_record(voters)
-        content = encode_snapshot(values, identity, last_timestamp_ms, now_ms, kraft_version, record)
-        self._disk.write_file(self.path_of(identity) + OWN_PART, content, sync=True)
-        self._rename_part(identity, OWN_PART)
+
+        def write() -> None:
+            content = encode_snapshot(values, identity, last_timestamp_ms, now_ms, kraft_version, record)
+            self._disk.write_file(self.path_of(identity) + OWN_PART, content, sync=True)
+            self._rename_part(identity, OWN_PART)
+
+        return write
 
     def _rename_part(self, identity: SnapshotId, suffix: str) -> None:
         path = self.path_of(identity)

@@ -181,7 +181,6 @@ class VoterHistory:
 
     def forget_before(self, start_offset: int) -> None:
         """Drop the changes before `start_offset`, except the last one, which still applies."""
-        # New lists, because another thread may read the old ones to write a snapshot.
         self._voters = self._voters[_superfluous(self._voters, start_offset) :]
         self._versions = self._versions[_superfluous(self._versions, start_offset) :]
 
