@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from tests.patience import until
-from tests.unit.broker.test_node import produce
+from tests.unit.broker.test_node import fetch, fetched, produce
 from tidelog.broker.cluster.lifecycle import BrokerLifecycle, RegistrationRefused
 from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
 from tidelog.protocol.errors import ConfigError
+from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.files.incarnation import INCARNATION_FILE
@@ -160,3 +162,32 @@ async def test_a_controller_that_was_killed_knows_damage_at_the_end_of_its_log(s
     path.write_bytes(content)
     with pytest.raises(CorruptLog, match="no other voter has a copy"):
         await start_node(**config, **{"log.dirs": str(killed)})
+
+
+async def test_a_shortage_at_a_claim_does_not_set_the_log_aside(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition.metadata of Kafka gets its checksum at the claim, which needs a descriptor. The claim is repeated."""
+    running = await start_node()
+    await write(running, make_batch(b"acknowledged"), 1)
+    await running.stop()
+    data = tmp_path / "data"
+    file = data / "t-0" / "partition.metadata"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    shutil.copytree(data / "t-0", data / "gone-0")  # a log that the metadata does not assign
+    set_topic_id, shortages = LogDirectory.set_topic_id, [errno.EMFILE]
+
+    def set_when_possible(self: LogDirectory, topic: str, partition: int, topic_id: bytes) -> None:
+        if shortages:
+            number = shortages.pop()
+            raise OSError(number, os.strerror(number))
+        set_topic_id(self, topic, partition, topic_id)
+
+    monkeypatch.setattr(LogDirectory, "set_topic_id", set_when_possible)
+    running = await start_node()
+    assert not shortages
+    await until(lambda: running.node._broker.partitions.find("t", 0) is not None)
+    wire = await running.connect()
+    assert fetched(await wire.call(fetch("t"), 9, FetchResponse)) == [b"acknowledged"]
+    stray = [path.name.partition(".")[0] for path in data.iterdir() if path.name.endswith("-stray")]
+    assert stray == ["gone-0"]

@@ -8,7 +8,7 @@ another name; it is neither deleted nor read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from tidelog.storage.files.disk import is_exhaustion
@@ -102,13 +102,15 @@ class DiscoveredLogs:
                 self._set_aside(directory, key)
                 self._logs[key].remove(each)
 
-    def set_rest_aside(self) -> None:
-        """Set aside unclaimed logs: the topic was deleted or the replica was moved away while this node was down."""
-        for key, found in self._logs.items():
-            for directory, _ in found:
+    def set_rest_aside(self, deferred: Collection[Key]) -> None:
+        """Set aside unclaimed logs: the topic was deleted or the replica was moved away while this node was down.
+
+        Those of `deferred` replicas stay: a shortage has kept the node from claiming them until now.
+        """
+        for key in [key for key in self._logs if key not in deferred]:
+            for directory, _ in self._logs.pop(key):
                 if self._directories.is_usable(directory):
                     self._set_aside(directory, key)
-        self._logs.clear()
 
     def _set_aside(self, directory: LogDirectory, key: Key) -> None:
         try:

@@ -131,11 +131,19 @@ class Hosting:
 
     def start(self) -> None:
         """The first image is applied: set aside the logs that it does not assign to this node."""
-        self._discovered_logs.set_rest_aside()
+        self._set_rest_aside()
         if self._moves is not None:
-            self._moves.resume(self._directory_of)
+            self._moves.resume(self._directory_of, self._deferred_replicas())
         self._has_started = True
         self._set_throttle_rates()
+
+    def _set_rest_aside(self) -> None:
+        self._discovered_logs.set_rest_aside(self._deferred_replicas())
+
+    def _deferred_replicas(self) -> set[tuple[str, int]]:
+        assert self._image is not None
+        topics = self._image.topics_by_id
+        return {(topics[topic_id].name, index) for topic_id, index in self._deferred_partitions if topic_id in topics}
 
     def close(self) -> None:
         self._deferred_partitions.clear()
@@ -207,6 +215,8 @@ class Hosting:
             if topic is not None:
                 self._apply_partitions(topic, (index,))
         self._new_logs_in_turn = 0
+        if self._has_started:
+            self._set_rest_aside()  # the start has kept the logs of those that it had to defer
 
     def _host(self, topic: TopicImage, index: int, assignment: PartitionImage) -> Partition | None:
         key, directory_id = (topic.name, index), assignment.directory_of(self._node_id)

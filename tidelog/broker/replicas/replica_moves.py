@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -153,8 +153,13 @@ class ReplicaMoves:
         if self._task is None and not self._closed:
             self._task = self._loop.create_task(self._run(), name="replica moves")
 
-    def resume(self, directory_of: Mapping[Partition, LogDirectory]) -> None:
-        """Continue the moves of an earlier process, at the start. Delete the future logs that have no use."""
+    def resume(
+        self, directory_of: Mapping[Partition, LogDirectory], deferred: Collection[tuple[str, int]] = ()
+    ) -> None:
+        """Continue the moves of an earlier process, at the start. Delete the future logs that have no use.
+
+        Those of `deferred` replicas, which are not hosted yet, stay.
+        """
         for directory in self._directories.homes:
             for (topic, index), future in list(directory.futures.items()):
                 partition = self._partitions.find(topic, index)
@@ -162,7 +167,7 @@ class ReplicaMoves:
                 if partition is not None and source not in (None, directory) and future.topic_id == partition.topic_id:
                     assert source is not None
                     self.begin(partition, source, directory)
-                elif not self._partitions.is_unavailable(topic, index):
+                elif not self._partitions.is_unavailable(topic, index) and (topic, index) not in deferred:
                     self._discard((topic, index), directory)
 
     def assigned_directory_id(self, partition: Partition) -> bytes | None:
