@@ -19,6 +19,7 @@ from tidelog.protocol.batches.record_batch import MAGIC, BatchHeader, check_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.replication.isr import InSyncReplicas
+from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.pipelined_append import append_pipelined
 from tidelog.storage.producers.refused_batches import RefusedBatches, sequenced_header
 from tidelog.storage.segments.append import check_first_holds
@@ -511,7 +512,10 @@ class Partition:
 
         Raises OFFSET_OUT_OF_RANGE below the log start or above the log end, and `ColdRead` (see `storage.reader`).
         """
-        return self.log.read(offset, max_bytes, self.read_bound(isolation), min_one_batch=min_one_batch)
+        log, bound = self.log, self.read_bound(isolation)
+        if log.hidden_ends and isolation == Isolation.READ_COMMITTED:
+            bound = stable_bound(log, offset)
+        return log.read(offset, max_bytes, bound, min_one_batch=min_one_batch)
 
     def divergence(self, last_fetched_epoch: int, fetch_offset: int) -> tuple[int, int] | None:
         """(epoch, end offset) to which the fetcher must truncate its log, or None when the logs agree (KIP-595).

@@ -9,7 +9,7 @@ continues after it. No state of any file keeps a log from opening. `recovery.py`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -28,6 +28,7 @@ from tidelog.storage.files.checkpoints import (
     read_if_exists,
 )
 from tidelog.storage.files.disk import Disk
+from tidelog.storage.log.hidden_transactions import ScannedTransactions
 from tidelog.storage.log.misnamed import restore_names
 from tidelog.storage.log.recovery import (
     examine_now,
@@ -58,7 +59,11 @@ from tidelog.storage.segments.segment import (
     file_name,
 )
 from tidelog.storage.segments.segments import Segments
-from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
+from tidelog.storage.segments.transaction_index import (
+    AbortedTransaction,
+    CorruptTransactionIndex,
+    TransactionIndex,
+)
 
 logger = logging.getLogger("tidelog.storage")
 
@@ -90,6 +95,8 @@ class LoadedLog(NamedTuple):
     """The checksums of the transaction indexes, by base offset; None without a file of them."""
     topic_id_has_checksum: bool = True
     """False where partition.metadata is Kafka's, or of an earlier version."""
+    hidden_ends: tuple[tuple[int, int], ...] = ()
+    """[first offset, end) of records of transactions of which damage may hide the ends."""
 
 
 class Checkpoints(NamedTuple):
@@ -158,6 +165,7 @@ class _Loader:
         self.on_loss: Callable[[], None] = lambda: None
         self.suspects_end = False
         self.filed_epochs: list[tuple[int, int]] = []
+        self.transactions = ScannedTransactions()
         self.snapshot_offset = 0
         self.scanned_bytes = self.cut_bytes = 0
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
@@ -166,7 +174,7 @@ class _Loader:
         cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
         if config.is_compacted or checkpoints.is_synced:  # the metadata log is read whole at each start
             cleaned_below = INT64_MAX
-        self.names, orphans = _tidy(disk, directory, cleaned_below)
+        self.names, orphans, self.lost_transaction_indexes = _tidy(disk, directory, cleaned_below)
         self.epochs, self.epochs_are_whole = self._read_epochs()
         self.transaction_sums = self._read_transaction_sums()
         if not checkpoints.is_synced:  # the log start of the metadata log comes from the names of its snapshots
@@ -248,6 +256,8 @@ class _Loader:
         self.epochs.truncate_from_end(log_end_offset)
         self.epochs.truncate_from_start(log_start_offset)
         self.snapshots.keep_only(segment.base_offset for segment in segments)
+        for base_offset in self.lost_transaction_indexes - {segment.base_offset for segment in segments}:
+            self.disk.remove(self._path_of(base_offset))
         self.producers.end_offset = log_end_offset
         self.producers.remove_expired(self.now_ms, self.config.producer_id_expiration_ms)
         lacks_producers = self._lacks_producers(segments)
@@ -272,6 +282,7 @@ class _Loader:
             tuple(self.filed_epochs),
             self.transaction_sums,
             topic_id_has_checksum,
+            tuple(self.transactions.hidden_ends),
         )
 
     def _take_snapshot(self) -> None:
@@ -292,7 +303,7 @@ class _Loader:
         active = segments[-1]
         tail = find_end(active, self._end_of_checkpoints(), is_suspect=self.suspects_end)
         if tail is not None:
-            self._end_in_damage(segments, tail)
+            self._end_in_damage(segments, tail, is_scanned=False)
         return segments[-1].next_offset
 
     def _end_of_checkpoints(self) -> int:
@@ -300,7 +311,7 @@ class _Loader:
         recovery_point, high_watermark = self.checkpoints.recovery_point, self.checkpoints.high_watermark
         return recovery_point if self.ending is Ending.POWER_LOSS else max(recovery_point, high_watermark)
 
-    def _end_in_damage(self, segments: list[Segment], tail: DamagedRange) -> None:
+    def _end_in_damage(self, segments: list[Segment], tail: DamagedRange, *, is_scanned: bool) -> None:
         """After the last whole batch of the log there are invalid bytes, or records are missing.
 
         Checkpoints have no checksum, so two of them must agree on the number of these records. Then a new segment
@@ -327,6 +338,7 @@ class _Loader:
                     lost_bytes,
                 )
                 active.cut(tail.position)
+                active.transaction_index.truncate_to(tail.first_offset)
             return
         damage = tail._replace(end_position=active.size_bytes, end_offset=end_offset)
         logger.error("%s: %s", active.path, describe(damage))
@@ -334,6 +346,8 @@ class _Loader:
         for epoch, start_offset in self.filed_epochs:
             if epoch > self.epochs.latest and damage.holds(start_offset):
                 self.epochs.assign(epoch, start_offset)
+        if is_scanned:
+            self.transactions.note_damage(damage, self.producers, active.transaction_index)
         active.next_offset = end_offset
         active.seal()
         active.sync_indexes()
@@ -484,6 +498,7 @@ class _Loader:
             segment = segments[number]
             try:
                 self._check_transaction_index(segment)
+                self._take_over_lost_indexes(segments, number)
             except CorruptTransactionIndex as error:
                 logger.warning("scanning the log from there on: %s", error)
                 return number  # only a replay of the producer state can rebuild it
@@ -515,6 +530,38 @@ class _Loader:
         expected = self.transaction_sums.get(segment.base_offset, (0, 0))
         if known != expected:
             raise CorruptTransactionIndex(f"{index.path} is not what was written: {known}, not {expected}")
+
+    def _take_over_lost_indexes(self, segments: list[Segment], number: int) -> None:
+        """Give a segment the aborted transactions of the segments behind it whose .log is gone.
+
+        Their records belong to it from now on, as damage. Without these rows a reader of committed records would get
+        the aborted ones before that damage, also after the repair. Raises CorruptTransactionIndex where the rows are
+        not known: a scan finds the damage, and after its repair the index is made anew.
+        """
+        segment = segments[number]
+        index = segment.transaction_index
+        for base_offset in _lost_behind(segments, number, self.transaction_sums or ()):
+            expected = (self.transaction_sums or {})[base_offset]
+            lost = TransactionIndex(self.disk, self._path_of(base_offset), exists=True)
+            if lost.checksum != expected:
+                raise CorruptTransactionIndex(f"{lost.path} is not what was written: {lost.checksum}, not {expected}")
+            if index.rows and lost.rows and lost.rows[0].last_offset <= index.rows[-1].last_offset:
+                raise CorruptTransactionIndex(f"{lost.path} does not follow {index.path}")
+            logger.error("%s has no segment: its aborted transactions go to %s", lost.path, index.path)
+            for row in lost.rows:
+                index.append(row)
+            if index.exists:
+                self.disk.sync_file(index.path)
+
+    def _filed_rows(self, segments: list[Segment], number: int) -> list[AbortedTransaction]:
+        """The aborted transactions of a segment and of those behind it without a .log, as far as files have them."""
+        rows = segments[number].transaction_index.rows_or_none()
+        for base_offset in _lost_behind(segments, number, self.lost_transaction_indexes):
+            rows = rows + TransactionIndex(self.disk, self._path_of(base_offset), exists=True).rows_or_none()
+        return rows
+
+    def _path_of(self, base_offset: int) -> str:
+        return f"{self.directory}/{file_name(base_offset, TRANSACTION_INDEX_SUFFIX)}"
 
     # Producer state and leader epochs
 
@@ -573,13 +620,15 @@ class _Loader:
                 self.producers.end_offset = segment.base_offset
                 if not self._lacks_producers(segments[:index]):
                     self._take_snapshot()
+            is_behind_damage = any(each.damage for each in segments[:index])
+            self.transactions.begin_segment(self._filed_rows(segments, index), is_behind_damage=is_behind_damage)
             tail = self._scan(segment, later)
-            segment.transaction_index.lacks_rows = any(each.damage for each in segments[: index + 1])
             if tail is not None:
                 segments = segments[: index + 1]
-                self._end_in_damage(segments, tail)
+                self._end_in_damage(segments, tail, is_scanned=True)
                 later = segments[index + 1 :]
-            elif index and not later and self._may_have_held_records(segment):
+            segment.transaction_index.lacks_rows = any(each.damage for each in segments[: index + 1])
+            if tail is None and index and not later and self._may_have_held_records(segment):
                 logger.error("%s is empty, but may have held acknowledged records", segment.path)
                 self.on_loss()
             next_offset = segments[-1].next_offset if tail is not None else segment.next_offset
@@ -600,8 +649,8 @@ class _Loader:
         end_offset = later[0].base_offset if later else UNKNOWN_END
         epoch_max = later[0].epoch_at(0) if later else -1
         rest = scan_segment(
-            segment, self.producers, self.epochs, end_offset, self._is_torn, epoch_max, self.filed_epochs,
-            self.ending is Ending.POWER_LOSS,
+            segment, self.producers, self.epochs, self.transactions, end_offset, self._is_torn, epoch_max,
+            self.filed_epochs, self.ending is Ending.POWER_LOSS,
         )  # fmt: skip
         next_offset, size = segment.next_offset, segment.size_bytes
         if rest is None:
@@ -650,10 +699,17 @@ def _offsets_of(names: set[str], suffix: str) -> list[int]:
     return [int(name[:20]) for name in names if len(name) == length and name.endswith(suffix) and name[:20].isdecimal()]
 
 
-def _tidy(disk: Disk, directory: str, cleaned_below: int) -> tuple[set[str], set[int]]:
+def _lost_behind(segments: list[Segment], number: int, bases: Iterable[int]) -> list[int]:
+    """Those of `bases` that lie between this segment's base offset and the next one's."""
+    end = segments[number + 1].base_offset if number + 1 < len(segments) else INT64_MAX
+    return sorted(each for each in bases if segments[number].base_offset < each < end)
+
+
+def _tidy(disk: Disk, directory: str, cleaned_below: int) -> tuple[set[str], set[int], set[int]]:
     """Remove the remains of a crash, finish interrupted swaps of segments, and restore the names of segment files.
 
-    Returns the remaining file names, and the base offsets of indexes without a segment.
+    Returns the remaining file names, the base offsets of indexes without a segment, and those of indexes of
+    transactions without a segment, behind the first one: they are kept for now.
     """
     names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
     for name in sorted(names):
@@ -665,9 +721,12 @@ def _tidy(disk: Disk, directory: str, cleaned_below: int) -> tuple[set[str], set
     restore_names(disk, directory, names, cleaned_below)
     bases = set(_offsets_of(names, LOG_SUFFIX))
     orphans = set(_offsets_of(names, INDEX_SUFFIX)) - bases
+    first = min(bases, default=INT64_MAX)
+    lost = {each for each in _offsets_of(names, TRANSACTION_INDEX_SUFFIX) if each > first} - bases
     for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
-        for base_offset in set(_offsets_of(names, suffix)) - bases:
+        kept = lost if suffix == TRANSACTION_INDEX_SUFFIX else set()
+        for base_offset in set(_offsets_of(names, suffix)) - bases - kept:
             name = f"{base_offset:020d}{suffix}"
             disk.remove(f"{directory}/{name}")
             names.discard(name)
-    return names, orphans
+    return names, orphans, lost

@@ -23,8 +23,9 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log.flush import Durability, FlushTask
+from tidelog.storage.log.hidden_transactions import note_aborted
 from tidelog.storage.log.loader import LoadedLog
-from tidelog.storage.log.recovery import aborted, examine_now, markers_in, rebuild_transaction_index, replay, settle
+from tidelog.storage.log.recovery import examine_now, markers_in, rebuild_transaction_index, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.producers.producer_state import EndMarker, SentBatch
 from tidelog.storage.producers.verification import TransactionAppend
@@ -74,9 +75,10 @@ class PartitionLog:
     __slots__ = (
         "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "_flush_at", "_segment_bytes",
         "accepted_losses", "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability",
-        "failure", "gaps_explained_below", "high_watermark", "is_closed", "is_doubtful", "jitter_ms", "lacks_producers",
-        "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition", "producers", "rules",
-        "segments", "snapshots", "topic", "topic_id", "topic_id_has_checksum", "write_checkpoint",
+        "failure", "gaps_explained_below", "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "jitter_ms",
+        "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition",
+        "producers", "rules", "segments", "snapshots", "topic", "topic_id", "topic_id_has_checksum",
+        "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -105,11 +107,11 @@ class PartitionLog:
         self.snapshots = loaded.snapshots
         self.lacks_producers = loaded.lacks_producers
         """Damage hides batches of producers: until its repair, duplicates of these cannot be detected."""
+        self.hidden_ends = loaded.hidden_ends
         self.accepted_losses: frozenset[int] = frozenset()
         """The first offsets of damaged ranges of which there is no copy."""
-        self.log_start_offset = loaded.log_start_offset
+        self.log_start_offset = self.high_watermark = loaded.log_start_offset
         self.log_end_offset = loaded.log_end_offset
-        self.high_watermark = loaded.log_start_offset
         filed = None if loaded.leader_epochs.is_dirty else loaded.leader_epochs.earliest
         self._checkpointed_start = (loaded.log_start_offset, filed)
         self.write_checkpoint = write_checkpoint
@@ -350,7 +352,7 @@ class PartitionLog:
     def _accept_marker(self, marker: EndMarker | None) -> None:
         completed = self.producers.accept_marker(marker) if marker is not None else None
         if completed is not None and completed.is_abort:
-            self.segments.active.transaction_index.append(aborted(completed))
+            note_aborted(completed, self.segments.active.transaction_index, may_be_wrong=self.lacks_producers)
 
     def _after_failed_write(self, segment: Segment, error: OSError) -> None:
         try:
@@ -500,9 +502,8 @@ class PartitionLog:
         """
         is_done = finish_repair(check)
         if not self.damaged_ranges():
-            for segment in self.segments:
-                if segment.transaction_index.lacks_rows:
-                    self.rebuild_transaction_index(segment)
+            for segment in [each for each in self.segments if each.transaction_index.lacks_rows]:
+                self.rebuild_transaction_index(segment)
         self._know_producers()
         return is_done
 

@@ -20,17 +20,17 @@ from tidelog.protocol.batches.records import (
 )
 from tidelog.protocol.errors import KafkaError
 from tidelog.storage.files.disk import Buffer, is_full
+from tidelog.storage.log.hidden_transactions import ScannedTransactions, aborted
 from tidelog.storage.producers.producer_snapshots import CorruptSnapshot, ProducerSnapshots
-from tidelog.storage.producers.producer_state import CompletedTransaction, EndMarker, ProducerEntry, ProducerState
+from tidelog.storage.producers.producer_state import EndMarker, ProducerEntry, ProducerState
 from tidelog.storage.producers.recall import recall
 from tidelog.storage.segments.append import Batch
-from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, damage_at, describe, merged
 from tidelog.storage.segments.examination import UNKNOWN_END, EpochEdges, Examiner
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.reader import batch_at, headers, position_of
 from tidelog.storage.segments.segment import Segment
-from tidelog.storage.segments.transaction_index import AbortedTransaction
 
 logger = logging.getLogger("tidelog.storage")
 
@@ -166,6 +166,7 @@ def scan_segment(
     segment: Segment,
     producers: ProducerState,
     epochs: LeaderEpochs,
+    transactions: ScannedTransactions,
     end_offset: int,
     is_torn: Callable[[DamagedRange], bool],
     epoch_max: int = -1,
@@ -177,10 +178,8 @@ def scan_segment(
     `producers` must be at the segment's base offset and is advanced to its end. `end_offset`: the offset after its last
     record, UNKNOWN_END for the last segment. Damage that is not a torn tail by `is_torn` is recorded, and the scan
     continues after it. `epoch_max`: the leader epoch of the next segment. For damaged batches the epochs come from
-    `filed_epochs` (epoch, start offset) and the transactions from the index of aborted transactions.
-    `power_was_lost`: the epoch file may be older than the log.
+    `filed_epochs` (epoch, start offset). `power_was_lost`: the epoch file may be older than the log.
     """
-    filed_rows = segment.transaction_index.rows_or_none()
     hidden_epochs: list[tuple[int, int]] = []
     edges = EpochEdges()
     segment.begin_rebuild()
@@ -203,10 +202,8 @@ def scan_segment(
             logger.error("%s: %s", segment.path, describe(each))
             damage.append(each)
             segment.next_offset = each.end_offset
+            transactions.note_damage(each, producers, segment.transaction_index)
             hidden_epochs += [entry for entry in filed_epochs if each.holds(entry[1])]
-            for row in filed_rows:
-                if each.holds(row.last_offset):
-                    segment.transaction_index.append(row)
             continue
         position, header, batch = each
         end_position, leader_epoch = position + header.size_bytes, header.partition_leader_epoch
@@ -221,7 +218,7 @@ def scan_segment(
             epochs.assign(leader_epoch, header.base_offset)
         completed = producers.replay(header, marker)
         if completed is not None and completed.is_abort:
-            segment.transaction_index.append(aborted(completed))
+            transactions.note(completed, segment.transaction_index)
         segment.next_offset = header.next_offset
     for epoch, start_offset in hidden_epochs:  # no whole batch of this segment follows
         if epochs.latest < epoch and (epoch_max < 0 or epoch <= epoch_max):
@@ -259,7 +256,9 @@ def _doubt_scanned_epochs(
 
 
 def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots) -> None:
-    """Rebuild the index of aborted transactions of one segment. It lacks transactions in damaged ranges."""
+    """Rebuild the index of aborted transactions of one segment. Of damaged ranges it keeps the rows that it had."""
+    index = segment.transaction_index
+    rows = [row for row in index.rows_or_none() if damage_at(segment.damage, row.last_offset) is not None]
     start = segments[0].base_offset
     entries: list[ProducerEntry] = []
     for offset in reversed([each for each in snapshots.offsets if each <= segment.base_offset]):
@@ -271,16 +270,16 @@ def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapsho
     producers = ProducerState()
     producers.load(entries, start)
     replay(producers, [each for each in segments if each.base_offset < segment.base_offset], segment.base_offset)
-    segment.transaction_index.begin_rebuild()
     for position, header in headers(segment):
         marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
         completed = producers.replay(header, marker)
         if completed is not None and completed.is_abort:
-            segment.transaction_index.append(aborted(completed))
-    segment.transaction_index.settle()
-    segment.transaction_index.lacks_rows = any(
-        each.damage for each in segments if each.base_offset <= segment.base_offset
-    )
+            rows.append(aborted(completed))
+    index.begin_rebuild()
+    for row in sorted(rows, key=lambda row: row.last_offset):
+        index.append(row)
+    index.settle()
+    index.lacks_rows = any(each.damage for each in segments if each.base_offset <= segment.base_offset)
 
 
 def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | None:
@@ -308,12 +307,6 @@ def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | N
         kind == ControlRecordType.ABORT,
         header.base_offset,
         records[0].timestamp,
-    )
-
-
-def aborted(completed: CompletedTransaction) -> AbortedTransaction:
-    return AbortedTransaction(
-        completed.producer_id, completed.first_offset, completed.last_offset, completed.last_stable_offset
     )
 
 

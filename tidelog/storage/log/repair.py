@@ -110,6 +110,7 @@ class RangeRepair:
         self.next_offset = damage.first_offset if from_offset is None else from_offset
         self._from_offset = self.next_offset
         self._proven: list[ProvenBatches] = []
+        self._has_markers = False
         self._is_end_part = from_offset is not None
         self.move_end: Callable[[DamagedRange, int], bool] | None = None
         """`damaged_end.move_damaged_end` of this log, set if the other replica sends only committed records."""
@@ -191,6 +192,7 @@ class RangeRepair:
                     is_of_other_epoch=True,
                 )
             self._put(data[position:end])
+            self._has_markers = self._has_markers or header.is_control
             self._epoch, self.next_offset = header.partition_leader_epoch, header.next_offset
             self._note_proven(header)
 
@@ -319,10 +321,13 @@ class RangeRepair:
         copied = self.damage.first_offset, self.next_offset
         if self._held is not None:  # inserted before the damaged bytes
             start, copy = self.damage.position, b"".join(self._held)
-            return RepairCheck(self.log, self.segment, self.damage, copied, self._proven, copy, start, start)
+            return RepairCheck(
+                self.log, self.segment, self.damage, copied, self._proven, copy, start, start,
+                has_markers=self._has_markers,
+            )  # fmt: skip
         if self._position > self.segment.size_bytes:
             self.segment.end_at(self._position)
-        return RepairCheck(self.log, self.segment, self.damage, copied, self._proven)
+        return RepairCheck(self.log, self.segment, self.damage, copied, self._proven, has_markers=self._has_markers)
 
     def finish(self) -> RepairCheck:
         """The copy is complete: the task to run on a thread, and then pass to `log.finish_repair`. Raises OSError."""
@@ -342,7 +347,9 @@ class RangeRepair:
             segment.may_end_early = True
         copy = None if self._held is None else b"".join(self._held)
         copied = self._from_offset, damage.end_offset
-        return RepairCheck(self.log, segment, damage, copied, self._proven, copy, start, end)
+        return RepairCheck(
+            self.log, segment, damage, copied, self._proven, copy, start, end, has_markers=self._has_markers
+        )
 
 
 class RepairCheck:
@@ -362,8 +369,12 @@ class RepairCheck:
         copy: bytes | None = None,
         start: int = 0,
         end: int = 0,
+        *,
+        has_markers: bool = False,
     ) -> None:
         self.log = log
+        self.has_markers = has_markers
+        """The copy ends transactions: the segment's index of those that were aborted may lack them."""
         self.segment = segment
         self.size_bytes = segment.size_bytes
         self.findings: Findings | None = None
@@ -490,6 +501,8 @@ def finish_repair(check: RepairCheck) -> bool:
     if segment.may_end_early:  # perhaps another replica's cleaner has removed the last batch
         log.disk.remove(f"{segment.directory}/{CLEANED_ENDS_FILE}")
     segment.proven = check.proven
+    if check.has_markers:
+        segment.transaction_index.lacks_rows = True
     check.findings.generation = segment.generation
     segment.findings = check.findings
     log.adopt_findings(segment)

@@ -424,11 +424,16 @@ class ProducerState:
     @property
     def first_unstable_offset(self) -> int:
         """The first offset of a transaction that is open, or whose marker is not replicated; -1 without one."""
-        ongoing = next(iter(self._ongoing), NO_OFFSET)
+        ongoing = self.first_open_offset
         if not self._unreplicated:
             return ongoing
         unreplicated = min(self._unreplicated)
         return unreplicated if ongoing < 0 else min(ongoing, unreplicated)
+
+    @property
+    def first_open_offset(self) -> int:
+        """The first offset of the oldest open transaction, -1 without one."""
+        return next(iter(self._ongoing), NO_OFFSET)
 
     @property
     def open_transaction_count(self) -> int:

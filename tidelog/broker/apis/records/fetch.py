@@ -108,7 +108,9 @@ def _serve_usual(services: Services, one: OneFetch, correlation_id: int) -> byte
             records = log.read_tail(offset, min(budget_bytes, partition_max_bytes), high_watermark)
         except OSError:
             return None  # the slow path meets and handles the error
-        if records is None or (isolation == 1 and log.aborted_transactions(offset, high_watermark)):
+        if records is None or (
+            isolation == 1 and (log.hidden_ends or log.aborted_transactions(offset, high_watermark))
+        ):
             return None
     assert records is not None
     size_bytes = len(records)

@@ -1,0 +1,178 @@
+"""Damage that hides where transactions begin or end: a reader of committed records gets these, and no others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.storage.batches import Logs, batch, idempotent, marker, read
+from tests.unit.storage.test_damage import copy_of, damage, repair
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.storage.log.hidden_transactions import stable_bound
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.transaction_index import AbortedTransaction
+
+MakeLogs = Callable[..., Logs]
+ENDINGS = ["after a clean stop", "after a kill"]
+CYCLES = 7
+
+
+@pytest.fixture
+def made(logs: MakeLogs) -> Logs:
+    """Transactions of two producers, each every second time aborted, over several segments."""
+    made = logs(segment_bytes=1100, index_interval_bytes=200)
+    sequences = {7: 0, 8: 0}
+
+    def send(producer_id: int) -> None:
+        sequence = sequences[producer_id]
+        made.append(idempotent(sequence, producer_id=producer_id, transactional=True), from_client=False)
+        sequences[producer_id] += 1
+
+    for cycle in range(CYCLES):
+        send(7)
+        made.append(batch(2, value=b"plain" * 10))
+        send(8)
+        made.append(batch(1, value=b"plain" * 10))
+        made.append(marker(abort=cycle % 2 == 1, producer_id=7), from_client=False)
+        send(8)
+        made.append(batch(1, value=b"plain" * 10))
+        made.append(marker(abort=cycle % 2 == 0, producer_id=8), from_client=False)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    assert made.log.segment_count >= 4
+    return made
+
+
+class Truth:
+    """What the whole log says."""
+
+    def __init__(self, made: Logs) -> None:
+        log = made.log
+        self.end = log.log_end_offset
+        self.rows = log.aborted_transactions(0, self.end)
+        self.copy = copy_of(made)
+        self.committed = set(committed(log))
+        assert len(self.rows) == CYCLES
+        assert log.last_stable_offset == self.end
+
+
+def committed(log: PartitionLog) -> list[int]:
+    """The offsets of the records that readers of committed records get, from the first one on and from each other."""
+    got: list[int] = []
+    for offset in range(log.log_start_offset, log.last_stable_offset):
+        try:
+            result = read(log, offset, 1, stable_bound(log, offset))
+        except DamagedRecords:
+            continue
+        header = next(header for _, header in iter_headers(b"".join(bytes(each) for each in result.regions)))
+        if not header.base_offset <= offset <= header.last_offset or header.is_control:
+            continue
+        rows = log.aborted_transactions(offset, result.next_offset)
+        if not (header.is_transactional and any(is_in(row, header.producer_id, offset) for row in rows)):
+            got.append(offset)
+    return got
+
+
+def is_readable(log: PartitionLog, offset: int) -> bool:
+    try:
+        read(log, offset, 1, log.log_end_offset)
+    except DamagedRecords:
+        return False
+    return True
+
+
+def is_in(row: AbortedTransaction, producer_id: int, offset: int) -> bool:
+    return row.producer_id == producer_id and row.first_offset <= offset <= row.last_offset
+
+
+def check(made: Logs, truth: Truth, ending: str) -> None:
+    """A start with the damage, its repair, and one more start."""
+    log = made.open(machine_ran_on=ending == "after a kill")
+    readable = {offset for offset in range(truth.end) if is_readable(log, offset)}
+    bound = min([log.last_stable_offset, *(first_offset for first_offset, _ in log.hidden_ends)])
+    got = set(committed(log))
+    assert got <= truth.committed, "aborted records are read as committed"
+    assert got >= {each for each in truth.committed & readable if each < bound}, "committed records are passed over"
+    repair(log, truth.copy)
+    for _ in range(2):
+        assert made.log.log_end_offset == made.log.last_stable_offset == truth.end
+        assert made.log.aborted_transactions(0, truth.end) == truth.rows
+        assert set(committed(made.log)) == truth.committed
+        made.close_and_open()
+    made.kill()
+
+
+def end(made: Logs, ending: str, tmp_path: Path) -> Callable[[], None]:
+    """End the process. The function that is returned puts the files back as they were then."""
+    if ending == "after a clean stop":
+        made.close()
+    else:
+        made.kill()
+    kept = tmp_path / "kept"
+    shutil.copytree(made.path, kept)
+
+    def put_back() -> None:
+        shutil.rmtree(made.path)
+        shutil.copytree(kept, made.path)
+
+    return put_back
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_any_damaged_batch(made: Logs, ending: str, tmp_path: Path) -> None:
+    truth = Truth(made)
+    put_back = end(made, ending, tmp_path)
+    for name in made.files("*.log"):
+        for number in range(len(list(iter_headers((made.folder / name).read_bytes())))):
+            damage(made.folder / name, number, "CRC")
+            check(made, truth, ending)
+            put_back()
+
+
+@pytest.mark.parametrize("pattern", ["{}.log", "{}.*"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_any_missing_segment(made: Logs, ending: str, pattern: str, tmp_path: Path) -> None:
+    """Its index of aborted transactions is about records before it, too."""
+    truth = Truth(made)
+    put_back = end(made, ending, tmp_path)
+    names = made.files("*.log")
+    for name in names if ending == "after a clean stop" else names[:-1]:  # after a kill, its end is not known
+        for path in made.folder.glob(pattern.format(name[:20])):
+            path.unlink()
+        check(made, truth, ending)
+        put_back()
+
+
+@pytest.mark.parametrize("is_rolled", [False, True])
+def test_a_transaction_that_ends_while_damage_hides_the_end_of_the_one_before(made: Logs, is_rolled: bool) -> None:
+    """Its producer seems to have one long transaction, and the records of the first one would count as aborted."""
+    made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)
+    first = made.append(marker(abort=False, producer_id=9), from_client=False)[0].first_offset
+    made.append(batch(1))
+    made.directory.write_checkpoints()
+    copy, rows, expected = copy_of(made), made.log.aborted_transactions(0, first), set(committed(made.log))
+    name, number = next(
+        (name, number) for name in made.files("*.log")
+        for number, (_, header) in enumerate(iter_headers((made.folder / name).read_bytes()))
+        if header.base_offset == first
+    )  # fmt: skip
+    made.kill()
+    damage(made.folder / name, number, "CRC")
+    log = made.open(machine_ran_on=True)
+    if is_rolled:
+        log.roll(log.clock_ms)
+    second = made.append(idempotent(21, producer_id=9, transactional=True), from_client=False)[0].first_offset
+    end = made.append(marker(abort=True, producer_id=9), from_client=False)[0].first_offset
+    assert log.last_stable_offset == log.log_end_offset
+    assert set(committed(log)) == expected - {first - 1}
+    with pytest.raises(DamagedRecords):
+        stable_bound(log, first - 1)
+    assert stable_bound(log, 0) == first - 1
+    repair(log, copy)
+    assert set(committed(log)) == expected
+    for each in (log, made.close_and_open()):
+        assert each.aborted_transactions(0, end + 1) == [*rows, AbortedTransaction(9, second, end, end + 1)]

@@ -1,0 +1,92 @@
+"""Transactions of which damage hides the beginning or the end, until it is repaired.
+
+While a log is scanned, `ScannedTransactions` chooses the rows of the indexes of aborted transactions: from the batches,
+or from the index files where damage hides batches. `stable_bound` keeps readers of committed records from records of
+which nothing here says whether they were committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
+from tidelog.storage.segments.transaction_index import AbortedTransaction, TransactionIndex
+
+if TYPE_CHECKING:
+    from tidelog.storage.producers.producer_state import CompletedTransaction, ProducerState
+    from tidelog.storage.segments.segment import Segment
+
+
+class HidingLog(Protocol):
+    """The part of `partition_log.PartitionLog` that `stable_bound` uses."""
+
+    hidden_ends: tuple[tuple[int, int], ...]
+    accepted_losses: frozenset[int]
+
+    @property
+    def last_stable_offset(self) -> int: ...
+    def damaged_ranges(self) -> list[tuple[Segment, DamagedRange]]: ...
+
+
+class ScannedTransactions:
+    """`hidden_ends`: [first offset, end) of records of transactions that are open where damage begins.
+
+    The damage may hide how they end. Then a later end of their producer's would be taken for theirs.
+    """
+
+    def __init__(self) -> None:
+        self.hidden_ends: list[tuple[int, int]] = []
+        self._filed: dict[int, AbortedTransaction] = {}
+        self._has_damage = False
+
+    def begin_segment(self, filed_rows: Iterable[AbortedTransaction], *, is_behind_damage: bool) -> None:
+        """`filed_rows`: the aborted transactions of the next segment as files have them."""
+        self._has_damage = is_behind_damage
+        self._filed = {row.last_offset: row for row in filed_rows}
+
+    def note_damage(self, damage: DamagedRange, producers: ProducerState, index: TransactionIndex) -> None:
+        """The scan has come to the damage. The file's rows of markers in it go to the index."""
+        self._has_damage = True
+        if producers.first_open_offset >= 0:
+            self.hidden_ends.append((producers.first_open_offset, damage.first_offset))
+        for last_offset in sorted(self._filed):
+            if damage.holds(last_offset):
+                index.append(self._filed[last_offset])
+
+    def note(self, completed: CompletedTransaction, index: TransactionIndex) -> None:
+        """The scan has come to the marker of an aborted transaction."""
+        filed = self._filed.get(completed.last_offset) if self._has_damage else None
+        is_same = filed is not None and filed.producer_id == completed.producer_id
+        index.append(filed if filed is not None and is_same else aborted(completed))
+
+
+def aborted(completed: CompletedTransaction) -> AbortedTransaction:
+    return AbortedTransaction(
+        completed.producer_id, completed.first_offset, completed.last_offset, completed.last_stable_offset
+    )
+
+
+def note_aborted(completed: CompletedTransaction, index: TransactionIndex, *, may_be_wrong: bool) -> None:
+    """A marker was appended. `may_be_wrong`: damage may hide where the transaction began; the repair tells."""
+    index.append(aborted(completed))
+    index.lacks_rows = index.lacks_rows or may_be_wrong
+
+
+def stable_bound(log: HidingLog, offset: int) -> int:
+    """The bound for a read of committed records from `offset` on: the last stable offset, or the first record of a
+    transaction of which damage may hide the end.
+
+    Raises DamagedRecords for such a record, until the repair.
+    """
+    bound = log.last_stable_offset
+    to_repair = [each for each in log.damaged_ranges() if each[1].first_offset not in log.accepted_losses]
+    if not to_repair:
+        log.hidden_ends = ()
+    for first_offset, end_offset in log.hidden_ends:
+        if first_offset <= offset < min(end_offset, bound):
+            segment, damage = next((each for each in to_repair if each[1].end_offset > first_offset), to_repair[0])
+            raise DamagedRecords(segment.path, damage)
+        if offset < first_offset:
+            bound = min(bound, first_offset)
+    return bound
