@@ -9,10 +9,11 @@ clean-shutdown marker is written.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.apis.api_tables import BROKER_APIS, CONTROLLER_APIS, FORWARDED
@@ -58,7 +59,18 @@ async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
         gc.freeze()
         await node.failed()
     finally:
-        await node.stop()
+        await _to_its_end(node.stop())
+
+
+async def _to_its_end(stop: Coroutine[Any, Any, None]) -> None:
+    """Also when it is cancelled: a node that ends by itself may be told to end meanwhile. It closes its logs, and what
+    made it end is still raised.
+    """
+    stopping = asyncio.get_running_loop().create_task(stop, name="stop")
+    while not stopping.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([stopping])
+    stopping.result()
 
 
 class Node:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
+from tidelog.broker import node as broker_node
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.network.server import ListenError
 from tidelog.protocol.api import SERVED
 from tidelog.protocol.batches.records import decode_batch
@@ -395,3 +397,34 @@ async def test_a_slow_reader_does_not_make_the_node_hold_its_answers_in_memory(
     connection = next(each for each in connections if not each._writable)
     assert connection._transport.get_write_buffer_size() < 16 << 20
     assert produced(await wire.call(produce("t", make_batch(b"others go on")), 9, ProduceResponse))[0][0] == 0
+
+
+async def test_a_signal_does_not_interrupt_the_stop_of_a_node_that_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closes its logs, and says why it has ended."""
+    stop, is_stopping = broker_node.Node.stop, asyncio.Event()
+    unfinished: list[broker_node.Node] = []
+
+    async def fail(node: broker_node.Node) -> None:
+        raise RuntimeError("as asked")
+
+    async def stop_slowly(node: broker_node.Node) -> None:
+        unfinished.append(node)
+        is_stopping.set()
+        await asyncio.sleep(0.01)
+        await stop(unfinished.pop())
+
+    monkeypatch.setattr(broker_node.Node, "failed", fail)
+    monkeypatch.setattr(broker_node.Node, "stop", stop_slowly)
+    monkeypatch.setattr(broker_node.gc, "freeze", lambda: None)  # it would freeze what other tests have made
+    config = NodeConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")})
+    running = asyncio.ensure_future(broker_node.run_node(config, lambda line: None))
+    await is_stopping.wait()
+    running.cancel()
+    (end,) = await asyncio.gather(running, return_exceptions=True)
+    for node in unfinished:
+        await stop(node)
+    assert not unfinished
+    assert isinstance(end, RuntimeError)
+    assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
