@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import struct
 import threading
@@ -417,7 +418,7 @@ async def test_a_signal_does_not_interrupt_the_stop_of_a_node_that_ends_by_itsel
 
     monkeypatch.setattr(broker_node.Node, "failed", fail)
     monkeypatch.setattr(broker_node.Node, "stop", stop_slowly)
-    monkeypatch.setattr(broker_node.gc, "freeze", lambda: None)  # it would freeze what other tests have made
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # it would freeze what other tests have made
     config = NodeConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")})
     running = asyncio.ensure_future(broker_node.run_node(config, lambda line: None))
     await is_stopping.wait()
