@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +43,7 @@ from tidelog.protocol.messages.offset_commit import (
 )
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.log.directory import LogDirectory
 
 MakeBatch = Callable[..., bytes]
@@ -493,6 +496,30 @@ async def test_a_start_with_a_bad_directory_serves_the_rest_and_makes_nothing_an
         bad.with_name("gone").rename(bad)
     wire = await (await start()).connect()
     assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"x"]
+
+
+async def test_a_directory_that_fails_while_it_is_opened_is_let_go_of(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    """The error kept the files open of the log that could not be opened, as long as the node ran."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    bad = placed.home("one")
+    await placed.running.stop()
+    disk.fail(bad / "one-0" / f"{0:020d}.log", errno.EIO, "read")
+    (bad / ".kafka_cleanshutdown").unlink()
+    placed.running = await start()
+    await placed.require_one_gone()
+    assert [path for path in open_files() if path.startswith(str(bad))] == []
+    disk.faults.clear()
+    LogDirectory.open(OsDisk(), str(bad), node_id=placed.running.node.config.node_id, cluster_id=None).fail("is free")
+
+
+def open_files() -> list[str]:
+    paths = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one of this list
+            paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return paths
 
 
 async def test_a_log_whose_topic_cannot_be_written_down_takes_its_directory_offline(

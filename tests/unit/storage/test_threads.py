@@ -12,7 +12,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, QuickDisk, batch, offsets_of, records_of
 from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE, decode_leader_epochs
-from tidelog.storage.files.disk import Buffer
+from tidelog.storage.files.disk import Buffer, DirectoryInUse, File
 from tidelog.storage.segments.log_config import LogConfig
 
 CONFIG = LogConfig(segment_bytes=1000, file_delete_delay_ms=0)
@@ -67,6 +67,47 @@ def made(tmp_path: Path, disk: Gate, count: int = 30) -> Logs:
 
 def entries(folder: Path) -> list[tuple[int, int]]:
     return decode_leader_epochs((folder / LEADER_EPOCH_FILE).read_bytes())
+
+
+class OpeningGate(Gate):
+    """Holds the thread before it opens the first .log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        if threading.current_thread() is not self.owner:
+            self.opened.append(path)
+            if not self.is_there.is_set():
+                self._stop()
+        return super().open(path, create=create)
+
+
+def test_a_directory_that_fails_while_a_thread_opens_it_is_locked_until_the_thread_has_ended(tmp_path: Path):
+    """Another process could lock it, and write, while the thread still recovered its logs."""
+    logs = made(tmp_path, Gate())
+    for partition in range(1, 4):
+        logs.directory.create_log("t", partition, TOPIC_ID, CONFIG, NOW).flush()
+    logs.kill()
+    logs.disk = disk = OpeningGate()
+    directory = logs._open()
+    errors: list[OSError] = []
+
+    def load() -> None:
+        try:
+            directory.load(lambda topic: CONFIG, NOW)
+        except OSError as error:
+            errors.append(error)
+
+    with stopped(disk, load):
+        directory.fail("the device is gone")
+        with pytest.raises(DirectoryInUse):
+            logs._open()
+    assert len(errors) == 1
+    assert len({path.split("/")[-2] for path in disk.opened}) == 1, "it goes on to no other log"
+    assert not directory.logs
+    logs._open().fail("it is free")
 
 
 @pytest.mark.parametrize("stops_before", [True, False])

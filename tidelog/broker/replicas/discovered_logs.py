@@ -46,6 +46,8 @@ class DiscoveredLogs:
                     self._logs.setdefault(key, []).append((directory, found))
             except (OSError, CorruptLog) as error:
                 cause = error if isinstance(error, OSError) else OSError(str(error))
+                # Its frames would keep what was read of the log that could not be opened.
+                cause.__traceback__ = cause.__context__ = cause.__cause__ = None
                 self.failures.append((directory, cause))
             self.damaged.update(dict.fromkeys(directory.offline, directory))
 

@@ -61,6 +61,7 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
 # The bound of the logs that are gone while the checkpoints on the device may still name them.
 GONE_MAX = 10_000
+_FAILED: Final = "is in a log directory that failed"
 _CHECKPOINT_FILES: Final = frozenset({RECOVERY_POINT_FILE, LOG_START_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE})
 
 TopicPartition = tuple[str, int]
@@ -98,6 +99,8 @@ class LogDirectory:
         """Partitions whose logs cannot be opened -> the reason."""
         self.failure: str | None = None
         """Why the directory failed; None while it is in use."""
+        self._is_loading = False
+        self._to_let_go = [path]
         self._checkpoints = OffsetCheckpoints(disk, path)
         self._cleaned: dict[TopicPartition, int] | None = None  # as last checkpointed, or about to be
         self._cleaned_is_written = True
@@ -164,8 +167,18 @@ class LogDirectory:
     def load(self, config_for: Callable[[str], LogConfig], now_ms: int) -> dict[TopicPartition, PartitionLog]:
         """Open every partition. `offline` gets those that cannot be opened. `config_for` takes a topic name.
 
-        Raises OSError.
+        It may run on a thread. If the owner calls `fail` meanwhile, it ends with the present log and an OSError, and
+        the directory stays locked until then, because it writes what it recovers. Raises OSError.
         """
+        self._is_loading = True
+        try:
+            return self._load(config_for, now_ms)
+        finally:
+            self._is_loading = False
+            if self.failure is not None:
+                self._let_go()
+
+    def _load(self, config_for: Callable[[str], LogConfig], now_ms: int) -> dict[TopicPartition, PartitionLog]:
         recovery_points = self._checkpoints.read(RECOVERY_POINT_FILE)
         log_starts = self._checkpoints.read(LOG_START_FILE)
         high_watermarks = self._checkpoints.read(HIGH_WATERMARK_FILE)
@@ -173,6 +186,8 @@ class LogDirectory:
         if self._disk.exists(f"{self.path}/{CLEANER_OFFSET_FILE}"):
             self._cleaned = cleaned
         for entry in self._disk.list_directory(self.path):
+            if self.failure is not None:
+                raise OSError(errno.EIO, "the log directory failed while its logs were opened", self.path)
             if not entry.is_directory:
                 continue
             if entry.name.endswith(DELETE_SUFFIX):
@@ -356,7 +371,11 @@ class LogDirectory:
         if not self.was_clean and config.flush_messages != INT64_MAX:
             # Without this flush, records acknowledged before the crash would stay hidden until the next flush, and new
             # records would follow a tail or a truncation that is not on the device.
-            log.flush()
+            try:
+                log.flush()
+            except OSError:
+                log.abandon("could not be synced")
+                raise
         return log
 
     def _lose(self, topic: str, partition: int) -> None:
@@ -395,8 +414,19 @@ class LogDirectory:
         if self.failure is not None:
             return
         self.failure = why
+        if self.metadata_log is not None:
+            self.metadata_log.abandon(_FAILED)
+        if not self._is_loading:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the files of a failed directory, and unlock it. `fail` and the end of `load` may both come here."""
+        try:
+            self._to_let_go.pop()  # of two threads one gets it
+        except IndexError:
+            return
         for log in self._all_logs():
-            log.abandon("is in a log directory that failed")
+            log.abandon(_FAILED)
         self.logs.clear()
         self.futures.clear()
         self._doomed.clear()

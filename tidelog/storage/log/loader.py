@@ -136,7 +136,11 @@ def load_log(
     """
     loader = _Loader(disk, directory, config, checkpoints, ending, now_ms, jitter_ms)
     loader.on_loss = on_loss
-    return loader.load()
+    try:
+        return loader.load()
+    except BaseException:
+        loader.release()  # a segment is part of a cycle: its files would stay open, of a device that is perhaps gone
+        raise
 
 
 def new_log(
@@ -162,6 +166,7 @@ class _Loader:
         self.disk, self.directory, self.config = disk, directory, config
         self.checkpoints, self.ending = checkpoints, ending
         self.is_clean = ending is Ending.CLEAN
+        self._opened: list[Segment] = []
         self.on_loss: Callable[[], None] = lambda: None
         self.suspects_end = False
         self.filed_epochs: list[tuple[int, int]] = []
@@ -235,9 +240,7 @@ class _Loader:
             log_end_offset = log_start_offset
             self.snapshots.delete_where(0, log_end_offset + 1)
             self.producers.clear(log_end_offset)
-            segments = [
-                Segment.create(self.disk, self.directory, log_start_offset, self.config, self.now_ms, self.jitter_ms)
-            ]
+            segments = [self._create_segment(log_start_offset)]
         log_start_offset = max(self.checkpoints.log_start_offset, segments[0].base_offset)
         return self._finish(segments, log_start_offset, log_end_offset)
 
@@ -351,7 +354,7 @@ class _Loader:
         active.next_offset = end_offset
         active.seal()
         active.sync_indexes()
-        segments.append(Segment.create(self.disk, self.directory, end_offset, self.config, self.now_ms, self.jitter_ms))
+        segments.append(self._create_segment(end_offset))
 
     # Files
 
@@ -373,7 +376,7 @@ class _Loader:
         return segments
 
     def _open_segment(self, base_offset: int, size_bytes: int, *, has_transaction_index: bool) -> Segment:
-        return Segment(
+        segment = Segment(
             self.disk,
             self.directory,
             base_offset,
@@ -383,6 +386,18 @@ class _Loader:
             has_transaction_index=has_transaction_index,
             jitter_ms=self.jitter_ms,
         )
+        self._opened.append(segment)
+        return segment
+
+    def _create_segment(self, base_offset: int) -> Segment:
+        segment = Segment.create(self.disk, self.directory, base_offset, self.config, self.now_ms, self.jitter_ms)
+        self._opened.append(segment)
+        return segment
+
+    def release(self) -> None:
+        """The log cannot be opened: close its files."""
+        for segment in self._opened:
+            segment.release()
 
     def _with_first(self, segments: list[Segment]) -> list[Segment]:
         """The segments, with an empty and damaged first segment if the log's first file is missing.
