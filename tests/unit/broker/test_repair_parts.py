@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, QuickDisk, idempotent
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, idempotent, records_of
 from tests.unit.storage.test_damage import batches_of
 from tidelog.broker.replicas.fetching.follower_answers import Tail
 from tidelog.broker.replicas.repairs import Repairs
@@ -301,3 +302,31 @@ async def test_a_file_that_is_cut_further_meanwhile_is_examined_and_repaired(tmp
     await cluster.repair()
     assert not cluster.refused
     assert cluster.here.lacks() == set()
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+async def test_records_that_were_cut_once_and_came_back_with_an_old_copy_give_way(tmp_path: Path, count: int) -> None:
+    """Else a leader with the old copy would serve them in the place of committed ones, and the others' would differ."""
+    cluster = Cluster(tmp_path)
+    here = cluster.here.logs
+    here.close()
+    shutil.copytree(here.folder, tmp_path / "old")
+    here.open()
+    for logs in (here, cluster.replicas[1].logs):
+        logs.log.truncate_to(2 * (COUNT - count))
+        logs.log.assign_epoch(1)
+        for n in range(COUNT - count, COUNT + 5):
+            logs.append(idempotent(2 * n, count=2, value=b"new" * 20, timestamp=NOW + n), epoch=1)
+    expected = [(each.offset, each.value) for each in records_of(here.log)]
+    here.close()
+    shutil.rmtree(here.folder)
+    shutil.copytree(tmp_path / "old", here.folder)
+    here.open().assign_epoch(2)
+    cluster.partition.log = here.log
+    assert here.log.damaged_ranges()
+    cluster.repairs._in_sync = lambda partition: {1, 2}
+    for _ in range(4):
+        await cluster.repair()
+    assert not here.log.damaged_ranges()
+    assert [(each.offset, each.value) for each in records_of(here.log)] == expected
+    assert list(here.log.leader_epochs)[:2] == [(0, 0), (1, 2 * (COUNT - count))]

@@ -21,7 +21,7 @@ from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchT
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.replication.threads import until_done
 from tidelog.storage.log.damaged_end import move_damaged_end
-from tidelog.storage.log.repair import CopyRefused, NoRoom, NoSpace, RangeRepair, RepairCheck, is_present
+from tidelog.storage.log.repair import CopyRefused, EpochBegins, NoRoom, NoSpace, RangeRepair, RepairCheck, is_present
 from tidelog.storage.segments.damage import DamagedRange, describe
 
 if TYPE_CHECKING:
@@ -444,6 +444,9 @@ class Repairs:
         """Copy the range from one replica. Raises CopyRefused, KafkaError, PeerUnreachable, OSError."""
         log = partition.log
         up_to_log_end = self._is_up_to_log_end(partition, repair.damage) and not repair.is_committed
+        repair.compares_before = repair.damage.first_offset > log.log_start_offset and source in self._in_sync(
+            partition
+        )
         while not repair.is_complete and not repair.is_obsolete:
             offset = repair.next_offset if first_fetch_offset is None else first_fetch_offset
             first_fetch_offset = None
@@ -454,9 +457,23 @@ class Repairs:
             # The other replicas truncate to a leader's log, so a leader must not move its log end.
             may_move_end = not up_to_log_end and not partition.leads
             repair.move_end = partial(move_damaged_end, log) if may_move_end else None
-            repair.accept(memoryview(data))
+            try:
+                repair.accept(memoryview(data))
+            except EpochBegins:
+                await self._compare_before(partition, repair, source)
+                continue
             if repair.next_offset == before:
                 raise CopyRefused("it sends no whole batch")
+
+    async def _compare_before(self, partition: Partition, repair: RangeRepair, source: int) -> None:
+        """Raises PeerUnreachable, OSError."""
+        try:
+            offset = repair.damage.first_offset - 1
+            data = await self.fetch(partition, source, offset, up_to_log_end=False, bytes_max=1)
+        except KafkaError:
+            data = b""
+        if not repair.is_obsolete:
+            repair.compare_before(memoryview(data))
 
     @staticmethod
     def _is_up_to_log_end(partition: Partition, damage: DamagedRange) -> bool:

@@ -27,7 +27,7 @@ from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import File, is_full
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
 from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
-from tidelog.storage.segments.reader import position_of, walk
+from tidelog.storage.segments.reader import headers, position_of, walk
 from tidelog.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
@@ -73,6 +73,10 @@ class CopyRefused(Exception):
         self.is_of_other_epoch = is_of_other_epoch
 
 
+class EpochBegins(CopyRefused):
+    """The copy begins a leader epoch, of which the epoch file says nothing: is the batch before it the right one?"""
+
+
 class NoRoom(CopyRefused):
     """The copy has another length than the damaged range, and the segment is active. It must be rolled first."""
 
@@ -116,6 +120,8 @@ class RangeRepair:
         """`damaged_end.move_damaged_end` of this log, set if the other replica sends only committed records."""
         self.is_committed = False
         """A replica in sync sends these batches as committed: then the epoch file, which has no checksum, is wrong."""
+        self.compares_before = False
+        """`accept` raises EpochBegins, once. Its caller passes what a replica in sync has to `compare_before`."""
         self._position = damage.position
         self._may_rewrite = segment is not log.segments.active if may_rewrite is None else may_rewrite
         # After the last batch of a closed segment there is room for any length.
@@ -191,10 +197,41 @@ class RangeRepair:
                     f"its batch of offset {header.base_offset} is of leader epoch {header.partition_leader_epoch}",
                     is_of_other_epoch=True,
                 )
+            if self.compares_before and self._begins_epoch(header):
+                raise EpochBegins(f"leader epoch {header.partition_leader_epoch} begins at {header.base_offset}")
             self._put(data[position:end])
             self._has_markers = self._has_markers or header.is_control
             self._epoch, self.next_offset = header.partition_leader_epoch, header.next_offset
             self._note_proven(header)
+
+    def _begins_epoch(self, header: BatchHeader) -> bool:
+        is_first = header.base_offset == self.damage.first_offset and not self._is_end_part
+        is_filed = (header.partition_leader_epoch, header.base_offset) in self.log.leader_epochs
+        return is_first and not is_filed and 0 <= self._epoch < header.partition_leader_epoch
+
+    def compare_before(self, data: memoryview) -> None:
+        """`data`: what a replica in sync has committed at the offset before the range; empty if it has nothing there.
+
+        A batch of a later leader epoch than here: the one here was cut from the log once, and is in an old copy of a
+        file. It is damage, to be repaired as well. Raises OSError.
+        """
+        self.compares_before = False
+        offset, segments = self.damage.first_offset - 1, self.log.segments
+        header = next((header for _, header in iter_headers(data)), None)
+        if header is None or not header.base_offset <= offset <= header.last_offset or header.magic != MAGIC:
+            return
+        if crc32c(data[ATTRIBUTES_OFFSET : header.size_bytes]) != header.crc:
+            return
+        segment = segments[max(0, segments.floor_index(offset))]
+        try:
+            position, own = next(headers(segment, position_of(segment, offset, wait=True)))
+        except (CorruptIndex, StopIteration):
+            return  # it needs an examination first, or is damaged, too
+        if own.base_offset <= offset <= own.last_offset and own.partition_leader_epoch < header.partition_leader_epoch:
+            reason = f"another replica has leader epoch {header.partition_leader_epoch} there"
+            old = DamagedRange(position, position + own.size_bytes, own.base_offset, own.next_offset, reason)
+            logger.error("%s: %s", segment.path, describe(old))
+            segment.set_damage(merged([*segment.damage, old]))
 
     def _compare_behind(self, header: BatchHeader, batch: memoryview) -> None:
         """Compare the batch behind the range with the other replica's. Raises CopyRefused if they differ.
