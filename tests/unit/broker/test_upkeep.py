@@ -24,6 +24,7 @@ class Directory:
 
     path = "d"
     failure: str | None = None
+    has_condemned = False
 
     def __init__(self) -> None:
         self.due: list[str] = []
@@ -212,6 +213,43 @@ async def test_what_is_deleted_goes_when_its_delay_is_over_and_waits_for_no_look
     async with asyncio.timeout(PATIENCE_S):
         while _left(running) or any(name.endswith(".deleted") for name in _left(running, "u-0/")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_retention_waits_for_the_device_beside_the_loop(
+    start_node: Any, make_batch: Any, monkeypatch: Any
+) -> None:
+    """On the loop, a sync or a removal behind the syncs of full segments held up all clients for a second."""
+    waits: list[tuple[str, str]] = []
+    loop_thread = threading.get_ident()
+
+    def note(name: str) -> None:
+        call = getattr(OsDisk, name)
+
+        def noted(disk: OsDisk, path: str, *rest: Any, **options: Any) -> Any:
+            if threading.get_ident() == loop_thread and options.get("sync", True):
+                waits.append((name, path))
+            return call(disk, path, *rest, **options)
+
+        monkeypatch.setattr(OsDisk, name, noted)
+
+    options = {"log.retention.check.interval.ms": "20", "log.segment.delete.delay.ms": "0"}
+    running = await start_node(**options, **{"replica.high.watermark.checkpoint.interval.ms": "300000"})
+    wire = await running.connect()
+    await wire.create_topic("t", retention_bytes="1")
+    log = running.node._directories.metadata.logs["t", 0]
+    for _ in range(3):
+        await produce(wire, make_batch(b"x"))
+        log.roll(1)
+    snapshots = len([name for name in _left(running, "t-0/") if name.endswith(".snapshot")])
+    for name in ("remove", "sync_directory", "write_file"):
+        note(name)
+    async with asyncio.timeout(PATIENCE_S):
+        while len([name for name in _left(running, "t-0/") if ".log" in name]) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        while any(name.endswith(".deleted") for name in _left(running, "t-0/")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert waits == []
+    assert len([name for name in _left(running, "t-0/") if name.endswith(".snapshot")]) < snapshots
 
 
 @pytest.mark.usefixtures("no_retention_check")

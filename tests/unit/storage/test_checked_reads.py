@@ -29,7 +29,7 @@ def made(logs: MakeLogs) -> Logs:
     for number in range(COUNT):
         made.append(batch(timestamp=NOW + number))
     for _ in range(2):
-        made.log.age_trust()
+        made.log.segments.age_trust()
     return made
 
 
@@ -135,7 +135,7 @@ def test_a_bound_within_a_batch_is_no_damage(logs: MakeLogs, bound: int, is_youn
     for number in range(10):
         made.append(batch(3, timestamp=NOW + number))
     for _ in range(0 if is_young else 2):
-        made.log.age_trust()
+        made.log.segments.age_trust()
     result = made.log.read(0, 10**9, bound)
     assert [header.base_offset for region in result.regions for _, header in iter_headers(region)] == [0, 3]
 

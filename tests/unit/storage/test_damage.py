@@ -155,7 +155,7 @@ def test_what_is_damaged_is_refused_and_repaired_and_the_rest_is_served(
     damage(made.folder / name, number, kind)
     if ending == "while it is open":
         for _ in range(2):
-            made.log.age_trust()
+            made.log.segments.age_trust()
         for segment in list(made.log.segments):
             scrub = Scrub(made.log, segment)
             scrub.run(10**9)

@@ -79,7 +79,7 @@ def test_a_cut_does_not_forget_the_producer_whose_batch_is_damaged(logs: MakeLog
     copy = copy_of(made)
     damage(made.folder / made.files("*.log")[0], 1, "CRC")
     for _ in range(2):
-        made.log.age_trust()
+        made.log.segments.age_trust()
     with pytest.raises(DamagedRecords):
         read(made.log, 2, 1000, 4)
     assert made.log.append_as_leader(idempotent(0, producer_id=8), 0, NOW).first_offset == 2, "it is known"

@@ -57,7 +57,7 @@ def make(logs: MakeLogs, outer: memoryview, *, is_last: bool = False) -> tuple[L
 def look(made: Logs, ending: str) -> PartitionLog:
     if ending == "while it is open":
         for _ in range(2):
-            made.log.age_trust()
+            made.log.segments.age_trust()
     elif ending == "after a clean stop":
         made.close_and_open()
     else:

@@ -79,7 +79,7 @@ class Scrubber:
     def _age(self) -> None:
         self._aging = self._loop.call_later(TRUST_S, self._age)
         for partition in self._partitions.hosted():
-            partition.log.age_trust()
+            partition.log.segments.age_trust()
 
     async def _run(self) -> None:
         await asyncio.sleep(min(FIRST_PASS_S, self._interval_s))

@@ -84,6 +84,7 @@ class Upkeep:
         self.on_doubt: Callable[[PartitionLog], None] = lambda log: None
         """Called with each log to which retention could not be applied, because an index is wrong."""
         self._checkpointing: set[LogDirectory] = set()
+        self._is_closed = False
         self._doomed: dict[LogDirectory, list[str]] = {}
         self._removals: dict[LogDirectory, _Removal] = {}
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
@@ -96,6 +97,7 @@ class Upkeep:
         self._every(self._config.integer("replica.lag.time.max.ms") // 2, self._check_isrs)
 
     def close(self) -> None:
+        self._is_closed = True
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -114,19 +116,35 @@ class Upkeep:
     def checkpoint(self) -> None:
         """Write the checkpoints of all directories, on threads, because the device may be slow."""
         for directory in self._directories:
-            if directory not in self._checkpointing:
-                self._checkpointing.add(directory)
-                task = directory.begin_checkpoints()
-                written = self._run_in_executor(task.run)
-                written.add_done_callback(partial(self._checkpointed, directory, task))
+            self._checkpoint(directory)
         self._time_removals()  # includes files deleted since the last call
 
+    def _checkpoint(self, directory: LogDirectory) -> None:
+        if directory not in self._checkpointing:
+            self._checkpointing.add(directory)
+            task = directory.begin_checkpoints()
+            written = self._run_in_executor(task.run)
+            written.add_done_callback(partial(self._checkpointed, directory, task))
+
     def _checkpointed(self, directory: LogDirectory, task: CheckpointTask, written: asyncio.Future[None]) -> None:
-        self._checkpointing.discard(directory)
         try:
-            directory.finish_checkpoints(task)
+            if directory.finish_checkpoints(task) and not self._is_closed:
+                synced = self._run_in_executor(task.sync)
+                synced.add_done_callback(partial(self._retire, directory, task))
+                return
         except OSError as error:
             self._directories.failed(directory, error)
+        self._checkpointing.discard(directory)
+
+    def _retire(self, directory: LogDirectory, task: CheckpointTask, synced: asyncio.Future[None]) -> None:
+        if self._is_closed:
+            return  # another process may have the directory by now
+        try:
+            directory.finish_retiring(task, self._clock_ms())
+        except OSError as error:
+            self._directories.failed(directory, error)
+        self._checkpointing.discard(directory)
+        self._time_removals()
 
     def _check_isrs(self) -> None:
         for partition in self._partitions.hosted():
@@ -141,6 +159,8 @@ class Upkeep:
         for directory in self._directories:
             try:
                 directory.maintain(now_ms, self._doomed.setdefault(directory, []))
+                if directory.has_condemned:
+                    self._checkpoint(directory)  # where one is under way, the next one has them
             except OSError as error:
                 self._directories.failed(directory, error)
             except Exception:  # a bug here in one directory: the others still need maintenance

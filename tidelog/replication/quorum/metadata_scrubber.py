@@ -62,7 +62,7 @@ class MetadataScrubber(BackgroundTask):
         due_at = self._loop.time() + look_s
         while True:
             await asyncio.sleep(look_s)
-            self._log.age_trust()
+            self._log.segments.age_trust()
             is_due = self._loop.time() >= due_at
             if is_due:
                 due_at = self._loop.time() + self._interval_s

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.uuids import ZERO_UUID, uuid_from_text, uuid_to_text
@@ -69,6 +69,12 @@ def require_formatted(disk: Disk, directory: str) -> None:
 Offsets = Mapping[tuple[str, int], int]
 
 
+class Retiring(Protocol):
+    """A log with segments that are out of it, whose files may go when its log start is on the device."""
+
+    def rename_condemned(self, checkpointed_log_start: int, now_ms: int) -> None: ...
+
+
 class CheckpointTask:
     """A snapshot of the offset checkpoints. `run` writes it to temporary files, beside the present checkpoints."""
 
@@ -82,6 +88,8 @@ class CheckpointTask:
         self.files = files
         self.number = number
         self.error: OSError | None = None
+        self.retiring: Sequence[tuple[Retiring, int]] = ()
+        """(log, its start in these files) of each log with segments to remove."""
         self.present: set[str] = set()
         """The paths of the directories that `run` found in the log directory."""
 
@@ -100,8 +108,15 @@ class CheckpointTask:
         except OSError as error:
             self.error = error
 
+    def sync(self) -> None:
+        """Have the files on the device, once they are in place. On any thread."""
+        try:
+            self._disk.sync_directory(self._directory)
+        except OSError as error:
+            self.error = error
+
     def put_in_place(self) -> None:
-        # After a crash the old and the new content are both right, so the directory is not synced.
+        # After a crash the old and the new content are both right, so the directory is not synced here.
         for name in self.files:
             self._disk.rename(f"{self._directory}/{name}.next.tmp", f"{self._directory}/{name}")
 

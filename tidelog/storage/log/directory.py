@@ -447,20 +447,39 @@ class LogDirectory:
     def begin_checkpoints(self) -> CheckpointTask:
         """`write_checkpoints` as a task: `run` waits for the device on any thread, then call `finish_checkpoints`."""
         epochs = self._epochs_of_new_starts()
-        return self._checkpoints.begin(self._offsets(also_unchanged=False), lambda: write_epochs(epochs))
+        task = self._checkpoints.begin(self._offsets(also_unchanged=False), lambda: write_epochs(epochs))
+        task.retiring = [(log, log.log_start_offset) for log in self.logs.values() if log.segments.condemned]
+        return task
 
-    def finish_checkpoints(self, task: CheckpointTask) -> None:
+    def finish_checkpoints(self, task: CheckpointTask) -> bool:
         """Put the checkpoints in place, unless newer ones were written.
 
-        Raises OSError if the task failed, or if the directory of a log has vanished.
+        Whether segments can go: then call `task.sync` on any thread, and `finish_retiring`. Raises OSError if the task
+        failed, or if the directory of a log has vanished.
         """
         if self.failure is not None:
-            return
-        if self._checkpoints.finish(task):
+            return False
+        is_in_place = self._checkpoints.finish(task)
+        if is_in_place:
             self._cleaned_is_written = True
         self._require_present(task.present)
         if len(self._gone) > GONE_MAX and self._is_loaded:
             self.write_checkpoints()  # the task's files are not synced, so the old content could come back
+        return is_in_place and bool(task.retiring)
+
+    def finish_retiring(self, task: CheckpointTask, now_ms: int) -> None:
+        """Rename the files of the segments that retention took out before the checkpoints. Raises OSError."""
+        if self.failure is not None:
+            return
+        if task.error is not None:
+            raise task.error
+        for log, log_start_offset in task.retiring:
+            log.rename_condemned(log_start_offset, now_ms)
+
+    @property
+    def has_condemned(self) -> bool:
+        """Whether retention took segments out of a log whose files wait for the checkpoint of its start."""
+        return self.failure is None and any(log.segments.condemned for log in self.logs.values())
 
     def _require_present(self, present: Collection[str]) -> None:
         """Raises OSError if the directory of a log has vanished. Writes to its open files would go on without errors.
@@ -492,21 +511,24 @@ class LogDirectory:
         }
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
-        """Maintain every log. Files that are due are removed, or their paths are added to `doomed` if it is given."""
+        """Maintain every log. Files that are due are removed.
+
+        With `doomed` nothing is synced or removed, which could wait for the device: the paths of these files are added
+        to it, and the caller has the checkpoints written where `has_condemned`.
+        """
         for key in list(self._unmoved):
             self._move_away(key, now_ms)
-        condemned = False
         for log in self.logs.values():
             log.maintain(now_ms, doomed)
-            condemned = condemned or bool(log.segments.condemned)
-        if condemned:
-            self._write_log_starts()
-            for log in self.logs.values():
-                log.segments.rename_condemned(log.log_start_offset, now_ms + log.config.file_delete_delay_ms)
         due = self._take_doomed_directories(now_ms)
         if doomed is not None:
             doomed += due
-        for path in due if doomed is None else ():
+            return
+        if self.has_condemned:
+            self._write_log_starts()
+            for log in self.logs.values():
+                log.rename_condemned(log.log_start_offset, now_ms)
+        for path in due:
             self._disk.remove_tree(path)
 
     def next_removal_ms(self) -> int | None:

@@ -717,6 +717,7 @@ class PartitionLog:
         self.leader_epochs.clear()
         self.durability.files.epochs(self.leader_epochs).write()
         self.segments.drop_last(len(self.segments), self.clock_ms + self.config.file_delete_delay_ms)
+        self.rename_condemned(INT64_MAX, self.clock_ms)  # the new segment may get the name of one of them
         self.snapshots.delete_where(0, 2**63)
         segment = Segment.create(self.disk, self.directory, offset, self.config, self.clock_ms, self.jitter_ms)
         segment.may_have_gaps = segment.may_have_gaps or offset < self.gaps_explained_below
@@ -746,7 +747,8 @@ class PartitionLog:
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
         """Apply retention, request flushes by time, expire producers, and remove files that are due.
 
-        If `doomed` is given, the paths of these files are added to it, and the caller removes them.
+        If `doomed` is given, the caller removes the paths that are added to it. The files of segments that retention
+        takes out wait for `rename_condemned`.
         """
         is_idle = self.log_end_offset == self._end_at_maintenance
         self._end_at_maintenance = self.log_end_offset
@@ -774,21 +776,19 @@ class PartitionLog:
             return
         if count == len(self.segments):
             self.roll(now_ms)
-        gone = self.segments.condemn_first(count)
-        logger.info(
-            "%s-%d: deleting %d segments below offset %d", self.topic, self.partition, count,
-            self.segments.first.base_offset,
-        )  # fmt: skip
-        for segment in gone:
-            self.snapshots.delete_where(segment.base_offset, segment.base_offset + 1)
+        self.segments.condemn_first(count)
+        first = self.segments.first.base_offset
+        logger.info("%s-%d: deleting %d segments below offset %d", self.topic, self.partition, count, first)
         self.durability.note_directory(self.directory)
-        self._advance_log_start(self.segments.first.base_offset)
+        self._advance_log_start(first)
 
-    def age_trust(self) -> None:
-        """Called periodically: bytes neither appended nor checked since the call before the last one are checked at
-        their next read."""
-        for segment in self.segments:
-            segment.age_trust()
+    def rename_condemned(self, checkpointed_log_start: int, now_ms: int) -> None:
+        """Rename what retention took out, below the log start that is on the device. Raises OSError."""
+        if self.durability.is_abandoned:
+            return
+        remove_at_ms = now_ms + self.config.file_delete_delay_ms
+        for segment in self.segments.rename_condemned(checkpointed_log_start, remove_at_ms):
+            self.segments.doomed += [(remove_at_ms, path) for path in self.snapshots.mark_deleted(segment.base_offset)]
 
     def start_moved(self) -> bool:
         """Whether the log start, or the epoch that begins there, has changed since the last call or the log's opening.

@@ -15,7 +15,7 @@ from typing import Final
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.producers.producer_state import ProducerEntry, ProducerState
-from tidelog.storage.segments.segment import file_name
+from tidelog.storage.segments.segment import DELETED_SUFFIX, file_name
 
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 _VERSION: Final = 1
@@ -142,6 +142,18 @@ class ProducerSnapshots:
     def delete(self, offset: int) -> None:
         self._disk.remove(self.path(offset))
         self._offsets.remove(offset)
+
+    def mark_deleted(self, offset: int) -> list[str]:
+        """Rename a snapshot, as Kafka does, so that it can be removed later. The new path, if there is one."""
+        if offset not in self._offsets:
+            return []
+        self._offsets.remove(offset)
+        target = self.path(offset) + DELETED_SUFFIX
+        try:
+            self._disk.rename(self.path(offset), target)
+        except FileNotFoundError:
+            return []
+        return [target]
 
     def delete_where(self, low: int, high: int) -> None:
         """Delete the snapshots in [low, high)."""

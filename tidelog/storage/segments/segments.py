@@ -96,6 +96,12 @@ class Segments:
         for segment in self.from_offset(offset):
             segment.distrust()
 
+    def age_trust(self) -> None:
+        """Called periodically: bytes neither appended nor checked since the call before the last one are checked at
+        their next read."""
+        for segment in self._list:
+            segment.age_trust()
+
     def epoch_behind(self, segment: Segment) -> int:
         """The leader epoch of the first batch after a segment, or the log's latest epoch; -1 if it is unreadable."""
         index = self.floor_index(segment.base_offset) + 1
@@ -119,24 +125,20 @@ class Segments:
                 sums[segment.base_offset] = checksum
         return sums
 
-    def condemn_first(self, count: int) -> list[Segment]:
+    def condemn_first(self, count: int) -> None:
         """Take the first `count` segments out of the log. `rename_condemned` renames their files later."""
         assert count < len(self._list)
         self.sums_are_stale = True
-        gone = self._list[:count]
+        self.condemned.extend(self._list[:count])
         del self._list[:count], self._bases[:count]
-        self.condemned.extend(gone)
-        return gone
 
-    def rename_condemned(self, checkpointed_log_start: int, remove_at_ms: int) -> None:
-        """Rename the files of condemned segments that lie wholly below the checkpointed log start offset."""
-        waiting = []
-        for segment in self.condemned:
-            if segment.next_offset <= checkpointed_log_start:
-                self.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
-            else:
-                waiting.append(segment)
-        self.condemned = waiting
+    def rename_condemned(self, checkpointed_log_start: int, remove_at_ms: int) -> list[Segment]:
+        """Rename the files of condemned segments that lie wholly below the checkpointed log start offset: these."""
+        gone = [segment for segment in self.condemned if segment.next_offset <= checkpointed_log_start]
+        self.condemned = [segment for segment in self.condemned if segment.next_offset > checkpointed_log_start]
+        for segment in gone:
+            self.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
+        return gone
 
     def replace(self, old: list[Segment], new: Segment) -> None:
         """Replace neighbouring segments by the one made from them. The caller handles their files."""

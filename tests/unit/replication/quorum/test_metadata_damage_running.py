@@ -114,7 +114,7 @@ def test_a_follower_that_meets_damage_in_the_leader_has_it_repaired(tmp_path: Pa
         await until(lambda: all(member.listener.values == values for member in quorum.up.values()))
         flip_in_the_middle(Path(leader.raft.log.directory))
         for _ in range(2):
-            leader.raft._plain_log.age_trust()
+            leader.raft._plain_log.segments.age_trust()
         back = await Member(quorum, absent.node_id).start()
         await back.listener.has(values)
         await until(whole_again(leader, back))

@@ -726,7 +726,7 @@ class MetadataLog:
         if self.start_offset > 0:
             self._log.maintain(now_ms)
         for end_offset in sorted(segment.next_offset for segment in segments.condemned):
-            segments.rename_condemned(end_offset, now_ms + self._log.config.file_delete_delay_ms)
+            self._log.rename_condemned(end_offset, now_ms)
             self._disk.sync_directory(self.directory)
         segments.remove_doomed(now_ms)
 
