@@ -39,6 +39,8 @@ DOSES = {
     "TIDELOG_SPARK_CHAOS_MINUTES": Dose(1, 30),
     # tests/unit/testing: starts and stops of embedded brokers and clusters in a row, and spread over xdist's workers
     "TIDELOG_EMBEDDED_STARTS": Dose(6, 200),
+    # tests/unit/storage: random work on real threads in one log directory
+    "TIDELOG_THREAD_SEEDS": Dose(4, 200),
     # damaged files
     "TIDELOG_DAMAGE": Dose(4, 100),
     # tests/properties, in the profile "deep": examples of each property
