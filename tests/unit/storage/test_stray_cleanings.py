@@ -224,3 +224,36 @@ def test_a_cleaning_that_meets_a_bug_is_taken_back(logs: Callable[..., Logs]):
     compaction.take_back()
     assert not made.files("*.cleaned")
     assert made.log.compaction is None
+
+
+@pytest.mark.parametrize("keys", [1, KEYS])
+def test_a_start_finishes_a_swap_of_which_a_power_loss_kept_any_renames(tmp_path: Path, keys: int):
+    """Without its later segments, the first that the swap replaces is no copy of what was cleaned."""
+    number = 0
+    while True:
+        logs = Logs(tmp_path / f"data{number}", CONFIG)
+        for cleaning in range(2):
+            for n in range(RECORDS):
+                key = b"rare %d %d" % (cleaning, n) if n % 10 == 3 else b"k%d" % (n % keys)
+                logs.append(batch(1, key=key, value=b"%03d" % n * 20, timestamp=NOW + n))
+            logs.log.flush()
+            logs.directory.write_checkpoints()
+            compaction = begin(logs.log)
+            if not cleaning:
+                to_end(compaction)
+        expected = newest(logs.log)
+        while (swap := compaction._swap) is None or not swap.has_begun:
+            compaction.run()
+            assert compaction.advance()
+        old = [f"{segment.base_offset:020d}.log" for segment in swap._old]
+        logs.kill()
+        for at, name in enumerate(old):
+            if number >> at & 1:
+                (logs.folder / name).rename(logs.folder / f"{name}.deleted")
+        assert newest(logs.open(machine_ran_on=False)) == expected, (number, old)
+        assert not logs.files("*.swap")
+        logs.close()
+        number += 1
+        if number >= 1 << len(old):
+            assert len(old) > 1
+            return
