@@ -80,7 +80,8 @@ async def test_an_iterator_is_read_as_memory_becomes_free() -> None:
 
         def each() -> Iterator[bytes]:
             for number in range(3_000):
-                underway.append(number - len(values(cluster)))
+                if number % 20 == 0:  # to count them takes long
+                    underway.append(number - len(values(cluster)))
                 yield b"%d" % number
 
         assert await (await sending.send_many("t", each())) == [("t", 0, 0, 3_000)]
