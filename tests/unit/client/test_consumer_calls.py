@@ -35,6 +35,16 @@ async def made(call: Callable[[Consumer], Any], consuming: Consumer) -> Any:
         (lambda it: it.seek(T0, -1), ValueError, "is not an offset"),
         (lambda it: it.seek(T0, 2**63), ValueError, "is not an offset"),
         (lambda it: it.seek(T0, OffsetAndMetadata("5")), TypeError, "an offset is a number"),  # type: ignore[arg-type]
+        (lambda it: it.seek(T0, OffsetAndMetadata(5, "", 2**31)), ValueError, "is not a leader epoch"),
+        (lambda it: it.seek(T0, OffsetAndMetadata(5, "", None)), TypeError, "an offset is a number"),  # type: ignore[arg-type]
+        (
+            lambda it: it.offsets_for_times({T0: None}),
+            TypeError,
+            "t-0: a time is a whole number of milliseconds, not None",
+        ),
+        (lambda it: it.offsets_for_times({T0: 1.5}), TypeError, "a time is a whole number of milliseconds, not 1.5"),
+        (lambda it: it.offsets_for_times({T0: -1}), ValueError, "t-0: -1 is not a time in ms"),
+        (lambda it: it.offsets_for_times({T0: 2**63}), ValueError, "is not a time in ms"),
         (lambda it: it.assign([("t", -1)]), ValueError, "numbered from 0 on"),
         (lambda it: it.assign([("\ud800", 0)]), KafkaError, "the topic name"),
         (lambda it: it.subscribe(["\ud800"]), KafkaError, "the topic name"),

@@ -206,3 +206,30 @@ async def test_a_wrong_offset_is_named_and_the_producer_goes_on(offset, error):
                 await sending.send_offsets_to_transaction({T0: offset}, MEMBER)
         await run(sending)
         assert cluster.transactions.committed_offsets == {("g", "t", 0): 5}
+
+
+@pytest.mark.parametrize(
+    ("offset", "group", "error"),
+    [
+        (OffsetAndMetadata(1, 5), "g", TypeError),  # type: ignore[arg-type]
+        (OffsetAndMetadata(1, b"note"), "g", TypeError),  # type: ignore[arg-type]
+        (OffsetAndMetadata(1, "\ud800"), "g", ValueError),
+        (OffsetAndMetadata(1, "", None), "g", TypeError),  # type: ignore[arg-type]
+        (OffsetAndMetadata(1, "", 2**31), "g", ValueError),
+        (OffsetAndMetadata(1, "", -2), "g", ValueError),
+        (1, "\ud800", ValueError),
+        (1, ConsumerGroupMetadata(5), TypeError),  # type: ignore[arg-type]
+        (1, ConsumerGroupMetadata("g", 2**31, "m"), ValueError),
+        (1, ConsumerGroupMetadata("g", None, "m"), TypeError),  # type: ignore[arg-type]
+        (1, ConsumerGroupMetadata("g", 1, None), TypeError),  # type: ignore[arg-type]
+        (1, ConsumerGroupMetadata("g", 1, "m", "\ud800"), ValueError),
+    ],
+)
+async def test_what_no_request_can_carry_is_refused_and_the_producer_goes_on(offset, group, error):
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        await sending.begin_transaction()
+        with pytest.raises(error):
+            await sending.send_offsets_to_transaction({T0: offset}, group)
+        await sending.send_offsets_to_transaction({T0: OffsetAndMetadata(6, None)}, MEMBER)  # type: ignore[arg-type]
+        await sending.commit_transaction()
+        assert cluster.transactions.committed_offsets == {("g", "t", 0): 6}

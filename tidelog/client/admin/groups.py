@@ -16,7 +16,15 @@ from tidelog.client.admin.coordinators import GROUP, CoordinatorAdmin, gather
 from tidelog.client.assignment.protocol import PROTOCOL_TYPE, by_topic, decode_assignment, decode_subscription
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.model import DEAD, GroupDescription, GroupListing, GroupMember, PartitionLag
-from tidelog.client.model import LATEST_TIMESTAMP, Node, OffsetAndMetadata, TopicPartition, as_names, as_partition
+from tidelog.client.model import (
+    LATEST_TIMESTAMP,
+    Node,
+    OffsetAndMetadata,
+    TopicPartition,
+    as_names,
+    as_offset,
+    as_partition,
+)
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets
 from tidelog.client.network.record_times import first_record_times
@@ -185,11 +193,8 @@ class GroupAdmin(CoordinatorAdmin):
         Raises KafkaError: UNKNOWN_MEMBER_ID while the group has members,
         UNKNOWN_TOPIC_OR_PARTITION. Other partitions may be committed.
         """
+        to_commit = {as_partition(partition): as_offset(partition, offset) for partition, offset in offsets.items()}
         coordinator = Coordinator(await self._connected_cluster(), group_id)
-        to_commit = {
-            as_partition(partition): offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
-            for partition, offset in offsets.items()
-        }
         await coordinator.commit(to_commit, GroupIdentity(), self._config.default_api_timeout_ms)
 
     async def delete_group_offsets(

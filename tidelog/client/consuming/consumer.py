@@ -36,6 +36,7 @@ from tidelog.client.model import (
     as_names,
     as_offset,
     as_partition,
+    as_time,
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import TopicMetadata
@@ -583,12 +584,8 @@ class Consumer:
         """The first offset with a timestamp (ms) at or after the requested one, None where no
         record has one.
         """
-        for partition, timestamp in timestamps.items():
-            if timestamp < 0:
-                raise ValueError(f"{partition}: {timestamp} is not a time in ms")
-        return await (await self._require_position_lookup()).list_offsets(
-            {as_partition(partition): timestamp for partition, timestamp in timestamps.items()}
-        )
+        times_ms = {as_partition(partition): as_time(partition, time_ms) for partition, time_ms in timestamps.items()}
+        return await (await self._require_position_lookup()).list_offsets(times_ms)
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
         """The partition numbers of a topic, None for a topic that does not exist.

@@ -538,10 +538,12 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
 
 
 def as_group_metadata(group: Any) -> ConsumerGroupMetadata:
-    """The metadata of a consumer, of its `group_metadata()` or of a group id. Raises TypeError."""
+    """The metadata of a consumer, of its `group_metadata()` or of a group id. Raises TypeError, ValueError."""
     if isinstance(group, str):
-        return ConsumerGroupMetadata(group)
-    value = group.group_metadata() if hasattr(group, "group_metadata") else group
+        value: Any = ConsumerGroupMetadata(group)
+    else:
+        value = group.group_metadata() if hasattr(group, "group_metadata") else group
     if not isinstance(value, ConsumerGroupMetadata):
         raise TypeError(f"group must be a consumer, its group_metadata() or a group id, not {group!r}")
+    value.check()
     return value
