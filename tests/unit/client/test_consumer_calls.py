@@ -56,6 +56,7 @@ async def made(call: Callable[[Consumer], Any], consuming: Consumer) -> Any:
         (lambda it: it.poll(None), TypeError, "timeout_ms must be a number of milliseconds, not None"),
         (lambda it: it.poll(float("nan")), TypeError, "timeout_ms must be a number of milliseconds, not nan"),
         (lambda it: it.poll_arrow(0, 0), ValueError, "max_records"),
+        (lambda it: it.poll_arrow(0, 1, ("value", "value")), ValueError, "a column is named twice: value, value"),
         (lambda it: it.close(float("nan")), TypeError, "timeout_ms must be a number of milliseconds, not nan"),
     ],
 )

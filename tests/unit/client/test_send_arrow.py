@@ -222,6 +222,9 @@ async def test_an_empty_table_writes_nothing() -> None:
         (pa.table({"value": [1]}), TypeError, "'value' must be binary"),
         (pa.table({"value": [b"v"], "timestamp": [-2]}), ValueError, "timestamp"),
         (pa.table({"value": [b"v"], "timestamp": [1.5]}), TypeError, "timestamp"),
+        (table_of(1, timestamp=pa.array([2**61], pa.timestamp("s"))), ValueError, f"not {2**61 * 1000}"),
+        (table_of(2, timestamp=pa.array([None, 2**61 + 5], pa.timestamp("s", "UTC"))), ValueError, "timestamp"),
+        (table_of(1, timestamp=pa.array([-1], pa.timestamp("s"))), ValueError, "not -1000"),
         (pa.table({"value": [b"v"], "partition": [-1]}), ValueError, "negative"),
         (pa.table({"value": [b"v"], "partition": ["0"]}), TypeError, "whole numbers"),
         (pa.table({"value": [b"v"], "headers": [[b"h"]]}), TypeError, "structs"),
@@ -241,6 +244,16 @@ async def test_a_table_that_cannot_be_sent_sends_nothing(table: Any, error: type
         await sending.flush()
         assert not values(cluster, "t", 0)
         assert not values(cluster, "t", 1)
+
+
+async def test_timestamps_of_every_unit_become_milliseconds() -> None:
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        for unit, per_second in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
+            times = pa.array([7 * per_second, 0, None], pa.timestamp(unit, "UTC"))
+            await (await sending.send_arrow("t", table_of(3, timestamp=times)))
+            sent = [record.timestamp for record in records(cluster, 0)[-3:]]
+            assert sent[:2] == [7000, 0]
+            assert sent[2] > 10**12  # the present time
 
 
 async def test_columns_of_views_are_read_as_others() -> None:

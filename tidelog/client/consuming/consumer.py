@@ -634,6 +634,8 @@ def check_listener(listener: Any) -> None:
 def _arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
     if unknown := [name for name in columns if name not in COLUMNS]:
         raise ValueError(f"there is no column {unknown[0]!r}; the columns are {', '.join(COLUMNS)}")
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"a column is named twice: {', '.join(columns)}")
     try:
         return arrow_schema(columns)
     except ImportError as error:

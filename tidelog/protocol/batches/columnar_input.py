@@ -202,21 +202,26 @@ def _int64_values(column: pa.Array) -> Any:
 
 def _timestamps(column: pa.Array, name: str) -> Any:
     """Milliseconds since 1970: of any timestamp type, or whole numbers."""
+    import numpy as np
     import pyarrow as pa
 
+    per_unit = 1
     if pa.types.is_timestamp(column.type):
-        column = _cast(column, pa.timestamp("ms", column.type.tz), name, safe=False)
+        if column.type.unit == "s":
+            per_unit = 1000  # below: the cast that lets microseconds be cut lets seconds overflow
+        else:
+            column = _cast(column, pa.timestamp("ms", column.type.tz), name, safe=False)
     elif not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
         raise TypeError(f"the column {name!r} must be a timestamp or whole milliseconds, not {column.type}")
     column = _cast(column, pa.int64(), name)
     values = _int64_values(column)
-    is_wrong = (values < 0) | (values >= MAX_TIMESTAMP_MS)
+    is_wrong = (values < 0) | (values > (MAX_TIMESTAMP_MS - 1) // per_unit)
     if column.null_count:
         is_wrong &= ~_nulls(column)
     if is_wrong.any():
-        wrong = int(values[is_wrong][0])
+        wrong = int(values[is_wrong][0]) * per_unit
         raise ValueError(f"a timestamp must be a whole number of milliseconds since 1970, not {wrong}")
-    return values
+    return values if per_unit == 1 else np.where(values < 0, -1, values * per_unit)
 
 
 def _partitions(column: pa.Array, name: str) -> Any:
