@@ -64,8 +64,13 @@ class ServerProcess:
 
     @property
     def data_directory(self) -> Path:
-        """Where the node keeps its logs (`log.dirs`)."""
-        return Path(self.options.get("log.dirs", self.directory / "data"))
+        """Where the node keeps its logs: the first of `log.dirs`."""
+        return self.log_dirs[0]
+
+    @property
+    def log_dirs(self) -> list[Path]:
+        named = self.options.get("log.dirs") or self.options.get("log.dir") or str(self.directory / "data")
+        return [Path(each.strip()) for each in named.split(",")]
 
     @property
     def output_file(self) -> Path:
@@ -232,13 +237,15 @@ class TidelogProcess(ServerProcess):
     def prepare(self) -> None:
         super().prepare()
         if self.cluster_id is not None:
-            format_directory(self.data_directory, int(self.options["node.id"]), self.cluster_id)
+            metadata_dir = self.options.get("metadata.log.dir")
+            for directory in (*self.log_dirs, *([Path(metadata_dir)] if metadata_dir else [])):
+                format_directory(directory, int(self.options["node.id"]), self.cluster_id)
 
     def arguments(self) -> list[str]:
         """The arguments of the command `tidelog`."""
         settings = {
             "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
-            "log.dirs": str(self.data_directory),
+            "log.dirs": ",".join(map(str, self.log_dirs)),
             **self.options,
         }
         arguments = ["start"]

@@ -213,3 +213,15 @@ def test_a_node_that_does_not_exist_is_named(cluster: EmbeddedCluster) -> None:
             fault(9)
     with pytest.raises(ValueError, match="one broker or more, not 0"):
         EmbeddedCluster(0)
+
+
+def test_nodes_may_have_several_log_directories(tmp_path: Path) -> None:
+    """Those that are not formatted for the cluster ended the node."""
+    directories = {node: [str(tmp_path / f"{node}{disk}") for disk in "ab"] for node in (1, 2)}
+    named = {node: {"log.dirs": ",".join(each)} for node, each in directories.items()}
+    with (
+        EmbeddedCluster(2, node_config=named) as cluster,
+        Admin(bootstrap_servers=cluster.bootstrap_servers) as admin,
+    ):
+        listed = admin.describe_log_dirs([1, 2])
+    assert {node: sorted(each.path for each in listed[node]) for node in listed} == directories
