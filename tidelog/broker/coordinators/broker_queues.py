@@ -20,7 +20,8 @@ LANES: Final = 4
 
 class BrokerQueues(Generic[T]):
     """`take(queue)` removes from a queue what makes one request; `send(broker_id, items, lane)` sends it and deals with
-    the answer. What `take` leaves behind waits for a free lane.
+    the answer. What `take` leaves behind waits for a free lane. `on_failure(items)` is called if `send` raises: no item
+    is lost.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class BrokerQueues(Generic[T]):
         name: str,
         take: Callable[[deque[T]], list[T]],
         send: Callable[[int, list[T], str], Awaitable[None]],
+        on_failure: Callable[[list[T]], None],
     ) -> None:
         self._loop = loop
         self._name = name
         self._take = take
         self._send = send
+        self._on_failure = on_failure
         self._queues: dict[int, deque[T]] = {}
         self._free_lanes: dict[int, list[str]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -76,6 +79,7 @@ class BrokerQueues(Generic[T]):
             await self._send(broker_id, items, lane)
         except Exception as error:
             logger.error("%s to broker %d failed", self._name, broker_id, exc_info=error)
+            self._on_failure(items)
         finally:
             self._free_lanes[broker_id].append(lane)
         self._send_queue(broker_id)

@@ -104,7 +104,7 @@ class TransactionMarkers:
         self._rng = rng
         self._answer_timeout_ms = request_timeout_ms + ANSWER_GRACE_MS
         self._pending: dict[_Pending, set[TopicPartition]] = {}  # partitions that have no marker yet
-        self._queues: BrokerQueues[_Piece] = BrokerQueues(loop, "markers", _take, self._send_request)
+        self._queues: BrokerQueues[_Piece] = BrokerQueues(loop, "markers", _take, self._send_request, self._send_later)
         self._to_try: deque[_Pending] = deque()
         self._is_closed = False
 
@@ -213,14 +213,19 @@ class TransactionMarkers:
             )
         except PeerUnreachable as error:
             logger.info("markers for broker %d are sent again: %s", broker_id, error)
-            for pending, partitions in pieces:
-                self._wait(pending, partitions)
+            self._send_later(pieces)
             return
         results = _results(response)
         for pending, partitions in pieces:
             of_producer = results.get(pending.marker.producer_id, {})
             missing = ErrorCode.UNKNOWN_SERVER_ERROR
             self._settle(pending, {each: of_producer.get(each, missing) for each in partitions})
+
+    def _send_later(self, pieces: list[_Piece]) -> None:
+        """Send again what has no result yet: without its marker a transaction would stay prepared for ever."""
+        for pending, partitions in pieces:
+            left = self._pending.get(pending, ())
+            self._wait(pending, [each for each in partitions if each in left])
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ class CoordinatorVerifier:
         self._retry_backoff_ms = retry_backoff_ms
         self._retry_max_s = min(retry_backoff_max_ms, request_timeout_ms) / 1000
         self._open: dict[_Question, None] = {}
-        self._queues: BrokerQueues[_Question] = BrokerQueues(loop, "verify", _take, self._send_request)
+        self._queues: BrokerQueues[_Question] = BrokerQueues(loop, "verify", _take, self._send_request, self._not_asked)
         self.failures = 0
         """Partitions that were not verified."""
 
@@ -194,8 +194,7 @@ class CoordinatorVerifier:
             return
         except PeerUnreachable as error:
             logger.info("the coordinator of %d transactions was not reached: %s", len(questions), error)
-            for question in questions:
-                self._settle(question, question.all(ErrorCode.NETWORK_EXCEPTION))
+            self._not_asked(questions)
             return
         results = _results(response)
         refusal = ErrorCode.of(response.error_code)
@@ -205,6 +204,11 @@ class CoordinatorVerifier:
             of_transaction = results.get(question.txn_id, {}) if refusal is ErrorCode.NONE else question.all(refusal)
             missing = ErrorCode.UNKNOWN_SERVER_ERROR
             self._settle(question, {each: of_transaction.get(each, missing) for each in question.partitions})
+
+    def _not_asked(self, questions: list[_Question]) -> None:
+        """Producers try again upon this error."""
+        for question in questions:
+            self._settle(question, question.all(ErrorCode.NETWORK_EXCEPTION))
 
     def _settle(self, question: _Question, errors: Errors) -> None:
         if (

@@ -161,6 +161,18 @@ async def test_a_broker_that_cannot_be_reached_is_tried_again(room: Room):
     await room.all_done(B)
 
 
+async def test_markers_are_sent_again_after_an_unexpected_error(room: Room):
+    """Or their transactions would stay prepared for ever."""
+    answer = room.cluster.answer
+    malformed: Any = [None]
+    room.cluster.answer = lambda broker_id, request: WriteTxnMarkersResponse(markers=malformed)
+    room.send(B)
+    room.send(B, producer_id=8)
+    await until(lambda: len(room.cluster.sent) >= 2)
+    room.cluster.answer = answer
+    await room.all_done(B, B)
+
+
 async def test_a_partition_that_the_answer_leaves_out_is_sent_again(room: Room):
     answer = room.cluster.answer
     room.cluster.answer = lambda broker_id, request: WriteTxnMarkersResponse()

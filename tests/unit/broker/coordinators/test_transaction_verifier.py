@@ -171,6 +171,14 @@ async def test_without_an_answer_that_is_the_answer(room: Room):
     assert await room.verify("there", A, B) == {A: E.NETWORK_EXCEPTION, B: E.NETWORK_EXCEPTION}
 
 
+async def test_an_unexpected_error_is_answered_too(room: Room):
+    malformed: Any = [None]
+    room.cluster.answer = lambda broker_id, request: AddPartitionsToTxnResponse(results_by_transaction=malformed)
+    answer = await asyncio.wait_for(room.verify("there", A, B), 5)
+    assert answer == {A: E.NETWORK_EXCEPTION, B: E.NETWORK_EXCEPTION}
+    assert len(room.verifier) == 0
+
+
 @pytest.mark.parametrize(
     ("refusal", "told"),
     [(E.CLUSTER_AUTHORIZATION_FAILED, E.INVALID_TXN_STATE), (E.UNKNOWN_SERVER_ERROR, E.UNKNOWN_SERVER_ERROR)],
