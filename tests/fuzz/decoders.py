@@ -230,7 +230,7 @@ def by_hand(data: bytes) -> None:
             hot_replication.decode_fetched(body)
             hot_replication.decode_one_fetched(body)
         else:
-            _compare_produce(body, 9 + version % 4)
+            _compare_produce(body, 9 + version % 5)
     except MalformedMessage:
         pass
 
@@ -240,9 +240,9 @@ def _compare_produce(body: memoryview, version: int) -> None:
     if one is None:
         hot.decode_produce(body, version)
         return
-    topic, index, records, acks, timeout_ms = one
+    topic, index, records, acks, timeout_ms, transactional_id = one
     whole = hot.decode_produce(body, version)
-    assert (whole.acks, whole.timeout_ms) == (acks, timeout_ms)
+    assert (whole.acks, whole.timeout_ms, whole.transactional_id) == (acks, timeout_ms, transactional_id)
     assert whole.topics == [(topic, [(index, records)])]
 
 

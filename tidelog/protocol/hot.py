@@ -1,8 +1,8 @@
 """What of Produce and Fetch is worth doing by hand; all else goes through the compiled messages (docs/decisions/0004).
 
-Three things are: the request that librdkafka sends (one partition), the produce response, and the fetch response, whose
-regions of record batches must not be copied. Responses are framed here (size, correlation id, tags), so that no second
-pass over them is needed. `tests/unit/protocol/test_hot.py` holds every version equal to the compiled codecs.
+Three things are: the request that most clients send (one partition), the produce response, and the fetch response,
+whose regions of record batches must not be copied. Responses are framed here (size, correlation id, tags), so that no
+second pass over them is needed. `tests/unit/protocol/test_hot.py` holds every version equal to the compiled codecs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ _FRAME_HEAD = Struct(">ii")
 # A request of one partition, by the length of its topic's name as a compact string has it, which is one byte:
 # transactional id, acks, timeout, topics, length of the name, the name, partitions, index, two bytes of the records.
 _ONE_PARTITION = [Struct(f">BhiBB{max(length - 1, 0)}sBiBB") for length in range(0x80)]
+# The same with the topic's id, which has no length.
+_ONE_PARTITION_BY_ID = Struct(">BhiB16sBiBB")
+_RECORDS_AT_BY_NAME, _RECORDS_AT_BY_ID = 13, 29  # and the bytes of the name, with that of its length
 # The answer, by the bytes of the name: size, correlation id, header tags, topics, length of the name, the name,
 # partitions, index, error, offset, append time, log start, record errors, message, three times no tags around the
 # throttle time.
 _ONE_PRODUCED = [Struct(f">iiBBB{length}sBihqqqBBBBiB") for length in range(0x7F)]
 _ONE_PRODUCED_BYTES = 47
+_ONE_PRODUCED_BY_ID = Struct(">iiBB16sBihqqqBBBBiB")
 _ANSWERED_ACKS = (-1, 1)
 # A fetch of one partition outside of a session: wait, least and most bytes, isolation, session id and epoch, topics,
 # the name (by its length) or id, partitions, index, leader epoch, offset, last epoch, log start, most bytes, and
@@ -120,26 +124,43 @@ def decode_produce(buffer: memoryview, version: int) -> ProduceRequest:
     )
 
 
-# A Produce request of one partition, no transaction and acks of 1 or all, as librdkafka sends it: topic, index,
-# records, acks, timeout in ms. A plain tuple, for it is made for every request.
-OneProduce = tuple[str, int, memoryview, int, int]
+# A Produce request of one partition and acks of 1 or all, as most clients send it: topic (its name, or its id from
+# version 13), index, records, acks, timeout in ms, transactional id. A plain tuple, for it is made for every request.
+OneProduce = tuple["str | bytes", int, memoryview, int, int, "str | None"]
 
 
 def decode_one_produce(frame: memoryview, position: int, version: int) -> OneProduce | None:
-    """The request whose body begins at `position`, if it is flexible and of one topic by name, one partition and no
-    tags; None for any other.
+    """The request whose body begins at `position`, if it is flexible and of one topic, one partition and no tags; None
+    for any other.
 
-    One with a transactional batch is any other, so that the common case is spared that question.
+    The transactional id is there if the batch is transactional. A request with one of them alone is any other.
     """
-    if not PRODUCE_FLEXIBLE_FROM <= version < TOPIC_ID_FROM:
+    if version < PRODUCE_FLEXIBLE_FROM:
         return None
     try:
-        (
-            transactional_id, acks, timeout_ms, topics, name_length, name, partitions, index, length, length_high,
-        ) = _ONE_PARTITION[frame[position + 8]].unpack_from(frame, position)  # fmt: skip
-        if transactional_id or topics != 2 or name_length < 2 or partitions != 2 or acks not in _ANSWERED_ACKS:
+        transactional_id = None
+        id_length = frame[position]
+        if id_length:
+            if not 1 < id_length < 0x80:
+                return None
+            transactional_id = str(frame[position + 1 : position + id_length], "utf-8")
+            position += id_length - 1  # its last byte takes the place of the byte that says that there is none
+        topic: str | bytes
+        if version < TOPIC_ID_FROM:
+            _, acks, timeout_ms, topics, name_length, name, partitions, index, length, length_high = _ONE_PARTITION[
+                frame[position + 8]
+            ].unpack_from(frame, position)
+            if name_length < 2:
+                return None
+            topic = name.decode()
+            start = position + _RECORDS_AT_BY_NAME + name_length + 1
+        else:
+            _, acks, timeout_ms, topics, topic, partitions, index, length, length_high = (
+                _ONE_PARTITION_BY_ID.unpack_from(frame, position)
+            )
+            start = position + _RECORDS_AT_BY_ID + 1
+        if topics != 2 or partitions != 2 or acks not in _ANSWERED_ACKS:
             return None
-        start = position + name_length + 14
         if length >= 0x80:
             if length_high < 0x80:
                 length += (length_high << 7) - 0x80
@@ -149,17 +170,18 @@ def decode_one_produce(frame: memoryview, position: int, version: int) -> OnePro
         end = start + length - 1
         if length == 0 or end + 3 != len(frame) or frame[end] or frame[end + 1] or frame[end + 2]:
             return None
-        if length > ATTRIBUTES_LOW_OFFSET + 1 and frame[start + ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG:
+        flags = frame[start + ATTRIBUTES_LOW_OFFSET] if length > ATTRIBUTES_LOW_OFFSET + 1 else 0
+        if (transactional_id is None) is bool(flags & TRANSACTIONAL_FLAG):
             return None
-        return name.decode(), index, frame[start:end], acks, timeout_ms
+        return topic, index, frame[start:end], acks, timeout_ms, transactional_id
     except (IndexError, StructError, UnicodeDecodeError):
         return None  # `decode_produce` says what is wrong with it
 
 
 class PipelinedProduces(NamedTuple):
-    """Several requests of one client for one partition, each with the form of a `OneProduce`."""
+    """Several requests of one client for one partition, each with the form of a `OneProduce` without a transaction."""
 
-    topic: str
+    topic: str | bytes
     partition_index: int
     acks: int
     timeout_ms: int
@@ -177,8 +199,11 @@ def decode_pipelined_produces(frames: Sequence[memoryview], position: int, versi
     one = decode_one_produce(first, position, version)
     if one is None:
         return None
-    topic, index, _, acks, timeout_ms = one
-    records_at = position + first[position + 8] + 13
+    topic, index, _, acks, timeout_ms, transactional_id = one
+    if transactional_id is not None:
+        return None
+    by_name = version < TOPIC_ID_FROM
+    records_at = position + (_RECORDS_AT_BY_NAME + first[position + 8] if by_name else _RECORDS_AT_BY_ID)
     layout = f">4si{records_at - 8}sBB"
     head: tuple[bytes, bytes] | None = None
     correlation_ids, batches = [], []
@@ -207,9 +232,19 @@ def decode_pipelined_produces(frames: Sequence[memoryview], position: int, versi
 
 
 def encode_one_produced(
-    correlation_id: int, topic: str, index: int, base_offset: int, log_append_time_ms: int, log_start_offset: int
+    correlation_id: int,
+    topic: str | bytes,
+    index: int,
+    base_offset: int,
+    log_append_time_ms: int,
+    log_start_offset: int,
 ) -> bytes:
     """The whole response frame to a `OneProduce` that succeeded."""
+    if isinstance(topic, bytes):
+        return _ONE_PRODUCED_BY_ID.pack(
+            _ONE_PRODUCED_BY_ID.size - 4, correlation_id, 0, 2, topic, 2, index, 0, base_offset, log_append_time_ms,
+            log_start_offset, 1, 0, 0, 0, 0, 0,
+        )  # fmt: skip
     name = topic.encode()
     length = len(name)
     return _ONE_PRODUCED[length].pack(

@@ -1,12 +1,12 @@
-"""What a small Produce, a Fetch at the log's end and ApiVersions cost in one process, without a socket. No test.
+"""What a small Produce, a Fetch at the log's end, ApiVersions and a transaction cost in one process. No test.
 
     python -m tests.unit.broker.measure_requests [--against DIRECTORY] [--rounds 7] [--calls]
 
 A real node runs on uvloop, with its logs in memory (/dev/shm) where there is such a thing. Frames are handed to a
-connection of its server as the event loop does it, and the answers are dropped. The figures are CPU microseconds of the
-thread per request, so that other work on the machine disturbs them little; still, only figures of one run compare.
-`--against` measures another tree of the sources in turn with this one: processes alternate, medians are shown.
-`--calls` counts calls of Python functions per request, and names them.
+connection of its server as the event loop does it, without a socket, and the answers are dropped. The figures are CPU
+microseconds of the thread per request, so that other work on the machine disturbs them little; still, only figures of
+one run compare. `--against` measures another tree of the sources in turn with this one: processes alternate, medians
+are shown. `--calls` counts calls of Python functions per request, and names them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,23 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import uvloop
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 ROUND_REQUESTS = 20_000
+ROUND_TRANSACTIONS = 2_000
+WARM_TRANSACTIONS = 300
 WARM_REQUESTS = 3_000
 ROUNDS_OF_PROCESS = 5
 COUNTED_REQUESTS = 200
+TOPICS = ("hot", "still", "sold")
 MEMORY = "/dev/shm"
 TREE = Path(__file__).resolve().parents[3]
 
@@ -58,6 +63,9 @@ class Transport:
     def pause_reading(self) -> None:
         raise AssertionError("a small request was not answered at once")
 
+    def resume_reading(self) -> None:
+        pass
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -71,6 +79,114 @@ def feed(connection: Any, data: bytes, times: int) -> None:
         connection.buffer_updated(size)
 
 
+class WaitingTransport(Transport):
+    """Also for requests that are answered in a later turn of the loop."""
+
+    def pause_reading(self) -> None:
+        pass
+
+
+def connected(node: Any, transport: Transport) -> tuple[Any, Transport]:
+    """A connection of the node's server."""
+    from tidelog.broker.network.connection import KafkaConnection
+
+    connection = KafkaConnection(node._broker_server, "PLAINTEXT")
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    connection._resize(16 * 1024)  # what a connection gets that once filled the smallest buffer
+    return connection, transport
+
+
+class Transactions:
+    """Transactions of one record of 1 KB, one after another. `version`: of the protocol, 1 or 2.
+
+    Their frames are made before they are measured. The loop has its turns after each one, for the markers.
+    """
+
+    def __init__(self, node: Any, version: int) -> None:
+        self._connection, self._transport = connected(node, WaitingTransport())
+        self._log = node._services.partitions.find("sold", 0).log
+        self._version = version
+        self._id = f"measure-{version}"
+        self._sequence = 0
+        self._producer_id = self._epoch = -1
+
+    async def begin(self) -> None:
+        """Get a producer id."""
+        from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
+        from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+        find = FindCoordinatorRequest(key_type=1, coordinator_keys=[self._id])  # makes the coordinator's topic
+        request = InitProducerIdRequest(
+            transactional_id=self._id, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            while self._producer_id < 0:
+                await self._answer(framed(find, 6))
+                answer = InitProducerIdResponse.decode(await self._answer(framed(request, 4)), 4)
+                self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch
+
+    async def _answer(self, data: bytes) -> bytes:
+        """The body of the answer."""
+        self._transport.written.clear()
+        feed(self._connection, data, 1)
+        await asyncio.sleep(0.01)  # a pause before the next attempt, too
+        await until(lambda: bool(self._transport.written))
+        return bytes(self._transport.written[0])[9:]
+
+    def frames(self, count: int) -> list[list[bytes]]:
+        """The requests of so many transactions, each once."""
+        return [self._requests() for _ in range(count)]
+
+    def _requests(self) -> list[bytes]:
+        from tidelog.protocol.batches.records import encode_batch
+        from tidelog.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+        from tidelog.protocol.messages.end_txn import EndTxnRequest
+        from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+        batch = encode_batch(
+            [(int(time.time() * 1000), None, b"v" * 1000, ())], producer_id=self._producer_id,
+            producer_epoch=self._epoch, base_sequence=self._sequence, transactional=True,
+        )  # fmt: skip
+        data = TopicProduceData(name="sold", partition_data=[PartitionProduceData(index=0, records=bytes(batch))])
+        produce = ProduceRequest(transactional_id=self._id, acks=-1, timeout_ms=30_000, topic_data=[data])
+        end = EndTxnRequest(
+            transactional_id=self._id, producer_id=self._producer_id, producer_epoch=self._epoch, committed=True
+        )
+        if self._version == 2:
+            self._epoch += 1
+            return [framed(produce, 12), framed(end, 5)]
+        self._sequence += 1
+        add = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self._id, v3_and_below_producer_id=self._producer_id,
+            v3_and_below_producer_epoch=self._epoch,
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name="sold", partitions=[0])],
+        )  # fmt: skip
+        return [framed(add, 3), framed(produce, 11), framed(end, 3)]
+
+    async def run(self, transactions: list[list[bytes]]) -> None:
+        end_offset = self._log.log_end_offset + 2 * len(transactions)  # each a record and a marker
+        for requests in transactions:
+            for data in requests:
+                feed(self._connection, data, 1)
+            await asyncio.sleep(0)
+        assert self._log.last_stable_offset == end_offset, "a transaction was refused"
+
+    async def cost_us(self) -> float:
+        transactions = self.frames(ROUND_TRANSACTIONS)
+        began = time.thread_time()
+        await self.run(transactions)
+        return (time.thread_time() - began) * 1e6 / len(transactions)
+
+
+def framed(request: Any, version: int) -> bytes:
+    from tidelog.protocol.api import request_header_version
+
+    tags = b"\0" if request_header_version(request.API_KEY, version) == 2 else b""
+    head = request.API_KEY.to_bytes(2, "big") + version.to_bytes(2, "big") + (7).to_bytes(4, "big") + b"\xff\xff" + tags
+    frame = head + bytes(request.encode(version))
+    return len(frame).to_bytes(4, "big") + frame
+
+
 def cost_us(connection: Any, data: bytes, requests_in_data: int) -> float:
     times = ROUND_REQUESTS // requests_in_data
     began = time.thread_time()
@@ -78,22 +194,21 @@ def cost_us(connection: Any, data: bytes, requests_in_data: int) -> float:
     return (time.thread_time() - began) * 1e6 / times / requests_in_data
 
 
-def calls(connection: Any, data: bytes) -> Counter[str]:
-    """Calls of Python functions while so many requests are served, by file and name."""
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """Calls of Python functions inside the `with` block, by file and name."""
     found: Counter[str] = Counter()
 
     def profile(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
+        if event == "call" and frame.f_code.co_filename != __file__:
             code = frame.f_code
             found[f"{code.co_filename.partition('tidelog/')[2]}:{code.co_name}"] += 1
 
     sys.setprofile(profile)
     try:
-        feed(connection, data, COUNTED_REQUESTS)
+        yield found
     finally:
         sys.setprofile(None)
-    del found[f"{__file__.partition('tidelog/')[2]}:feed"]
-    return found
 
 
 def requests(now_ms: int) -> dict[str, tuple[bytes, int]]:
@@ -120,7 +235,6 @@ async def measure(directory: str, counts_calls: bool, only: str) -> dict[str, An
     from tidelog.bench import frames
     from tidelog.bench.topics import NewTopic, create
     from tidelog.broker.config.node_config import NodeConfig
-    from tidelog.broker.network.connection import KafkaConnection
     from tidelog.broker.node import Node
     from tidelog.broker.node_ports import os_ports
 
@@ -130,10 +244,8 @@ async def measure(directory: str, counts_calls: bool, only: str) -> dict[str, An
         node._services.scheduler._stopwatch = None  # or another process's turn on this processor counts as a long turn
         port = node._sockets[0][1].getsockname()[1]
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, create, port, [NewTopic("hot", 1, 1, {}), NewTopic("still", 1, 1, {})])
-        connection, transport = KafkaConnection(node._broker_server, "PLAINTEXT"), Transport()
-        connection.connection_made(transport)  # type: ignore[arg-type]
-        connection._resize(16 * 1024)  # what a connection gets that once filled the smallest buffer
+        await loop.run_in_executor(None, create, port, [NewTopic(name, 1, 1, {}) for name in TOPICS])
+        connection, transport = connected(node, Transport())
         now_ms = int(time.time() * 1000)
         one = frames.produce(frames.ProducePlan("still", {0: frames.record_batch([b"v" * 200], now_ms)}), 1)
         feed(connection, one, 1)
@@ -145,7 +257,8 @@ async def measure(directory: str, counts_calls: bool, only: str) -> dict[str, An
             feed(connection, data, WARM_REQUESTS // count)
             await asyncio.sleep(0)
             if counts_calls:
-                costs[name] = calls(connection, data)
+                with counted_calls() as costs[name]:
+                    feed(connection, data, COUNTED_REQUESTS)
                 continue
             figures = []
             for _ in range(ROUNDS_OF_PROCESS):
@@ -153,6 +266,18 @@ async def measure(directory: str, counts_calls: bool, only: str) -> dict[str, An
                 assert not transport.is_closed
                 await asyncio.sleep(0)
             costs[name] = min(figures)
+        for version in (1, 2):
+            name = f"transaction, version {version}"
+            if only in name:
+                transactions = Transactions(node, version)
+                await transactions.begin()
+                await transactions.run(transactions.frames(WARM_TRANSACTIONS))
+                if counts_calls:
+                    counted = transactions.frames(COUNTED_REQUESTS)
+                    with counted_calls() as costs[name]:
+                        await transactions.run(counted)
+                else:
+                    costs[name] = min([await transactions.cost_us() for _ in range(ROUNDS_OF_PROCESS)])
         connection.connection_lost(None)
         return costs
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire
@@ -17,6 +19,7 @@ from tests.unit.broker.transactions import (
     use,
     write_markers,
 )
+from tidelog.broker.apis.records import produce as produce_api
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.produce import ProduceResponse
@@ -241,3 +244,41 @@ async def test_what_follows_a_batch_that_was_not_verified_is_refused_alike(
     assert await produce(wire, {T0: transactional(1)}) == [E.NOT_ENOUGH_REPLICAS]
     assert await produce(wire, {T0: transactional(0)}) == [E.NONE]
     assert await produce(wire, {T0: transactional(1)}) == [E.NONE]
+
+
+@pytest.mark.parametrize("version", [11, 12, 13])
+async def test_one_batch_is_answered_as_among_many(
+    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch, version: int
+):
+    """A request with one batch has a way of its own. Both ways leave the same answers, logs, questions and counters."""
+    damaged = bytearray(transactional(5))
+    damaged[-1] ^= 1
+    batches = [
+        transactional(0, 2), transactional(0, 2), transactional(2), transactional(9), bytes(damaged),
+        transactional(0, epoch=3), transactional(3), transactional(0, producer_id=8), bytes(transactional(0))[:40],
+    ]  # fmt: skip
+    outcomes = []
+    for topic in ("one", "many"):
+        topic_id = await wire.create_topic(topic, 2)
+        if topic == "many":
+            monkeypatch.setattr(produce_api, "decode_one_produce", lambda *_: None)
+        node: Any = running.node
+        answers, counters = [], node._services.requests.produce
+        before = dict(counters.errors)
+        coordinator = use(running, FakeCoordinator())
+        coordinator.errors = [E.INVALID_TXN_STATE, E.CONCURRENT_TRANSACTIONS, E.NONE]
+        for index, batch in [(0, batches[0]), *((0, each) for each in batches), (1, batches[2]), (7, batches[0])]:
+            request = produce_request({(topic, index): batch})
+            request.topic_data[0].topic_id = topic_id
+            wire.send(request, version)
+            response = await wire.receive(ProduceResponse, version)
+            [answered] = response.responses[0].partition_responses
+            answers.append(
+                (answered.error_code, answered.base_offset, answered.log_start_offset, answered.record_errors)
+            )
+        log = partition_of(running, topic).log
+        new_errors = {code: count - before.get(code, 0) for code, count in counters.errors.items()}
+        asked = [(*question[:3], [index for _, index in question[3]], question[4]) for question in coordinator.asked]
+        outcomes.append((answers, log.log_end_offset, log.last_stable_offset, new_errors, asked))
+    assert outcomes[0] == outcomes[1]
+    assert len({answer[0] for answer in outcomes[0][0]}) > 3, "the cases differ"

@@ -41,7 +41,7 @@ def topic_field(version: int, topic: str | bytes, name: str) -> dict[str, Any]:
     return {"topic_id": topic} if version >= 13 else {name: topic}
 
 
-# Half of the requests have the shape that is decoded by hand: one topic, one partition, no transaction.
+# Half of the requests have the shape that is decoded by hand: one topic, one partition.
 @st.composite
 def produce_requests(draw: st.DrawFn) -> tuple[int, Any, list[Any]]:
     version = draw(st.sampled_from(PRODUCE_VERSIONS))
@@ -51,7 +51,7 @@ def produce_requests(draw: st.DrawFn) -> tuple[int, Any, list[Any]]:
     batches = st.lists(st.tuples(int32s, records), min_size=least, max_size=most)
     topics = draw(st.lists(st.tuples(topics_of(version), batches), min_size=least, max_size=most))
     message = produce_messages.ProduceRequest(
-        transactional_id=None if single else draw(st.none() | names),
+        transactional_id=draw(st.none() | names | st.sampled_from(["", "x" * 126, "x" * 127, "x" * 200])),
         acks=draw(st.integers(-1, 1)),
         timeout_ms=draw(int32s),
         topic_data=[
@@ -79,35 +79,42 @@ def test_a_produce_request_is_decoded_as_the_compiled_message_wrote_it(case: tup
 def test_the_request_of_one_partition_is_recognised_and_no_other(case: tuple[int, Any, list[Any]]) -> None:
     version, message, topics = case
     one = decode_one_produce(memoryview(message.encode(version)), 0, version)
+    transactional_id = message.transactional_id
     is_one = (
-        9 <= version < 13
-        and message.transactional_id is None
+        version >= 9
+        and (transactional_id is None or 0 < len(transactional_id.encode()) < 127)
         and message.acks != 0
         and len(topics) == 1
-        and len(topics[0][0].encode()) < 127
+        and (version >= 13 or len(topics[0][0].encode()) < 127)
         and len(topics[0][1]) == 1
         and (records := topics[0][1][0][1]) is not None
-        and not (len(records) > 22 and records[22] & 0x10)  # a transaction is not the common case
+        and (len(records) > 22 and records[22] & 0x10 != 0) is (transactional_id is not None)
     )
     assert (one is not None) == is_one
     if one is not None:
         [(topic, [(index, records)])] = topics
-        assert one == (topic, index, records, message.acks, message.timeout_ms)
+        assert one == (topic, index, records, message.acks, message.timeout_ms, transactional_id)
 
 
 HEADER_BYTES = 18  # key, version, correlation id, a client id of seven bytes, no tags
 
 
-def one_produce(topic: str, index: int, records: bytes, acks: int = -1, correlation_id: int = 7) -> bytearray:
+def one_produce(
+    topic: str, index: int, records: bytes, acks: int = -1, correlation_id: int = 7, version: int = 12
+) -> bytearray:
     """A request without its size."""
     partition = produce_messages.PartitionProduceData(index=index, records=records)
     message = produce_messages.ProduceRequest(
         acks=acks,
         timeout_ms=5000,
-        topic_data=[produce_messages.TopicProduceData(name=topic, partition_data=[partition])],
+        topic_data=[
+            produce_messages.TopicProduceData(
+                name=topic, topic_id=topic.encode().ljust(16, b"-"), partition_data=[partition]
+            )
+        ],
     )
-    head = b"\0\0\0\x0c" + correlation_id.to_bytes(4, "big") + b"\0\x07a-probe\0"
-    return bytearray(head + message.encode(12))
+    head = bytes((0, 0, 0, version)) + correlation_id.to_bytes(4, "big") + b"\0\x07a-probe\0"
+    return bytearray(head + message.encode(version))
 
 
 @given(
@@ -121,33 +128,47 @@ def one_produce(topic: str, index: int, records: bytes, acks: int = -1, correlat
         ),
         min_size=1,
         max_size=5,
-    )
+    ),
+    st.sampled_from((12, 13)),
 )
-def test_pipelined_requests_are_decoded_as_each_alone(cases: list[tuple[str, int, int, int, tuple[int, int] | None]]):
+def test_pipelined_requests_are_decoded_as_each_alone(
+    cases: list[tuple[str, int, int, int, tuple[int, int] | None]], version: int
+):
     frames = []
     for number, (topic, index, acks, size, flip) in enumerate(cases):
-        frame = one_produce(topic, index, bytes((number,)) * size, acks, number)
+        frame = one_produce(topic, index, bytes((number,)) * size, acks, number, version)
         if flip is not None and flip[0] < len(frame):
             frame[flip[0]] ^= 1 << flip[1]
         frames.append(frame)
-    assert_decoded_as_each_alone(frames)
+    assert_decoded_as_each_alone(frames, version)
 
 
+@pytest.mark.parametrize("version", [12, 13])
 @pytest.mark.parametrize("size", [1, 100, 200])
-def test_each_byte_that_makes_a_request_different_ends_the_pipelined_ones(size: int) -> None:
-    first = one_produce("topic", 0, bytes(size))
+def test_each_byte_that_makes_a_request_different_ends_the_pipelined_ones(size: int, version: int) -> None:
+    first = one_produce("topic", 0, bytes(size), version=version)
     for place in {*range(60), *range(len(first) - 4, len(first))} & set(range(len(first))):
         other = bytearray(first)
         other[place] ^= 1
-        assert_decoded_as_each_alone([first, bytearray(first), other])
+        assert_decoded_as_each_alone([first, bytearray(first), other], version)
     for cut in range(8, len(first)):
-        assert_decoded_as_each_alone([first, bytearray(first), first[:cut]])
+        assert_decoded_as_each_alone([first, bytearray(first), first[:cut]], version)
 
 
-def assert_decoded_as_each_alone(data: list[bytearray]) -> None:
+def test_transactions_are_not_pipelined() -> None:
+    """Their batches may have to wait for the coordinator."""
+    partition = produce_messages.PartitionProduceData(index=0, records=bytes(22) + b"\x10" + bytes(60))
+    topics = [produce_messages.TopicProduceData(name="topic", partition_data=[partition])]
+    message = produce_messages.ProduceRequest(transactional_id="id", acks=-1, timeout_ms=1, topic_data=topics)
+    frame = memoryview(b"\0\0\0\x0c" + bytes(4) + b"\0\x07a-probe\0" + message.encode(12))
+    assert decode_one_produce(frame, HEADER_BYTES, 12) is not None
+    assert decode_pipelined_produces([frame, frame], HEADER_BYTES, 12) is None
+
+
+def assert_decoded_as_each_alone(data: list[bytearray], version: int) -> None:
     frames = [memoryview(each) for each in data]
-    decoded = decode_pipelined_produces(frames, HEADER_BYTES, 12)
-    alone = [decode_one_produce(frame, HEADER_BYTES, 12) for frame in frames]
+    decoded = decode_pipelined_produces(frames, HEADER_BYTES, version)
+    alone = [decode_one_produce(frame, HEADER_BYTES, version) for frame in frames]
     alike = 0
     for frame, one in zip(frames, alone):
         if one is None or alone[0] is None or frame[:4] != frames[0][:4] or frame[8:18] != frames[0][8:18]:
@@ -161,17 +182,17 @@ def assert_decoded_as_each_alone(data: list[bytearray]) -> None:
     topic, index, acks, timeout_ms, correlation_ids, batches = decoded
     assert len(batches) == alike
     for frame, one, correlation_id, records in zip(frames, alone, correlation_ids, batches):
-        assert one == (topic, index, records, acks, timeout_ms)
+        assert one == (topic, index, records, acks, timeout_ms, None)
         assert correlation_id == int.from_bytes(frame[4:8], "big", signed=True)
 
 
-@given(int32s, st.text(alphabet="abcå-", min_size=1, max_size=60), int32s, int64s, int64s, int64s)
+@given(int32s, st.text(alphabet="abcå-", min_size=1, max_size=60) | ids, int32s, int64s, int64s, int64s)
 def test_the_answer_to_one_partition_is_the_same_as_among_many(
-    correlation_id: int, topic: str, index: int, base_offset: int, append_time_ms: int, start_offset: int
+    correlation_id: int, topic: str | bytes, index: int, base_offset: int, append_time_ms: int, start_offset: int
 ) -> None:
     partition = ProducedPartition(index, 0, base_offset, append_time_ms, start_offset)
     one = encode_one_produced(correlation_id, topic, index, base_offset, append_time_ms, start_offset)
-    for version in (9, 10, 11, 12):
+    for version in (9, 10, 11, 12) if isinstance(topic, str) else (13,):
         assert one == encode_produce_response(correlation_id, version, [(topic, [partition])])
 
 

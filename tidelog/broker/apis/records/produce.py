@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from tidelog.broker.replicas.partitions import Committed, Partitions
+    from tidelog.protocol.hot import OneProduce
     from tidelog.replication.partition import Partition
 
 logger = logging.getLogger("tidelog.produce")
@@ -74,6 +75,8 @@ _NOT_REACHED = frozenset(
     )
 )
 
+_NOT_VERIFIED = TransactionAppend()
+
 _Key = tuple[str | bytes, int]
 """(topic name or id, partition index), as in the request."""
 _BatchesByTopic = dict[str | bytes, dict[int, memoryview | None]]
@@ -91,17 +94,24 @@ def serve(
     one = decode_one_produce(frame, position, version)
     if one is None:
         return _serve_many(services, frame[position:], version, correlation_id, connection)
-    topic, index, records, acks, timeout_ms = one
+    topic, index, records, acks, timeout_ms, transactional_id = one
     partitions = services.partitions
+    given: TransactionAppend | None = None
     try:
         partition = partitions.leader(topic, index)
         if partition.is_internal:
             _check_records(partition, records, version, acks)
-        info = partitions.append(partition, records, services.clock_ms(), acks)
+        if transactional_id is not None:
+            verified = _verify_one(services, partition, one, version, correlation_id, connection)
+            if not isinstance(verified, TransactionAppend):
+                return verified or _serve_many(services, frame[position:], version, correlation_id, connection)
+            given = verified
+        info = partitions.append(partition, records, services.clock_ms(), acks, True, given)
     except NeedsInspection as needed:
         to = _Responder(services, connection.listener_name, version, correlation_id)
         results = [ProducedPartition(index)]
-        progress = _Progress(connection, acks, timeout_ms, [(topic, results)], [], failed=False)
+        transaction = None if given is None else _Transaction({(topic, index): given}, {})
+        progress = _Progress(connection, acks, timeout_ms, [(topic, results)], [], False, transaction)
         return _AwaitingInspection(to, progress, [(topic, index, needed, results, 0)])
     except KafkaError as error:
         partitions.note_refused(topic, index, records, error.code)
@@ -112,6 +122,41 @@ def serve(
         to = _Responder(services, connection.listener_name, version, correlation_id)
         return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
     return encode_one_produced(correlation_id, topic, index, first_offset, log_append_time_ms, log_start_offset)
+
+
+def _verify_one(
+    services: Services, partition: Partition, one: OneProduce, version: int, correlation_id: int, connection: Peer
+) -> TransactionAppend | Deferred | None:
+    """`_serve_transaction` for one batch: what its append is given, or the answer that waits for the coordinator.
+
+    None for a batch without a producer, which `_serve_many` handles. Raises the coordinator's refusal.
+    """
+    topic, index, records, acks, timeout_ms, transactional_id = one
+    header = sequenced_header(records)
+    if header is None:
+        return None
+    assert transactional_id is not None
+    producer_id, producer_epoch, adds = header.producer_id, header.producer_epoch, version >= ADDS_FROM
+    try:
+        verification = partition.begin_verification(
+            producer_id, producer_epoch, header.base_sequence, adds, services.clock_ms()
+        )
+    except KafkaError:
+        return _NOT_VERIFIED  # the append raises the same error
+    if verification is None:
+        return _NOT_VERIFIED
+    given = TransactionAppend(verification)
+    key = (partition.topic, index)
+    answer = services.verifier.verify(transactional_id, producer_id, producer_epoch, (key,), adds=adds)
+    if answer.done():
+        error = answer.result().get(key, ErrorCode.UNKNOWN_SERVER_ERROR)
+        if error is not ErrorCode.NONE:
+            raise _not_verified(error, version)
+        return given
+    to = _Responder(services, connection.listener_name, version, correlation_id)
+    transaction = _Transaction({(topic, index): given}, {})
+    progress = _Progress(connection, acks, timeout_ms, [], [], False, transaction)
+    return _AwaitingVerification(to, progress, {topic: {index: records}}, len(records), {key: (topic, index)}, answer)
 
 
 def serve_pipelined(
@@ -149,9 +194,7 @@ def serve_pipelined(
 
 
 def _serve_many(services: Services, body: memoryview, version: int, correlation_id: int, connection: Peer) -> Answer:
-    """Handle a request that `decode_one_produce` does not cover: several partitions, an old version, acks=0, or a
-    transaction.
-    """
+    """Handle a request that `decode_one_produce` does not cover: several partitions, an old version, acks=0."""
     request = decode_produce(body, version)
     batches_of = _by_topic(request)
     to = _Responder(services, connection.listener_name, version, correlation_id)
@@ -343,7 +386,7 @@ class _ParkedOne(Deferred):
     __slots__ = ("_acks", "_bucket", "_info", "_partition", "_timeout_ms", "_to", "_topic")
 
     def __init__(
-        self, to: _Responder, partition: Partition, info: AppendInfo, topic: str, timeout_ms: int, acks: int
+        self, to: _Responder, partition: Partition, info: AppendInfo, topic: str | bytes, timeout_ms: int, acks: int
     ) -> None:
         self.exclusive = False
         self.response = self.on_abandon = self.timing = self._on_complete = None
