@@ -24,7 +24,7 @@ from typing import Any
 from tidelog.spark_ingest import sink
 from tidelog.spark_ingest.held_rows import HeldRows
 from tidelog.spark_ingest.micro_batches import CommittedBatch
-from tidelog.spark_ingest.sink import Written
+from tidelog.spark_ingest.sink import TaskOutput
 from tidelog.spark_ingest.source import TidelogDataSource, TidelogStreamReader
 from tidelog.spark_ingest.writers import TaskWritten, TidelogStreamWriter
 
@@ -74,7 +74,7 @@ async def forget(*arguments: Any) -> CommittedBatch:
     return CommittedBatch(-1, 0)
 
 
-def has_rows(written: Written | HeldRows) -> bool:
+def has_rows(written: TaskOutput | HeldRows) -> bool:
     """Whether the commit of a task writes rows of it, or ends their transaction."""
     return bool(written.content if isinstance(written, HeldRows) else written.transaction)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.patience import join
-from tidelog.bench.clusters import Running
+from tidelog.bench.clusters import RunningCluster
 from tidelog.client import NewTopic, sync
 from tidelog.testing.cluster import EmbeddedCluster
 
@@ -23,7 +23,7 @@ def test_a_batch_read_survives_the_death_of_a_broker(spark: Any, tmp_path: Path)
     from pyspark.sql import functions as F
 
     cluster = EmbeddedCluster(3, tmp_path)
-    with Running(cluster):
+    with RunningCluster(cluster):
         with sync.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)])
         with sync.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:

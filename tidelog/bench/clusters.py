@@ -46,7 +46,7 @@ class Alone:
         self.nodes[1].stop()
 
 
-class Running:
+class RunningCluster:
     """A cluster inside a `with` block: ready when every broker lists every broker, stopped at the end.
 
     An interrupt kills the nodes: the user waits, and nothing reads their data again.
@@ -59,7 +59,7 @@ class Running:
         self._timeout_s = timeout_s
         self.ready_s = 0.0
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> RunningCluster:
         nodes = list(self.cluster.nodes.values())
         for node in nodes:
             node.prepare()

@@ -217,15 +217,15 @@ def scale_(
     errors = Console(stderr=True)
     names = [only, *(_kafka_or_none(errors) if with_kafka and only != comparison.THEIRS else [])]
     sizes = [few, partitions] if 0 < few < partitions else [partitions]
-    weighed: dict[tuple[str, int], scale.Weighed] = {}
-    file = ResultFile(save, lambda: report.scale_json(weighed, brokers), errors)
+    results: dict[tuple[str, int], scale.ScaleResult] = {}
+    file = ResultFile(save, lambda: report.scale_json(results, brokers), errors)
 
     def show() -> None:
         if json_:
-            click.echo(report.scale_json(weighed, brokers))
+            click.echo(report.scale_json(results, brokers))
         else:
-            Console(width=None if sys.stdout.isatty() else 120).print(report.scale_table(weighed, brokers))
-        for (name, size), one in weighed.items():
+            Console(width=None if sys.stdout.isatty() else 120).print(report.scale_table(results, brokers))
+        for (name, size), one in results.items():
             if one.failure:
                 errors.print(f"{name}, {size:,} partitions: {one.failure}", style="red", markup=False)
 
@@ -236,13 +236,13 @@ def scale_(
             status.update(text)
 
         for name, size in product(names, sizes):
-            one = weighed[name, size] = scale.Weighed()
+            one = results[name, size] = scale.ScaleResult()
             if brokers > 1:
-                scale.run(name, brokers, size, progress, weighed=one)
+                scale.run(name, brokers, size, progress, result=one)
             else:
-                scale_node.run(name, size, connections, progress, weighed=one)
+                scale_node.run(name, size, connections, progress, result=one)
             file.write()
-    if any(one.failure for one in weighed.values()):
+    if any(one.failure for one in results.values()):
         raise SystemExit(1)
 
 

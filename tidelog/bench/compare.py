@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tidelog.bench.clusters import Alone, Cluster, Running
+from tidelog.bench.clusters import Alone, Cluster, RunningCluster
 from tidelog.bench.figures import one_line_with_type
 from tidelog.bench.peers import KafkaCluster, KafkaProcess, PeerUnavailable
 from tidelog.bench.raw import BenchError
@@ -147,7 +147,7 @@ def contestants(
             try:
                 cluster = make(home / "cluster")
                 if running:
-                    clusters.enter_context(Running(cluster))
+                    clusters.enter_context(RunningCluster(cluster))
             except FAILURES as error:
                 refused(name, error)
                 continue

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.bench.clusters import Alone, Cluster, Running
+from tidelog.bench.clusters import Alone, Cluster, RunningCluster
 from tidelog.bench.compare import OPTIONS
 from tidelog.bench.scenarios.base import Contestant, Scenario
 from tidelog.testing.cluster import EmbeddedCluster
@@ -102,7 +102,7 @@ def _contestant(scenario: Scenario, kind: type[TidelogProcess]) -> Iterator[Cont
 
     with (
         tempfile.TemporaryDirectory(prefix="tidelog-profile-") as scratch,
-        Running(make(Path(scratch, "cluster"))) as running,
+        RunningCluster(make(Path(scratch, "cluster"))) as running,
     ):
         yield Contestant("tidelog", running.cluster, make, Path(scratch), replicas=scenario.brokers)
 

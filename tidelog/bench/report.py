@@ -13,7 +13,7 @@ from rich.table import Table
 from tidelog.bench.compare import OURS, THEIRS, Row
 from tidelog.bench.figures import number
 from tidelog.bench.peers import KAFKA_VERSION
-from tidelog.bench.scale import Weighed
+from tidelog.bench.scale import ScaleResult
 from tidelog.bench.scenarios.base import Scenario
 
 
@@ -105,37 +105,37 @@ def as_json(rows: Sequence[Row]) -> str:
     return json.dumps({"kafka": KAFKA_VERSION, "machine": machine(), "rows": entries}, indent=2)
 
 
-def scale_table(weighed: Mapping[tuple[str, int], Weighed], brokers: int) -> Table:
+def scale_table(results: Mapping[tuple[str, int], ScaleResult], brokers: int) -> Table:
     """One line per figure: a column for each broker and number of partitions, and how it grew from few to many."""
     out = Table(title=f"Many partitions on {brokers} broker{'s' if brokers > 1 else ''}", title_justify="left")
     out.add_column("figure")
     columns: list[tuple[str, Callable[[str], str]]] = []
-    for name in dict.fromkeys(name for name, _ in weighed):
-        sizes = [size for other, size in weighed if other == name]
+    for name in dict.fromkeys(name for name, _ in results):
+        sizes = [size for other, size in results if other == name]
         columns += [
-            (f"{name}\n{size:,}", lambda figure, one=weighed[name, size]: number(one.figures.get(figure)))  # type: ignore[misc]
+            (f"{name}\n{size:,}", lambda figure, one=results[name, size]: number(one.figures.get(figure)))  # type: ignore[misc]
             for size in sizes
         ]
         if len(sizes) > 1:
-            few, many = weighed[name, sizes[0]], weighed[name, sizes[-1]]
+            few, many = results[name, sizes[0]], results[name, sizes[-1]]
             columns.append(("growth", lambda figure, few=few, many=many: _growth(few, many, figure)))  # type: ignore[misc]
     for heading, _ in columns:
         out.add_column(heading, justify="right")
-    for figure in dict.fromkeys(figure for one in weighed.values() for figure in one.figures):
+    for figure in dict.fromkeys(figure for one in results.values() for figure in one.figures):
         out.add_row(figure, *(cell(figure) for _, cell in columns))
     return out
 
 
-def _growth(few: Weighed, many: Weighed, figure: str) -> str:
+def _growth(few: ScaleResult, many: ScaleResult, figure: str) -> str:
     before, after = few.figures.get(figure), many.figures.get(figure)
     return f"{after / before:.1f}x" if before and after is not None else "-"
 
 
-def scale_json(weighed: Mapping[tuple[str, int], Weighed], brokers: int) -> str:
+def scale_json(results: Mapping[tuple[str, int], ScaleResult], brokers: int) -> str:
     """The same for scripts, with what failed."""
     entries = [
         {"broker": name, "partitions": size, "figures": one.figures, "failure": one.failure}
-        for (name, size), one in weighed.items()
+        for (name, size), one in results.items()
     ]
     return json.dumps({"brokers": brokers, "machine": machine(), "runs": entries}, indent=2)
 

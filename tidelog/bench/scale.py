@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidelog.bench import frames
-from tidelog.bench.clusters import Running
+from tidelog.bench.clusters import RunningCluster
 from tidelog.bench.compare import FAILURES, MAKERS
 from tidelog.bench.figures import one_line_with_type
 from tidelog.bench.metadata import ClusterState, ask, await_state
@@ -41,11 +41,11 @@ class Waits:
     first_upkeep_s: float = 20.0
 
 
-MEASURING = Waits()
+FULL_WAITS = Waits()
 
 
 @dataclass(slots=True)
-class Weighed:
+class ScaleResult:
     """Figures by name, in the order taken: seconds, CPU seconds, MiB or ms/s, as the name says."""
 
     figures: dict[str, float] = field(default_factory=dict)
@@ -57,40 +57,45 @@ def run(
     brokers: int,
     partitions: int,
     progress: Callable[[str], None] = lambda _: None,
-    waits: Waits = MEASURING,
-    weighed: Weighed | None = None,
-) -> Weighed:
+    waits: Waits = FULL_WAITS,
+    result: ScaleResult | None = None,
+) -> ScaleResult:
     """All steps on a fresh cluster of the named broker; a step that fails ends the run and is its failure.
 
-    The figures go into `weighed` as they come, so that the caller has them after an interrupt.
+    The figures go into `result` as they come, so that the caller has them after an interrupt.
     """
-    weighed = Weighed() if weighed is None else weighed
-    with fresh_nodes(name, brokers, weighed) as running:
+    result = ScaleResult() if result is None else result
+    with fresh_nodes(name, brokers, result) as running:
         _ClusterSteps(
-            running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits
+            running, partitions, result, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits
         ).run()
-    return weighed
+    return result
 
 
 @contextmanager
-def fresh_nodes(name: str, brokers: int, weighed: Weighed) -> Iterator[Running]:
-    """New nodes in a directory of their own. What fails inside the block ends it, and is the failure of `weighed`."""
+def fresh_nodes(name: str, brokers: int, result: ScaleResult) -> Iterator[RunningCluster]:
+    """New nodes in a directory of their own. What fails inside the block ends it, and is the failure of `result`."""
     with tempfile.TemporaryDirectory(prefix="tidelog-scale-") as scratch:
         try:
             # Deleted files wait for nothing here: Kafka's own defaults.
-            with Running(MAKERS[name](Path(scratch), brokers, {}), TIMEOUT_S) as running:
+            with RunningCluster(MAKERS[name](Path(scratch), brokers, {}), TIMEOUT_S) as running:
                 yield running
         except FAILURES as error:
-            weighed.failure = one_line_with_type(error)
+            result.failure = one_line_with_type(error)
 
 
 class Steps:
     """What the steps with one node and those with several have in common."""
 
     def __init__(
-        self, running: Running, partitions: int, weighed: Weighed, progress: Callable[[str], None], waits: Waits
+        self,
+        running: RunningCluster,
+        partitions: int,
+        result: ScaleResult,
+        progress: Callable[[str], None],
+        waits: Waits,
     ) -> None:
-        self._cluster, self._weighed, self._progress, self._waits = running.cluster, weighed, progress, waits
+        self._cluster, self._result, self._progress, self._waits = running.cluster, result, progress, waits
         self._nodes = list(running.cluster.nodes.values())
         self._replicas = min(3, len(self._nodes))
         self._partitions = partitions
@@ -102,8 +107,8 @@ class Steps:
         began = time.monotonic()
         with CpuMeter(self._nodes) as meter:
             yield
-        self._weighed.figures[f"{step}, s"] = time.monotonic() - began
-        self._weighed.figures[f"{step}, CPU s"] = meter.used_ns / 1e9
+        self._result.figures[f"{step}, s"] = time.monotonic() - began
+        self._result.figures[f"{step}, CPU s"] = meter.used_ns / 1e9
 
     def _idle(self, when: str, settle_s: float | None = None) -> None:
         self._progress(f"idle, {when}")
@@ -112,8 +117,8 @@ class Steps:
         with CpuMeter(self._nodes) as meter:
             time.sleep(self._waits.idle_s)
         elapsed_s = time.monotonic() - began
-        self._weighed.figures[f"{when}: memory of a node, MiB"] = self._memory_mib()
-        self._weighed.figures[f"{when}: idle CPU of a node, ms/s"] = meter.used_ns / 1e6 / elapsed_s / len(self._nodes)
+        self._result.figures[f"{when}: memory of a node, MiB"] = self._memory_mib()
+        self._result.figures[f"{when}: idle CPU of a node, ms/s"] = meter.used_ns / 1e6 / elapsed_s / len(self._nodes)
 
     def _memory_mib(self) -> float:
         return sum(node.usage().rss_mib for node in self._nodes) / len(self._nodes)
@@ -161,35 +166,35 @@ class _ClusterSteps(Steps):
         orphans = {
             (topic, index) for topic in self._topics for index, one in state.topics[topic].items() if one.leader == gone
         }
-        self._weighed.figures["leaderships of the lost broker"] = len(orphans)
+        self._result.figures["leaderships of the lost broker"] = len(orphans)
         self._progress(f"failover of {len(orphans):,}")
         began = time.monotonic()
         victim.kill()
         self._await_led(survivor.port, 1, without=gone)
-        self._weighed.figures["failover, s"] = time.monotonic() - began
+        self._result.figures["failover, s"] = time.monotonic() - began
         self._write(survivor.port, orphans.__contains__)
-        self._weighed.figures["failover and a record in each, s"] = time.monotonic() - began
+        self._result.figures["failover and a record in each, s"] = time.monotonic() - began
         self._progress("return of the lost broker")
         began = time.monotonic()
         victim.start(TIMEOUT_S)
-        self._weighed.figures["return, answering, s"] = time.monotonic() - began
+        self._result.figures["return, answering, s"] = time.monotonic() - began
         self._await_led(survivor.port, self._replicas)
-        self._weighed.figures["return, in sync, s"] = time.monotonic() - began
+        self._result.figures["return, in sync, s"] = time.monotonic() - began
 
     def _start_again(self) -> None:
         """The whole cluster, in order, and back until every replica of every partition is in sync."""
         self._progress("stop")
         began = time.monotonic()
         self._cluster.stop()
-        self._weighed.figures["stop, s"] = time.monotonic() - began
+        self._result.figures["stop, s"] = time.monotonic() - began
         self._progress("start")
         began = time.monotonic()
         self._cluster.start(TIMEOUT_S)
-        self._weighed.figures["start, answering, s"] = time.monotonic() - began
+        self._result.figures["start, answering, s"] = time.monotonic() - began
         self._await_led(self._nodes[0].port, self._replicas)
-        self._weighed.figures["start, in sync, s"] = time.monotonic() - began
-        self._weighed.figures["start, CPU s"] = sum(node.usage().cpu_s for node in self._nodes)
-        self._weighed.figures["started: memory of a node, MiB"] = self._memory_mib()
+        self._result.figures["start, in sync, s"] = time.monotonic() - began
+        self._result.figures["start, CPU s"] = sum(node.usage().cpu_s for node in self._nodes)
+        self._result.figures["started: memory of a node, MiB"] = self._memory_mib()
 
     def _write(self, port: int, wanted: Callable[[tuple[str, int]], bool]) -> None:
         """A record with acks=all to each wanted partition; again where the leader does not know yet that it is one."""

@@ -15,7 +15,16 @@ from contextlib import ExitStack
 
 from tidelog.bench.metadata import Reader, ask, frame
 from tidelog.bench.raw import BenchError, RawConnection
-from tidelog.bench.scale import MEASURING, PARTITIONS_PER_TOPIC, TIMEOUT_S, VALUE, Steps, Waits, Weighed, fresh_nodes
+from tidelog.bench.scale import (
+    FULL_WAITS,
+    PARTITIONS_PER_TOPIC,
+    TIMEOUT_S,
+    VALUE,
+    ScaleResult,
+    Steps,
+    Waits,
+    fresh_nodes,
+)
 from tidelog.testing.usage import cpu_ns
 
 RECORDS_EACH = 3
@@ -29,28 +38,26 @@ def run(
     partitions: int,
     connections: int,
     progress: Callable[[str], None] = lambda _: None,
-    waits: Waits = MEASURING,
-    weighed: Weighed | None = None,
-) -> Weighed:
+    waits: Waits = FULL_WAITS,
+    result: ScaleResult | None = None,
+) -> ScaleResult:
     """All steps on a fresh node of the named broker; a step that fails ends the run and is its failure.
 
-    The figures go into `weighed` as they come, so that the caller has them after an interrupt.
+    The figures go into `result` as they come, so that the caller has them after an interrupt.
     """
-    weighed = Weighed() if weighed is None else weighed
-    with fresh_nodes(name, 1, weighed) as running:
-        weighed.figures["start of an empty node, s"] = running.ready_s
-        steps = _NodeSteps(
-            running, partitions, weighed, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits
-        )
+    result = ScaleResult() if result is None else result
+    with fresh_nodes(name, 1, result) as running:
+        result.figures["start of an empty node, s"] = running.ready_s
+        steps = _NodeSteps(running, partitions, result, lambda step: progress(f"{name}, {partitions:,}: {step}"), waits)
         steps.run(connections)
-    return weighed
+    return result
 
 
 class _NodeSteps(Steps):
     """The life of one node with many partitions."""
 
     def run(self, connections: int) -> None:
-        figures = self._weighed.figures
+        figures = self._result.figures
         (node,) = self._nodes
         self._idle("empty")
         with self._timed("create and list"):
@@ -79,7 +86,7 @@ class _NodeSteps(Steps):
     def _start(self, when: str) -> None:
         """Start the node; it answers at the first figure, and leads everything at the second."""
         self._progress(f"start {when}")
-        figures = self._weighed.figures
+        figures = self._result.figures
         (node,) = self._nodes
         began = time.monotonic()
         node.start(TIMEOUT_S)
@@ -119,7 +126,7 @@ class _NodeSteps(Steps):
 
     def _connect(self, count: int) -> None:
         """So many connections, each of which has asked for the brokers once."""
-        figures = self._weighed.figures
+        figures = self._result.figures
         (node,) = self._nodes
         self._progress(f"{count:,} connections")
         _allow_files(count + _SPARE_FILES)

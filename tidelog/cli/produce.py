@@ -92,7 +92,7 @@ def command(
         say_count(sent.count)
 
 
-class Sent:
+class SentRecords:
     """The acknowledged records."""
 
     def __init__(self) -> None:
@@ -199,10 +199,10 @@ class Shape:
         return None if data == self._null else data
 
 
-async def _produce(options: dict[str, Any], target: Target, parse: Callable[[bytes], ParsedRecord]) -> Sent:
+async def _produce(options: dict[str, Any], target: Target, parse: Callable[[bytes], ParsedRecord]) -> SentRecords:
     """Send records until the input ends. Returns the acknowledged records."""
     pending: deque[asyncio.Future[RecordMetadata]] = deque()
-    sent = Sent()
+    sent = SentRecords()
     async with Producer(**options) as producer:
         number = 0
         async for line in _lines(sys.stdin.fileno()):

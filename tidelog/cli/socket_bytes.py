@@ -27,18 +27,18 @@ _BYTES_ACKED_AT, _BYTES_RECEIVED_AT = 120, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class ConnectionBytes:
     """The sent and received bytes of one connection."""
 
     sent: int
     received: int
 
 
-def per_socket() -> dict[int, Carried]:
+def per_socket() -> dict[int, ConnectionBytes]:
     """Socket inode -> its bytes, for all established TCP connections of this network namespace. Raises OSError without
     sock_diag.
     """
-    found: dict[int, Carried] = {}
+    found: dict[int, ConnectionBytes] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as netlink:
         netlink.settimeout(2)
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -50,7 +50,7 @@ def per_socket() -> dict[int, Carried]:
     return found
 
 
-def _read(data: bytes, found: dict[int, Carried]) -> bool:
+def _read(data: bytes, found: dict[int, ConnectionBytes]) -> bool:
     """Read the messages of one datagram. Returns False after the last message."""
     position = 0
     while position + _HEADER.size <= len(data):
@@ -69,7 +69,7 @@ def _read(data: bytes, found: dict[int, Carried]) -> bool:
                 break
             if name == _INET_DIAG_INFO and length >= 4 + _BYTES_RECEIVED_AT + 8:
                 sent, received = struct.unpack_from("=QQ", data, attribute + 4 + _BYTES_ACKED_AT)
-                found[inode] = Carried(sent, received)
+                found[inode] = ConnectionBytes(sent, received)
             attribute += (length + 3) & ~3
         position += (size + 3) & ~3
     return True
@@ -92,13 +92,15 @@ def inodes(pid: int) -> set[int]:
     return found
 
 
-def carried_between(before: Mapping[int, Carried], after: Mapping[int, Carried], owned: Iterable[int]) -> Carried:
+def carried_between(
+    before: Mapping[int, ConnectionBytes], after: Mapping[int, ConnectionBytes], owned: Iterable[int]
+) -> ConnectionBytes:
     """The bytes of these sockets between two moments; a new socket started at 0."""
     sent = received = 0
-    nothing = Carried(0, 0)
+    nothing = ConnectionBytes(0, 0)
     for inode in owned:
         if (now := after.get(inode)) is not None:
             then = before.get(inode, nothing)
             sent += max(now.sent - then.sent, 0)
             received += max(now.received - then.received, 0)
-    return Carried(sent, received)
+    return ConnectionBytes(sent, received)

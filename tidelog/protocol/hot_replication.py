@@ -50,7 +50,7 @@ _NO_TAGS = b"\0\0\0"  # of the partition, the topic, the response
 _DIVERGING = Struct(">iq")
 
 
-class AskedPartition(NamedTuple):
+class FollowerPartition(NamedTuple):
     """What a follower says of one partition, which is also what it wants of it."""
 
     topic_id: bytes
@@ -70,7 +70,7 @@ class FollowerRequest(NamedTuple):
     session_epoch: int
     replica_id: int
     replica_epoch: int
-    partitions: list[AskedPartition]
+    partitions: list[FollowerPartition]
 
 
 class RequestTemplate:
@@ -159,7 +159,7 @@ def _follower_request(body: memoryview) -> FollowerRequest | None:
     max_wait_ms, min_bytes, max_bytes, _, session_id, session_epoch = _REQUEST_HEAD.unpack_from(body)
     position = _REQUEST_HEAD.size
     topics, position = read_uvarint(body, position)
-    asked: list[AskedPartition] = []
+    asked: list[FollowerPartition] = []
     left = PARTITIONS_ASKED_MAX - topics
     for _ in range(topics - 1):
         topic_id = bytes(body[position : position + 16])
@@ -174,7 +174,7 @@ def _follower_request(body: memoryview) -> FollowerRequest | None:
             if tags:
                 return None
             position += _PARTITION.size
-            asked.append(AskedPartition(topic_id, index, leader_epoch, offset, last_epoch, log_start, partition_max))
+            asked.append(FollowerPartition(topic_id, index, leader_epoch, offset, last_epoch, log_start, partition_max))
         if body[position]:
             return None
         position += 1

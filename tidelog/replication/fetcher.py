@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.protocol.hot_replication import RequestTemplate
 from tidelog.replication.fetcher_settings import FetcherSettings
-from tidelog.replication.followed import Followed
+from tidelog.replication.followed_partition import FollowedPartition
 from tidelog.replication.leader_link import ReplicaFetcher
 from tidelog.replication.throttle import Throttle
 
@@ -69,7 +69,7 @@ class ReplicaFetchers:
         """Bytes of record batches fetched since the start."""
         self._on_failed = on_failed
         self._links: dict[int, ReplicaFetcher] = {}
-        self._followed: dict[Partition, tuple[ReplicaFetcher, Followed]] = {}
+        self._followed: dict[Partition, tuple[ReplicaFetcher, FollowedPartition]] = {}
         self._watchdog: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -102,7 +102,7 @@ class ReplicaFetchers:
         if link is None:
             link = self._links[leader_id] = ReplicaFetcher(self, leader_id)
             self._arm_watchdog()
-        followed = Followed(partition)
+        followed = FollowedPartition(partition)
         self._followed[partition] = (link, followed)
         link.add(followed)
 

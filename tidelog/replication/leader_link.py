@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot_replication import VERSION, decode_fetched, decode_one_fetched
 from tidelog.replication.backoff import Backoff, pause_ms
-from tidelog.replication.followed import NOT_ASKED, Followed, Key
+from tidelog.replication.followed_partition import NOT_ASKED, FollowedPartition, Key
 from tidelog.replication.follower import (
     REACTIONS,
     SESSION_ERRORS,
@@ -76,16 +76,16 @@ class LinkOwner(Protocol):
 class Delays:
     """The partitions that a link omits for a while after a failure. `on_over` gets all of them together."""
 
-    def __init__(self, fetchers: LinkOwner, on_over: Callable[[Collection[Followed]], None]) -> None:
+    def __init__(self, fetchers: LinkOwner, on_over: Callable[[Collection[FollowedPartition]], None]) -> None:
         self._fetchers = fetchers
         self._on_over = on_over
-        self._delayed: dict[Followed, None] = {}
+        self._delayed: dict[FollowedPartition, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __contains__(self, followed: object) -> bool:
         return followed in self._delayed
 
-    def add(self, followed: Followed) -> None:
+    def add(self, followed: FollowedPartition) -> None:
         """Delay the partition. The pause grows with its failures in a row; it is shorter if a pause is under way."""
         followed.failures += 1
         self._delayed[followed] = None
@@ -94,7 +94,7 @@ class Delays:
             delay_ms = pause_ms(followed.failures, settings.backoff_ms_initial, settings.backoff_ms_max, fetchers.rng)
             self._timer = fetchers.loop.call_later(delay_ms / 1000, self._over)
 
-    def discard(self, followed: Followed) -> None:
+    def discard(self, followed: FollowedPartition) -> None:
         self._delayed.pop(followed, None)
 
     def close(self) -> None:
@@ -111,15 +111,15 @@ class ReplicaFetcher:
     def __init__(self, fetchers: LinkOwner, leader_id: int) -> None:
         settings = fetchers.settings
         self.leader_id = leader_id
-        self.followed: dict[Key, Followed] = {}
+        self.followed: dict[Key, FollowedPartition] = {}
         self._fetchers = fetchers
         self._loop = fetchers.loop
         self._clock_ms = fetchers.clock_ms
         self._template = self._fetchers.template()
-        self._changed: dict[Followed, None] = {}  # the next request mentions these
+        self._changed: dict[FollowedPartition, None] = {}  # the next request mentions these
         self._forgotten: dict[Key, None] = {}  # the next request removes these from the session
-        self._held: dict[Followed, None] = {}  # their records wait for the device
-        self._throttled: dict[Followed, None] = {}
+        self._held: dict[FollowedPartition, None] = {}  # their records wait for the device
+        self._throttled: dict[FollowedPartition, None] = {}
         self._delays = Delays(fetchers, self._end_delays)  # after a failure
         self._link: Link | None = None
         self._on_answer = partial(self._answered_on, None)
@@ -133,7 +133,7 @@ class ReplicaFetcher:
 
     # ------------------------------------------------------------------------------------------ followed partitions
 
-    def add(self, followed: Followed) -> None:
+    def add(self, followed: FollowedPartition) -> None:
         self.followed[followed.key] = followed
         if followed.log.durability.blocked_from < 0:
             self._mention(followed)
@@ -142,7 +142,7 @@ class ReplicaFetcher:
             self._held[followed] = None
             self._fetchers.on_appended(followed.partition)
 
-    def remove(self, followed: Followed) -> None:
+    def remove(self, followed: FollowedPartition) -> None:
         if self.followed.get(followed.key) is followed:
             del self.followed[followed.key]
         followed.asked = NOT_ASKED
@@ -154,7 +154,7 @@ class ReplicaFetcher:
         self._delays.discard(followed)
         self._throttled.pop(followed, None)
 
-    def resume(self, followed: Followed) -> None:
+    def resume(self, followed: FollowedPartition) -> None:
         if followed in self._held:
             del self._held[followed]
             self._mention(followed)
@@ -182,7 +182,7 @@ class ReplicaFetcher:
             self._broken()
         self._answered_at_check = self._answered if self._sent > self._answered else -1
 
-    def _set_aside(self, followed: Followed) -> None:
+    def _set_aside(self, followed: FollowedPartition) -> None:
         """Remove the partition from the requests and from the session, until `_mention`."""
         self._changed.pop(followed, None)
         followed.asked = NOT_ASKED
@@ -190,7 +190,7 @@ class ReplicaFetcher:
             followed.in_session = False
             self._forgotten[followed.key] = None
 
-    def _mention(self, followed: Followed) -> None:
+    def _mention(self, followed: FollowedPartition) -> None:
         """Mention the partition in the next request. If that request was to remove it, the session still has it."""
         followed.asked = NOT_ASKED
         self._changed[followed] = None
@@ -246,7 +246,7 @@ class ReplicaFetcher:
             self._session_epoch = self._session_epoch + 1 if self._session_epoch < EPOCH_MAX else 1
         link.request(FETCH, VERSION, body, self._on_answer)
 
-    def _ask_on(self, followed: Followed) -> None:
+    def _ask_on(self, followed: FollowedPartition) -> None:
         """A fast `_pump`, for when only the partition of the last response has changed."""
         if self._changed.pop(followed, self) is self:
             self._pump()
@@ -376,7 +376,9 @@ class ReplicaFetcher:
         if not session_id:  # the leader has no room for a session: every request is a full one
             self._begin_anew(0)
 
-    def _take(self, followed: Followed, high_watermark: int, log_start_offset: int, records: memoryview | None) -> None:
+    def _take(
+        self, followed: FollowedPartition, high_watermark: int, log_start_offset: int, records: memoryview | None
+    ) -> None:
         partition, log = followed.partition, followed.log
         followed.leader_high_watermark = high_watermark
         try:
@@ -403,7 +405,7 @@ class ReplicaFetcher:
         except Exception as error:
             self._cannot_write(followed, error)
 
-    def _cannot_write(self, followed: Followed, error: Exception) -> None:
+    def _cannot_write(self, followed: FollowedPartition, error: Exception) -> None:
         """Delay or give up this partition only; the leader's other partitions continue."""
         partition = followed.partition
         if isinstance(error, UnexplainedGap):
@@ -417,7 +419,7 @@ class ReplicaFetcher:
             logger.error("%s-%d: a bug", partition.topic, partition.index, exc_info=error)
             self._delay(followed)
 
-    def _throttle(self, followed: Followed, size_bytes: int, high_watermark: int) -> None:
+    def _throttle(self, followed: FollowedPartition, size_bytes: int, high_watermark: int) -> None:
         """Pause the partition until the rate allows more. A replica with all committed records is not throttled."""
         throttle, now_ms = self._fetchers.throttle, self._loop.time() * 1000
         throttle.record(size_bytes, now_ms)
@@ -427,13 +429,13 @@ class ReplicaFetcher:
             self._throttled[followed] = None
             self._loop.call_later(wait_ms / 1000, self._end_throttle, followed)
 
-    def _end_throttle(self, followed: Followed) -> None:
+    def _end_throttle(self, followed: FollowedPartition) -> None:
         if followed in self._throttled and not self._closed:
             del self._throttled[followed]
             self._mention(followed)
             self._pump()
 
-    def _overlapped(self, followed: Followed, records: memoryview) -> None:
+    def _overlapped(self, followed: FollowedPartition, records: memoryview) -> None:
         """Handle records that this log already has: a repeated response, or a batch that spans this log's end.
 
         Raises CORRUPT_MESSAGE for a batch that overlaps committed records, because no leader sends one. Committed
@@ -449,7 +451,7 @@ class ReplicaFetcher:
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a batch of offset {base_offset}, which is committed here")
         self._truncate(followed, base_offset)
 
-    def _diverged(self, followed: Followed, leader_epoch: int, leader_end: int) -> None:
+    def _diverged(self, followed: FollowedPartition, leader_epoch: int, leader_end: int) -> None:
         log = followed.log
         try:
             own_epoch, own_end = log.confirmed_end_of_epoch(leader_epoch)
@@ -462,7 +464,7 @@ class ReplicaFetcher:
             return
         self._truncate(followed, truncation_offset(leader_epoch, leader_end, own_epoch, own_end, log.log_end_offset))
 
-    def _truncate(self, followed: Followed, offset: int, *, empties: bool = False) -> None:
+    def _truncate(self, followed: FollowedPartition, offset: int, *, empties: bool = False) -> None:
         """Truncate the log to `offset`, or empty it to start at `offset`."""
         try:
             if empties:
@@ -476,7 +478,7 @@ class ReplicaFetcher:
 
     # ------------------------------------------------------------------------------------------------------ refusals
 
-    def _refused(self, followed: Followed, code: int) -> None:
+    def _refused(self, followed: FollowedPartition, code: int) -> None:
         partition = followed.partition
         logger.log(
             logging.INFO if followed.failures >= FAILURES_BEFORE_INFO else logging.DEBUG,
@@ -488,17 +490,17 @@ class ReplicaFetcher:
             self._delays.discard(followed)
             self._ask_bounds(followed)
 
-    def _delay(self, followed: Followed) -> None:
+    def _delay(self, followed: FollowedPartition) -> None:
         """Omit the partition from requests for a while."""
         self._set_aside(followed)
         self._delays.add(followed)
 
-    def _end_delays(self, delayed: Collection[Followed]) -> None:
+    def _end_delays(self, delayed: Collection[FollowedPartition]) -> None:
         for followed in delayed:
             self._mention(followed)
         self._pump()
 
-    def _ask_bounds(self, followed: Followed) -> None:
+    def _ask_bounds(self, followed: FollowedPartition) -> None:
         """Request the leader's log start and end, then truncate this log by `follower.out_of_range`."""
         link, partition = self._link, followed.partition
         if link is None:
@@ -514,7 +516,7 @@ class ReplicaFetcher:
 
         ask_bounds(link, self._fetchers.node_id, partition.topic, partition.index, followed.leader_epoch, told)
 
-    def _reset(self, followed: Followed, leader_start: int, leader_end: int) -> None:
+    def _reset(self, followed: FollowedPartition, leader_start: int, leader_end: int) -> None:
         log = followed.log
         reset = out_of_range(leader_start, leader_end, log.log_end_offset)
         if reset is None:

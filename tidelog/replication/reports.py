@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.reports")
 
 Key = TypeVar("Key")
-What = TypeVar("What")
+Report = TypeVar("Report")
 
 
-class RetryingReporter(Generic[Key, What]):
+class RetryingReporter(Generic[Key, Report]):
     """A subclass implements `_send`, which calls `_settle` for each settled report."""
 
     in_one_request_max = 1 << 30
@@ -30,7 +30,7 @@ class RetryingReporter(Generic[Key, What]):
         self._loop = loop
         self._rng = rng
         self._backoff = backoff
-        self._open: dict[Key, What] = {}
+        self._open: dict[Key, Report] = {}
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -41,13 +41,13 @@ class RetryingReporter(Generic[Key, What]):
             self._task.cancel()
             self._task = None
 
-    def _report(self, key: Key, what: What) -> None:
-        self._open[key] = what
+    def _report(self, key: Key, report: Report) -> None:
+        self._open[key] = report
         self._go_on()
 
-    def _settle(self, key: Key, what: What) -> bool:
+    def _settle(self, key: Key, report: Report) -> bool:
         """Drop the report if it is still the newest of its key. Returns whether it was."""
-        if self._open.get(key) != what:
+        if self._open.get(key) != report:
             return False
         del self._open[key]
         return True
@@ -61,7 +61,7 @@ class RetryingReporter(Generic[Key, What]):
             while self._open and not self._closed:
                 self._forget_overtaken()
                 sent = dict(list(self._open.items())[: self.in_one_request_max])
-                if sent and await self._sent(sent):
+                if sent and await self._try_send(sent):
                     self._backoff.reset()
                 elif sent:
                     await asyncio.sleep(self._backoff.next_ms(self._rng) / 1000)
@@ -69,7 +69,7 @@ class RetryingReporter(Generic[Key, What]):
             self._task = None
         self._go_on()  # a report may have come after the last check
 
-    async def _sent(self, sent: dict[Key, What]) -> bool:
+    async def _try_send(self, sent: dict[Key, Report]) -> bool:
         try:
             return await self._send(sent)
         except Exception:  # a bug here or in the controller: the open reports are sent again
@@ -79,6 +79,6 @@ class RetryingReporter(Generic[Key, What]):
     def _forget_overtaken(self) -> None:
         """Withdraw the reports that are no longer needed."""
 
-    async def _send(self, sent: dict[Key, What]) -> bool:
+    async def _send(self, sent: dict[Key, Report]) -> bool:
         """Send all these reports in one request. Returns whether all of them are settled."""
         raise NotImplementedError

@@ -67,7 +67,7 @@ def query_group(prefix: str, query: str) -> str:
     return f"{prefix}-{query}"
 
 
-class Written(NamedTuple):
+class TaskOutput(NamedTuple):
     """What a task has written."""
 
     rows: int
@@ -80,7 +80,7 @@ class Written(NamedTuple):
     """Whether an earlier run of the task has committed this micro-batch."""
 
 
-def write_task(options: SinkOptions, task: TaskId, batches: Iterable[pa.RecordBatch]) -> Written:
+def write_task(options: SinkOptions, task: TaskId, batches: Iterable[pa.RecordBatch]) -> TaskOutput:
     """Write the rows of a task. Raises ConfigError for a row that cannot be a record, KafkaError."""
     if not options.exactly_once:
         return _write(_Writer(options), options, batches)
@@ -106,7 +106,7 @@ async def _check_not_begun(options: SinkOptions, group: str, batch: int) -> None
         await check_not_begun_in_tasks(cluster, group, batch, config.default_api_timeout_ms)
 
 
-def _write(writer: _Writer, options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Written:
+def _write(writer: _Writer, options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> TaskOutput:
     # The iterator blocks while Spark computes rows. The producer works in a thread of its own meanwhile.
     thread = LoopThread()
     try:
@@ -165,10 +165,10 @@ class _Writer:
         self._failure = self._failure or future.exception()
         self._settled.set()
 
-    async def finish(self) -> Written:
+    async def finish(self) -> TaskOutput:
         """Wait until every row is acknowledged. Raises the first error."""
         await self._deliver()
-        return Written(self._rows, None)
+        return TaskOutput(self._rows, None)
 
     async def _deliver(self) -> None:
         await self._producer.flush()
@@ -215,14 +215,14 @@ class _TransactionWriter(_Writer):
         else:
             await self._producer.begin_transaction()
 
-    async def finish(self) -> Written:
+    async def finish(self) -> TaskOutput:
         """Deliver the transaction and leave it open."""
         if self._is_repeated or not self._topic:
-            return Written(self._rows, None, self._topic, self._is_repeated)
+            return TaskOutput(self._rows, None, self._topic, self._is_repeated)
         await self._deliver()
         if self._batch >= 0:
             await self._producer.send_offsets_to_transaction(mark(self._topic, self._batch, self._rows), self._id)
-        return Written(self._rows, await self._producer.detach_transaction(), self._topic)
+        return TaskOutput(self._rows, await self._producer.detach_transaction(), self._topic)
 
 
 def end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransaction], *, committed: bool) -> None:
@@ -234,7 +234,7 @@ def end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransa
         asyncio.run(_end_transactions(options, transactions, committed))
 
 
-def commit_micro_batch(options: SinkOptions, query: str, batch: int, tasks: Sequence[Written]) -> None:
+def commit_micro_batch(options: SinkOptions, query: str, batch: int, tasks: Sequence[TaskOutput]) -> None:
     """Commit the transactions of all tasks of a micro-batch, given in the order of their partitions.
 
     Raises ConfigError, after it has aborted them, when the micro-batch was run with other tasks
@@ -247,7 +247,11 @@ def commit_micro_batch(options: SinkOptions, query: str, batch: int, tasks: Sequ
 
 
 async def _begin_commit(
-    options: SinkOptions, query: str, batch: int, tasks: Sequence[Written], transactions: Sequence[DetachedTransaction]
+    options: SinkOptions,
+    query: str,
+    batch: int,
+    tasks: Sequence[TaskOutput],
+    transactions: Sequence[DetachedTransaction],
 ) -> None:
     config = _common_config(options)
     outcomes = [

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.held_rows import HeldRows, hold_rows, release_rows
-from tidelog.spark_ingest.sink import TaskId, Written, commit_micro_batch, end_transactions, write_as_one, write_task
+from tidelog.spark_ingest.sink import TaskId, TaskOutput, commit_micro_batch, end_transactions, write_as_one, write_task
 from tidelog.spark_ingest.sink_options import SinkOptions
 from tidelog.spark_ingest.task_process import task_process
 
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 class TaskWritten(WriterCommitMessage):  # type: ignore[misc,unused-ignore]
     """The message of one task to the driver."""
 
-    written: Written | HeldRows
+    written: TaskOutput | HeldRows
     query: str = ""
 
 
 Messages = Sequence[WriterCommitMessage | None]
-Outcome = TypeVar("Outcome", Written, HeldRows)
+Outcome = TypeVar("Outcome", TaskOutput, HeldRows)
 
 
 class TidelogWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-ignore]
@@ -81,7 +81,7 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc,unu
         if self._options.max_atomic_bytes:
             _write_held(self._options, query, batchId, messages)
         elif self._options.exactly_once:
-            commit_micro_batch(self._options, query, batchId, _outcomes(messages, Written))
+            commit_micro_batch(self._options, query, batchId, _outcomes(messages, TaskOutput))
 
     def abort(self, messages: Messages, batchId: int) -> None:
         end_transactions(self._options, _transactions(messages), committed=False)
@@ -117,4 +117,4 @@ def _outcomes(messages: Messages, kind: type[Outcome]) -> list[Outcome]:
 
 
 def _transactions(messages: Messages) -> list[DetachedTransaction]:
-    return [each.transaction for each in _outcomes(messages, Written) if each.transaction is not None]
+    return [each.transaction for each in _outcomes(messages, TaskOutput) if each.transaction is not None]

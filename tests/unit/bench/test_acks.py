@@ -20,7 +20,7 @@ from rich.console import Console
 
 from tests.patience import join
 from tidelog.bench.acks import chart, report, sending
-from tidelog.bench.acks.contest import Measured
+from tidelog.bench.acks.contest import Measurements
 from tidelog.bench.acks.settings import ALL, Setting, all_settings, laws, studies
 from tidelog.bench.raw import BenchError
 from tidelog.bench.scenarios.base import Topic
@@ -157,9 +157,9 @@ def test_a_record_that_is_missing_at_the_end_is_an_error():
         sending.send(Topic("t", {0: port}), 0, 0.02)
 
 
-def measured() -> Measured:
+def measured() -> Measurements:
     found = rates()
-    return Measured(
+    return Measurements(
         {
             name: {
                 one: [sending.Sent(int(rate * share), 1.0, array("q", [] if one.acks == 0 else [250_000]))]

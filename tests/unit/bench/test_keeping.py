@@ -26,7 +26,7 @@ from tidelog.bench.acks import command as acks_command
 from tidelog.bench.acks import contest
 from tidelog.bench.acks.sending import Sent
 from tidelog.bench.clients import command as clients_command
-from tidelog.bench.clusters import Alone, Running
+from tidelog.bench.clusters import Alone, RunningCluster
 from tidelog.bench.command import command as bench
 from tidelog.bench.keeping import ResultFile, signals_as_interrupt
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario
@@ -103,7 +103,7 @@ def test_an_interrupt_kills_the_nodes(tmp_path: Path):
             return True
 
     node = Slow(tmp_path)
-    with pytest.raises(KeyboardInterrupt), Running(Alone(node)):
+    with pytest.raises(KeyboardInterrupt), RunningCluster(Alone(node)):
         raise KeyboardInterrupt
     assert node.exit_code == -signal.SIGKILL
 
@@ -143,7 +143,7 @@ def invoke(*words: object) -> Result:
 
 def test_interrupted_clients_show_and_write_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     round_of = {"cpu_s": 2.0, "elapsed_s": 4.0, "records": 1_000_000, "latencies_us": []}
-    monkeypatch.setattr(clients_command, "Running", lambda cluster: nullcontext(Mock()))
+    monkeypatch.setattr(clients_command, "RunningCluster", lambda cluster: nullcontext(Mock()))
     for arguments, output in ((["--json"], "json"), (["--markdown"], "markdown"), ([], "table")):
         monkeypatch.setattr(clients_command, "_measure", Interrupt(round_of, round_of))
         ended = invoke("clients", "--kind", "produce", "--size", 100, "--save", tmp_path / output, *arguments)
@@ -167,7 +167,7 @@ def test_a_client_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyP
         return {"cpu_s": 2.0, "elapsed_s": 4.0, "records": 1_000_000, "latencies_us": []}
 
     tried: list[str] = []
-    monkeypatch.setattr(clients_command, "Running", lambda cluster: nullcontext(Mock()))
+    monkeypatch.setattr(clients_command, "RunningCluster", lambda cluster: nullcontext(Mock()))
     monkeypatch.setattr(clients_command, "_measure", run)
     monkeypatch.setattr(clients_command, "_is_installed", lambda name: name in ("tidelog", "aiokafka"))
     ended = invoke("clients", "--kind", "produce", "--size", 100, "--rounds", 2, "--json")
@@ -218,8 +218,8 @@ def test_interrupted_rows_of_spark_are_shown_and_written(monkeypatch: pytest.Mon
 
 
 def test_an_interrupted_scale_shows_the_steps_until_then(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def run(name: str, size: int, connections: int, progress: Any, weighed: Any) -> None:
-        weighed.figures["create, s"] = 1.5
+    def run(name: str, size: int, connections: int, progress: Any, result: Any) -> None:
+        result.figures["create, s"] = 1.5
         progress("the next step")
         assert json.loads((tmp_path / "figures").read_text())["runs"][0]["figures"] == {"create, s": 1.5}
         raise KeyboardInterrupt
@@ -249,7 +249,9 @@ def test_an_interrupted_study_of_acks_shows_the_settings_until_then(monkeypatch:
 
 
 def test_a_node_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(clients_command, "Running", Mock(side_effect=ServerFailed("tidelog ended with 1:\nno disk")))
+    monkeypatch.setattr(
+        clients_command, "RunningCluster", Mock(side_effect=ServerFailed("tidelog ended with 1:\nno disk"))
+    )
     ended = invoke("clients", "--quick", "--kind", "produce")
     assert (ended.exit_code, ended.stderr.splitlines()[-1]) == (1, "Error: tidelog ended with 1: no disk")
 

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from tidelog.bench import report, scale, scale_node
 from tidelog.bench.compare import OURS
-from tidelog.bench.scale import Waits, Weighed
+from tidelog.bench.scale import ScaleResult, Waits
 
-FEW = Weighed({"create, s": 0.5, "failover, s": 1.0, "empty: idle CPU of a node, ms/s": 0.0})
+FEW = ScaleResult({"create, s": 0.5, "failover, s": 1.0, "empty: idle CPU of a node, ms/s": 0.0})
 # The figures are not looked at, so that a node need not come to rest first.
 SHORT = Waits(settle_s=0, idle_s=0.2, first_upkeep_s=0)
-MANY = Weighed({"create, s": 4.0, "empty: idle CPU of a node, ms/s": 3.0}, "BenchError: not within 300 s")
+MANY = ScaleResult({"create, s": 4.0, "empty: idle CPU of a node, ms/s": 3.0}, "BenchError: not within 300 s")
 
 
 def test_the_table_tells_each_figure_and_its_growth():
@@ -39,10 +39,10 @@ def test_the_json_tells_what_failed():
 
 @pytest.mark.slow
 def test_every_step_is_taken_by_one_broker():
-    weighed = scale_node.run(OURS, 30, 20, waits=SHORT)
-    assert weighed.failure == ""
-    assert weighed.figures["start after a stop, all led, s"] > 0
-    assert weighed.figures["memory per connection, KiB"] > 0
+    result = scale_node.run(OURS, 30, 20, waits=SHORT)
+    assert result.failure == ""
+    assert result.figures["start after a stop, all led, s"] > 0
+    assert result.figures["memory per connection, KiB"] > 0
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_what_is_lost_is_noticed(monkeypatch):
 
 @pytest.mark.slow
 def test_every_step_is_taken_by_three_brokers():
-    weighed = scale.run(OURS, 3, 30, waits=SHORT)
-    assert weighed.failure == ""
-    assert weighed.figures["leaderships of the lost broker"] == 10
-    assert weighed.figures["start, in sync, s"] > 0
+    result = scale.run(OURS, 3, 30, waits=SHORT)
+    assert result.failure == ""
+    assert result.figures["leaderships of the lost broker"] == 10
+    assert result.figures["start, in sync, s"] > 0

@@ -40,9 +40,9 @@ def test_the_targets(name: str, rate: float | None, cpu: float | None):
     assert (row.rate_ratio_min, row.cpu_ratio_max) == (rate, cpu)
 
 
-def measured(name: str, **answers: list[dict]) -> compare.Measured:
+def measured(name: str, **answers: list[dict]) -> compare.RowMeasurements:
     (row,) = select([name])
-    result = compare.Measured(row)
+    result = compare.RowMeasurements(row)
     for format_name, rounds in answers.items():
         for answer in rounds:
             for metric, value in compare._figures(answer).items():

@@ -103,7 +103,7 @@ def topics(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_row_that_hangs_fails_and_the_others_are_measured(tmp_path: Path, topics: list[str]):
     (row,) = select(["spark-sink-100b-none"])
     rows = [replace(row, name="first"), replace(row, name="hangs", timeout_s=HANG_S), replace(row, name="last")]
-    measured = [compare.Measured(each) for each in rows]
+    measured = [compare.RowMeasurements(each) for each in rows]
     seen: list[str] = []
     with session(tmp_path) as spark:
         compare.measure_rows(
@@ -125,7 +125,7 @@ def test_a_row_that_hangs_fails_and_the_others_are_measured(tmp_path: Path, topi
 
 def test_a_topic_that_was_filled_in_part_is_not_read_by_the_next_row(tmp_path: Path, topics: list[str]):
     (row,) = select(["spark-batch-100b-none"])
-    measured: Any = compare.Measured(replace(row, timeout_s=HANG_S))
+    measured: Any = compare.RowMeasurements(replace(row, timeout_s=HANG_S))
     topic = "bench-100-none"
     with session(tmp_path, STUB.replace("fill hangs", topic)) as spark:
         compare.measure_rows(spark, [measured], {OURS: "here"}, 1, 1.0, lambda _: None, lambda *_: None)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.patience import PATIENCE_S
-from tidelog.cli.socket_bytes import Carried, carried_between, inodes, per_socket
+from tidelog.cli.socket_bytes import ConnectionBytes, carried_between, inodes, per_socket
 
 
 def test_both_ends_of_a_connection_are_counted() -> None:
@@ -36,14 +36,14 @@ def test_both_ends_of_a_connection_are_counted() -> None:
                     break
                 time.sleep(0.01)
             mine = inodes(os.getpid())
-            for end, expected in ((client, Carried(10_000, 300)), (server, Carried(300, 10_000))):
+            for end, expected in ((client, ConnectionBytes(10_000, 300)), (server, ConnectionBytes(300, 10_000))):
                 inode = os.fstat(end.fileno()).st_ino
                 assert inode in mine
                 assert carried_between(before, after, [inode]) == expected
 
 
 def test_sockets_that_came_and_went() -> None:
-    before = {1: Carried(100, 10), 2: Carried(5, 5)}
-    after = {1: Carried(150, 10), 3: Carried(7, 1)}
-    assert carried_between(before, after, [1, 2, 3]) == Carried(57, 1)
-    assert carried_between(before, after, []) == Carried(0, 0)
+    before = {1: ConnectionBytes(100, 10), 2: ConnectionBytes(5, 5)}
+    after = {1: ConnectionBytes(150, 10), 3: ConnectionBytes(7, 1)}
+    assert carried_between(before, after, [1, 2, 3]) == ConnectionBytes(57, 1)
+    assert carried_between(before, after, []) == ConnectionBytes(0, 0)

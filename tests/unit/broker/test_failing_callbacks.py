@@ -14,7 +14,7 @@ from tests.unit.broker.test_connection import Owner, connect, feed, framed
 from tests.unit.broker.test_node import fetch, fetched, produce
 from tests.unit.replication.replicas import Replicas
 from tidelog.broker.apis.cluster import metadata
-from tidelog.broker.apis.dispatch import _Encoded
+from tidelog.broker.apis.dispatch import _EncodedAnswer
 from tidelog.broker.apis.records import fetch as fetch_api
 from tidelog.broker.apis.records import list_offsets
 from tidelog.broker.apis.records import produce as produce_api
@@ -130,7 +130,7 @@ def test_what_cannot_be_answered_closes_the_connection() -> None:
 def test_an_answer_that_cannot_be_encoded_ends_the_wait(caplog: pytest.LogCaptureFixture) -> None:
     completed: list[Any] = []
     inner = Deferred()
-    outer = _Encoded(inner, cast(Any, None), None, cast(Any, SimpleNamespace(framed=fail)))
+    outer = _EncodedAnswer(inner, cast(Any, None), None, cast(Any, SimpleNamespace(framed=fail)))
     outer.on_complete(completed.append)
     inner.complete("anything")
     assert completed == [None]
@@ -151,7 +151,7 @@ def test_who_wraps_an_answer_passes_on_that_the_client_is_gone() -> None:
     told: list[int] = []
     inner = Deferred()
     inner.on_abandon = lambda: told.append(1)
-    outer = _Encoded(inner, cast(Any, None), None, cast(Any, None))
+    outer = _EncodedAnswer(inner, cast(Any, None), None, cast(Any, None))
     assert outer.on_abandon is not None
     outer.on_abandon()
     assert told == [1]

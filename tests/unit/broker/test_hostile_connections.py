@@ -15,7 +15,7 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import StartNode, Wire
 from tests.unit.broker.test_node import fetch, produce
-from tidelog.broker.apis.dispatch import _Waiting
+from tidelog.broker.apis.dispatch import _DeferredMessage
 from tidelog.broker.network import server as server_module
 from tidelog.broker.network.connection_quotas import ConnectionLimits
 from tidelog.broker.network.request import Deferred
@@ -315,6 +315,6 @@ async def test_an_answer_that_never_comes_ends_the_connection(
 
 def test_a_request_that_names_its_time_is_given_it() -> None:
     assert Deferred().overdue_s(700.0, 0.0) == 700.0
-    waiting = _Waiting(JoinGroupRequest(session_timeout_ms=10_000, rebalance_timeout_ms=300_000))
+    waiting = _DeferredMessage(JoinGroupRequest(session_timeout_ms=10_000, rebalance_timeout_ms=300_000))
     assert waiting.overdue_s(700.0, 0.0) == 400.0
-    assert _Waiting(HeartbeatRequest()).overdue_s(700.0, 0.0) == 700.0
+    assert _DeferredMessage(HeartbeatRequest()).overdue_s(700.0, 0.0) == 700.0

@@ -129,7 +129,7 @@ def test_a_request_that_names_too_much_is_left_to_the_compiled_codec_which_refus
     most = template.many(1, 1, [one] * (hot.PARTITIONS_ASKED_MAX - 10))
     assert hot.decode_follower_request(memoryview(most)) is not None
     made: list[object] = []
-    monkeypatch.setattr(hot, "AskedPartition", lambda *fields: made.append(fields))
+    monkeypatch.setattr(hot, "FollowerPartition", lambda *fields: made.append(fields))
     for many in (
         [one] * (hot.PARTITIONS_ASKED_MAX + 1),
         [(bytes([n % 256, n // 256]) * 8, *one[1:]) for n in range(50_000)],

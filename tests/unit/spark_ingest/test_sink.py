@@ -16,7 +16,7 @@ from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ConfigError, KafkaError
 from tidelog.spark_ingest import sink
 from tidelog.spark_ingest.micro_batches import CommittedBatch
-from tidelog.spark_ingest.sink import TaskId, Written, commit_micro_batch, end_transactions, write_task
+from tidelog.spark_ingest.sink import TaskId, TaskOutput, commit_micro_batch, end_transactions, write_task
 from tidelog.spark_ingest.sink_options import SinkOptions
 
 pa = pytest.importorskip("pyarrow")
@@ -69,10 +69,10 @@ class MicroBatch:
     def __init__(self, options: SinkOptions, query: str, batch: int) -> None:
         self.options, self.query, self.batch = options, query, batch
 
-    def write(self, task: int) -> Written:
+    def write(self, task: int) -> TaskOutput:
         return write_task(self.options, TaskId(self.query, task, self.batch), rows(f"{self.batch}/{task}"))
 
-    def end(self, *tasks: Written, committed: bool = True) -> None:
+    def end(self, *tasks: TaskOutput, committed: bool = True) -> None:
         end_transactions(self.options, [each.transaction for each in tasks if each.transaction], committed=committed)
 
     def expected(self) -> Counter[bytes]:
@@ -140,9 +140,9 @@ def test_another_query_writes_its_own_micro_batch_0(options, topic):
 
 
 def test_a_task_without_rows_has_no_transaction(options):
-    assert write_task(options, TaskId("q7", 0, 0), rows()) == Written(0, None)
-    assert write_task(options, TaskId("q7", 0, 0), []) == Written(0, None)
-    commit_micro_batch(options, "q7", 0, [Written(0, None)])
+    assert write_task(options, TaskId("q7", 0, 0), rows()) == TaskOutput(0, None)
+    assert write_task(options, TaskId("q7", 0, 0), []) == TaskOutput(0, None)
+    commit_micro_batch(options, "q7", 0, [TaskOutput(0, None)])
 
 
 def test_without_the_guard_a_replay_doubles(options, topic, monkeypatch):
@@ -181,14 +181,14 @@ class Query:
     def run(self, batch: int, task_count: int, rows_of_batch: int = 12) -> None:
         self.commit(batch, self.write(batch, task_count, rows_of_batch))
 
-    def write(self, batch: int, task_count: int, rows_of_batch: int = 12) -> list[Written]:
+    def write(self, batch: int, task_count: int, rows_of_batch: int = 12) -> list[TaskOutput]:
         values = [f"{batch}/{number}" for number in range(rows_of_batch)]
         return [
             write_task(self.options, TaskId(self.name, task, batch), rows(*values[task::task_count]))
             for task in range(task_count)
         ]
 
-    def commit(self, batch: int, tasks: list[Written]) -> None:
+    def commit(self, batch: int, tasks: list[TaskOutput]) -> None:
         commit_micro_batch(self.options, self.name, batch, tasks)
 
 
@@ -231,7 +231,7 @@ class Division:
     def __init__(self, options: SinkOptions, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.options, self.name, self.monkeypatch = options, name, monkeypatch
 
-    def write(self, *tasks: str) -> list[Written]:
+    def write(self, *tasks: str) -> list[TaskOutput]:
         return [
             write_task(self.options, TaskId(self.name, number, 0), rows(*values) if values else [])
             for number, values in enumerate(tasks)
@@ -288,7 +288,7 @@ def test_a_checkpoint_that_is_older_than_the_topic_is_refused(options, topic):
         query.run(batch, 2)
     with pytest.raises(ConfigError, match="has committed micro-batch 2, and Spark runs micro-batch 1: the checkpoint"):
         query.run(1, 2)
-    task_of_its_own = [Written(0, None)] * 2 + [write_task(options, TaskId("set-back", 2, 1), rows("other"))]
+    task_of_its_own = [TaskOutput(0, None)] * 2 + [write_task(options, TaskId("set-back", 2, 1), rows("other"))]
     with pytest.raises(ConfigError, match="the query 'tidelog-spark-set-back' has committed micro-batch 2"):
         query.commit(1, task_of_its_own)
     assert written(options, topic) == Counter(f"{batch}/{row}".encode() for batch in range(3) for row in range(12))

@@ -13,7 +13,7 @@ from tidelog import EmbeddedBroker
 from tidelog.client.model import NewTopic, TopicPartition
 from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import KafkaError
-from tidelog.spark_ingest.sink import TaskId, Written, commit_micro_batch, end_transactions, write_task
+from tidelog.spark_ingest.sink import TaskId, TaskOutput, commit_micro_batch, end_transactions, write_task
 from tidelog.spark_ingest.sink_options import SinkOptions
 
 pa = pytest.importorskip("pyarrow")
@@ -52,7 +52,7 @@ class Run:
 
     def __init__(self, options: SinkOptions, query: str, batch: int) -> None:
         self.options, self.query, self.batch = options, query, batch
-        self.tasks: list[Written] = []
+        self.tasks: list[TaskOutput] = []
         self.is_ended = self.is_committed = False
 
     def step(self) -> None:
@@ -71,7 +71,7 @@ class Run:
         elif number == TASKS:
             first = self.tasks[0].transaction
             end_transactions(self.options, [first] if first else [], committed=True)
-            self.tasks.append(Written(0, None))
+            self.tasks.append(TaskOutput(0, None))
         else:
             commit_micro_batch(self.options, self.query, self.batch, self.tasks[:TASKS])
             self.is_ended = self.is_committed = True

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tidelog.bench.acks.contest import BROKERS, Measured
+from tidelog.bench.acks.contest import BROKERS, Measurements
 from tidelog.bench.acks.settings import ALL, Setting, laws
 from tidelog.bench.compare import OURS, THEIRS
 from tidelog.bench.peers import KAFKA_VERSION
@@ -23,7 +23,7 @@ _STYLES: Mapping[str, Mapping[str, Any]] = {
 _WIDTH, _HEIGHT = 11.0, 6.2
 
 
-def draw(measured: Measured, image: Path) -> None:
+def draw(measured: Measurements, image: Path) -> None:
     """Writes `image`: a panel for one partition and one for twelve, as far as they were measured."""
     import matplotlib
 

@@ -63,7 +63,7 @@ def acks(
         else:
             errors.print(reason, style="yellow", markup=False)
     settings = all_settings(chosen)
-    measured = contest.Measured()
+    measured = contest.Measurements()
     file = ResultFile(save, lambda: report.as_json(chosen, settings, measured), errors)
 
     def show() -> None:

@@ -20,7 +20,7 @@ _BYTES_PER_RECORD = RECORD_BYTES + 200
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurements:
     """What was sent in each round, by broker and setting, and what failed with its reason."""
 
     rounds: dict[str, dict[Setting, list[Sent]]] = field(default_factory=dict)
@@ -45,13 +45,13 @@ def run(
     rounds: int,
     seconds: float,
     progress: Callable[[str], None] = lambda _: None,
-    measured: Measured | None = None,
-) -> Measured:
+    measured: Measurements | None = None,
+) -> Measurements:
     """Warm every broker with every setting once, then go `rounds` times through them all, brokers in turn.
 
     The figures go into `measured` as they come, so that its owner has them after an interrupt.
     """
-    measured = Measured() if measured is None else measured
+    measured = Measurements() if measured is None else measured
     measured.rounds.update({name: {setting: [] for setting in settings} for name in brokers})
     broken: set[str] = set()
 

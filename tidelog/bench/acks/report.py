@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tidelog.bench.acks.contest import BROKERS, Measured
+from tidelog.bench.acks.contest import BROKERS, Measurements
 from tidelog.bench.acks.settings import Setting, Study, laws
 from tidelog.bench.compare import OURS, THEIRS
 from tidelog.bench.figures import number
@@ -18,7 +18,7 @@ from tidelog.bench.report import machine
 _ACKS_STYLE = {"all": "bold", "1": "", "0": "dim"}
 
 
-def table(study: Study, measured: Measured) -> Table:
+def table(study: Study, measured: Measurements) -> Table:
     """One line per setting: records a second and the median latency of each broker, the ratio, the reference."""
     out = Table(title=f"{study.number}. {study.title}: records a second", title_justify="left")
     for heading in ("acks", "replicas", "min.insync"):
@@ -45,7 +45,7 @@ def table(study: Study, measured: Measured) -> Table:
     return out
 
 
-def law_table(measured: Measured) -> Table:
+def law_table(measured: Measurements) -> Table:
     """Each law for each broker: whether it held, and the figures."""
     out = Table(title="The laws", title_justify="left")
     for heading in ("law", "broker", "held", "records a second"):
@@ -56,7 +56,7 @@ def law_table(measured: Measured) -> Table:
     return out
 
 
-def as_json(studies: Sequence[Study], settings: Sequence[Setting], measured: Measured) -> str:
+def as_json(studies: Sequence[Study], settings: Sequence[Setting], measured: Measurements) -> str:
     """Every setting's rates per round, medians and latencies, the laws, and the machine they were taken on."""
     return json.dumps(
         {
@@ -75,7 +75,7 @@ def as_json(studies: Sequence[Study], settings: Sequence[Setting], measured: Mea
     )
 
 
-def _entry(setting: Setting, studies: Sequence[Study], measured: Measured) -> dict[str, Any]:
+def _entry(setting: Setting, studies: Sequence[Study], measured: Measurements) -> dict[str, Any]:
     return {
         "studies": [study.number for study in studies if setting in study.settings],
         "partitions": setting.partitions,

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from tidelog.bench import compare
 from tidelog.bench.clients.worker import CLIENTS
-from tidelog.bench.clusters import Running
+from tidelog.bench.clusters import RunningCluster
 from tidelog.bench.compare import FAILURES
 from tidelog.bench.figures import number, one_line, percentile
 from tidelog.bench.keeping import ResultFile, save_option, shown_at_the_end
@@ -136,7 +136,7 @@ def _measure_all(
     """Measure the clients on one node, in turn, then the next size and kind."""
     with (
         TemporaryDirectory(prefix="tidelog-bench-") as directory,
-        Running(compare.tidelog(Path(directory), 1)) as node,
+        RunningCluster(compare.tidelog(Path(directory), 1)) as node,
     ):
         for (kind, size), group in groupby(costs, lambda cost: (cost.kind, cost.size)):
             together = list(group)

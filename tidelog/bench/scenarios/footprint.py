@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tidelog.bench.clusters import Running
+from tidelog.bench.clusters import RunningCluster
 from tidelog.bench.scenarios.base import Contestant, CpuMeter, Metric, Scenario
 
 _SETTLE_S = 4.0
@@ -27,7 +27,7 @@ class Footprint(Scenario):
 
     def measure(self, contestant: Contestant, scale: float) -> dict[str, float]:
         directory = Path(tempfile.mkdtemp(dir=contestant.scratch))
-        with Running(contestant.fresh(directory)) as running:
+        with RunningCluster(contestant.fresh(directory)) as running:
             servers = list(running.cluster.nodes.values())
             time.sleep(_SETTLE_S)
             began = time.monotonic()

@@ -46,7 +46,7 @@ def run(rows: Sequence[str], *, rounds: int, quick: bool, json_: bool, markdown:
     if find_spec("pyspark") is None or which("java") is None:
         raise click.ClickException("Spark cannot run here: it needs Java 17 and pip install 'tidelog[spark]'")
     errors = Console(stderr=True)
-    measured = [comparison.Measured(row) for row in chosen]
+    measured = [comparison.RowMeasurements(row) for row in chosen]
     file = ResultFile(save, lambda: comparison.as_json(measured), errors)
 
     def show() -> None:
@@ -60,7 +60,7 @@ def run(rows: Sequence[str], *, rounds: int, quick: bool, json_: bool, markdown:
             for name, failure in each.failures.items():
                 errors.print(f"{each.row.name}, {name}: {failure}", style="red", markup=False)
 
-    def keep(each: comparison.Measured, format_name: str) -> None:
+    def keep(each: comparison.RowMeasurements, format_name: str) -> None:
         file.note(each.last_round(format_name))
 
     with shown_at_the_end(show, errors), errors.status("starting", spinner="dots") as status:
@@ -74,7 +74,7 @@ def run(rows: Sequence[str], *, rounds: int, quick: bool, json_: bool, markdown:
     return any(OURS in each.failures for each in measured)
 
 
-def _table(measured: Sequence[comparison.Measured]) -> Table:
+def _table(measured: Sequence[comparison.RowMeasurements]) -> Table:
     table = Table(title="Spark, local[2], medians", title_justify="left")
     for column in comparison.COLUMNS:
         table.add_column(column, justify="right" if column in comparison.COLUMNS[2:5] else "left")

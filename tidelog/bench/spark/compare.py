@@ -18,7 +18,7 @@ from typing import Any
 
 from tidelog.bench import compare as brokers
 from tidelog.bench import peers
-from tidelog.bench.clusters import Running
+from tidelog.bench.clusters import RunningCluster
 from tidelog.bench.figures import number, one_line_with_type, percentile
 from tidelog.bench.spark.rows import BATCH, CPU, FORMATS, LATENCY, OURS, P50, P99, RATE, STREAM, THEIRS, SparkRow
 from tidelog.bench.spark.session import Session
@@ -30,7 +30,7 @@ _OPTIONS = {"log.segment.delete.delay.ms": "1000"}
 
 
 @dataclass(slots=True)
-class Measured:
+class RowMeasurements:
     """One row: the figures of each round by format and metric."""
 
     row: SparkRow
@@ -68,12 +68,12 @@ class Measured:
         return None
 
 
-OnMeasured = Callable[[Measured, str], None]
+OnMeasured = Callable[[RowMeasurements, str], None]
 """Gets the row and the format that were just measured; `failures` says whether it failed."""
 
 
 def run(
-    measured: Sequence[Measured],
+    measured: Sequence[RowMeasurements],
     *,
     rounds: int,
     scale: float,
@@ -85,11 +85,11 @@ def run(
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="tidelog-bench-")))
         jars, reason = _connector()
         formats = FORMATS if reason is None else (OURS,)
-        ours = stack.enter_context(Running(brokers.tidelog(directory / "tidelog", 1, _OPTIONS))).cluster
+        ours = stack.enter_context(RunningCluster(brokers.tidelog(directory / "tidelog", 1, _OPTIONS))).cluster
         bootstraps = dict.fromkeys(formats, ours.bootstrap_servers)
         if reason is None and peers.kafka_or_reason() is None:
             try:
-                theirs = stack.enter_context(Running(brokers.kafka(directory / "kafka", 1, _OPTIONS))).cluster
+                theirs = stack.enter_context(RunningCluster(brokers.kafka(directory / "kafka", 1, _OPTIONS))).cluster
                 bootstraps[THEIRS] = theirs.bootstrap_servers
             except brokers.FAILURES as error:
                 del bootstraps[THEIRS]
@@ -104,7 +104,7 @@ def run(
 
 def measure_rows(
     session: Session,
-    measured: Sequence[Measured],
+    measured: Sequence[RowMeasurements],
     bootstraps: Mapping[str, str],
     rounds: int,
     scale: float,
@@ -133,7 +133,7 @@ def _connector() -> tuple[list[Path], str | None]:
 
 def _measure(
     session: Session,
-    measured: Measured,
+    measured: RowMeasurements,
     format_name: str,
     bootstrap: str,
     scale: float,
@@ -189,7 +189,7 @@ def _figures(answer: Mapping[str, Any]) -> dict[str, float]:
 COLUMNS = ("row", "metric", "tidelog", "Spark's connector", "ratio", "target", "reached")
 
 
-def cells(measured: Sequence[Measured]) -> list[tuple[str, ...]]:
+def cells(measured: Sequence[RowMeasurements]) -> list[tuple[str, ...]]:
     """The table's rows."""
     lines: list[tuple[str, ...]] = []
     for each in measured:
@@ -209,13 +209,13 @@ def cells(measured: Sequence[Measured]) -> list[tuple[str, ...]]:
     return lines
 
 
-def as_markdown(measured: Sequence[Measured]) -> str:
+def as_markdown(measured: Sequence[RowMeasurements]) -> str:
     """One table, as the documentation has it."""
     lines = [COLUMNS, ("---", "---", *["---:"] * 3, "---", "---"), *cells(measured)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def as_json(measured: Sequence[Measured]) -> str:
+def as_json(measured: Sequence[RowMeasurements]) -> str:
     """Every round's figures."""
     return json.dumps(
         [

@@ -35,7 +35,7 @@ class AcksAndReplicas:
         self._study = study
 
     def measure(self, context: Context, result: StudyResult) -> None:
-        measured = contest.Measured()
+        measured = contest.Measurements()
         try:
             _measure(context, result, self._study.settings, measured)
         finally:
@@ -56,7 +56,7 @@ class Partitions:
     settings = tuple(Setting(count, ALL, 2, 2) for count in PARTITIONS)
 
     def measure(self, context: Context, result: StudyResult) -> None:
-        measured = contest.Measured()
+        measured = contest.Measurements()
         try:
             _measure(context, result, self.settings, measured)
         finally:
@@ -70,7 +70,9 @@ class Partitions:
             result.verdicts = [verdict for name in rates for verdict in partition_verdicts(name, rates[name])]
 
 
-def _measure(context: Context, result: StudyResult, settings: Sequence[Setting], measured: contest.Measured) -> None:
+def _measure(
+    context: Context, result: StudyResult, settings: Sequence[Setting], measured: contest.Measurements
+) -> None:
     chosen = QUICK if context.is_quick else FULL
     result.parameters = {
         "nodes": str(contest.BROKERS),
@@ -90,7 +92,7 @@ def _measure(context: Context, result: StudyResult, settings: Sequence[Setting],
 def _table(
     settings: Sequence[Setting],
     rates: Mapping[str, Mapping[Setting, float]],
-    measured: contest.Measured,
+    measured: contest.Measurements,
     reference: Mapping[Setting, int],
 ) -> Table:
     columns = ["partitions", "acks", "replicas", "min.insync"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidelog.bench.clusters import Running
+from tidelog.bench.clusters import RunningCluster
 from tidelog.bench.compare import FAILURES, MAKERS, OURS, THEIRS
 from tidelog.bench.figures import one_line
 from tidelog.bench.scenarios.base import Contestant, CpuMeter, topic
@@ -130,7 +130,7 @@ def _alone(context: Context, brokers: int, result: StudyResult) -> Iterator[dict
         for name in context.brokers:
             try:
                 cluster = MAKERS[name](Path(scratch, name), brokers)
-                clusters.enter_context(Running(cluster))
+                clusters.enter_context(RunningCluster(cluster))
                 contestant = Contestant(name, cluster, lambda _: cluster, Path(scratch), min(3, brokers))  # noqa: B023
                 _produce_cost_us(contestant, 12, 2_000 if context.is_quick else 100_000)
             except FAILURES as error:

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tidelog.bench.clusters import Cluster, Running
+from tidelog.bench.clusters import Cluster, RunningCluster
 from tidelog.bench.compare import FAILURES, MAKERS, OPTIONS
 from tidelog.bench.figures import one_line
 from tidelog.bench.metadata import await_leaders
@@ -114,7 +114,7 @@ class Endurance:
             try:
                 with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as scratch:
                     cluster = MAKERS[name](Path(scratch), NODES, _NODE_CONFIG)
-                    with Running(cluster):
+                    with RunningCluster(cluster):
                         _measure(cluster, chosen, run, lambda text, name=name: context.progress(f"{name}: {text}"))  # type: ignore[misc]
             except FAILURES as error:
                 result.failures.append(f"{name}: {one_line(error)}")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tidelog.bench.clusters import Running
+from tidelog.bench.clusters import RunningCluster
 from tidelog.bench.compare import FAILURES, MAKERS
 from tidelog.bench.figures import one_line
 from tidelog.bench.scenarios.base import GIGABYTE, Contestant, Metric
@@ -121,5 +121,5 @@ def _points(
 def _cluster(name: str, nodes: int) -> Iterator[Contestant]:
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as scratch:
         cluster = MAKERS[name](Path(scratch, "cluster"), nodes)
-        with Running(cluster):
+        with RunningCluster(cluster):
             yield Contestant(name, cluster, lambda _: cluster, Path(scratch))

@@ -51,14 +51,14 @@ class Case(NamedTuple):
     client: str
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     rate: float
     """Records a second, as the client counts them."""
     cpu_us: float
     """CPU of all brokers for a record."""
 
 
-Rounds = dict[tuple[Case, str], list[Measured]]
+Rounds = dict[tuple[Case, str], list[Measurement]]
 
 
 class ThreeClients:
@@ -132,13 +132,13 @@ def show(result: StudyResult, cases: Sequence[Case], found: Rounds, brokers: Seq
     result.tables.append(table)
 
 
-def _median(rounds: Sequence[Measured]) -> tuple[float | None, float | None]:
+def _median(rounds: Sequence[Measurement]) -> tuple[float | None, float | None]:
     if not rounds:
         return None, None
     return median(each.rate for each in rounds), median(each.cpu_us for each in rounds)
 
 
-def _measure(contestant: Contestant, case: Case, records: int) -> Measured:
+def _measure(contestant: Contestant, case: Case, records: int) -> Measurement:
     """One round in a topic of its own."""
     with topic(contestant, PARTITIONS, REPLICAS, {"min.insync.replicas": str(MIN_INSYNC)}) as its:
         if case.kind == CONSUME:
@@ -146,7 +146,7 @@ def _measure(contestant: Contestant, case: Case, records: int) -> Measured:
         run = _run_java if case.client == JAVA else _run_python
         with CpuMeter(contestant.servers) as meter:
             rate = run(case, contestant.cluster.bootstrap_servers, its.name, records)
-        return Measured(rate, meter.used_ns / 1000 / records)
+        return Measurement(rate, meter.used_ns / 1000 / records)
 
 
 def _run_python(case: Case, bootstrap: str, name: str, records: int) -> float:

@@ -175,13 +175,13 @@ class Dispatcher:
             result = _as_kafka_error(error, api.name)
         if isinstance(result, Deferred):
             if result.response is None:
-                return _Encoded(result, context, request, api)
+                return _EncodedAnswer(result, context, request, api)
             result = result.response
         return api.framed(result, context, request)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any) -> Deferred:
         """Run a cold handler as a task. The connection's next request waits for it, as in Kafka."""
-        answer = _Waiting(request, exclusive=True)
+        answer = _DeferredMessage(request, exclusive=True)
         if len(self._tasks) >= COLD_TASKS_MAX:
             coroutine.close()
             error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")
@@ -349,7 +349,7 @@ class _Api:
             return _frame(self.refuse(request, refused, version), key, version, correlation_id)
 
 
-class _Waiting(Deferred):
+class _DeferredMessage(Deferred):
     """A later answer to a request that may state how long its client waits."""
 
     __slots__ = ("_patience_s",)
@@ -362,7 +362,7 @@ class _Waiting(Deferred):
         return waited_s - self._patience_s
 
 
-class _Encoded(_Waiting):
+class _EncodedAnswer(_DeferredMessage):
     """A Deferred frame for the connection, from a handler's Deferred message."""
 
     __slots__ = ()

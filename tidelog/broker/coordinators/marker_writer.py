@@ -106,12 +106,12 @@ class MarkerWriter:
         if leader.high_watermark > info.last_offset:
             on_written(partition, ErrorCode.NONE)
             return
-        waiting = _Waiting(self._partitions, partition, on_written)
+        waiting = _WaitingMarker(self._partitions, partition, on_written)
         waiting.begin(self._timeout_ms)
         self._partitions.when_committed(leader, info.last_offset + 1, waiting.committed)
 
 
-class _Waiting:
+class _WaitingMarker:
     """One marker that is in the log and not committed."""
 
     __slots__ = ("_bucket", "_is_over", "_on_written", "_partition", "_partitions")

@@ -52,7 +52,7 @@ OnDone = Callable[[frozenset[TopicPartition]], None]
 _NOT_NEEDED: Final = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TOPIC_EXCEPTION))
 
 
-class _Pending:
+class _PendingMarker:
     """One marker that is being sent. `waiting`: partitions that are tried again at `retry`."""
 
     __slots__ = ("backoff", "is_over", "marker", "on_done", "retry", "waiting")
@@ -77,7 +77,7 @@ class _Pending:
 
 
 # A marker, and those of its partitions that one broker leads.
-_Piece = tuple[_Pending, list[TopicPartition]]
+_Piece = tuple[_PendingMarker, list[TopicPartition]]
 
 
 class TransactionMarkers:
@@ -103,9 +103,9 @@ class TransactionMarkers:
         self._loop = loop
         self._rng = rng
         self._answer_timeout_ms = request_timeout_ms + ANSWER_GRACE_MS
-        self._pending: dict[_Pending, set[TopicPartition]] = {}  # partitions that have no marker yet
+        self._pending: dict[_PendingMarker, set[TopicPartition]] = {}  # partitions that have no marker yet
         self._queues: BrokerQueues[_Piece] = BrokerQueues(loop, "markers", _take, self._send_request, self._send_later)
-        self._to_try: deque[_Pending] = deque()
+        self._to_try: deque[_PendingMarker] = deque()
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class TransactionMarkers:
     def send(self, marker: MarkerToSend, on_done: OnDone) -> None:
         if self._is_closed:
             return
-        pending = _Pending(marker, on_done)
+        pending = _PendingMarker(marker, on_done)
         self._pending[pending] = set(marker.partitions)
         self._loop.call_soon(self._route, pending, sorted(marker.partitions))
 
@@ -155,7 +155,7 @@ class TransactionMarkers:
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def _route(self, pending: _Pending, partitions: list[TopicPartition]) -> None:
+    def _route(self, pending: _PendingMarker, partitions: list[TopicPartition]) -> None:
         """Hand each partition's marker to its leader."""
         if pending.is_over:
             return
@@ -186,7 +186,7 @@ class TransactionMarkers:
             logger.info("no marker of producer %d is needed in %s: deleted", pending.marker.producer_id, deleted)
             self._settle(pending, dict.fromkeys(deleted, ErrorCode.NONE))
 
-    def _write_here(self, pending: _Pending, partitions: list[TopicPartition]) -> None:
+    def _write_here(self, pending: _PendingMarker, partitions: list[TopicPartition]) -> None:
         """Write a piece, and the rest when others were served."""
         piece, rest = partitions, partitions[PIECE_ELEMENTS_MAX:]
         if rest:
@@ -229,7 +229,7 @@ class TransactionMarkers:
 
     # -- results -----------------------------------------------------------------------------------------------------
 
-    def _settle(self, pending: _Pending, results: dict[TopicPartition, ErrorCode]) -> None:
+    def _settle(self, pending: _PendingMarker, results: dict[TopicPartition, ErrorCode]) -> None:
         if pending.is_over:
             return
         if not any(results.values()):  # the usual result: no error
@@ -250,14 +250,14 @@ class TransactionMarkers:
         if done:
             self._done(pending, done)
 
-    def _done(self, pending: _Pending, partitions: frozenset[TopicPartition]) -> None:
+    def _done(self, pending: _PendingMarker, partitions: frozenset[TopicPartition]) -> None:
         left = self._pending[pending]
         left -= partitions
         if not left:
             self._end(pending)
         pending.on_done(partitions)
 
-    def _wait(self, pending: _Pending, partitions: Iterable[TopicPartition]) -> None:
+    def _wait(self, pending: _PendingMarker, partitions: Iterable[TopicPartition]) -> None:
         if pending.is_over:
             return
         pending.waiting.update(partitions)
@@ -265,14 +265,14 @@ class TransactionMarkers:
             delay_s = pending.backoff.next_ms(self._rng) / 1000
             pending.retry = self._loop.call_later(delay_s, self._try_again, pending)
 
-    def _try_again(self, pending: _Pending) -> None:
+    def _try_again(self, pending: _PendingMarker) -> None:
         if pending.retry is not None:
             pending.retry.cancel()
             pending.retry = None
         waiting, pending.waiting = pending.waiting, set()
         self._route(pending, sorted(waiting))
 
-    def _end(self, pending: _Pending) -> None:
+    def _end(self, pending: _PendingMarker) -> None:
         pending.is_over = True
         del self._pending[pending]
         if pending.retry is not None:

@@ -37,7 +37,7 @@ class Replicas(Protocol):
     async def fetch(self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool) -> bytes: ...
 
 
-class _Standing(NamedTuple):
+class _Epochs(NamedTuple):
     """The epochs of the partition and its brokers, which must not change while the other replicas answer.
 
     A replica that restarts meanwhile may have another log than the one it answered for.
@@ -68,8 +68,8 @@ class DamagedLeaders:
 
     async def resign(self, partition: Partition, damage: DamagedRange) -> bool:
         """Request another leader if no other replica has the damaged records. Whether it did so."""
-        standing = self._standing(partition)
-        if standing is None:
+        epochs = self._epochs_of(partition)
+        if epochs is None:
             return False
         candidates = self._candidates(partition)
         unheard: list[int] = []
@@ -81,7 +81,7 @@ class DamagedLeaders:
                 return False
         if unheard and self._must_wait(partition, damage, unheard):
             return False
-        is_same = self._standing(partition) == standing
+        is_same = self._epochs_of(partition) == epochs
         if not (is_same and self.may_resign(partition, damage) and partition.resign()):
             return False
         self._waiting.pop(partition, None)
@@ -123,7 +123,7 @@ class DamagedLeaders:
         eligible = others_in_sync or {each for each in assigned.elr if each != self._node_id}
         return {each for each in eligible if not self._is_dead(each)}
 
-    def _standing(self, partition: Partition) -> _Standing | None:
+    def _epochs_of(self, partition: Partition) -> _Epochs | None:
         """None if this replica does not lead, or if its state of the partition differs from the metadata."""
         assigned, in_sync = self._replicas.assignment_of(partition), partition.in_sync
         if assigned is None or not partition.leads or in_sync.pending is not None:
@@ -132,7 +132,7 @@ class DamagedLeaders:
             return None
         brokers = self._image().brokers
         epochs = tuple(brokers[each].epoch if each in brokers else -1 for each in assigned.replicas)
-        return _Standing(assigned.leader_epoch, assigned.partition_epoch, epochs)
+        return _Epochs(assigned.leader_epoch, assigned.partition_epoch, epochs)
 
     async def _ends_before(
         self, partition: Partition, source: int, damage: DamagedRange, *, must_reach: bool

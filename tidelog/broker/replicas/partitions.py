@@ -52,7 +52,7 @@ Committed = Callable[[Exception | None], None]
 
 
 class _Watch:
-    """The waiting requests of one partition. Fetch sessions register here (`fetch_sessions.Watched`)."""
+    """The waiting requests of one partition. Fetch sessions register here (`fetch_sessions.WatchedPartition`)."""
 
     __slots__ = ("fetches", "followers", "produces", "syncs", "tail", "traffic", "writes")
 

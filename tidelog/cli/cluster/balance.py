@@ -20,7 +20,7 @@ import click
 from tidelog.cli.cluster.state import RUNNING, ClusterState, Node
 from tidelog.cli.cluster.view import View, cpu_s, look, memory_bytes
 from tidelog.cli.common import print_json, print_table
-from tidelog.cli.socket_bytes import Carried, carried_between, inodes, per_socket
+from tidelog.cli.socket_bytes import ConnectionBytes, carried_between, inodes, per_socket
 from tidelog.replication.controller.decisions.balance import Balance, assess
 
 MEASURES = (
@@ -104,7 +104,7 @@ def measure(state: ClusterState, view: View, seconds: float) -> dict[str, dict[i
     return {name: values for name, values in found.items() if len(values) == len(nodes)}
 
 
-def _sockets() -> dict[int, Carried] | None:
+def _sockets() -> dict[int, ConnectionBytes] | None:
     try:
         return per_socket()
     except OSError:

@@ -125,7 +125,7 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
     from tidelog.cli.cluster import nodes as cluster_nodes
 
     began = time.monotonic()
-    told = _Told()
+    end_signals = _EndSignals()
     try:
         for node in state.nodes:
             cluster_nodes.launch(node, state.cluster_id)
@@ -148,7 +148,7 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
                 f"(cluster {state.cluster_id}, {len(state.nodes)} nodes, data {file.directory})"
             )
         if not detach:
-            asyncio.run(_show(file, told))
+            asyncio.run(_show(file, end_signals))
     except cluster_nodes.ClusterFailed as error:
         cluster_nodes.kill(state.nodes)
         cluster_nodes.set_asked(file, state.nodes, STOPPED)
@@ -157,11 +157,11 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
         detach = False
     finally:
         if not detach:
-            told.ignore()
+            end_signals.ignore()
             _end_all(file)
 
 
-class _Told:
+class _EndSignals:
     """Signal handlers: SIGTERM and SIGHUP end the cluster as Ctrl-C does."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ def _end_all(file: ClusterFile) -> None:
     cluster_nodes.set_asked(file, running, STOPPED)
 
 
-async def _show(file: ClusterFile, told: _Told, every_s: float = 1.0) -> None:
+async def _show(file: ClusterFile, end_signals: _EndSignals, every_s: float = 1.0) -> None:
     """Show a live table, or without a terminal a line for every change, until the whole cluster is stopped."""
     from rich.console import Console
     from rich.live import Live

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 _MISSING_TOPIC_ERRORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 _ITERATION_POLL_MS = 60_000
 _ARROW_POLL_BYTES = 64 * 1024 * 1024
-Taken = TypeVar("Taken", bound=Sized)
+Records = TypeVar("Records", bound=Sized)
 Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 Batch = dict[TopicPartition, list[ConsumerRecord]]
 
@@ -319,7 +319,7 @@ class Consumer:
         )
         return _arrow_table(batches or [], schema)
 
-    async def _poll(self, timeout_ms: float, take: Callable[[Fetcher], Taken]) -> Taken | None:
+    async def _poll(self, timeout_ms: float, take: Callable[[Fetcher], Records]) -> Records | None:
         """Run the group's step and fetch until `take` returns something; None once the consumer is closed."""
         self._check_open()
         _check_timeout(timeout_ms)

@@ -48,7 +48,7 @@ class TopicSelection(NamedTuple):
     regex: str | None = None
 
 
-class _Sent(NamedTuple):
+class _ReportedState(NamedTuple):
     """What the coordinator knows of this member."""
 
     topics: TopicSelection
@@ -82,8 +82,8 @@ class ConsumerMember:
         self.target: frozenset[IdPartition] | None = None
         """The last assignment of the coordinator that is not owned yet; None when there is none."""
         self._topics: TopicSelection | None = None
-        self._known: _Sent | None = None
-        self._in_flight: _Sent | None = None
+        self._known: _ReportedState | None = None
+        self._in_flight: _ReportedState | None = None
         self._interval_ms = 0.0
         self._due_ms = 0.0
         self._failures = 0
@@ -152,7 +152,7 @@ class ConsumerMember:
                 request.subscribed_topic_regex = topics.regex or ""
         if known is None or known.owned != self.owned:
             request.topic_partitions = _by_topic(self.owned)
-        self._in_flight = _Sent(topics, self.owned)
+        self._in_flight = _ReportedState(topics, self.owned)
         return request
 
     def _request(self, epoch: int) -> ConsumerGroupHeartbeatRequest:

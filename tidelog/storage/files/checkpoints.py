@@ -69,7 +69,7 @@ def require_formatted(disk: Disk, directory: str) -> None:
 Offsets = Mapping[tuple[str, int], int]
 
 
-class Retiring(Protocol):
+class RetiringLog(Protocol):
     """A log with segments that are out of it, whose files may go when its log start is on the device."""
 
     def rename_condemned(self, checkpointed_log_start: int, now_ms: int) -> None: ...
@@ -88,7 +88,7 @@ class CheckpointTask:
         self.files = files
         self.number = number
         self.error: OSError | None = None
-        self.retiring: Sequence[tuple[Retiring, int]] = ()
+        self.retiring: Sequence[tuple[RetiringLog, int]] = ()
         """(log, its start in these files) of each log with segments to remove."""
         self.present: set[str] = set()
         """The paths of the directories that `run` found in the log directory."""

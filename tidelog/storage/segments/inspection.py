@@ -36,7 +36,7 @@ STEP_RECORDS: Final = 1_000
 # The bound for the records named in a refusal. A million bad records would make a response of a hundred megabytes.
 BLAMED_MAX: Final = 1000
 
-_Seen = tuple[bool, int]
+_RecordSummary = tuple[bool, int]
 """Whether the records' offsets are contiguous, and their largest timestamp."""
 
 
@@ -120,18 +120,20 @@ def _section_at_once(
     raise NeedsInspection(batches[position : position + header.size_bytes], header, now_ms, rules, refusal)
 
 
-def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> _Seen:
+def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> _RecordSummary:
     """Run all steps of `_inspecting` at once."""
     steps = _inspecting(section, header, now_ms, rules)
     while True:
         try:
             next(steps)
         except StopIteration as done:
-            found: _Seen = done.value
+            found: _RecordSummary = done.value
             return found
 
 
-def _inspecting(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules) -> Generator[None, None, _Seen]:
+def _inspecting(
+    section: bytes, header: BatchHeader, now_ms: int, rules: AppendRules
+) -> Generator[None, None, _RecordSummary]:
     """Refuse the batch if a record lacks a required key or has a bad timestamp, and name these records."""
     oldest, newest = now_ms - rules.before_max_ms, now_ms + rules.after_max_ms
     checks_times = not rules.stamps_append_time

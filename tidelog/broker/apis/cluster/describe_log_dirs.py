@@ -32,13 +32,13 @@ refuse = refusing(DescribeLogDirsResponse)
 
 LAG_UNKNOWN = -1
 
-_Wanted = dict[str, set[int]]
+_PartitionsByTopic = dict[str, set[int]]
 
 
 async def handle(
     services: Services, context: RequestContext, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
-    wanted: _Wanted | None = None
+    wanted: _PartitionsByTopic | None = None
     if request.topics is not None:
         wanted = {}
         for topic in request.topics:
@@ -59,7 +59,9 @@ async def handle(
     return DescribeLogDirsResponse(results=results)
 
 
-def _topics(services: Services, directory: LogDirectory, wanted: _Wanted | None) -> list[DescribeLogDirsTopic]:
+def _topics(
+    services: Services, directory: LogDirectory, wanted: _PartitionsByTopic | None
+) -> list[DescribeLogDirsTopic]:
     topics: dict[str, DescribeLogDirsTopic] = {}
     for logs, are_future in ((directory.logs, False), (directory.futures, True)):
         for (name, index), log in logs.items():

@@ -35,7 +35,7 @@ MANY_GROUPS_FROM = 8
 TOPIC_IDS_FROM = 10
 NO_TOPIC_ID = bytes(16)
 
-Found = FetchedTopics | KafkaError
+TopicsOrError = FetchedTopics | KafkaError
 
 
 def check(request: OffsetFetchRequest) -> None:
@@ -81,7 +81,7 @@ class _Answer:
             if topic.topic_id in by_id
         ]
 
-    def response(self, answers: list[Found]) -> OffsetFetchResponse:
+    def response(self, answers: list[TopicsOrError]) -> OffsetFetchResponse:
         if self._version >= MANY_GROUPS_FROM:
             return OffsetFetchResponse(groups=[self._group(group, found) for group, found in zip(self.groups, answers)])
         found = answers[0]
@@ -106,7 +106,7 @@ class _Answer:
             ]
         )
 
-    def _group(self, group: OffsetFetchRequestGroup, found: Found) -> OffsetFetchResponseGroup:
+    def _group(self, group: OffsetFetchRequestGroup, found: TopicsOrError) -> OffsetFetchResponseGroup:
         if isinstance(found, KafkaError):
             return OffsetFetchResponseGroup(group_id=group.group_id, error_code=found.code)
         by_name = self._image.topics_by_name

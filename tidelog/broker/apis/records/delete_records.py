@@ -36,7 +36,7 @@ def handle(
             wanted.setdefault(topic.name, {})[asked.partition_index] = asked.offset
     partitions = services.partitions
     response = DeleteRecordsResponse()
-    parked = _Parked(partitions, response)
+    parked = _ParkedDelete(partitions, response)
     for name, offsets in wanted.items():
         answered = DeleteRecordsTopicResult(name=name)
         for index, offset in offsets.items():
@@ -67,7 +67,7 @@ def handle(
     return parked
 
 
-class _Parked(Deferred):
+class _ParkedDelete(Deferred):
     """Waits until followers have advanced their log starts, or until the timeout. The other partitions then get
     REQUEST_TIMED_OUT.
     """

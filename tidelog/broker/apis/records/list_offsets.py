@@ -46,8 +46,8 @@ _OFFSET_NOT_AVAILABLE_FROM = 5  # KIP-207
 # for ever.
 _SLOW_LOOKUPS_MAX = 2 * UNTRUE_HEADERS_MAX
 
-_Found = tuple[int, int, int]  # timestamp, offset, leader epoch
-_NOTHING: _Found = (-1, -1, -1)
+_FoundOffset = tuple[int, int, int]  # timestamp, offset, leader epoch
+_NOTHING: _FoundOffset = (-1, -1, -1)
 
 
 def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse | Deferred:
@@ -146,7 +146,7 @@ def refuse(request: ListOffsetsRequest, error: KafkaError, version: int) -> List
 
 def _find(
     services: Services, version: int, request: ListOffsetsRequest, topic: str, asked: ListOffsetsPartition
-) -> _Found:
+) -> _FoundOffset:
     timestamp = asked.timestamp
     if timestamp < EARLIEST_PENDING_UPLOAD or version < _SINCE.get(timestamp, 0):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
@@ -179,7 +179,7 @@ def _refuse_what_may_go_back(partition: Partition, version: int) -> None:
         raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE if known else ErrorCode.LEADER_NOT_AVAILABLE)
 
 
-def _lookup(partition: Partition, timestamp: int, bound: int) -> _Found:
+def _lookup(partition: Partition, timestamp: int, bound: int) -> _FoundOffset:
     """`bound`: the offset below which the reader may read; the result is below it."""
     log = partition.log
     if timestamp in (EARLIEST, EARLIEST_LOCAL):

@@ -82,7 +82,7 @@ _Key = tuple[str | bytes, int]
 _BatchesByTopic = dict[str | bytes, dict[int, memoryview | None]]
 _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
 # The partition, the append, the partition results of its topic, and the index of its result in them.
-_Waiting = tuple["Partition", "AppendInfo", list[ProducedPartition], int]
+_UncommittedAppend = tuple["Partition", "AppendInfo", list[ProducedPartition], int]
 # Topic, partition index, the batch to inspect, the partition results of its topic, and the index of its result.
 _Uninspected = tuple[str | bytes, int, NeedsInspection, list[ProducedPartition], int]
 
@@ -321,7 +321,7 @@ def _concluded(to: _Responder, progress: _Progress) -> Answer:
         return None
     if not waiting:
         return to.encode(topics)
-    return _Parked(to, topics, waiting, timeout_ms, acks)
+    return _ParkedProduce(to, topics, waiting, timeout_ms, acks)
 
 
 class _Transaction(NamedTuple):
@@ -354,7 +354,7 @@ class _Progress(NamedTuple):
     acks: int
     timeout_ms: int
     topics: _Topics
-    waiting: list[_Waiting]
+    waiting: list[_UncommittedAppend]
     failed: bool
     transaction: _Transaction | None = None
 
@@ -381,7 +381,7 @@ class _Responder(NamedTuple):
 
 
 class _ParkedOne(Deferred):
-    """A faster `_Parked` for one partition, the most frequent case in a busy cluster."""
+    """A faster `_ParkedProduce` for one partition, the most frequent case in a busy cluster."""
 
     __slots__ = ("_acks", "_bucket", "_info", "_partition", "_timeout_ms", "_to", "_topic")
 
@@ -621,12 +621,14 @@ class _AwaitingInspection(Deferred):
             self.complete([] if answer is None else answer)
 
 
-class _Parked(Deferred):
+class _ParkedProduce(Deferred):
     """A request that waits until its batches are acknowledged in every partition, or until its timeout."""
 
     __slots__ = ("_acks", "_bucket", "_open", "_timeout_ms", "_to", "_topics", "_waiting")
 
-    def __init__(self, to: _Responder, topics: _Topics, waiting: list[_Waiting], timeout_ms: int, acks: int) -> None:
+    def __init__(
+        self, to: _Responder, topics: _Topics, waiting: list[_UncommittedAppend], timeout_ms: int, acks: int
+    ) -> None:
         super().__init__()
         self._to = to
         self._topics = topics

@@ -35,7 +35,7 @@ EVICTION_MS_MIN = 120_000
 Key = tuple[str | bytes, int]
 
 
-class Watched(Protocol):
+class WatchedPartition(Protocol):
     """A partition that reports its changes to the registered session entries."""
 
     def watch(self, entry: SessionPartition) -> None: ...
@@ -53,7 +53,7 @@ class SessionPartition:
         self.asked = asked
         self.sent_high_watermark = -1
         self.sent_log_start_offset = -1
-        self.watched: Watched | None = None
+        self.watched: WatchedPartition | None = None
 
     def changed(self) -> None:
         """The partition has new data, a new high watermark or log start, or another leader."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from tidelog.broker.network.request import Deferred
 from tidelog.broker.replicas.fetching.follower_linger import FollowerLinger
 from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, encode_fetch_response
-from tidelog.protocol.hot_replication import VERSION, AskedPartition, FollowerRequest, encode_nothing_fetched
+from tidelog.protocol.hot_replication import VERSION, FollowerPartition, FollowerRequest, encode_nothing_fetched
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.deletions import Deletions
@@ -193,7 +193,7 @@ def as_follower_request(request: FetchRequest, version: int) -> FollowerRequest:
         state.replica_id if version >= 15 else request.replica_id,
         state.replica_epoch if version >= 15 else -1,
         [
-            AskedPartition(
+            FollowerPartition(
                 topic.topic_id if by_id else topic.topic,  # type: ignore[arg-type]
                 asked.partition,
                 asked.current_leader_epoch,

@@ -12,7 +12,7 @@ NOT_ASKED: Final = 1 << 62
 Key = tuple[bytes, int]
 
 
-class Followed:
+class FollowedPartition:
     """One partition in a link. `asked`: the number of the request that last mentioned it.
 
     `asked_offset`: the fetch offset in that request. `leader_high_watermark`: from the leader's last response, or -1.
