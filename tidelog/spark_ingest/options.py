@@ -248,11 +248,6 @@ def to_partition_object(values: Mapping[TopicPartition, int]) -> dict[str, dict[
     return nested
 
 
-def format_partition_values(values: Mapping[TopicPartition, int]) -> str:
-    """The reverse of `parse_partition_values`, sorted, as Spark writes offsets."""
-    return json.dumps(to_partition_object(values), separators=(",", ":"))
-
-
 def _json_object(text: str, expected: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_object_without_duplicates)

@@ -25,16 +25,8 @@ from tidelog.protocol.errors import ConfigError
 if TYPE_CHECKING:
     from tidelog.storage.segments.log_config import LogConfig
 
-__all__ = ["ConfigError", "Listener", "NodeConfig"]
+__all__ = ["ConfigError", "Listener", "NodeConfig", "internal_topic_options"]
 
-# One node alone cannot hold three replicas; Kafka's defaults would refuse its first consumer group.
-_ALONE = {
-    "offsets.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
-    "share.coordinator.state.topic.replication.factor": "1",
-    "transaction.state.log.min.isr": "1",
-    "transaction.state.log.replication.factor": "1",
-}
 # Keys of plugins and of single listeners carry free names.
 FREE_PREFIXES = ("listener.name.", "rsm.config.", "rlmm.config.", "config.providers.")
 _META_ADDRESSES = ("0.0.0.0", "::", "0:0:0:0:0:0:0:0")
@@ -47,6 +39,18 @@ class Listener(NamedTuple):
     host: str
     port: int
     security_protocol: str
+
+
+def internal_topic_options(brokers: int) -> dict[str, str]:
+    """Replication of the internal topics that few brokers can hold: Kafka's defaults would refuse the first group."""
+    replicas, in_sync = str(min(3, brokers)), str(min(2, brokers))
+    return {
+        "offsets.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "transaction.state.log.replication.factor": replicas,
+    }
 
 
 class NodeConfig(TypedValues):
@@ -81,7 +85,7 @@ class NodeConfig(TypedValues):
             for item in self.items("controller.quorum.bootstrap.servers")
         ]
         if self.is_alone:
-            self._implied = _ALONE
+            self._implied = internal_topic_options(1)
 
     @classmethod
     def load(cls, file: Path | None = None, overrides: Mapping[str, str] | None = None) -> NodeConfig:

@@ -1,15 +1,12 @@
-"""The interface between the transaction coordinator and the parts that send markers and verify partitions.
+"""The interface between the transaction coordinator's service and the part of the node that sends its markers.
 
-The node implements `MarkerSender` and `TransactionVerifier` and wires them; the coordinator's service
-knows only these protocols. Invariant: all calls come from the loop thread, and all callbacks run there.
+Invariant: all calls come from the loop thread, and all callbacks run there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
-
-from tidelog.protocol.errors import ErrorCode
 
 
 class MarkerToSend(NamedTuple):
@@ -37,18 +34,3 @@ class MarkerSender(Protocol):
 
     def cancel(self, log_partition: int) -> None:
         """Drop the markers of a partition of __transaction_state that this node no longer leads."""
-
-
-class TransactionVerifier(Protocol):
-    """Asks the coordinator of a transactional id about partitions of its transaction."""
-
-    def verify(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Collection[tuple[str, int]],
-        *,
-        adds: bool,
-    ) -> Awaitable[dict[tuple[str, int], ErrorCode]]:
-        """The error of each partition. `adds`: add the partitions to the transaction, else verify only."""

@@ -85,7 +85,7 @@ class _Question:
 
 
 class CoordinatorVerifier:
-    """Implements `transaction_ports.TransactionVerifier`. `coordinator()`: the service of this node's coordinators."""
+    """`coordinator()`: the service of this node's coordinators."""
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
     """The nodes of a new cluster, brokers first. Without separate controllers the first 3 brokers (1 if there are
     fewer than 3) are controllers too.
     """
+    from tidelog.broker.config.node_config import internal_topic_options
     from tidelog.protocol.uuids import uuid_to_text
 
     while (cluster_id := uuid_to_text(os.urandom(16))).startswith("-"):
@@ -63,23 +64,11 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
             "controller.listener.names": "CONTROLLER",
             "listeners": ",".join(f"{name}://{address}" for name, address in addresses.items()),
             "log.dirs": str(data),
-            **_replicated(brokers),
+            **internal_topic_options(brokers),
             **options,
         }
         nodes.append(Node(node, role, addresses, str(data), str(directory / f"node-{node}.log"), config))
     return ClusterState(cluster_id, nodes)
-
-
-def _replicated(brokers: int) -> dict[str, str]:
-    """The replication factors of the internal topics: at most 3, and at most the number of brokers."""
-    replicas, in_sync = str(min(3, brokers)), str(min(2, brokers))
-    return {
-        "offsets.topic.replication.factor": replicas,
-        "transaction.state.log.replication.factor": replicas,
-        "transaction.state.log.min.isr": in_sync,
-        "share.coordinator.state.topic.replication.factor": replicas,
-        "share.coordinator.state.topic.min.isr": in_sync,
-    }
 
 
 def check_configuration(nodes: Iterable[Node]) -> None:

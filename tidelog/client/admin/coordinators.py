@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from tidelog.client.admin.base import AdminBase, error_of
 from tidelog.client.model import Node
 from tidelog.client.network.cluster import COORDINATOR, Cluster
+from tidelog.client.network.connection import Connection
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import KafkaError
 
@@ -63,6 +64,23 @@ class CoordinatorAdmin(AdminBase):
 
         await self._retry(attempt)
         return {key: results[key] for key in unique_ids}
+
+    async def _ask_every_broker(self, call: Callable[[Connection, int], Awaitable[Response]]) -> dict[int, Response]:
+        """The answers by broker. A retry asks only the brokers that have not answered."""
+        responses: dict[int, Response] = {}
+
+        async def ask(cluster: Cluster, node_id: int) -> None:
+            responses[node_id] = await call(await cluster.connection(node_id), node_id)
+
+        async def attempt() -> None:
+            cluster = await self._connected_cluster()
+            node_ids = [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
+            if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
+                await cluster.wait_for_metadata(self._config.request_timeout_ms)
+            await gather(ask(cluster, node_id) for node_id in node_ids if node_id not in responses)
+
+        await self._retry(attempt)
+        return responses
 
 
 async def gather(calls: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tidelog.client.admin.base import error_of, raise_on_error
-from tidelog.client.admin.coordinators import GROUP, CoordinatorAdmin, gather
+from tidelog.client.admin.coordinators import GROUP, CoordinatorAdmin
 from tidelog.client.assignment.protocol import PROTOCOL_TYPE, by_topic, decode_assignment, decode_subscription
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.model import DEAD, GroupDescription, GroupListing, GroupMember, PartitionLag
@@ -25,7 +25,7 @@ from tidelog.client.model import (
     as_offset,
     as_partition,
 )
-from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import Connection
 from tidelog.client.network.offsets import list_offsets
 from tidelog.client.network.record_times import first_record_times
 from tidelog.protocol.codec.schema import Message
@@ -65,10 +65,8 @@ class GroupAdmin(CoordinatorAdmin):
         filter.
         """
         request = ListGroupsRequest(states_filter=as_names(states), types_filter=as_names(types))
-        responses: dict[int, ListGroupsResponse] = {}
 
-        async def call(cluster: Cluster, node_id: int) -> None:
-            connection = await cluster.connection(node_id)
+        async def call(connection: Connection, node_id: int) -> ListGroupsResponse:
             for names, version in (
                 (request.states_filter, _FIRST_VERSION_WITH_STATES),
                 (request.types_filter, _FIRST_VERSION_WITH_TYPES),
@@ -77,16 +75,9 @@ class GroupAdmin(CoordinatorAdmin):
                     raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"broker {node_id} cannot choose among groups")
             response = await connection.call(request, ListGroupsResponse, self._config.request_timeout_ms)
             raise_on_error(response.error_code, None, f"groups of broker {node_id}")
-            responses[node_id] = response
+            return response
 
-        async def attempt() -> None:
-            cluster = await self._connected_cluster()
-            node_ids = [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
-            if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
-                await cluster.wait_for_metadata(self._config.request_timeout_ms)
-            await gather(call(cluster, node_id) for node_id in node_ids if node_id not in responses)
-
-        await self._retry(attempt)
+        responses = await self._ask_every_broker(call)
         listings = {
             group.group_id: GroupListing(group.group_id, group.protocol_type, group.group_state, group.group_type)
             for response in responses.values()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from tidelog.client.admin.base import error_of, raise_on_error
-from tidelog.client.admin.coordinators import TRANSACTION, CoordinatorAdmin, gather
+from tidelog.client.admin.coordinators import TRANSACTION, CoordinatorAdmin
 from tidelog.client.admin.producers import ProducersAdmin
 from tidelog.client.model import (
     LATEST_TIMESTAMP,
@@ -24,7 +24,7 @@ from tidelog.client.model import (
     as_names,
     as_partition,
 )
-from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import Connection
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_transactions import (
@@ -73,10 +73,8 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         )
         needed_version = 0 if min_duration_ms is None else _FIRST_VERSION_WITH_DURATION
         needed_version = needed_version if id_pattern is None else _FIRST_VERSION_WITH_PATTERN
-        responses: dict[int, ListTransactionsResponse] = {}
 
-        async def call(cluster: Cluster, node_id: int) -> None:
-            connection = await cluster.connection(node_id)
+        async def call(connection: Connection, node_id: int) -> ListTransactionsResponse:
             if not connection.supports(ListTransactionsRequest, needed_version):
                 raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"broker {node_id} cannot choose among transactions so")
             response = await connection.call(request, ListTransactionsResponse, self._config.request_timeout_ms)
@@ -84,16 +82,9 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
             if response.unknown_state_filters:
                 text = f"no state of a transaction: {', '.join(response.unknown_state_filters)}"
                 raise KafkaError(ErrorCode.INVALID_REQUEST, text)
-            responses[node_id] = response
+            return response
 
-        async def attempt() -> None:
-            cluster = await self._connected_cluster()
-            node_ids = [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
-            if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
-                await cluster.wait_for_metadata(self._config.request_timeout_ms)
-            await gather(call(cluster, node_id) for node_id in node_ids if node_id not in responses)
-
-        await self._retry(attempt)
+        responses = await self._ask_every_broker(call)
         listings = [
             TransactionListing(state.transactional_id, state.producer_id, state.transaction_state, node_id)
             for node_id, response in responses.items()

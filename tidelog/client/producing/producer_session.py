@@ -147,7 +147,6 @@ class ProducerSession:
         self._next_inquiry = 0
         self._producer_id = -1
         self._producer_epoch = -1
-        self.epoch_bumps = 0
 
     # -- identity
 
@@ -474,7 +473,6 @@ class ProducerSession:
             self._producer_id = self._producer_epoch = -1
             return False
         self._producer_epoch += 1
-        self.epoch_bumps += 1
         return True
 
 

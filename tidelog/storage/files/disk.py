@@ -412,19 +412,7 @@ class OsDisk:
 
     def lock(self, path: str) -> Lock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            # Kafka takes a POSIX record lock, which conflicts with an open-file-description lock. Unlike a record lock,
-            # the latter also excludes a second broker in this process.
-            if _OFD_SETLK:
-                fcntl.fcntl(descriptor, _OFD_SETLK, _WRITE_LOCK_WHOLE_FILE)
-            else:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN):
-                raise DirectoryInUse(path) from None
-            raise
-        return OsLock(descriptor)
+        return _locked(descriptor, path, _WRITE_LOCK_WHOLE_FILE, fcntl.LOCK_EX)
 
     def random_bytes(self, count: int) -> bytes:
         return os.urandom(count)
@@ -451,17 +439,7 @@ class ReadOnlyDisk(OsDisk):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return OsLock(-1)
-        try:
-            if _OFD_SETLK:
-                fcntl.fcntl(descriptor, _OFD_SETLK, _READ_LOCK_WHOLE_FILE)
-            else:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN):
-                raise DirectoryInUse(path) from None
-            raise
-        return OsLock(descriptor)
+        return _locked(descriptor, path, _READ_LOCK_WHOLE_FILE, fcntl.LOCK_SH)
 
     def write_file(self, path: str, data: Buffer, *, sync: bool) -> None:
         raise _read_only(path)
@@ -480,6 +458,25 @@ class ReadOnlyDisk(OsDisk):
 
     def remove_tree(self, path: str) -> None:
         raise _read_only(path)
+
+
+def _locked(descriptor: int, path: str, record_lock: bytes, file_lock: int) -> OsLock:
+    """The lock on the whole file. Raises DirectoryInUse, and closes the descriptor, if another lock conflicts.
+
+    Kafka takes a POSIX record lock, which conflicts with an open-file-description lock. Unlike a record lock, the
+    latter also excludes a second broker in this process.
+    """
+    try:
+        if _OFD_SETLK:
+            fcntl.fcntl(descriptor, _OFD_SETLK, record_lock)
+        else:
+            fcntl.flock(descriptor, file_lock | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN):
+            raise DirectoryInUse(path) from None
+        raise
+    return OsLock(descriptor)
 
 
 def _read_only(path: str) -> OSError:

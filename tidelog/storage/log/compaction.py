@@ -47,7 +47,6 @@ class CleaningStats:
     """The counters of one cleaning. Bytes are the sizes of batches."""
 
     map_bytes_read: int = 0
-    map_messages_read: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     messages_read: int = 0
@@ -279,7 +278,6 @@ class Compaction:
                     if not self._note(keys, chunk, position, header, transactions):
                         return
                     keys.latest_offset = header.last_offset
-                    self.stats.map_messages_read += header.record_count
                 self.stats.map_bytes_read += len(chunk)
                 yield
             keys.latest_offset = end_offset - 1

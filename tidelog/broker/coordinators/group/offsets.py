@@ -29,12 +29,14 @@ from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.group_records import OffsetCommitValue
 from tidelog.protocol.messages.offset_commit import (
     OffsetCommitRequest,
+    OffsetCommitRequestPartition,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
 from tidelog.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
@@ -453,30 +455,14 @@ def txn_commit_records(
         answer = TxnOffsetCommitResponseTopic(name=topic.name)
         response.topics.append(answer)
         for partition in topic.partitions:
-            metadata = partition.committed_metadata or ""
-            is_too_large = _is_too_large(metadata, max_metadata_bytes)
-            error = ErrorCode.OFFSET_METADATA_TOO_LARGE if is_too_large else ErrorCode.NONE
+            value = _commit_value(partition, wall_ms, max_metadata_bytes)
+            error = ErrorCode.OFFSET_METADATA_TOO_LARGE if value is None else ErrorCode.NONE
             answer.partitions.append(
                 TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
             )
-            if is_too_large:
-                continue
-            value = OffsetCommitValue(
-                offset=partition.committed_offset,
-                leader_epoch=partition.committed_leader_epoch,
-                metadata=metadata,
-                commit_timestamp=wall_ms,
-                expire_timestamp=-1,
-            )
-            records.append(OffsetCommit(request.group_id, topic.name, partition.partition_index, value))
+            if value is not None:
+                records.append(OffsetCommit(request.group_id, topic.name, partition.partition_index, value))
     return records, response
-
-
-def _is_too_large(metadata: str, max_metadata_bytes: int) -> bool:
-    """Kafka counts UTF-16 units here, though the key's name ends in `bytes`."""
-    return len(metadata) > max_metadata_bytes or (
-        not metadata.isascii() and len(metadata.encode("utf-16-le")) // 2 > max_metadata_bytes
-    )
 
 
 def commit_records(
@@ -491,21 +477,32 @@ def commit_records(
         answer = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
         response.topics.append(answer)
         for partition in topic.partitions:
-            metadata = partition.committed_metadata or ""
-            is_too_large = _is_too_large(metadata, max_metadata_bytes)
-            error = ErrorCode.OFFSET_METADATA_TOO_LARGE if is_too_large else ErrorCode.NONE
+            value = _commit_value(partition, wall_ms, max_metadata_bytes)
+            error = ErrorCode.OFFSET_METADATA_TOO_LARGE if value is None else ErrorCode.NONE
             answer.partitions.append(
                 OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
             )
-            if is_too_large:
-                continue
-            value = OffsetCommitValue(
-                offset=partition.committed_offset,
-                leader_epoch=partition.committed_leader_epoch,
-                metadata=metadata,
-                commit_timestamp=wall_ms,
-                expire_timestamp=expire_timestamp_ms,
-                topic_id=topic.topic_id,
-            )
-            records.append(OffsetCommit(request.group_id, topic.name, partition.partition_index, value))
+            if value is not None:
+                value.expire_timestamp = expire_timestamp_ms
+                value.topic_id = topic.topic_id
+                records.append(OffsetCommit(request.group_id, topic.name, partition.partition_index, value))
     return records, response
+
+
+def _commit_value(
+    partition: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, wall_ms: int, max_metadata_bytes: int
+) -> OffsetCommitValue | None:
+    """The value of the commit's record; None if its metadata is too large."""
+    metadata = partition.committed_metadata or ""
+    # Kafka counts UTF-16 units here, though the key's name ends in `bytes`.
+    if len(metadata) > max_metadata_bytes or (
+        not metadata.isascii() and len(metadata.encode("utf-16-le")) // 2 > max_metadata_bytes
+    ):
+        return None
+    return OffsetCommitValue(
+        offset=partition.committed_offset,
+        leader_epoch=partition.committed_leader_epoch,
+        metadata=metadata,
+        commit_timestamp=wall_ms,
+        expire_timestamp=-1,
+    )

@@ -186,7 +186,7 @@ def heartbeat(
         want_fence=request.want_fence,
         want_shut_down=request.want_shut_down,
         is_caught_up=is_caught_up,
-        leads_any=state.index.leads_any(broker_id),
+        leads_any=state.index.led_count(broker_id) > 0,
     )
     records: Records = []
     if new_state is not old_state:

@@ -33,9 +33,6 @@ class PartitionIndex:
     def in_elr(self, broker_id: int) -> Iterable[Key]:
         return tuple(self._in_elr.get(broker_id, ()))
 
-    def leads_any(self, broker_id: int) -> bool:
-        return bool(self._led.get(broker_id))
-
     def led_count(self, broker_id: int) -> int:
         return len(self._led.get(broker_id, ()))
 
