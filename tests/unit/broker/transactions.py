@@ -73,7 +73,7 @@ def use(running: RunningNode, coordinator: FakeCoordinator) -> FakeCoordinator:
     """Let the node ask this coordinator, as if it led all of `__transaction_state`."""
     broker: Any = running.node._broker
     broker.verifier._coordinator = lambda: coordinator
-    broker.verifier._ask = lambda question: broker.verifier._ask_here(coordinator, question)
+    broker.verifier._leader_of = lambda coordinator, transactional_id: broker.verifier._node_id
     return coordinator
 
 

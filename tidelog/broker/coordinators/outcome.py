@@ -133,8 +133,8 @@ class Coordinator(Protocol):
     def close(self) -> None:
         """This node no longer serves the partition."""
 
-    def on_committed(self, context: Any, now: Now) -> Outcome:
-        """The write with this context is committed and replayed."""
+    def on_committed(self, context: Any, now: Now) -> Outcome | None:
+        """The write with this context is committed and replayed. None: there is nothing to do."""
 
     def on_failed(self, context: Any, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
         """The write with this context has failed.

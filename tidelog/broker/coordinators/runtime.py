@@ -176,7 +176,8 @@ class CoordinatorRuntime(Generic[C]):
         if len(outcome.replies) == 1 and not (outcome.writes or outcome.messages) and outcome.replies[0][0] == token:
             # The usual case, for instance a heartbeat: the answer is complete.
             answer = outcome.replies[0][1]
-            self._log(outcome)
+            if outcome.notes or outcome.warnings:
+                self._log(outcome)
             self._arm_timer(shard)
             if isinstance(answer, KafkaError):
                 raise answer
@@ -262,7 +263,8 @@ class CoordinatorRuntime(Generic[C]):
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
     def _apply(self, shard: _Shard[C], outcome: Outcome) -> None:
-        self._log(outcome)
+        if outcome.notes or outcome.warnings:
+            self._log(outcome)
         for token, response in outcome.replies:
             self._answer(shard, token, response)
         for write in outcome.writes:
@@ -402,7 +404,9 @@ class CoordinatorRuntime(Generic[C]):
         for token, response in write.replies:
             self._answer(shard, token, response)
         if write.context is not None:
-            self._apply(shard, shard.coordinator.on_committed(write.context, now))
+            outcome = shard.coordinator.on_committed(write.context, now)
+            if outcome is not None:
+                self._apply(shard, outcome)
 
     def _now(self) -> Now:
         return Now(self._ports.now_ms(), self._ports.wall_ms())

@@ -126,16 +126,26 @@ class CoordinatorVerifier:
         partitions: Collection[TopicPartition],
         *,
         adds: bool,
-    ) -> asyncio.Future[Errors]:
+    ) -> Errors | asyncio.Future[Errors]:
+        """The errors; at once if they are known at once."""
+        if len(self._open) >= QUESTIONS_MAX:
+            return dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        coordinator = self._coordinator()
+        leader = self._leader_of(coordinator, transactional_id)
+        here: Errors | Deferred | None = None
+        if leader == self._node_id:
+            here = _ask(coordinator, transactional_id, producer_id, producer_epoch, partitions, adds)
+            if type(here) is dict and not any(here.values()):
+                return here
         answer: asyncio.Future[Errors] = self._loop.create_future()
         deadline_s = self._loop.time() + self._retry_max_s
         question = _Question(transactional_id, producer_id, producer_epoch, partitions, adds, answer, deadline_s)
-        if len(self._open) >= QUESTIONS_MAX:
-            answer.set_result(question.all(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-            return answer
         self._open[question] = None
-        self._ask(question)
-        return answer
+        if here is None:
+            self._ask_elsewhere(leader, question)
+        else:
+            self._answered_here(question, here)
+        return answer.result() if answer.done() else answer
 
     async def close(self) -> None:
         await self._queues.close()
@@ -144,32 +154,31 @@ class CoordinatorVerifier:
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, question: _Question) -> None:
+    def _leader_of(self, coordinator: LocalCoordinator, transactional_id: str) -> int:
+        """The broker that coordinates the id, -1 if unknown."""
+        assignment = self._image().partition(TRANSACTIONS_TOPIC, coordinator.partition_for(transactional_id))
+        return -1 if assignment is None else assignment.leader
+
+    def _ask_again(self, question: _Question) -> None:
         if question not in self._open:
             return
         coordinator = self._coordinator()
-        assignment = self._image().partition(TRANSACTIONS_TOPIC, coordinator.partition_for(question.txn_id))
-        leader = -1 if assignment is None else assignment.leader
+        leader = self._leader_of(coordinator, question.txn_id)
         if leader == self._node_id:
-            self._ask_here(coordinator, question)
-        elif leader < 0 or self._endpoint_of(leader) is None:
+            producer = question.producer_id, question.producer_epoch
+            self._answered_here(
+                question, _ask(coordinator, question.txn_id, *producer, question.partitions, question.adds)
+            )
+        else:
+            self._ask_elsewhere(leader, question)
+
+    def _ask_elsewhere(self, leader: int, question: _Question) -> None:
+        if leader < 0 or self._endpoint_of(leader) is None:
             self._settle(question, question.all(ErrorCode.COORDINATOR_NOT_AVAILABLE))
         else:
             self._queues.add(leader, question)
 
-    def _ask_here(self, coordinator: LocalCoordinator, question: _Question) -> None:
-        try:
-            answer = coordinator.add_partitions(
-                question.txn_id,
-                question.producer_id,
-                question.producer_epoch,
-                question.partitions,
-                verify_only=not question.adds,
-                transaction_version=ADDS_VERSION if question.adds else 0,
-            )
-        except KafkaError as error:
-            self._settle(question, question.all(error.code))
-            return
+    def _answered_here(self, question: _Question, answer: Errors | Deferred) -> None:
         if isinstance(answer, Deferred):
             answer.on_complete(
                 lambda errors: self._settle(
@@ -216,7 +225,7 @@ class CoordinatorVerifier:
             and ErrorCode.CONCURRENT_TRANSACTIONS in errors.values()
             and self._loop.time() < question.deadline_s
         ):
-            self._loop.call_later(question.retry_ms / 1000, self._ask, question)
+            self._loop.call_later(question.retry_ms / 1000, self._ask_again, question)
             question.retry_ms = min(2 * question.retry_ms, self._retry_backoff_ms)
             return
         self._answer(question, errors)
@@ -233,6 +242,28 @@ class CoordinatorVerifier:
             self.failures += sum(error is not ErrorCode.NONE for error in errors.values())
         if not question.answer.done():
             question.answer.set_result(errors)
+
+
+def _ask(
+    coordinator: LocalCoordinator,
+    transactional_id: str,
+    producer_id: int,
+    producer_epoch: int,
+    partitions: Collection[TopicPartition],
+    adds: bool,
+) -> Errors | Deferred:
+    """The answer of a coordinator on this node."""
+    try:
+        return coordinator.add_partitions(
+            transactional_id,
+            producer_id,
+            producer_epoch,
+            partitions,
+            verify_only=not adds,
+            transaction_version=ADDS_VERSION if adds else 0,
+        )
+    except KafkaError as error:
+        return dict.fromkeys(partitions, error.code)
 
 
 def _take(queue: deque[_Question]) -> list[_Question]:

@@ -70,10 +70,10 @@ async def _commit(services: Services, context: RequestContext, request: TxnOffse
     )
     if verification is not None:
         partition = (OFFSETS_TOPIC, services.groups.partition_for(request.group_id))
-        errors = await services.verifier.verify(
+        answer = services.verifier.verify(
             request.transactional_id, request.producer_id, request.producer_epoch, (partition,), adds=adds
         )
-        error = errors[partition]
+        error = (answer if isinstance(answer, dict) else await answer)[partition]
         if error is not ErrorCode.NONE:
             raise KafkaError(error, "the coordinator of the transaction refuses the offsets")
     return services.groups.commit_offsets_of_transaction(context, request, verification)

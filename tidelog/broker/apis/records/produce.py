@@ -148,8 +148,8 @@ def _verify_one(
     given = TransactionAppend(verification)
     key = (partition.topic, index)
     answer = services.verifier.verify(transactional_id, producer_id, producer_epoch, (key,), adds=adds)
-    if answer.done():
-        error = answer.result().get(key, ErrorCode.UNKNOWN_SERVER_ERROR)
+    if isinstance(answer, dict):
+        error = answer.get(key, ErrorCode.UNKNOWN_SERVER_ERROR)
         if error is not ErrorCode.NONE:
             raise _not_verified(error, version)
         return given
@@ -253,8 +253,8 @@ def _serve_transaction(
         return _append_or_begin(to, progress, batches_of, size_bytes)
     ((producer_id, producer_epoch),) = producers
     answer = services.verifier.verify(transactional_id, producer_id, producer_epoch, keys, adds=adds)
-    if answer.done():
-        transaction.note(keys, answer.result(), to.version)
+    if isinstance(answer, dict):
+        transaction.note(keys, answer, to.version)
         return _append_or_begin(to, progress, batches_of, size_bytes)
     return _AwaitingVerification(to, progress, batches_of, size_bytes, keys, answer)
 

@@ -335,10 +335,11 @@ class TransactionCoordinator:
 
     def _growth_bytes(self, entry: TransactionalId | None, transactional_id: str, metadata: TransactionMetadata) -> int:
         """What this state takes beyond what the id holds."""
-        size_bytes = partitions_size_bytes(metadata.partitions)
         if entry is None:
-            return size_bytes + id_size_bytes(transactional_id)
-        return size_bytes + entry.size_bytes - entry.memory.held_bytes
+            return partitions_size_bytes(metadata.partitions) + id_size_bytes(transactional_id)
+        if not metadata.partitions:
+            return entry.size_bytes - entry.memory.held_bytes
+        return partitions_size_bytes(metadata.partitions) + entry.size_bytes - entry.memory.held_bytes
 
     def _complete_if_marked(self, transactional_id: str, entry: TransactionalId, outcome: Outcome) -> None:
         if entry.unmarked or entry.is_in_transition or entry.metadata is None:
@@ -384,7 +385,9 @@ class TransactionCoordinator:
                 )  # fmt: skip
             self._complete_if_marked(transactional_id, entry, outcome)
 
-    def on_committed(self, context: Transition, now: Now) -> Outcome:
+    def on_committed(self, context: Transition, now: Now) -> Outcome | None:
+        if not self._to_mark and not self._waiting_count:
+            return None
         outcome = Outcome(now)
         self._send_markers(outcome)
         for transactional_id in context.transactional_ids:
