@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -108,6 +109,7 @@ def compare(state: ProducerState, expected: ProducerState, log: list[tuple[Any, 
         assert len(kept) >= min(len(entry.batches), BATCHES_RETAINED - gone)
 
 
+@pytest.mark.slow
 @settings(max_examples=1_000)
 @given(steps(KINDS), st.integers(1, 4), st.integers(0, 12))
 def test_the_state_after_a_truncation_is_that_of_the_rest(moves: list[Step], tail: int, replicated: int) -> None:

@@ -50,6 +50,7 @@ def test_a_compacted_log_is_a_dict_whatever_a_bad_disk_does(chosen: range):
         assert swaps_cut_short > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", seeds("TIDELOG_COMPACTION_SEEDS", chunk=CHUNK, fast=CHUNK, full=2 * CHUNK))
 def test_files_of_earlier_cleanings_take_nothing_from_it(chosen: range):
     for seed in chosen:

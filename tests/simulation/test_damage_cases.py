@@ -198,6 +198,7 @@ def test_a_follower_that_takes_any_gap_is_caught(monkeypatch: pytest.MonkeyPatch
         follow_a_leader_with_a_gap()
 
 
+@pytest.mark.slow
 def test_followers_cut_nothing_for_a_wrong_epoch_file_of_a_leader_that_lost_a_batch() -> None:
     """Both cut what was committed at the offset in the file, and the only copies of the lost batch with it."""
     with stage(log_roll_ms="300", min_insync_replicas="2") as play:

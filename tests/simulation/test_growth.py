@@ -79,6 +79,7 @@ def come_and_go(play: Stage, number: int) -> None:
     play.wait(5)
 
 
+@pytest.mark.slow
 def test_what_is_gone_leaves_nothing():
     with stage() as play:
         play.world.on_step = None  # what checks each step remembers replicas that are gone

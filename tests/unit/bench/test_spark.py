@@ -67,6 +67,7 @@ def test_latency_is_shown_by_percentiles_and_a_format_that_failed_by_a_dash():
     ]
 
 
+@pytest.mark.slow
 def test_cpu_of_a_tree_counts_children_that_run_and_that_have_ended():
     spin = "import time; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass\n"
     program = (

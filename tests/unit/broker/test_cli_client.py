@@ -214,6 +214,7 @@ def test_keys_and_values_in_other_forms(cli: Cli):
     assert cli("produce", "forms", "--value-format", "json", stdin=b"{")[2] == "tidelog: line 1: '{' is not JSON\n"
 
 
+@pytest.mark.slow
 def test_from_a_time_until_a_time(cli: Cli):
     lines = b"".join(b'{"value": "%d", "timestamp_ms": %d000, "partition": 0}\n' % (each, each) for each in range(1, 6))
     cli("produce", "timed", "-F", "json", "-q", stdin=lines)
@@ -284,6 +285,7 @@ def test_a_partition_to_write_that_is_not_there(cli: Cli):
     assert "not one numbered 7" in err
 
 
+@pytest.mark.slow
 def test_standard_streams_that_are_closed(bootstrap: str):
     words = f"exec {sys.executable} -m tidelog"
     for line, expected in (
@@ -296,6 +298,7 @@ def test_standard_streams_that_are_closed(bootstrap: str):
         assert (done.returncode, done.stdout, done.stderr) == (0, "", expected)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_typing_and_keeps_what_was_typed(cli: Cli, bootstrap: str):
     words = [sys.executable, "-m", "tidelog", "produce", "typed", "-b", bootstrap]
     process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -115,6 +115,7 @@ def test_the_file_is_written_whole_and_read_again(tmp_path: Path, child: subproc
         file.read()
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_what_a_node_has_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

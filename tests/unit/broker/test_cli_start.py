@@ -20,6 +20,8 @@ from tests.patience import PATIENCE_S, line_of
 from tidelog.client.sync import Producer
 from tidelog.testing.ports import free_port
 
+pytestmark = pytest.mark.slow  # each starts a process
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -156,20 +158,12 @@ def test_a_busy_port_is_refused_before_a_directory_is_made(tmp_path: Path):
     ("directories", "problem"),
     [
         ("{here}/file", "{here}/file: the log directory cannot be used: it is not a directory"),
-        pytest.param(
-            "{here}/file/below",
-            "{here}/file/below: the log directory cannot be used: {here}/file is not a directory",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "/dev/null", "/dev/null: the log directory cannot be used: it is not a directory", marks=pytest.mark.slow
-        ),
-        pytest.param("/proc/tidelog", "/proc/tidelog: the log directory cannot be used: ", marks=pytest.mark.slow),
-        pytest.param(
-            "{here}/" + "x" * 300, "the log directory cannot be used: File name too long", marks=pytest.mark.slow
-        ),
+        ("{here}/file/below", "{here}/file/below: the log directory cannot be used: {here}/file is not a directory"),
+        ("/dev/null", "/dev/null: the log directory cannot be used: it is not a directory"),
+        ("/proc/tidelog", "/proc/tidelog: the log directory cannot be used: "),
+        ("{here}/" + "x" * 300, "the log directory cannot be used: File name too long"),
         ("{here}", "is not empty and has no meta.properties: it holds "),
-        pytest.param("nul", "log.dirs holds a NUL character", marks=pytest.mark.slow),
+        ("nul", "log.dirs holds a NUL character"),
     ],
 )
 def test_a_log_directory_that_cannot_be_one(tmp_path: Path, directories: str, problem: str):
@@ -276,7 +270,6 @@ def formatted(file: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.slow
 def test_kafkas_stock_configuration_says_what_it_needs_and_then_starts(tmp_path: Path):
     file = tmp_path / "server.properties"
     file.write_text(STOCK.format(broker=free_port(), controller=free_port(), data=tmp_path / "data"))

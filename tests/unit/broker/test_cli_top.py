@@ -144,6 +144,7 @@ def cli(broker: EmbeddedBroker, capfd: pytest.CaptureFixture[str], monkeypatch: 
     return run
 
 
+@pytest.mark.slow
 def test_one_view_of_a_node(cli: Cli, broker: EmbeddedBroker):
     with Producer(bootstrap_servers=broker.bootstrap_servers, acks="all") as producer:
         for _ in range(5):
@@ -180,6 +181,7 @@ def test_an_output_that_is_no_terminal_has_one_view(cli: Cli):
     assert cli("top", "--include", "(")[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_live_view_ends_with_ctrl_c(broker: EmbeddedBroker, columns: int):
     ours, theirs = pty.openpty()

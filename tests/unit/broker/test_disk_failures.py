@@ -433,6 +433,7 @@ async def test_a_topic_made_without_descriptors_is_there_when_there_are_some(
     assert not running.node._directories.offline
 
 
+@pytest.mark.slow
 async def test_topics_of_a_bad_directory_can_be_deleted_and_made_again(
     start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
 ) -> None:
@@ -451,6 +452,7 @@ async def test_topics_of_a_bad_directory_can_be_deleted_and_made_again(
     assert len(list(bad.glob("one-0.*-stray"))) == 1, "a log of another topic is none of this one"
 
 
+@pytest.mark.slow
 async def test_what_was_there_is_there_again_when_the_directory_is(
     start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
 ) -> None:
@@ -538,6 +540,7 @@ async def test_a_log_whose_topic_cannot_be_written_down_takes_its_directory_offl
     await placed.require_one_gone()
 
 
+@pytest.mark.slow
 async def test_a_directory_that_was_replaced_by_an_empty_one_is_filled_anew(
     start: Start, homes: list[Path], make_batch: MakeBatch
 ) -> None:
@@ -551,6 +554,7 @@ async def test_a_directory_that_was_replaced_by_an_empty_one_is_filled_anew(
     assert (await send(wire, "one", placed.batch))[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["gone", "empty", "garbage", "half"])
 async def test_a_directory_with_damaged_properties_is_offline_until_they_are_written_anew(
     start: Start, homes: list[Path], make_batch: MakeBatch, damage: str
@@ -577,7 +581,7 @@ async def until_led(wire: Any, topic: str) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("which", ["metadata", "metadata log", "all"])
+@pytest.mark.parametrize("which", ["metadata", "metadata log", pytest.param("all", marks=pytest.mark.slow)])
 async def test_a_node_without_metadata_or_any_directory_ends(
     start: Start, disk: FaultyDisk, tmp_path: Path, homes: list[Path], make_batch: MakeBatch, which: str
 ) -> None:
@@ -655,6 +659,7 @@ async def test_a_start_without_descriptors_ends_with_a_clear_line_and_takes_back
         assert fetched(await wire.call(fetch(topic), 11, FetchResponse))[:1] == [b"x"]
 
 
+@pytest.mark.slow
 async def test_nobody_speaks_for_an_epoch_of_which_something_may_be_lost(
     start: Start, disk: FaultyDisk, homes: list[Path], tmp_path: Path, make_batch: MakeBatch
 ) -> None:

@@ -255,6 +255,7 @@ async def test_closing_in_the_middle_leaves_a_whole_log(tmp_path: Path, turns: i
     assert [name for name in node.logs.files("*") if name.endswith((".cleaned", ".swap"))] == []
 
 
+@pytest.mark.slow
 async def test_retention_waits_for_the_end_of_a_cleaning(tmp_path: Path) -> None:
     node = Node(tmp_path, **{"log.cleaner.io.max.bytes.per.second": "20000"})
     log = node.fill("t", 200)

@@ -166,6 +166,7 @@ async def test_a_duplicate_is_a_success_without_an_offset():
         assert (await sending.send_and_wait("t", b"0")).offset == -1
 
 
+@pytest.mark.slow
 async def test_the_delivery_timeout_ends_retries(caplog):
     async with FakeCluster(t=1) as cluster:
         sending = producer(cluster, delivery_timeout_ms=1500, request_timeout_ms=500)
@@ -218,6 +219,7 @@ async def test_acks_0_is_not_answered_and_has_no_offset():
         assert values(cluster) == [b"0"]
 
 
+@pytest.mark.slow
 async def test_a_full_buffer_blocks_and_then_says_so():
     async with FakeCluster(t=1) as cluster:
         sending = producer(cluster, buffer_memory=2_000, max_block_ms=500, batch_size=200, request_timeout_ms=2000)
@@ -271,6 +273,7 @@ async def test_what_is_not_bytes_is_a_type_error_and_a_serializer_cures_it():
         assert values(cluster) == [b"text"]
 
 
+@pytest.mark.slow
 async def test_a_missing_topic_is_created_or_times_out():
     async with FakeCluster() as cluster, producer(cluster, max_block_ms=1000) as sending:
         assert (await sending.send_and_wait("new", b"x")).topic == "new"

@@ -39,11 +39,13 @@ async def chosen_while_a_node_is_silent(**options: Any) -> list[int]:
             await sending.close(0)
 
 
+@pytest.mark.slow
 async def test_a_leader_that_takes_no_batch_for_too_long_is_avoided() -> None:
     waiting, delivered = await chosen_while_a_node_is_silent(partitioner_availability_timeout_ms=100)
     assert (waiting, delivered) == (0, 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_adaptive", [True, False])
 async def test_a_longer_queue_gets_less(is_adaptive: bool) -> None:
     waiting, _ = await chosen_while_a_node_is_silent(partitioner_adaptive_partitioning_enable=is_adaptive)

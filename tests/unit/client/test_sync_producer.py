@@ -200,6 +200,7 @@ def test_threads_that_send_the_first_record_at_once_share_one_loop(cluster, monk
     assert len(values(cluster)) == 4
 
 
+@pytest.mark.slow
 def test_records_of_a_missing_topic_wait_at_the_same_time_and_do_not_keep_others_for_long(cluster, caplog):
     caplog.set_level(logging.CRITICAL, "tidelog")
     count = 40
@@ -214,6 +215,7 @@ def test_records_of_a_missing_topic_wait_at_the_same_time_and_do_not_keep_others
         assert outcomes == {KafkaError}
 
 
+@pytest.mark.slow
 def test_a_topic_that_came_late_takes_records_again(cluster, caplog):
     caplog.set_level(logging.CRITICAL, "tidelog")
     cluster.auto_create_partitions = 0

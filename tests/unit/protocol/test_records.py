@@ -221,6 +221,7 @@ def test_malformed_records_are_invalid(record, codec):
     assert refusal(batch) is ErrorCode.INVALID_RECORD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [HEADERS_MAX, HEADERS_MAX + 1])
 def test_a_record_has_no_more_than_a_million_headers(count: int):
     record = bytearray(b"\0\0\0\1\1")

@@ -153,6 +153,7 @@ async def test_a_broker_that_is_gone_is_fenced_as_soon_as_its_connection_breaks(
     assert (partition().isr, partition().leader_epoch) == ((2, 3), 1)
 
 
+@pytest.mark.slow
 async def test_a_broker_that_hangs_is_left_to_its_session():
     _, member, brokers = await cluster(session_timeout_ms=2000, probe_timeout_ms=20)
     partition = await new_topic(member)

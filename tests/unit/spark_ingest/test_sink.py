@@ -294,6 +294,7 @@ def test_a_checkpoint_that_is_older_than_the_topic_is_refused(options, topic):
     assert written(options, topic) == Counter(f"{batch}/{row}".encode() for batch in range(3) for row in range(12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exactly_once", ["false", "true"])
 def test_rows_are_sent_while_spark_computes_the_next(broker, topic, exactly_once):
     """The time in which a record must be delivered is over before the second row comes."""

@@ -122,6 +122,7 @@ def end(made: Logs, ending: str, tmp_path: Path) -> Callable[[], None]:
     return put_back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_any_damaged_batch(made: Logs, ending: str, tmp_path: Path) -> None:
     truth = Truth(made)

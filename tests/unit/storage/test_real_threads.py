@@ -339,6 +339,7 @@ def run_all(path: Path, chosen: range) -> None:
         ThreadHistory(path / str(seed), seed).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", seeds("TIDELOG_THREAD_SEEDS", chunk=1, fast=2, full=4))
 def test_threads_and_the_owner_leave_every_record(tmp_path: Path, chosen: range):
     run_all(tmp_path, chosen)

@@ -89,6 +89,7 @@ def to_end(compaction: Compaction) -> None:
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills_start", [False, True])
 def test_a_stray_takes_no_record_wherever_the_cleaning_is_killed(tmp_path: Path, kills_start: bool):
     """A start took a stray below a committed swap for a part of it, and removed the swap: the only copy."""

@@ -57,6 +57,7 @@ def scrub(log: PartitionLog) -> None:
         scrub.finish()
 
 
+@pytest.mark.slow
 def test_no_wrong_row_hides_a_record_from_a_search_by_time(made):
     for path, at, bit in each_flip(made, "*index"):
         whole = path.read_bytes()
@@ -105,6 +106,7 @@ def test_a_time_index_without_rows_does_not_keep_the_last_segment_for_ever(made)
     assert log.log_start_offset == 2 * COUNT
 
 
+@pytest.mark.slow
 def test_no_wrong_row_has_a_truncation_cut_more_than_it_is_asked_to(made, tmp_path):
     whole = list(range(2 * COUNT))
     for path, at, bit in each_flip(made, "*.index"):

@@ -62,6 +62,7 @@ def test_a_listener_that_is_not_plaintext_is_refused() -> None:
         TidelogContainer().with_env("KAFKA_AUTHORIZER_CLASS_NAME", "a.b.StandardAuthorizer").start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", [False, True])
 def test_the_broker_listens_on_the_bound_port_and_has_the_cluster_id(process: bool) -> None:
     port = free_port()

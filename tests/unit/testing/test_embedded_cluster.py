@@ -22,6 +22,8 @@ from tidelog.testing.embedded import EmbeddedBroker
 from tidelog.testing.expectations import produced, wait_for_topic
 from tidelog.testing.processes import ServerFailed, listed_brokers
 
+pytestmark = pytest.mark.slow  # each starts processes
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -36,6 +36,7 @@ def test_records_are_returned_when_there_are_enough(broker: EmbeddedBroker, prod
     assert [record.value for record in produced(broker, "enough", matching=lambda record: record.offset == 1)] == [b"1"]
 
 
+@pytest.mark.slow
 def test_too_few_records_are_an_assertion_that_counts_them(broker: EmbeddedBroker, producer: Producer) -> None:
     producer.send_and_wait("few", b"0")
     with pytest.raises(AssertionError, match=r"'few' has 1 records of 2 after 1\.5 s"):

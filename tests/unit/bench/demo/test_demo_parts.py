@@ -12,6 +12,7 @@ from tidelog.bench.demo.__main__ import main
 from tidelog.bench.demo.tally import Tally, differences, from_json, merged, to_json, total
 
 
+@pytest.mark.slow
 def test_the_source_sums_what_it_yields():
     tallies: dict[str, Tally] = {}
     again: dict[str, Tally] = {}
@@ -132,6 +133,7 @@ def test_the_headline_says_late_and_early():
     assert chart.headline(carriers) == "US Airways arrived 22 minutes late on average, Alaska 10 minutes early"
 
 
+@pytest.mark.slow
 def test_the_chart_is_a_png(tmp_path: Path):
     image = tmp_path / "chart.png"
     chart.draw({"DL": tally(1, 2), "AS": tally(-4), "HA": tally(None)}, source.airlines(), image)

@@ -109,6 +109,7 @@ def test_a_leader_that_closes_hands_over(tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_leader_that_hangs_is_replaced_and_steps_down(tmp_path):
     async def run():
         quorum, members = await three(tmp_path)
@@ -230,6 +231,7 @@ async def until_done(request, call):
     return response
 
 
+@pytest.mark.slow
 def test_a_leader_that_cannot_sync_leaves_and_says_so(tmp_path):
     async def run():
         quorum, members = await three(tmp_path)
@@ -374,6 +376,7 @@ def test_what_cannot_be_synced_for_want_of_descriptors_is_not_committed_until_it
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
 def test_a_vote_that_cannot_be_written_is_told_to_nobody(tmp_path, code):
     async def run():
@@ -396,6 +399,7 @@ def test_a_vote_that_cannot_be_written_is_told_to_nobody(tmp_path, code):
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_log_to_be_cut_without_descriptors(tmp_path, monkeypatch, is_whole):
     """Where the shortage is met before anything was cut, it is cut later; a log that is cut in part is lost."""

@@ -57,6 +57,7 @@ def flip(folder: Path, share: float) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_damaged_voter_votes_again_when_it_has_everything(tmp_path: Path) -> None:
     """Its last record is damaged, which the voter that is there lacks, too."""
 
@@ -247,6 +248,7 @@ def test_voters_that_lost_records_elect_one_that_has_them(tmp_path: Path) -> Non
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_voter_that_lost_records_remembers_over_a_second_damage_what_it_had(tmp_path: Path) -> None:
     """It is damaged again before it has everything: what it acknowledged in between counts, too."""
 

@@ -30,6 +30,7 @@ async def damaged_log(tmp_path: Path, quorum: Quorum) -> tuple[MetadataLog, byte
     return (await Member(quorum, 2).start()).raft.log, whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_voters_that_are_damaged_in_different_places_repair_each_other(tmp_path: Path, times: int) -> None:
     """No log is whole, every record is whole in two of them; `times`: in how many places each is damaged."""
@@ -54,6 +55,7 @@ def test_voters_that_are_damaged_in_different_places_repair_each_other(tmp_path:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_damaged_voter_and_one_that_is_behind_lead_when_they_have_everything_together(tmp_path: Path) -> None:
     async def run() -> None:
         quorum, _ = await three(tmp_path)
@@ -70,6 +72,7 @@ def test_a_damaged_voter_and_one_that_is_behind_lead_when_they_have_everything_t
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_voter_that_is_damaged_again_before_it_is_repaired_keeps_what_it_kept(tmp_path: Path) -> None:
     async def run() -> None:
         quorum = Quorum(tmp_path, THREE)
