@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,15 @@ END = "<!-- End of the map. -->\n"
 ALIKE = ("protocol/messages",)
 
 
+def docstring(source: str) -> str:
+    """A module's docstring, read as text: to parse all modules takes seconds."""
+    found = re.match(r'\s*[rR]?"""(.+?)"""', source, re.DOTALL)
+    return found[1] if found else ""
+
+
 def first_sentence(path: Path) -> str:
     """Of a module's docstring, without its full stop; up to a colon that the next sentence belongs to."""
-    text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    paragraph = " ".join(text.partition("\n\n")[0].split())
+    paragraph = " ".join(docstring(path.read_text()).strip().partition("\n\n")[0].split())
     sentence = re.match(r"(.+?\.)(?= [A-Z`]|$)", paragraph)
     return (sentence[1] if sentence else paragraph).rstrip(".")
 

@@ -119,6 +119,7 @@ async def test_what_a_crash_loses_and_repeats(brokers: str, recipe: Any, name: s
         assert max(handler.seen.values()) > 1, "no batch was read again: the crashes came to nothing"
 
 
+@pytest.mark.slow
 async def test_a_weighted_assignor_deals_by_weight(brokers: str, recipe: Any) -> None:
     await fill(brokers)
     consumer = recipe("weighted_consumer")

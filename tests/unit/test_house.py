@@ -17,6 +17,7 @@ import grimp
 import pytest
 
 from tests.unit import architecture_map
+from tests.unit.architecture_map import docstring
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tidelog"
@@ -102,7 +103,7 @@ def modules(*patterns: str) -> list[Path]:
 
 def pure_modules() -> list[Path]:
     """The modules above, and every other whose own docstring says that it is pure."""
-    declared = [path for path in modules("**/*.py") if re.search(r"\bPure\b", docstring(path))]
+    declared = [path for path in modules("**/*.py") if re.search(r"\bPure\b", docstring(source_of(path)))]
     return sorted({*modules(*PURE), *declared})
 
 
@@ -115,12 +116,6 @@ def source_of(path: Path) -> str:
 def tree_of(path: Path) -> ast.Module:
     """Only of the package: it is looked at in several tests."""
     return ast.parse(source_of(path))
-
-
-def docstring(path: Path) -> str:
-    """Read as text: every run of pytest asks for that of every module, also to run one test."""
-    found = re.match(r'\s*[rR]?"""(.+?)"""', source_of(path), re.DOTALL)
-    return found[1] if found else ""
 
 
 def imported(source: str) -> Iterator[str]:
@@ -216,7 +211,9 @@ def test_in_storage_only_the_disk_port_touches_files(path: Path):
 
 
 def test_a_module_says_what_it_is_for():
-    assert not [short(path) for path in modules("**/*.py") if not docstring(path)], "they have no module docstring"
+    assert not [short(path) for path in modules("**/*.py") if not docstring(source_of(path))], (
+        "they have no module docstring"
+    )
 
 
 def test_functions_stay_readable():

@@ -51,6 +51,7 @@ def test_the_embedded_broker_of_the_quick_start_runs():
     assert re.fullmatch(r"127\.0\.0\.1:\d+\n", done.stdout)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_quick_start_run(bootstrap: str, tmp_path: Path):
     (commands,) = [block for block in blocks("") if "tidelog produce" in block and "topics create" in block]
     # The log that the last line looks into belongs to a node of its own.

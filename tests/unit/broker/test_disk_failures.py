@@ -468,6 +468,7 @@ async def test_what_was_there_is_there_again_when_the_directory_is(
         assert await send(wire, topic, placed.batch) == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["cannot be opened", "cannot be listed", "logs cannot be read"])
 async def test_a_start_with_a_bad_directory_serves_the_rest_and_makes_nothing_anew(
     start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, what: str

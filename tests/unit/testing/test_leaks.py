@@ -130,6 +130,7 @@ def test_nothing_is_left_of_starts_and_stops(make: Callable[[], Any]) -> None:
     assert growth_bytes < max(starts, 40) * GROWTH_BYTES_PER_START, f"{growth_bytes / starts:.0f} bytes a start"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_temporary_directory")
 @pytest.mark.parametrize("process", [False, True])
 def test_nothing_is_left_of_starts_that_fail_nor_of_a_port_of_the_users(process: bool) -> None:

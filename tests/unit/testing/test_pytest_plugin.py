@@ -73,7 +73,8 @@ def tidelog_config():
 """
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_broker_for_the_run_and_a_topic_for_each_test(tmp_path: Path, workers: int) -> None:
     parallel = ("-p", "xdist", "-n", str(workers)) if workers else ()
     assert "6 passed" in run_pytest(tmp_path, BROKER, *parallel, conftest=CONFIG)
