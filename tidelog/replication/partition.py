@@ -21,6 +21,7 @@ from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.pipelined_append import append_pipelined
+from tidelog.storage.producers.producer_state import FIRST_OFFSET, LAST_OFFSET
 from tidelog.storage.producers.refused_batches import RefusedBatches, sequenced_header
 from tidelog.storage.segments.append import check_first_holds
 
@@ -466,18 +467,19 @@ class Partition:
         log, producers = self.log, self.log.producers
         lost = sorted(
             (
-                (batch[2], producer_id, entry.epoch, batch)
+                (batch[FIRST_OFFSET], producer_id, entry.epoch, batch)
                 for producer_id, entry in producers.entries.items()
                 for batch in entry.batches
-                if batch[3] >= offset
+                if batch[LAST_OFFSET] >= offset
             ),
             reverse=True,  # each joins the refused batches behind it
         )
         log.truncate_to(offset)
-        for first_offset, producer_id, epoch, batch in lost:
+        for first_offset, producer_id, epoch, (first_sequence, _, _, last_offset, _) in lost:
             expected = producers.expected_sequence(producer_id, epoch)
+            last_delta = last_offset - first_offset
             header = BatchHeader(
-                first_offset, 0, -1, MAGIC, 0, 0, batch[3] - first_offset, 0, 0, producer_id, epoch, batch[0], 0
+                first_offset, 0, -1, MAGIC, 0, 0, last_delta, 0, 0, producer_id, epoch, first_sequence, 0
             )
             self.refused.note(header, ErrorCode.NOT_LEADER_OR_FOLLOWER, expected, now_ms)
 

@@ -25,6 +25,7 @@ from tidelog.storage.cleaner.transactions import CleanedTransactions
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, encode_end_offset
 from tidelog.storage.files.disk import Disk, is_exhaustion
 from tidelog.storage.log.swap import Swap, remove_strays
+from tidelog.storage.producers.producer_state import LAST_OFFSET
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.damage import CorruptIndex
 from tidelog.storage.segments.log_config import INT64_MAX
@@ -126,7 +127,7 @@ class Compaction:
         synced = log.durability.recovery_point
         self._to_sync = [segment.path for segment in log.segments if segment.next_offset > synced]
         self._last_of_producers: dict[int, LastOfProducer] = {
-            entry.producer_id: (entry.epoch, entry.batches[-1][3] if entry.batches else -1)
+            entry.producer_id: (entry.epoch, entry.batches[-1][LAST_OFFSET] if entry.batches else -1)
             for entry in log.producers.entries.values()
         }
         self._ready: tuple[list[Segment], Segment] | None = None

@@ -16,11 +16,7 @@ from typing import Protocol, TypeVar
 
 from tidelog.protocol.batches.record_batch import CONTROL_FLAG, LOG_OVERHEAD, TRANSACTIONAL_FLAG, stamp_head
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.files.checkpoints import (
-    EXPLAINED_GAPS_FILE,
-    encode_end_offset,
-    replace_file,
-)
+from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_end_offset, replace_file
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.log.hidden_transactions import note_aborted
@@ -218,23 +214,24 @@ class PartitionLog:
         first_offset = self.log_end_offset
         data, admitted = admit(batches, first_offset, leader_epoch, now_ms, self.rules, from_client)
         markers: dict[int, EndMarker] | None = None
-        for batch in admitted:
-            if batch[6] >= 0:
-                if batch[5] & CONTROL_FLAG:
-                    markers = markers_in(data, admitted)
-                    for marker in markers.values():
-                        self.producers.check_marker(marker, transaction[1] if transaction else 0)
-                    continue
-                if self.lacks_producers and from_client and not self._know_producers():
-                    raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self} is being repaired")
-                sequences = (batch[6], batch[7], batch[8], batch[3] - batch[2])
-                if batch[5] & TRANSACTIONAL_FLAG:
-                    given, needed = transaction[0] if transaction else None, self.config.verifies_transactions
-                    repeated = self.producers.check_transactional(*sequences, from_client, now_ms, given, needed)
-                else:
-                    repeated = self.producers.check(*sequences, False, from_client, now_ms)
-                if repeated is not None:
-                    return self.repeated(repeated)
+        for _, _, base_offset, last_offset, _, attributes, producer_id, epoch, first_sequence, _ in admitted:
+            if producer_id < 0:
+                continue
+            if attributes & CONTROL_FLAG:
+                markers = markers_in(data, admitted)
+                for marker in markers.values():
+                    self.producers.check_marker(marker, transaction[1] if transaction else 0)
+                continue
+            if self.lacks_producers and from_client and not self._know_producers():
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self} is being repaired")
+            sequences = (producer_id, epoch, first_sequence, last_offset - base_offset)
+            if attributes & TRANSACTIONAL_FLAG:
+                given, needed = transaction[0] if transaction else None, self.config.verifies_transactions
+                repeated = self.producers.check_transactional(*sequences, from_client, now_ms, given, needed)
+            else:
+                repeated = self.producers.check(*sequences, False, from_client, now_ms)
+            if repeated is not None:
+                return self.repeated(repeated)
         self.append_admitted(data, admitted, now_ms, markers)
         if leader_epoch != self.leader_epochs.latest and leader_epoch >= 0:
             self.leader_epochs.assign(leader_epoch, first_offset)
@@ -297,21 +294,23 @@ class PartitionLog:
         admitted = admit_replicated(batches, self.log_end_offset, no_gap_from, epoch_max)
         if not admitted:
             return None
-        end = admitted[-1][0] + admitted[-1][1]
+        position, size, _, last_offset, _, _, _, _, _, last_epoch = admitted[-1]
+        end = position + size
         data = batches if end == len(batches) else batches[:end]
         has_markers = False
-        for batch in admitted:
-            has_markers = has_markers or bool(batch[5] & CONTROL_FLAG)
+        for _, _, _, _, _, attributes, _, _, _, _ in admitted:
+            has_markers = has_markers or bool(attributes & CONTROL_FLAG)
         if len(data) <= self._segment_bytes:
             self.append_admitted(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
-            if admitted[-1][9] > self.leader_epochs.latest:
+            if last_epoch > self.leader_epochs.latest:
                 self.leader_epochs.assign_appended(admitted)
         else:  # the fetched batches are larger than a segment here
             for batch in admitted:
-                piece, alone = data[batch[0] : batch[0] + batch[1]], [(0, *batch[1:])]
+                position, size = batch[:2]
+                piece, alone = data[position : position + size], [(0, *batch[1:])]
                 self.append_admitted(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
                 self.leader_epochs.assign_appended(alone)
-        return AppendInfo(admitted[0][2], admitted[-1][3], NO_APPEND_TIME, self.log_start_offset, False)
+        return AppendInfo(admitted[0][2], last_offset, NO_APPEND_TIME, self.log_start_offset, False)
 
     def append_admitted(
         self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None
@@ -346,8 +345,9 @@ class PartitionLog:
             self.durability.note_append(admitted[0][2], log_end_offset)
 
     def repeated(self, batch: SentBatch) -> AppendInfo:
-        append_time_ms = batch[4] if self.rules.stamps_append_time else NO_APPEND_TIME
-        return AppendInfo(batch[2], batch[3], append_time_ms, self.log_start_offset, True)
+        _, _, first_offset, last_offset, timestamp = batch
+        append_time_ms = timestamp if self.rules.stamps_append_time else NO_APPEND_TIME
+        return AppendInfo(first_offset, last_offset, append_time_ms, self.log_start_offset, True)
 
     def _accept_marker(self, marker: EndMarker | None) -> None:
         completed = self.producers.accept_marker(marker) if marker is not None else None

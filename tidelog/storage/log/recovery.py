@@ -313,10 +313,10 @@ def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | N
 def markers_in(data: Buffer, batches: list[Batch]) -> dict[int, EndMarker]:
     """Position in `data` -> transaction marker, for the control batches among `batches`."""
     markers: dict[int, EndMarker] = {}
-    for batch in batches:
-        if batch[6] >= 0 and batch[5] & CONTROL_FLAG:
-            view = memoryview(data)[batch[0] : batch[0] + batch[1]]
+    for position, size, _, _, _, attributes, producer_id, _, _, _ in batches:
+        if producer_id >= 0 and attributes & CONTROL_FLAG:
+            view = memoryview(data)[position : position + size]
             marker = read_marker(view, read_header(view))
             if marker is not None:
-                markers[batch[0]] = marker
+                markers[position] = marker
     return markers

@@ -31,7 +31,9 @@ _MAX_SEQUENCE: Final = 2**31 - 1
 _MAX_EPOCH: Final = 2**15 - 1
 
 SentBatch = tuple[int, int, int, int, int]
-"""A batch that was appended: first sequence, last sequence, first offset, last offset, maximum timestamp."""
+"""A batch that was appended: first sequence, last sequence, first offset, last offset, maximum timestamp.
+A plain tuple, because one is made for every produce."""
+FIRST_SEQUENCE, LAST_SEQUENCE, FIRST_OFFSET, LAST_OFFSET, MAX_TIMESTAMP = range(5)
 
 
 class EndMarker(NamedTuple):
@@ -78,7 +80,7 @@ class ProducerEntry:
 
     @property
     def last_sequence(self) -> int:
-        return self.batches[-1][1] if self.batches else -1
+        return self.batches[-1][LAST_SEQUENCE] if self.batches else -1
 
     def copy(self) -> ProducerEntry:
         return ProducerEntry(
@@ -167,7 +169,7 @@ class ProducerState:
         if from_client:
             if epoch == entry.epoch:
                 batches = entry.batches
-                last = batches[-1][1] if batches else -1
+                last = batches[-1][LAST_SEQUENCE] if batches else -1
                 if first_sequence != last + 1 and not (first_sequence == 0 and last == _MAX_SEQUENCE):
                     repeated = self.find_repeated(producer_id, epoch, first_sequence, record_delta)
                     if repeated is not None:
@@ -262,7 +264,7 @@ class ProducerState:
             return None
         last_sequence = increment_sequence(first_sequence, record_delta)
         for batch in entry.batches:
-            if batch[0] == first_sequence and batch[1] == last_sequence:
+            if batch[FIRST_SEQUENCE] == first_sequence and batch[LAST_SEQUENCE] == last_sequence:
                 return batch
         return None
 
@@ -394,16 +396,16 @@ class ProducerState:
             return None
         earlier = self._transitions.before(end_offset)
         for producer_id, entry in (self.entries | earlier).items():
-            if entry is None or not entry.batches or entry.batches[-1][3] < end_offset:
+            if entry is None or not entry.batches or entry.batches[-1][LAST_OFFSET] < end_offset:
                 continue
             if entry.transaction_first_offset < 0 <= entry.coordinator_epoch:
                 return None
-            batches = [batch for batch in entry.batches if batch[3] < end_offset]
+            batches = [batch for batch in entry.batches if batch[LAST_OFFSET] < end_offset]
             if not batches:
                 return None
             earlier[producer_id] = entry = entry.copy()
             entry.batches = batches
-            entry.last_timestamp = batches[-1][4]
+            entry.last_timestamp = batches[-1][MAX_TIMESTAMP]
         return EarlierState(end_offset, earlier)
 
     def return_to(self, earlier: EarlierState) -> None:

@@ -10,7 +10,14 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from tidelog.storage.producers.producer_state import BATCHES_RETAINED, ProducerEntry, ProducerState, SentBatch
+from tidelog.storage.producers.producer_state import (
+    BATCHES_RETAINED,
+    FIRST_OFFSET,
+    FIRST_SEQUENCE,
+    ProducerEntry,
+    ProducerState,
+    SentBatch,
+)
 from tidelog.storage.segments.damage import CorruptIndex
 from tidelog.storage.segments.reader import headers, position_of
 from tidelog.storage.segments.segment import Segment
@@ -50,8 +57,8 @@ class _Search:
         self._found: dict[int, list[SentBatch]] = {}
         # Producers whose last batch the search has not reached, by its offset, the earliest first.
         self._passed_by = sorted(
-            ((entry.batches[0][2], entry) for entry in producers.entries.values() if entry.batches),
-            key=lambda it: it[0],
+            ((entry.batches[0][FIRST_OFFSET], entry) for entry in producers.entries.values() if entry.batches),
+            key=lambda pair: pair[0],
         )
         self._lacking: dict[int, ProducerEntry] = {}
         self._headers_read = 0
@@ -80,7 +87,7 @@ class _Search:
                     continue
                 if header.producer_epoch != entry.epoch:
                     over.add(header.producer_id)  # earlier batches are of older epochs too
-                elif header.base_offset < entry.batches[0][2]:
+                elif header.base_offset < entry.batches[0][FIRST_OFFSET]:
                     stretch.setdefault(header.producer_id, []).append(
                         (header.base_sequence, header.last_sequence, header.base_offset, header.last_offset,
                          header.max_timestamp)
@@ -97,7 +104,7 @@ class _Search:
             self._lacking[entry.producer_id] = entry
         for producer_id, entry in list(self._lacking.items()):
             found = self._found.get(producer_id, [])
-            first_sequence = (found or entry.batches)[0][0]
+            first_sequence = (found or entry.batches)[0][FIRST_SEQUENCE]
             if len(found) + 1 >= BATCHES_RETAINED or first_sequence == 0 or producer_id in over:
                 del self._lacking[producer_id]
 

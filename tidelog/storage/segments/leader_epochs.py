@@ -66,9 +66,9 @@ class LeaderEpochs:
 
     def assign_appended(self, batches: list[Batch]) -> None:
         """Note the epochs of appended batches. One without records could win this log an election (KIP-101)."""
-        for batch in batches:
-            if batch[9] > self.latest:
-                self.assign(batch[9], batch[2])
+        for _, _, base_offset, _, _, _, _, _, _, epoch in batches:
+            if epoch > self.latest:
+                self.assign(epoch, base_offset)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(the largest epoch not above `epoch`, its end offset), or (-1, -1) if unknown.
