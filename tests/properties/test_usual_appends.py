@@ -15,10 +15,12 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.storage.batches import NOW, Logs, batch
+from tests.unit.storage.batches import NOW, Logs, batch, marker
 from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, HEADER_SIZE, write_crc
 from tidelog.protocol.errors import KafkaError
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.producers.refused_batches import sequenced_header
+from tidelog.storage.producers.verification import TransactionAppend, Verification
 from tidelog.storage.segments.inspection import NeedsInspection
 from tidelog.storage.segments.log_config import LogConfig
 
@@ -31,6 +33,7 @@ def sent(rng: random.Random) -> tuple[bytes, int, int]:
             "producer_id": rng.choice((1, 2)),
             "producer_epoch": rng.choice((0, 0, 0, 1)),
             "base_sequence": rng.choice((0, 0, 1, 2, 3, -1)),
+            "transactional": rng.random() < 0.4,
         }
     data = bytearray(
         batch(
@@ -54,9 +57,27 @@ def sent(rng: random.Random) -> tuple[bytes, int, int]:
     return bytes(data), rng.choice((0, 0, 0, 1)), NOW + rng.choice((0, 0, 5_000))
 
 
-def append(logs: Logs, data: bytes, epoch: int, now_ms: int, from_client: bool) -> Any:
+def verified(logs: Logs, data: bytes, how: str, now_ms: int) -> TransactionAppend | None:
+    """What the handler of a Produce request gives to the append: the present verification, another one, or none."""
+    if how == "plain":
+        return None
+    header = sequenced_header(data)
+    if header is None or how == "none":
+        return TransactionAppend()
+    producer = header.producer_id, header.producer_epoch, header.base_sequence
     try:
-        info = logs.log.append_as_leader(memoryview(bytearray(data)), epoch, now_ms, from_client=from_client)
+        verification = logs.log.producers.begin_verification(*producer, False, now_ms)
+    except KafkaError:
+        return TransactionAppend()
+    return TransactionAppend(verification if how == "present" else Verification(*producer[1:], False, now_ms))
+
+
+def append(logs: Logs, data: bytes, epoch: int, now_ms: int, from_client: bool, how: str = "plain") -> Any:
+    try:
+        info = logs.log.append_as_leader(
+            memoryview(bytearray(data)), epoch, now_ms, from_client=from_client,
+            transaction=verified(logs, data, how, now_ms),
+        )  # fmt: skip
     except KafkaError as error:
         return error.code, error.message, error.record_errors
     except NeedsInspection:
@@ -82,9 +103,22 @@ def remembered(log: PartitionLog) -> Any:
             segment.roll_above_timestamp,
             segment.is_full,
         ),
-        {key: (e.epoch, e.batches, e.last_timestamp) for key, e in log.producers.entries.items()},
+        {
+            key: (e.epoch, e.batches, e.last_timestamp, e.transaction_first_offset)
+            for key, e in log.producers.entries.items()
+        },
+        (log.producers.first_open_offset, log.producers.open_transaction_count, len(log.producers.verifications)),
+        earlier_state(log),
         (log.log_end_offset, log.producers.end_offset, log.committable_offset, log.leader_epochs.latest),
     )
+
+
+def earlier_state(log: PartitionLog) -> Any:
+    """What a truncation of the last records would return to."""
+    earlier = log.producers.earlier(log.log_end_offset - 2)
+    if earlier is None:
+        return None
+    return earlier.end_offset, {key: repr(entry) for key, entry in earlier.entries.items()}
 
 
 @given(
@@ -113,9 +147,14 @@ def test_the_short_way_and_the_general_way_agree(seed: int, from_client: bool, s
                 for logs in (usual, general):
                     logs.log.segments.active.file.truncate(logs.log.segments.active.size_bytes // 2)
             data, epoch, now_ms = sent(rng)
-            answer = append(usual, data, epoch, now_ms, from_client)
+            how = rng.choice(("plain", "present", "present", "other", "none"))
+            if rng.random() < 0.15:  # a transaction ends
+                data, from_client_now = bytes(marker(abort=rng.random() < 0.5, producer_id=rng.choice((1, 2)))), False
+            else:
+                from_client_now = from_client
+            answer = append(usual, data, epoch, now_ms, from_client_now, how)
             with patch.object(PartitionLog, "_append_usual", lambda *_: None):
-                assert append(general, data, epoch, now_ms, from_client) == answer
+                assert append(general, data, epoch, now_ms, from_client_now, how) == answer
             assert remembered(usual.log) == remembered(general.log)
         files = [
             {path.name: path.read_bytes() for path in sorted(logs.folder.glob("*.log"))} for logs in (usual, general)

@@ -14,7 +14,13 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from tidelog.protocol.batches.record_batch import CONTROL_FLAG, LOG_OVERHEAD, TRANSACTIONAL_FLAG, stamp_head
+from tidelog.protocol.batches.record_batch import (
+    ATTRIBUTES_LOW_OFFSET,
+    CONTROL_FLAG,
+    LOG_OVERHEAD,
+    TRANSACTIONAL_FLAG,
+    stamp_head,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_end_offset, replace_file
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
@@ -208,7 +214,7 @@ class PartitionLog:
         not be used any more), CorruptLog if the log is unusable. `from_client` False is for the node's own batches:
         control batches and several at once are allowed, and sequences are not checked.
         """
-        info = self._append_usual(batches, leader_epoch, now_ms, from_client)
+        info = self._append_usual(batches, leader_epoch, now_ms, from_client, transaction)
         if info is not None:
             return info
         first_offset = self.log_end_offset
@@ -238,16 +244,27 @@ class PartitionLog:
         append_time_ms = now_ms if self.rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
 
-    def _append_usual(self, batch: memoryview, leader_epoch: int, now_ms: int, from_client: bool) -> AppendInfo | None:
+    def _append_usual(
+        self,
+        batch: memoryview,
+        leader_epoch: int,
+        now_ms: int,
+        from_client: bool,
+        transaction: TransactionAppend | None,
+    ) -> AppendInfo | None:
         """The fast path for a batch in the usual form. None, without a change, for another form or state of the log.
 
         It is one function, because it runs for every produce. It accepts only batches that the rest of
         `append_as_leader` accepts, with the same effect on the log (tests/properties/test_usual_appends.py).
         """
-        usual = admit_usual(batch, now_ms, self.rules) if from_client else admit_own(batch, self.rules)
+        if from_client:
+            usual = admit_usual(batch, now_ms, self.rules, 0 if transaction is None else TRANSACTIONAL_FLAG)
+        else:
+            usual = admit_own(batch, self.rules)
         if usual is None:
             return None
         last_delta, max_timestamp, producer_id, producer_epoch, base_sequence = usual
+        is_transactional = transaction is not None and bool(batch[ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG)
         size, first_offset = len(batch), self.log_end_offset
         last_offset = first_offset + last_delta
         segment = self.segments.active
@@ -265,7 +282,14 @@ class PartitionLog:
         if producer_id >= 0:
             if self.lacks_producers:
                 return None
-            repeated = producers.check(producer_id, producer_epoch, base_sequence, last_delta, False, True, now_ms)
+            if is_transactional:
+                assert transaction is not None
+                repeated = producers.check_transactional(
+                    producer_id, producer_epoch, base_sequence, last_delta, True, now_ms, transaction.verification,
+                    self.config.verifies_transactions,
+                )  # fmt: skip
+            else:
+                repeated = producers.check(producer_id, producer_epoch, base_sequence, last_delta, False, True, now_ms)
             if repeated is not None:
                 return self.repeated(repeated)
         stamp_head(batch, 0, first_offset, size - LOG_OVERHEAD, leader_epoch)
@@ -275,7 +299,7 @@ class PartitionLog:
             self._after_failed_write(segment, error)
         if producer_id >= 0:
             producers.accept(
-                producer_id, producer_epoch, base_sequence, first_offset, last_offset, max_timestamp, False
+                producer_id, producer_epoch, base_sequence, first_offset, last_offset, max_timestamp, is_transactional
             )
         log_end_offset = producers.end_offset = self.log_end_offset = last_offset + 1
         if log_end_offset >= self._flush_at:

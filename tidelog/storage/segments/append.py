@@ -81,12 +81,12 @@ UsualBatch = tuple[int, int, int, int, int]
 """Last offset delta, maximum timestamp, producer id, producer epoch, base sequence."""
 
 
-def admit_usual(batch: memoryview, now_ms: int, rules: AppendRules) -> UsualBatch | None:
+def admit_usual(batch: memoryview, now_ms: int, rules: AppendRules, flag: int = 0) -> UsualBatch | None:
     """The fields that the log needs of a batch in the usual form; None for any other form, which `admit` checks.
 
-    The usual form is one whole batch without flags, for a topic that stores batches unchanged. The checks are those of
-    `admit` in one pass, because this runs for every produce. It stamps nothing. Raises INVALID_RECORD, as `admit` does,
-    if the records differ from the header.
+    The usual form is one whole batch without flags other than `flag`, for a topic that stores batches unchanged. The
+    checks are those of `admit` in one pass, because this runs for every produce. It stamps nothing. Raises
+    INVALID_RECORD, as `admit` does, if the records differ from the header.
     """
     size = len(batch)
     if size < HEADER_SIZE or not rules.takes_as_sent:
@@ -100,7 +100,7 @@ def admit_usual(batch: memoryview, now_ms: int, rules: AppendRules) -> UsualBatc
         length + LOG_OVERHEAD != size
         or magic != MAGIC
         or base_offset
-        or not 0 <= attributes <= _MAX_COMPRESSION
+        or not 0 <= attributes & ~flag <= _MAX_COMPRESSION
         or last_delta + 1 != count
         or count <= 0
         or size > rules.max_message_bytes
@@ -109,7 +109,7 @@ def admit_usual(batch: memoryview, now_ms: int, rules: AppendRules) -> UsualBatc
         or _crc32c(batch[ATTRIBUTES_OFFSET:]) != crc
     ):
         return None
-    if attributes:
+    if attributes & COMPRESSION_MASK:
         _check_compressed(batch, 0, BatchHeader._make(fields))
     else:
         check_records(batch, HEADER_SIZE, size, count)
