@@ -16,13 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.storage.batches import NOW, Logs, batch, marker
-from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, HEADER_SIZE, write_crc
+from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, HEADER_SIZE, stamp, write_crc
 from tidelog.protocol.errors import KafkaError
+from tidelog.storage.log import partition_log
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.producers.refused_batches import sequenced_header
 from tidelog.storage.producers.verification import TransactionAppend, Verification
 from tidelog.storage.segments.inspection import NeedsInspection
 from tidelog.storage.segments.log_config import LogConfig
+
+LAST_DELTA_OFFSET = ATTRIBUTES_OFFSET + 2
 
 
 def sent(rng: random.Random) -> tuple[bytes, int, int]:
@@ -153,8 +156,57 @@ def test_the_short_way_and_the_general_way_agree(seed: int, from_client: bool, s
             else:
                 from_client_now = from_client
             answer = append(usual, data, epoch, now_ms, from_client_now, how)
-            with patch.object(PartitionLog, "_append_usual", lambda *_: None):
+            with patch.object(partition_log, "append_usual", lambda *_: None):
                 assert append(general, data, epoch, now_ms, from_client_now, how) == answer
+            assert remembered(usual.log) == remembered(general.log)
+        files = [
+            {path.name: path.read_bytes() for path in sorted(logs.folder.glob("*.log"))} for logs in (usual, general)
+        ]
+        assert files[0] == files[1]
+
+
+def replicated(rng: random.Random, next_offset: int) -> bytes:
+    """What a follower fetches: usually one batch at its log end."""
+    data = bytearray()
+    for _ in range(rng.choice((1, 1, 1, 1, 2))):
+        piece = bytearray(sent(rng)[0]) or bytearray(1)
+        if rng.random() < 0.1:
+            piece = bytearray(marker(abort=rng.random() < 0.5, producer_id=rng.choice((1, 2))))
+        if len(piece) >= HEADER_SIZE:
+            offset = next_offset + rng.choice((0, 0, 0, 0, 0, 0, -1, 1, 40))
+            stamp(piece, 0, max(offset, 0), rng.choice((0, 0, 0, 0, 1, 5)))
+            next_offset += max(read_last_delta(piece), 0) + 1
+        data += piece
+    return bytes(data)
+
+
+def read_last_delta(piece: bytearray) -> int:
+    return int.from_bytes(piece[LAST_DELTA_OFFSET : LAST_DELTA_OFFSET + 4], "big", signed=True)
+
+
+def append_as_follower(logs: Logs, data: bytes, now_ms: int, epoch_max: int) -> Any:
+    try:
+        info = logs.log.append_as_follower(memoryview(bytearray(data)), now_ms, epoch_max=epoch_max)
+    except KafkaError as error:
+        return error.code, error.message
+    return None if info is None else info[:-1]
+
+
+@given(st.integers(0, 2**32), st.sampled_from(({}, {"cleanup_policy": frozenset({"compact"})}, {"flush_messages": 2})))
+def test_the_short_way_and_the_general_way_of_a_follower_agree(seed: int, settings: dict[str, Any]) -> None:
+    rng = random.Random(seed)
+    config = LogConfig(segment_bytes=5_000, index_interval_bytes=200, segment_index_bytes=64, **settings)
+    with tempfile.TemporaryDirectory(prefix="tidelog-usual-") as folder:
+        usual, general = Logs(Path(folder, "usual"), config), Logs(Path(folder, "general"), config)
+        for number in range(40):
+            if number == 30:  # something else cuts the file
+                for logs in (usual, general):
+                    logs.log.segments.active.file.truncate(logs.log.segments.active.size_bytes // 2)
+            data, now_ms = replicated(rng, usual.log.log_end_offset), NOW + rng.choice((0, 0, 5_000))
+            epoch_max = rng.choice((1, 1, 1, 0))
+            answer = append_as_follower(usual, data, now_ms, epoch_max)
+            with patch.object(partition_log, "append_usual_as_follower", lambda *_: None):
+                assert append_as_follower(general, data, now_ms, epoch_max) == answer
             assert remembered(usual.log) == remembered(general.log)
         files = [
             {path.name: path.read_bytes() for path in sorted(logs.folder.glob("*.log"))} for logs in (usual, general)

@@ -29,7 +29,7 @@ FUNCTION_LINES_MAX = 70
 # what belongs together.
 ALLOWED_LINES = {
     "protocol/batches/columnar_kernel.py:scan": 75,
-    "storage/log/partition_log.py": 860,
+    "storage/log/partition_log.py": 820,
 }
 
 ROOMS = ("protocol", "storage", "replication", "client", "broker", "cli", "testing", "spark_ingest", "bench")

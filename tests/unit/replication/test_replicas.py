@@ -422,7 +422,7 @@ def test_a_follower_whose_segments_are_smaller_than_an_answer_takes_it_in_pieces
     cluster.elect(1, [1])
     for _ in range(10):
         cluster.nodes[1].produce(b"x" * 30_000)
-    cluster.start(2).log._segment_bytes = 40_000
+    cluster.start(2).log.segment_bytes = 40_000
     cluster.loop.run_for(600)
     assert cluster.nodes[2].marks == (10, 10)
     assert cluster.nodes[2].log.segment_count == 10

@@ -33,12 +33,12 @@ class GroupPorts:
         self._topic = topic
         self._partitions = partitions
         self._loop = loop
-        self._clock_ms = clock_ms
+        self.wall_ms = clock_ms
 
     def append(self, partition: int, batch: bytearray, transaction: TransactionAppend | None = None) -> int:
         leader = self._partitions.leader(self._topic, partition)
         info = self._partitions.append(
-            leader, memoryview(batch), self._clock_ms(), ACKS_ALL, from_client=False, transaction=transaction
+            leader, memoryview(batch), self.wall_ms(), ACKS_ALL, from_client=False, transaction=transaction
         )
         return info.last_offset + 1
 
@@ -46,7 +46,7 @@ class GroupPorts:
         self, partition: int, producer_id: int, producer_epoch: int, adds: bool
     ) -> Verification | None:
         leader = self._partitions.leader(self._topic, partition)
-        return leader.begin_verification(producer_id, producer_epoch, NO_SEQUENCE, adds, self._clock_ms())
+        return leader.begin_verification(producer_id, producer_epoch, NO_SEQUENCE, adds, self.wall_ms())
 
     def is_committed(self, partition: int, offset: int) -> bool:
         replica = self._partitions.find(self._topic, partition)
@@ -101,6 +101,3 @@ class GroupPorts:
 
     def now_ms(self) -> int:
         return int(self._loop.time() * 1000)
-
-    def wall_ms(self) -> int:
-        return self._clock_ms()

@@ -240,11 +240,11 @@ class CoordinatorRuntime(Generic[C]):
 
     def _active(self, partition: int) -> _Shard[C]:
         shard = self._shards.get(partition)
+        if shard is not None and shard.state is _ShardState.ACTIVE:
+            return shard
         if shard is None or shard.state in (_ShardState.FAILED, _ShardState.CLOSED):
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
-        if shard.state is _ShardState.LOADING:
-            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        return shard
+        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
     def _park(self, shard: _Shard[C], token: int, finish: Callable[[Any], Any] | None) -> Deferred:
         deferred = Deferred()
@@ -302,7 +302,7 @@ class CoordinatorRuntime(Generic[C]):
             self._fail(shard, write, ErrorCode.INVALID_REQUEST)
             return
         shard.append_error = None
-        if not shard.is_active():
+        if shard.state is not _ShardState.ACTIVE:
             return  # the append found the log lost and closed the shard, which answered its requests
         if (
             not shard.pending_writes
@@ -393,10 +393,11 @@ class CoordinatorRuntime(Generic[C]):
             self._answer_write(shard, pending.write, self._now())
 
     def _replay(self, shard: _Shard[C], write: Write, next_offset: int) -> None:
-        base_offset = next_offset - len(write.records)
+        offset = next_offset - len(write.records)
         producer_id = -1 if write.transaction is None else write.transaction.producer_id
-        for index, record in enumerate(write.records):
-            shard.coordinator.replay(base_offset + index, record, producer_id)
+        for record in write.records:
+            shard.coordinator.replay(offset, record, producer_id)
+            offset += 1
         if write.end is not None:
             shard.coordinator.replay_end_transaction(producer_id, write.end.is_commit)
 
@@ -419,11 +420,9 @@ class CoordinatorRuntime(Generic[C]):
         if shard.late_count < len(shard.pending_writes):
             write_due_ms = shard.pending_writes[shard.late_count].deadline_ms
             due_ms = write_due_ms if due_ms is None else min(due_ms, write_due_ms)
-        if due_ms is None or not shard.is_active():
+        if due_ms is None or (shard.timer is not None and shard.timer_due_ms <= due_ms) or not shard.is_active():
             return
         if shard.timer is not None:
-            if shard.timer_due_ms <= due_ms:
-                return
             shard.timer.cancel()
         shard.timer_due_ms = due_ms
         delay_ms = max(due_ms - self._ports.now_ms(), 0)

@@ -14,13 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from tidelog.protocol.batches.record_batch import (
-    ATTRIBUTES_LOW_OFFSET,
-    CONTROL_FLAG,
-    LOG_OVERHEAD,
-    TRANSACTIONAL_FLAG,
-    stamp_head,
-)
+from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_end_offset, replace_file
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
@@ -29,6 +23,7 @@ from tidelog.storage.log.hidden_transactions import note_aborted
 from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import examine_now, markers_in, rebuild_transaction_index, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
+from tidelog.storage.log.usual_append import append_usual, append_usual_as_follower
 from tidelog.storage.producers.producer_state import EndMarker, SentBatch
 from tidelog.storage.producers.verification import TransactionAppend
 from tidelog.storage.segments import lookup
@@ -37,9 +32,7 @@ from tidelog.storage.segments.append import (
     AppendInfo,
     Batch,
     admit,
-    admit_own,
     admit_replicated,
-    admit_usual,
 )
 from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
@@ -53,7 +46,6 @@ from tidelog.storage.segments.transaction_index import AbortedTransaction, Corru
 
 logger = logging.getLogger("tidelog.storage")
 T = TypeVar("T")
-_as_tuple = tuple.__new__
 
 __all__ = ["AppendInfo", "ColdRead", "CorruptLog", "PartitionLog", "ReadResult"]
 
@@ -75,11 +67,11 @@ class PartitionLog:
     """LogDirectory opens and creates it. Times are ms since 1970, passed by the caller."""
 
     __slots__ = (
-        "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "_flush_at", "_segment_bytes",
-        "accepted_losses", "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability",
-        "failure", "gaps_explained_below", "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "jitter_ms",
+        "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "accepted_losses", "cleaned_offset", "clock_ms",
+        "compaction", "config", "directory", "disk", "durability", "failure", "flush_at", "gaps_explained_below",
+        "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "jitter_ms",
         "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition",
-        "producers", "rules", "segments", "snapshots", "topic", "topic_id", "topic_id_has_checksum",
+        "producers", "rules", "segment_bytes", "segments", "snapshots", "topic", "topic_id", "topic_id_has_checksum",
         "write_checkpoint",
     )  # fmt: skip
 
@@ -135,7 +127,7 @@ class PartitionLog:
             disk, directory, loaded.recovery_point, config.flush_messages, now_ms, loaded.transaction_sums
         )
         self.durability.note_append(loaded.recovery_point, loaded.log_end_offset)
-        self._flush_at = self.durability.flush_at
+        self.flush_at = self.durability.flush_at
         self.jitter_ms = segment_jitter_ms(config, topic, partition)
         self.set_config(config)
 
@@ -146,10 +138,10 @@ class PartitionLog:
         """Apply changed settings. An existing segment keeps its index sizes until it is rolled."""
         self.config = config
         self.rules = AppendRules(config)
-        self._segment_bytes = config.segment_bytes
+        self.segment_bytes = config.segment_bytes
         self.jitter_ms = segment_jitter_ms(config, self.topic, self.partition)
         self.durability.flush_messages = config.flush_messages
-        self._flush_at = self.durability.flush_at
+        self.flush_at = self.durability.flush_at
         self.segments.active.set_roll_age(config.segment_ms, self.jitter_ms)
         if config.is_compacted:
             for segment in self.segments:
@@ -214,7 +206,7 @@ class PartitionLog:
         not be used any more), CorruptLog if the log is unusable. `from_client` False is for the node's own batches:
         control batches and several at once are allowed, and sequences are not checked.
         """
-        info = self._append_usual(batches, leader_epoch, now_ms, from_client, transaction)
+        info = append_usual(self, batches, leader_epoch, now_ms, from_client, transaction)
         if info is not None:
             return info
         first_offset = self.log_end_offset
@@ -244,68 +236,6 @@ class PartitionLog:
         append_time_ms = now_ms if self.rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(first_offset, self.log_end_offset - 1, append_time_ms, self.log_start_offset, False, data)
 
-    def _append_usual(
-        self,
-        batch: memoryview,
-        leader_epoch: int,
-        now_ms: int,
-        from_client: bool,
-        transaction: TransactionAppend | None,
-    ) -> AppendInfo | None:
-        """The fast path for a batch in the usual form. None, without a change, for another form or state of the log.
-
-        It is one function, because it runs for every produce. It accepts only batches that the rest of
-        `append_as_leader` accepts, with the same effect on the log (tests/properties/test_usual_appends.py).
-        """
-        if from_client:
-            usual = admit_usual(batch, now_ms, self.rules, 0 if transaction is None else TRANSACTIONAL_FLAG)
-        else:
-            usual = admit_own(batch, self.rules)
-        if usual is None:
-            return None
-        last_delta, max_timestamp, producer_id, producer_epoch, base_sequence = usual
-        is_transactional = transaction is not None and bool(batch[ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG)
-        size, first_offset = len(batch), self.log_end_offset
-        last_offset = first_offset + last_delta
-        segment = self.segments.active
-        if (
-            segment.size_bytes + size > self._segment_bytes
-            or max_timestamp > segment.roll_above_timestamp
-            or now_ms > segment.roll_above_now
-            or last_offset > segment.max_offset
-            or segment.is_full
-            or leader_epoch != self.leader_epochs.latest
-            or self.failure is not None
-        ):
-            return None
-        producers = self.producers
-        if producer_id >= 0:
-            if self.lacks_producers:
-                return None
-            if is_transactional:
-                assert transaction is not None
-                repeated = producers.check_transactional(
-                    producer_id, producer_epoch, base_sequence, last_delta, True, now_ms, transaction.verification,
-                    self.config.verifies_transactions,
-                )  # fmt: skip
-            else:
-                repeated = producers.check(producer_id, producer_epoch, base_sequence, last_delta, False, True, now_ms)
-            if repeated is not None:
-                return self.repeated(repeated)
-        stamp_head(batch, 0, first_offset, size - LOG_OVERHEAD, leader_epoch)
-        try:
-            segment.append_one(batch, first_offset, last_offset, max_timestamp)
-        except OSError as error:
-            self._after_failed_write(segment, error)
-        if producer_id >= 0:
-            producers.accept(
-                producer_id, producer_epoch, base_sequence, first_offset, last_offset, max_timestamp, is_transactional
-            )
-        log_end_offset = producers.end_offset = self.log_end_offset = last_offset + 1
-        if log_end_offset >= self._flush_at:
-            self.durability.note_append(first_offset, log_end_offset)
-        return _as_tuple(AppendInfo, (first_offset, last_offset, NO_APPEND_TIME, self.log_start_offset, False, batch))
-
     def append_as_follower(
         self, batches: memoryview, now_ms: int, *, may_have_gaps: bool = False, epoch_max: int = INT64_MAX
     ) -> AppendInfo | None:
@@ -314,6 +244,9 @@ class PartitionLog:
         Raises UnexplainedGap if the first batch begins above the log end and compaction cannot be the cause. Batches
         after a later gap of this kind are not appended.
         """
+        info = append_usual_as_follower(self, batches, now_ms, epoch_max)
+        if info is not None:
+            return info
         no_gap_from = INT64_MAX if may_have_gaps or self.config.is_compacted else self.gaps_explained_below
         admitted = admit_replicated(batches, self.log_end_offset, no_gap_from, epoch_max)
         if not admitted:
@@ -324,7 +257,7 @@ class PartitionLog:
         has_markers = False
         for _, _, _, _, _, attributes, _, _, _, _ in admitted:
             has_markers = has_markers or bool(attributes & CONTROL_FLAG)
-        if len(data) <= self._segment_bytes:
+        if len(data) <= self.segment_bytes:
             self.append_admitted(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
             if last_epoch > self.leader_epochs.latest:
                 self.leader_epochs.assign_appended(admitted)
@@ -343,7 +276,7 @@ class PartitionLog:
         max_timestamp = admitted[0][4] if len(admitted) == 1 else max(batch[4] for batch in admitted)
         segment = self.segments.active
         if (
-            segment.size_bytes + size > self._segment_bytes
+            segment.size_bytes + size > self.segment_bytes
             or max_timestamp > segment.roll_above_timestamp
             or now_ms > segment.roll_above_now
             or last_offset > segment.max_offset
@@ -355,7 +288,7 @@ class PartitionLog:
                 raise CorruptLog(self.failure)
             segment.append(data, admitted)
         except OSError as error:
-            self._after_failed_write(segment, error)
+            self.after_failed_write(segment, error)
         producers = self.producers
         for position, _, first, last, timestamp, attributes, producer_id, epoch, sequence, _ in admitted:
             if producer_id >= 0:
@@ -365,7 +298,7 @@ class PartitionLog:
                     is_transactional = bool(attributes & TRANSACTIONAL_FLAG)
                     producers.accept(producer_id, epoch, sequence, first, last, timestamp, is_transactional)
         log_end_offset = producers.end_offset = self.log_end_offset = last_offset + 1
-        if log_end_offset >= self._flush_at:
+        if log_end_offset >= self.flush_at:
             self.durability.note_append(admitted[0][2], log_end_offset)
 
     def repeated(self, batch: SentBatch) -> AppendInfo:
@@ -378,7 +311,7 @@ class PartitionLog:
         if completed is not None and completed.is_abort:
             note_aborted(completed, self.segments.active.transaction_index, may_be_wrong=self.lacks_producers)
 
-    def _after_failed_write(self, segment: Segment, error: OSError) -> None:
+    def after_failed_write(self, segment: Segment, error: OSError) -> None:
         try:
             segment.take_back_write()
         except OSError as second:
@@ -386,9 +319,9 @@ class PartitionLog:
         raise error
 
     def _roll_for(self, size_bytes: int, first_offset: int, last_offset: int, now_ms: int) -> Segment:
-        if size_bytes > self._segment_bytes:
+        if size_bytes > self.segment_bytes:
             raise KafkaError(
-                ErrorCode.RECORD_LIST_TOO_LARGE, f"{size_bytes} bytes do not fit a segment of {self._segment_bytes}"
+                ErrorCode.RECORD_LIST_TOO_LARGE, f"{size_bytes} bytes do not fit a segment of {self.segment_bytes}"
             )
         # The base offset is the log end, even before a gap: then a start can distinguish a lost tail from a gap.
         is_too_far = last_offset - self.log_end_offset > MAX_RELATIVE_OFFSET
@@ -645,7 +578,7 @@ class PartitionLog:
             if not is_exhaustion(error):
                 self.failure = f"{self.directory}: {error}"
             raise
-        self._flush_at = self.durability.flush_at
+        self.flush_at = self.durability.flush_at
 
     def flush(self) -> None:
         """Begin, run and finish a flush. Waits for the device."""
@@ -662,13 +595,13 @@ class PartitionLog:
         """
         self._examining(lambda: self._truncate_to(offset), offset, wait=True)
         self._know_producers()
-        self._flush_at = self.durability.flush_at
+        self.flush_at = self.durability.flush_at
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Empty the log; the next record gets `offset`. Raises OSError; see `can_retry`."""
         self._start_over_at(offset)
         self._know_producers()
-        self._flush_at = self.durability.flush_at
+        self.flush_at = self.durability.flush_at
 
     def _truncate_to(self, offset: int) -> None:
         assert offset >= 0, offset

@@ -454,9 +454,10 @@ class ProducerState:
 
     def on_high_watermark(self, high_watermark: int) -> None:
         """Forget completed transactions whose markers are below the high watermark, and so replicated."""
-        done = [first for first, last in self._unreplicated.items() if last < high_watermark]
-        for first_offset in done:
-            del self._unreplicated[first_offset]
+        if self._unreplicated:
+            done = [first for first, last in self._unreplicated.items() if last < high_watermark]
+            for first_offset in done:
+                del self._unreplicated[first_offset]
         self._transitions.forget_below(high_watermark)
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> int:

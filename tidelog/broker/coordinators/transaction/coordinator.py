@@ -326,7 +326,9 @@ class TransactionCoordinator:
             entry.memory.hold(entry.memory.held_bytes + growth_bytes)
         entry.is_in_transition = True
         entry.wait_until_ms = outcome.now_ms + WAIT_MS
-        records = [TransactionRecord(transactional_id, each) for each in (*before, metadata)]
+        records = [TransactionRecord(transactional_id, metadata)]
+        if before:
+            records[:0] = [TransactionRecord(transactional_id, each) for each in before]
         context = Transition((transactional_id,))
         if token is None:
             outcome.write(records, context)
