@@ -313,8 +313,8 @@ class Partition:
             self._propose(
                 self.in_sync.expansion(follower, log.high_watermark, self._ports.broker_epoch(), self._ports.eligible)
             )
-        if moved and fetch_offset > log.high_watermark:
-            self.advance_high_watermark()
+        if moved and fetch_offset > log.high_watermark and self._move_high_watermark():
+            self._on_advance(self)
 
     def advance_high_watermark(self) -> None:
         """Advance the high watermark to the offset that every in-sync replica has reached.

@@ -86,7 +86,10 @@ class Dispatcher:
             counters.versions[version] += 1
         elif key == fetch.API_KEY and version in fetch.VERSIONS:
             if version >= FETCH_FLEXIBLE_FROM:
-                position = _skip_header_tags(frame, position)
+                if position < len(frame) and not frame[position]:
+                    position += 1
+                else:
+                    position = _skip_header_tags(frame, position)
             answer, counters = fetch.serve(self._services, frame[position:], version, correlation_id, connection)
             counters.versions[version] += 1
         else:

@@ -99,10 +99,8 @@ class AnswerSlot:
         connection = self.connection
         if frames is None:
             connection.close()
-            return
-        if connection.answer_head(self, frames):
-            return
-        connection.hold(self.fill(frames))
+        elif not connection.answer_head(self, frames):
+            connection.hold(self.fill(frames))
 
     def completed_exclusively(self, frames: Any) -> None:
         if frames is None:
@@ -403,7 +401,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return
         if isinstance(answer, Deferred):
             if answer.response is None:
-                self._park(answer)
+                slot = AnswerSlot(self, answer)
+                self._pending.append(slot)
+                if answer.exclusive:
+                    self._exclusive = True
+                    answer.on_complete(slot.completed_exclusively)
+                else:
+                    answer.on_complete(slot.completed)
                 return
             answer = answer.response
         if self._pending:
@@ -424,15 +428,6 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._corked_bytes += len(buffer)
             if self._corked_bytes > CORKED_BYTES_MAX:
                 self._flush()
-
-    def _park(self, answer: Deferred) -> None:
-        slot = AnswerSlot(self, answer)
-        self._pending.append(slot)
-        if answer.exclusive:
-            self._exclusive = True
-            answer.on_complete(slot.completed_exclusively)
-        else:
-            answer.on_complete(slot.completed)
 
     def answer_head(self, slot: AnswerSlot, frames: Any) -> bool:
         """The fast path: write a completed answer at once if it is next in order and no processing is under way."""
@@ -548,11 +543,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 self._process()
 
     def _update_reading(self) -> None:
-        transport = self._transport
-        if transport is None:
-            return
         pause = not self._ready()
-        if pause != self._paused_reading:
+        transport = self._transport
+        if pause != self._paused_reading and transport is not None:
             self._paused_reading = pause
             if pause:
                 transport.pause_reading()

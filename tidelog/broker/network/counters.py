@@ -57,7 +57,10 @@ class ApiCounters:
         return self.stopwatch()
 
     def answered(self, began: float) -> None:
-        self.durations.observe(self.stopwatch() - began)
+        elapsed = self.stopwatch() - began
+        durations = self.durations
+        durations.counts[bisect_left(DURATION_BOUNDS_S, elapsed)] += 1
+        durations.total += elapsed
 
     def failed(self, code: int, times: int = 1) -> None:
         self.errors[code] = self.errors.get(code, 0) + times

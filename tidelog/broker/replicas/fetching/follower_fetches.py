@@ -358,8 +358,11 @@ class FollowerFetches:
         return parked
 
     def _answer_parked(self, session: FollowerSession) -> None:
-        if not (session.linger.busy and self._lingers(session)):
-            self._answer_now(session)
+        if session.linger.busy and self._lingers(session):
+            return
+        parked = session.parked
+        if parked is not None and session.dirty and not session.warming:
+            self._try_to_answer(session, parked, must_answer=False)
 
     def _lingers(self, session: FollowerSession) -> bool:
         """Whether the answer waits for more records. An answer with an error or a divergence never waits."""
@@ -379,13 +382,15 @@ class FollowerFetches:
 
     def _answer_now(self, session: FollowerSession) -> None:
         parked = session.parked
-        if parked is None or session.warming or not session.dirty:
-            return
-        self._try_to_answer(session, parked, must_answer=False)
+        if parked is not None and session.dirty and not session.warming:
+            self._try_to_answer(session, parked, must_answer=False)
 
     def _try_to_answer(self, session: FollowerSession, parked: ParkedFetch, *, must_answer: bool) -> None:
         try:
-            frames = self._frames(session, parked.correlation_id, parked.version, must_answer)
+            frames = self.answers.frames(session, parked.correlation_id, parked.version, must_answer)
+        except ColdRead as cold:
+            self._warm(session, cold)
+            return
         except Exception as error:  # a bug here: the follower tries again on another connection
             self._abandoned(session)
             parked.failed(error)

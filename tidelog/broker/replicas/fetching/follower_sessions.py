@@ -89,24 +89,24 @@ class FollowerEntry:
                     # The follower had all records at its last fetch, even if that fetch did not mention the partition.
                     self.follower.last_caught_up_ms = session.last_fetch_ms
             if session.parked is not None:
-                session.wake()
+                session.wake_soon(session.answer)
 
 
 class FollowerSession:
     """A session with `id` 0 exists only for one request."""
 
     __slots__ = (
-        "_answer", "_wake_soon", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "linger",
+        "answer", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "linger",
         "linger_timer", "max_bytes", "max_wait_ms", "min_bytes", "not_hosted", "outside", "parked", "replica_epoch",
-        "replica_id", "throttled", "timer", "unsettled", "uses_topic_ids", "waiting", "warming",
+        "replica_id", "throttled", "timer", "unsettled", "uses_topic_ids", "waiting", "wake_soon", "warming",
     )  # fmt: skip
 
     def __init__(
         self, session_id: int, replica_id: int, replica_epoch: int, wake_soon: Callable[[Callable[[], None]], None],
         answer_parked: Callable[[FollowerSession], None],
     ) -> None:  # fmt: skip
-        self._wake_soon = wake_soon
-        self._answer = partial(answer_parked, self)
+        self.wake_soon = wake_soon
+        self.answer = partial(answer_parked, self)
         self.id = session_id
         self.epoch = 1
         self.replica_id = replica_id
@@ -128,9 +128,6 @@ class FollowerSession:
         self.linger_timer: asyncio.TimerHandle | None = None
         self.warming = False
         self.throttled = False
-
-    def wake(self) -> None:
-        self._wake_soon(self._answer)
 
     def knows_too_little(self) -> bool:
         """Whether this node does not host too many of the session's partitions."""
