@@ -9,6 +9,8 @@ KIP-345, KIP-394, KIP-814.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.group import Group, Member
 from tidelog.broker.coordinators.group.rebalance import (
@@ -30,6 +32,16 @@ MEMBER_ID_REQUIRED_VERSION_MIN = 4
 SKIP_ASSIGNMENT_VERSION_MIN = 9
 
 
+class _Join(NamedTuple):
+    """One request, its group, and the outcome that takes its answer. `protocols`: the metadata by protocol."""
+
+    group: Group
+    request: JoinGroupRequest
+    protocols: dict[str, bytes]
+    caller: Caller
+    outcome: Outcome
+
+
 class JoinHandler:
     def __init__(
         self,
@@ -45,7 +57,8 @@ class JoinHandler:
 
     def join(self, group: Group, request: JoinGroupRequest, caller: Caller, outcome: Outcome) -> None:
         protocols = {protocol.name: protocol.metadata for protocol in request.protocols}
-        refusal = self._refusal(group, request, protocols, caller, outcome)
+        join = _Join(group, request, protocols, caller, outcome)
+        refusal = self._refusal(join)
         if refusal is not ErrorCode.NONE:
             if refusal is ErrorCode.GROUP_MAX_SIZE_REACHED and request.member_id:
                 # It has no place in the next generation either, so the join phase must not wait for
@@ -54,19 +67,18 @@ class JoinHandler:
                 self._rebalancer.maybe_complete_join(group, outcome)
             outcome.reply(caller.token, join_error(refusal, request.member_id))
         elif not request.member_id:
-            self._join_new(group, request, protocols, caller, outcome)
+            self._join_new(join)
         elif request.member_id in group.pending_members and request.group_instance_id is None:
-            self._add(group, request, protocols, request.member_id, caller, outcome)
+            self._add(join, request.member_id)
         else:
             error = group.check_member(request.member_id, request.group_instance_id)
             if error is ErrorCode.NONE:
-                self._rejoin(group, request, protocols, caller, outcome)
+                self._rejoin(join)
             else:
                 outcome.reply(caller.token, join_error(error, request.member_id))
 
-    def _refusal(
-        self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes], caller: Caller, outcome: Outcome
-    ) -> ErrorCode:
+    def _refusal(self, join: _Join) -> ErrorCode:
+        group, request, protocols, caller, outcome = join
         if not self._has_room(group, request.member_id):
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         if not group.supports(request.protocol_type, protocols):
@@ -91,13 +103,12 @@ class JoinHandler:
 
     # -- new members -------------------------------------------------------------------------------------------------
 
-    def _join_new(
-        self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes], caller: Caller, outcome: Outcome
-    ) -> None:
+    def _join_new(self, join: _Join) -> None:
+        group, request, _, caller, outcome = join
         instance_id = request.group_instance_id
         member_id = f"{caller.client_id if instance_id is None else instance_id}-{random_uuid(self._rng)}"
         if instance_id is not None and instance_id in group.static_members:
-            self._replace(group, request, protocols, member_id, caller, outcome)
+            self._replace(join, member_id)
         elif instance_id is None and caller.api_version >= MEMBER_ID_REQUIRED_VERSION_MIN:
             # The client joins again with this id, so that a retry of its first join adds no second
             # member (KIP-394).
@@ -106,17 +117,10 @@ class JoinHandler:
             self._timers.set(key, outcome.now_ms + request.session_timeout_ms)
             outcome.reply(caller.token, join_error(ErrorCode.MEMBER_ID_REQUIRED, member_id))
         else:
-            self._add(group, request, protocols, member_id, caller, outcome)
+            self._add(join, member_id)
 
-    def _add(
-        self,
-        group: Group,
-        request: JoinGroupRequest,
-        protocols: dict[str, bytes],
-        member_id: str,
-        caller: Caller,
-        outcome: Outcome,
-    ) -> None:
+    def _add(self, join: _Join, member_id: str) -> None:
+        group, request, protocols, caller, outcome = join
         member = new_member(request, member_id, protocols, caller)
         member.is_new = True
         if group.in_initial_rebalance:
@@ -132,9 +136,8 @@ class JoinHandler:
 
     # -- existing members --------------------------------------------------------------------------------------------
 
-    def _rejoin(
-        self, group: Group, request: JoinGroupRequest, protocols: dict[str, bytes], caller: Caller, outcome: Outcome
-    ) -> None:
+    def _rejoin(self, join: _Join) -> None:
+        group, request, protocols, caller, outcome = join
         member = group.members[request.member_id]
         has_changed = member.protocols != protocols or list(member.protocols) != list(protocols)
         if group.state is GroupState.PREPARING_REBALANCE:
@@ -167,16 +170,9 @@ class JoinHandler:
 
     # -- static members (KIP-345) ------------------------------------------------------------------------------------
 
-    def _replace(
-        self,
-        group: Group,
-        request: JoinGroupRequest,
-        protocols: dict[str, bytes],
-        member_id: str,
-        caller: Caller,
-        outcome: Outcome,
-    ) -> None:
+    def _replace(self, join: _Join, member_id: str) -> None:
         """A static member joins without its member id: its new member id replaces the old one."""
+        group, request, protocols, caller, outcome = join
         instance_id = request.group_instance_id
         assert instance_id is not None
         old_member_id = group.static_members[instance_id]
