@@ -93,6 +93,14 @@ class Deferred:
         if timing is not None:  # counted after the answer is sent, because the client waits for it
             timing[0].answered(timing[1])
 
+    def complete_as(self, answer: Answer) -> None:
+        """Complete it with another answer to the same request, now or when that one is complete."""
+        if isinstance(answer, Deferred):
+            self.on_abandon = answer.on_abandon
+            answer.on_complete(self.complete)
+        else:
+            self.complete([] if answer is None else answer)
+
     def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
         """The time since the end of the wait that the request allows. By default a request allows none."""
         return waited_s

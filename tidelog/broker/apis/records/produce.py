@@ -399,7 +399,7 @@ class _ParkedOne(Deferred):
         self._bucket = 0
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
-        """Begins to wait. Those for whom it waits may have been woken since it was made."""
+        """Begin to wait. If the batches were acknowledged since their append, this completes it at once."""
         self._on_complete = callback
         partition, info, partitions = self._partition, self._info, self._to.services.partitions
         timeout_ms = self._timeout_ms
@@ -477,15 +477,11 @@ class _AwaitingVerification(Deferred):
             assert transaction is not None
             transaction.note(self._keys, answer.result(), self._to.version)
             batches_of, self._batches = self._batches, {}
-            frames = _append_or_begin(self._to, self._progress, batches_of, self._size_bytes)
+            answer_to_client = _append_or_begin(self._to, self._progress, batches_of, self._size_bytes)
         except Exception as failure:
             self.failed(failure)
-            return
-        if isinstance(frames, Deferred):
-            self.on_abandon = frames.on_abandon
-            frames.on_complete(self.complete)
         else:
-            self.complete([] if frames is None else frames)
+            self.complete_as(answer_to_client)
 
 
 class _InPieces(Deferred):
@@ -542,13 +538,9 @@ class _InPieces(Deferred):
             if uninspected
             else _concluded(self._to, self._progress)
         )
-        if isinstance(answer, Deferred):
-            self.on_abandon = answer.on_abandon
-            if self._is_abandoned and answer.on_abandon is not None:
-                answer.on_abandon()
-            answer.on_complete(self.complete)
-        else:
-            self.complete([] if answer is None else answer)
+        if self._is_abandoned and isinstance(answer, Deferred) and answer.on_abandon is not None:
+            answer.on_abandon()
+        self.complete_as(answer)
 
 
 class _AwaitingInspection(Deferred):
@@ -614,11 +606,8 @@ class _AwaitingInspection(Deferred):
             answer = _concluded(to, self._progress)
         except Exception as failure:
             self.failed(failure)
-            return
-        if isinstance(answer, Deferred):
-            answer.on_complete(self.complete)
         else:
-            self.complete([] if answer is None else answer)
+            self.complete_as(answer)
 
 
 class _ParkedProduce(Deferred):
@@ -639,7 +628,7 @@ class _ParkedProduce(Deferred):
         self._bucket = 0
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
-        """Begins to wait. Those for whom it waits may have been woken since it was made."""
+        """Begin to wait. If the batches were acknowledged since their append, this completes it at once."""
         self._on_complete = callback
         partitions = self._to.services.partitions
         self._bucket = partitions.deadlines.add(max(self._timeout_ms, 0), self._expired)
