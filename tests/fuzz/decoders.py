@@ -296,14 +296,14 @@ def batches(data: bytes) -> None:
             for _ in unseen.look():
                 pass
             unseen.rebuild()
-            rules.seen = unseen.batches
+            rules.inspected_batch = unseen.batches
             written, admitted = admit(unseen.batches, 1000, 7, NOW_MS, rules, True)
     except KafkaError:
         return
     except NeedsInspection:
         raise AssertionError("looked at, and not known again") from None
     finally:
-        rules.seen = None
+        rules.inspected_batch = None
     assert len(admitted) == 1, "clients write one batch"
     position, size_bytes, base_offset, last_offset, *_ = admitted[0]
     assert (position, size_bytes, base_offset) == (0, len(written), 1000)

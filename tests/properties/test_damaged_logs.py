@@ -227,7 +227,7 @@ def test_one_damaged_file(history: History, damage: Damage):
             assert log.log_start_offset == 0
             if log.log_end_offset < end:
                 may_be_torn = history.ending is Ending.POWER_LOSS and log.log_end_offset >= point
-                assert may_be_torn or ("t", 0) in made.directory.lost
+                assert may_be_torn or ("t", 0) in made.directory.shortened_logs
                 facts = {offset: facts[offset] for offset in facts if offset < log.log_end_offset}
             got = set(served(log, facts))
             scrub(log)

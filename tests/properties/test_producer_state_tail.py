@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from tidelog.storage.producers.producer_state import BATCHES_RETAINED, EndMarker, ProducerState
-from tidelog.storage.producers.transitions import KEPT_MAX
+from tidelog.storage.producers.transitions import CHANGES_MAX
 
 # Producer, what it does, records, and whether it raises its epoch first. -1 is no producer.
 Step = tuple[int, str, int, bool]
@@ -131,13 +131,13 @@ def test_a_tail_of_transactions_is_not_replayed(moves: list[Step], tail: int, re
 
 
 def test_more_changes_than_are_kept_are_left_to_a_replay() -> None:
-    log = log_of([(0, kind, 1, False) for _ in range(KEPT_MAX) for kind in ("transactional", "marker")])
+    log = log_of([(0, kind, 1, False) for _ in range(CHANGES_MAX) for kind in ("transactional", "marker")])
     state = replayed(log)
-    assert state.earlier(KEPT_MAX - 1) is None
-    earlier = state.earlier(KEPT_MAX)
+    assert state.earlier(CHANGES_MAX - 1) is None
+    earlier = state.earlier(CHANGES_MAX)
     assert earlier is not None
     state.return_to(earlier)
-    assert facts(state) == facts(replayed(log[:KEPT_MAX]))
+    assert facts(state) == facts(replayed(log[:CHANGES_MAX]))
 
 
 def test_a_replicated_change_is_left_to_a_replay() -> None:

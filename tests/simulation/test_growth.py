@@ -21,7 +21,7 @@ CONTAINERS = (dict, set, list, deque, bytearray)
 BOUNDED = (
     "storage.producers.producer_state.ProducerState.entries",
     "storage.producers.producer_state.ProducerEntry.batches",
-    "storage.producers.transitions.Transitions._kept",
+    "storage.producers.transitions.Transitions._changes",
 )
 ROOMS = ("tidelog.broker.", "tidelog.replication.", "tidelog.storage.")
 WARM_ROUNDS, ROUNDS = 15, 25
@@ -30,7 +30,7 @@ WARM_ROUNDS, ROUNDS = 15, 25
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     monkeypatch.setattr(world, "EVENTS_MAX", 10_000_000)
-    monkeypatch.setattr(directory, "GONE_MAX", 5)
+    monkeypatch.setattr(directory, "REMOVED_LOGS_MAX", 5)
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -99,17 +99,17 @@ def _trace(record: logging.LogRecord) -> str:
 class _Kind:
     """Lines of one kind since its window began."""
 
-    __slots__ = ("began_s", "last", "left_out", "told")
+    __slots__ = ("began_s", "last", "left_out", "passed")
 
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
-        self.told = 0
+        self.passed = 0
         self.left_out = 0
         self.last: logging.LogRecord | None = None
 
 
 class RepeatLimit:
-    """Which records are told. Times are those of the records; `due` gives what is to be told of those left out."""
+    """Which records are logged. Times are those of the records; `due` gives the records that count those left out."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, int, object], _Kind] = {}  # the window begun longest ago first
@@ -123,8 +123,8 @@ class RepeatLimit:
             if len(self._kinds) >= KINDS_MAX:
                 del self._kinds[next(iter(self._kinds))]
             kind = self._kinds[key] = _Kind(record.created)
-        if kind.told < REPEATS_MAX:
-            kind.told += 1
+        if kind.passed < REPEATS_MAX:
+            kind.passed += 1
             return True
         kind.left_out += 1
         kind.last = record

@@ -93,7 +93,7 @@ def describe(
 
     async def ask() -> dict[ConfigResource, dict[str, ConfigEntry]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            resources = _named(kind, names, for_all) or await _all_of(admin, _KINDS[kind])
+            resources = _named_resources(kind, names, for_all) or await _all_of(admin, _KINDS[kind])
             return await admin.describe_config_resources(resources, keys=keys or None)
 
     found = {
@@ -148,7 +148,7 @@ def alter(
       tidelog configs alter brokers 1 --set max.connections=1000
       tidelog configs alter broker-loggers 1 --set tidelog.controller=DEBUG
     """
-    resources = _named(kind, names, for_all)
+    resources = _named_resources(kind, names, for_all)
     if not resources:
         raise click.UsageError(
             "give the name of the resource to change" + (", or --default" if kind == "brokers" else "")
@@ -201,7 +201,7 @@ def _known_configs(kind: str) -> set[str]:
     return tables.get(kind, set())
 
 
-def _named(kind: str, names: tuple[str, ...], for_all: bool) -> list[ConfigResource]:
+def _named_resources(kind: str, names: tuple[str, ...], for_all: bool) -> list[ConfigResource]:
     if for_all and (kind != "brokers" or names):
         raise click.UsageError("--default is only for all brokers: `brokers --default`, without names")
     if for_all:

@@ -139,14 +139,14 @@ def _print_status(cluster_id: str | None, quorum: QuorumDescription) -> None:
         ("high watermark", quorum.high_watermark),
         ("log end offset", end_offset),
         ("largest lag of a voter", lag),
-        ("voters", _named(quorum, quorum.voters)),
-        ("observers", _named(quorum, quorum.observers)),
+        ("voters", _names_of(quorum, quorum.voters)),
+        ("observers", _names_of(quorum, quorum.observers)),
     )
     for name, value in lines:
         click.echo(f"{name + ':':<24}{value}")
 
 
-def _named(quorum: QuorumDescription, replicas: tuple[QuorumReplica, ...]) -> str:
+def _names_of(quorum: QuorumDescription, replicas: tuple[QuorumReplica, ...]) -> str:
     names = []
     for each in sorted(replicas, key=lambda replica: replica.node_id):
         addresses = [f"{host}:{port}" for _, host, port in quorum.endpoints.get(each.node_id, ())]

@@ -60,7 +60,7 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     set_up(config, sys.stderr)
     _allow_files()
     try:
-        _event_loop_run(_until_told(run_node(config, announce)))
+        _event_loop_run(_until_stopped(run_node(config, announce)))
     except (ConfigError, CorruptLog, DirectoryInUse, ForeignDirectory) as error:
         return fail(str(error))
     except (CorruptSnapshot, InconsistentVoters, MetadataError) as error:
@@ -102,16 +102,16 @@ def _event_loop_run(main: Coroutine[Any, Any, None]) -> None:
         runner.run(main)
 
 
-async def _until_told(node: Coroutine[Any, Any, None]) -> None:
+async def _until_stopped(node: Coroutine[Any, Any, None]) -> None:
     """Run the node. The first SIGTERM or SIGINT cancels it for a clean stop; later signals are ignored."""
     task = asyncio.ensure_future(node)
     loop = asyncio.get_running_loop()
-    told = False
+    is_stopping = False
 
     def stop() -> None:
-        nonlocal told
-        if not told:
-            told = True
+        nonlocal is_stopping
+        if not is_stopping:
+            is_stopping = True
             task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -119,5 +119,5 @@ async def _until_told(node: Coroutine[Any, Any, None]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        if not told:
+        if not is_stopping:
             raise

@@ -312,7 +312,7 @@ def delete(
       tidelog topics delete flights
     """
 
-    def told(name: str, outcome: str) -> dict[str, str]:
+    def outcome_row(name: str, outcome: str) -> dict[str, str]:
         if not json_wanted:
             click.echo(f"Deleted topic {name}." if outcome == "deleted" else f"There is no topic {name}.")
         return {"name": name, "outcome": outcome}
@@ -323,11 +323,11 @@ def delete(
             for name in names:
                 try:
                     await admin.delete_topics([name])
-                    outcomes.append(told(name, "deleted"))
+                    outcomes.append(outcome_row(name, "deleted"))
                 except KafkaError as error:
                     if not (if_exists and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                         raise
-                    outcomes.append(told(name, "not there"))
+                    outcomes.append(outcome_row(name, "not there"))
         return outcomes
 
     outcomes = run(ask())

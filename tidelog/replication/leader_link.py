@@ -125,7 +125,7 @@ class ReplicaFetcher:
         self._on_answer = partial(self._answered_on, None)
         self._session_id = 0
         self._session_epoch = 0
-        self._sent = self._answered = self._answered_at_check = 0
+        self._requests_sent = self._requests_answered = self._answered_at_check = 0
         self._backoff = Backoff(settings.backoff_ms_initial, settings.backoff_ms_max)
         self._pumping = False
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -177,10 +177,10 @@ class ReplicaFetcher:
             link.close()
 
     def check_progress(self) -> None:
-        if self._sent > self._answered == self._answered_at_check and self._link is not None:
+        if self._requests_sent > self._requests_answered == self._answered_at_check and self._link is not None:
             logger.warning("broker %d does not answer: closing the connection to it", self.leader_id)
             self._broken()
-        self._answered_at_check = self._answered if self._sent > self._answered else -1
+        self._answered_at_check = self._requests_answered if self._requests_sent > self._requests_answered else -1
 
     def _set_aside(self, followed: FollowedPartition) -> None:
         """Remove the partition from the requests and from the session, until `_mention`."""
@@ -213,7 +213,7 @@ class ReplicaFetcher:
         """Send the next request if one is due."""
         if self._closed or self._retry_timer is not None:
             return
-        is_open = self._sent - self._answered
+        is_open = self._requests_sent - self._requests_answered
         if is_open and (is_open >= OPEN_MAX or not self._session_epoch or not self._changed):
             return
         if self._session_epoch:
@@ -229,7 +229,7 @@ class ReplicaFetcher:
         for followed in self._held:
             self._set_aside(followed)
         changed = self._changed
-        self._sent += 1
+        self._requests_sent += 1
         if len(changed) == 1 and not self._forgotten and self._session_epoch:
             (followed,) = changed
             log = followed.log
@@ -238,7 +238,7 @@ class ReplicaFetcher:
                 self._session_id, self._session_epoch, *followed.key, followed.leader_epoch, offset,
                 log.leader_epochs.latest, log.log_start_offset,
             )  # fmt: skip
-            followed.asked, followed.asked_offset, followed.in_session = self._sent, offset, True
+            followed.asked, followed.asked_offset, followed.in_session = self._requests_sent, offset, True
         else:
             body = self._request_for_many()
         changed.clear()
@@ -255,7 +255,7 @@ class ReplicaFetcher:
         assert link is not None
         if self._template.broker_epoch != self._fetchers.broker_epoch():
             self._template = self._fetchers.template()
-        self._sent = followed.asked = self._sent + 1
+        self._requests_sent = followed.asked = self._requests_sent + 1
         offset = followed.asked_offset = log.log_end_offset
         epoch = self._session_epoch
         self._session_epoch = epoch + 1 if epoch < EPOCH_MAX else 1
@@ -273,7 +273,7 @@ class ReplicaFetcher:
             offset = log.log_end_offset
             latest = log.leader_epochs.latest
             asked.append((*followed.key, followed.leader_epoch, offset, latest, log.log_start_offset))
-            followed.asked, followed.asked_offset, followed.in_session = self._sent, offset, True
+            followed.asked, followed.asked_offset, followed.in_session = self._requests_sent, offset, True
         forgotten = list(self._forgotten) if self._session_epoch else []
         self._forgotten.clear()
         return self._template.many(self._session_id, self._session_epoch, asked, forgotten)
@@ -300,7 +300,7 @@ class ReplicaFetcher:
         link, self._link = self._link, None
         if link is not None:
             link.close()
-        self._answered = self._sent
+        self._requests_answered = self._requests_sent
         self._begin_anew(0)
         if not self._closed:
             self._fetchers.on_link(self.leader_id, False)
@@ -326,16 +326,16 @@ class ReplicaFetcher:
         if body is None:
             self._broken()
             return
-        self._answered += 1
+        self._requests_answered += 1
         try:
             one = decode_one_fetched(body)
             if one is not None and self._session_epoch and one[0] == self._session_id:
                 followed = self.followed.get((one[1], one[2]))
-                if followed is not None and self._answered >= followed.asked:
+                if followed is not None and self._requests_answered >= followed.asked:
                     self._take(followed, one[3], one[4], one[5])
                     if (
                         len(self._changed) == 1
-                        and self._answered == self._sent
+                        and self._requests_answered == self._requests_sent
                         and not (self._forgotten or self._held or self._retry_timer or self._closed)
                     ):
                         self._ask_on(followed)
@@ -365,7 +365,7 @@ class ReplicaFetcher:
             self._fetchers.on_link(self.leader_id, True)
         for topic_id, index, error, high_watermark, log_start_offset, records, diverging in partitions:
             followed = self.followed.get((topic_id, index))
-            if followed is None or self._answered < followed.asked:
+            if followed is None or self._requests_answered < followed.asked:
                 continue
             if error:
                 self._refused(followed, error)
@@ -506,7 +506,7 @@ class ReplicaFetcher:
         if link is None:
             return
 
-        def told(bounds: tuple[int, int] | None) -> None:
+        def on_bounds(bounds: tuple[int, int] | None) -> None:
             if self.followed.get(followed.key) is not followed or link is not self._link:
                 return
             if bounds is None:
@@ -514,7 +514,7 @@ class ReplicaFetcher:
             else:
                 self._reset(followed, *bounds)
 
-        ask_bounds(link, self._fetchers.node_id, partition.topic, partition.index, followed.leader_epoch, told)
+        ask_bounds(link, self._fetchers.node_id, partition.topic, partition.index, followed.leader_epoch, on_bounds)
 
     def _reset(self, followed: FollowedPartition, leader_start: int, leader_end: int) -> None:
         log = followed.log

@@ -47,13 +47,13 @@ def test_who_is_gone_makes_room_and_is_forgotten() -> None:
     here: list[str] = []
     for _ in range(5000):
         if here and rng.random() < 0.5:
-            quotas.gone("A", here.pop(rng.randrange(len(here))))
+            quotas.release("A", here.pop(rng.randrange(len(here))))
         else:
             address = f"1.1.1.{rng.randrange(60)}"
             assert admitted(quotas, 1, address=address) == (address not in here and len(here) < 40)
             here = list(dict.fromkeys([*here, address])) if len(here) < 40 else here
     for address in here:
-        quotas.gone("A", address)
+        quotas.release("A", address)
     assert (quotas.total, quotas._of_address, quotas._of_listener) == (0, {}, {"A": 0})
 
 

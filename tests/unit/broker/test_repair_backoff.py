@@ -73,7 +73,7 @@ async def waiting(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def lose(waiting: Waiting) -> None:
-    waiting.repairs._lost.add((waiting.partition, 3))
+    waiting.repairs._lost_ranges.add((waiting.partition, 3))
     assert waiting.repairs.report(waiting.partition) == ErrorCode.CORRUPT_MESSAGE
 
 

@@ -38,7 +38,7 @@ def test_few_buffers_of_a_bounded_size_are_kept() -> None:
     buffers = FrameBuffers()
     taken = [buffers.take(size) for size in (MIB, 2 * MIB, 3 * MIB, 4 * MIB, 50 * MIB)]
     assert [len(view) for view in taken] == [MIB, 2 * MIB, 3 * MIB, 4 * MIB, 50 * MIB]
-    assert [len(buffer) for buffer in buffers._kept] == [2 * MIB, 3 * MIB, 4 * MIB]
+    assert [len(buffer) for buffer in buffers._spare_buffers] == [2 * MIB, 3 * MIB, 4 * MIB]
 
 
 def test_columns_that_are_read_to_the_end_leave_no_view() -> None:

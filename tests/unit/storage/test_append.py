@@ -31,7 +31,7 @@ def admitted(data: memoryview, *, next_offset: int = 100, from_client: bool = Tr
         return admit(data, next_offset, 5, NOW, rules, from_client)
     except NeedsInspection as unseen:
         looked_at(unseen)
-        rules.seen = unseen.batches
+        rules.inspected_batch = unseen.batches
         return admit(unseen.batches, next_offset, 5, NOW, rules, from_client)
 
 
@@ -360,7 +360,7 @@ def test_what_was_looked_at_under_other_rules_is_looked_at_again():
     with pytest.raises(NeedsInspection) as caught:
         admit(data, 100, 5, NOW, AppendRules(LogConfig(**COMPACTED)), True)
     looked_at(caught.value)
-    caught.value.rules.seen = caught.value.batches
+    caught.value.rules.inspected_batch = caught.value.batches
     with pytest.raises(NeedsInspection):
         admit(caught.value.batches, 100, 5, NOW, AppendRules(LogConfig(**COMPACTED)), True)
 

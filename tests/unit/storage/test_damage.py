@@ -164,7 +164,7 @@ def test_what_is_damaged_is_refused_and_repaired_and_the_rest_is_served(
     else:
         log = made.open(machine_ran_on=True)
     assert log.log_end_offset == end
-    assert not made.directory.lost
+    assert not made.directory.shortened_logs
     got = list(served(log))
     assert got == sorted(set(got))
     assert log.damaged_ranges()
@@ -223,7 +223,7 @@ def test_what_a_clean_log_lacks_at_its_end_is_damage_and_the_log_goes_on_behind_
         (made.folder / made.files("*.snapshot")[-1]).unlink()
     log = made.open()
     assert log.log_end_offset == end
-    assert made.directory.lost, "such a log must not speak for what it had"
+    assert made.directory.shortened_logs, "such a log must not speak for what it had"
     assert list(served(log)) == list(range(log.damaged_ranges()[0][1].first_offset))
     if not has_snapshot:
         with pytest.raises(KafkaError) as refused:
@@ -248,7 +248,7 @@ def test_what_a_killed_process_leaves_behind_the_last_whole_batch_is_cut_and_the
     directory.ending = Ending.KILLED
     log = directory.load(lambda topic: made.config, NOW)["t", 0]
     assert losses == [size], "the claim goes before the bytes"
-    assert directory.lost == {("t", 0)}
+    assert directory.shortened_logs == {("t", 0)}
     assert log.log_end_offset < 2 * COUNT
 
 
@@ -264,7 +264,7 @@ def test_an_empty_last_segment_after_a_kill_may_have_held_records(made: Logs, hi
     path.write_bytes(b"")
     log = made.open(machine_ran_on=True)
     assert log.log_end_offset == int(path.name[:20])
-    assert made.directory.lost == ({("t", 0)} if high_watermark == 70 else set())
+    assert made.directory.shortened_logs == ({("t", 0)} if high_watermark == 70 else set())
 
 
 def test_a_whole_segment_that_is_gone_is_damage(made: Logs) -> None:
@@ -352,7 +352,7 @@ def test_a_gap_that_was_explained_is_no_damage_after_a_start(logs: MakeLogs, end
         scrub.run(10**9)
         assert not scrub.finish()
     assert not log.damaged_ranges()
-    assert not made.directory.lost
+    assert not made.directory.shortened_logs
     assert offsets_of(records_of(log)) == [0, 1, 7, 9, 150, 299, 300]
     with pytest.raises(UnexplainedGap):
         log.append_as_follower(batch(1, base_offset=302, leader_epoch=0), NOW)

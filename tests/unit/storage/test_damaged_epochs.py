@@ -81,7 +81,7 @@ def test_a_wrong_epoch_of_a_batch_is_found_by_the_scan_after_a_kill(made: Logs, 
         (made.path / "recovery-point-offset-checkpoint").write_bytes(b"0\n1\nt 0 0\n")
         set_epoch(made, offset, epoch)
         log = made.open(machine_ran_on=True)
-        assert not made.directory.lost
+        assert not made.directory.shortened_logs
         assert list(log.leader_epochs) == EPOCHS, offset
         repair_all(log, copy)
         assert {path: path.read_bytes() for path in whole} == whole, offset

@@ -327,13 +327,13 @@ class TestMetadataLog:
 
 
 def test_what_is_remembered_of_deleted_logs_has_a_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_directory, "GONE_MAX", 3)
+    monkeypatch.setattr(log_directory, "REMOVED_LOGS_MAX", 3)
     directory = opened(tmp_path)
     for number in range(20):
         directory.create_log(f"t{number}", 0, TOPIC_ID, CONFIG, NOW)
         directory.delete_log(f"t{number}", 0, NOW)
         directory.finish_checkpoints(_run(directory.begin_checkpoints()))
-        assert len(directory._gone) <= 3
+        assert len(directory._removed_logs) <= 3
     directory.close()
 
 
@@ -476,5 +476,5 @@ class TestNewLogsOfOldNames:
         [log] = (directory.futures if is_future else directory.logs).values()
         assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (0, 3, 0)
         assert not log.damaged_ranges()
-        assert not directory.lost
+        assert not directory.shortened_logs
         directory.close()

@@ -63,7 +63,7 @@ def test_a_checkpoint_alone_hides_and_deletes_no_record(
         assert (made.log.log_start_offset, made.log.log_end_offset) == (0, COUNT)
         assert offsets_of(records_of(made.log)) == list(range(COUNT))
         assert list(made.log.leader_epochs) == [(0, 0), (1, 12), (2, 24)]
-        assert ("t", 0) not in made.directory.lost
+        assert ("t", 0) not in made.directory.shortened_logs
         restart(made, each)
 
 

@@ -39,7 +39,7 @@ def is_as_before(made: Logs, before: dict[str, bytes], values: list[bytes | None
     assert not log.damaged_ranges()
     assert contents(made) == before
     assert [record.value for record in records_of(log)] == values
-    assert not made.directory.lost
+    assert not made.directory.shortened_logs
 
 
 @pytest.mark.parametrize("ending", [Logs.close, Logs.kill])

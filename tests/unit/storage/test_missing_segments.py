@@ -82,7 +82,7 @@ def test_the_only_file_of_a_log_is_missing(logs: MakeLogs, ending: str) -> None:
     end(made, ending)
     (made.folder / made.files("*.log")[0]).unlink()
     begin(made, ending)
-    assert ("t", 0) in made.directory.lost, "such a log must not speak for what it had"
+    assert ("t", 0) in made.directory.shortened_logs, "such a log must not speak for what it had"
     if ending == "after a clean stop":
         assert made.log.log_end_offset == 10
         repair(made.log, copy)
@@ -174,7 +174,7 @@ def test_a_log_start_that_was_moved_is_no_damage(made: Logs, how: str, ending: s
         assert not scrub.finish()
     assert not made.log.damaged_ranges()
     assert made.log.log_start_offset == start
-    assert ("t", 0) not in made.directory.lost
+    assert ("t", 0) not in made.directory.shortened_logs
     with pytest.raises(KafkaError):
         read(made.log, start - 1, 1, made.log.log_end_offset)
 
@@ -190,5 +190,5 @@ def test_a_crash_while_a_log_is_emptied_leaves_no_damage(made: Logs, monkeypatch
     made.kill()
     made.open(machine_ran_on=True)
     assert not made.log.damaged_ranges()
-    assert ("t", 0) not in made.directory.lost
+    assert ("t", 0) not in made.directory.shortened_logs
     assert made.log.log_start_offset == made.log.log_end_offset

@@ -54,20 +54,20 @@ class LostBrokers:
         self._probe = probe
         self._probes: dict[int, asyncio.Task[None]] = {}
         self._next_probe_s: dict[int, float] = {}
-        self._lost: dict[int, asyncio.TimerHandle] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
         self._waiting: list[Callable[[], None]] = []
         self._fenced_at_s: dict[int, float] = {}
         self._unfenced: set[int] = set()
         self._connected: set[int] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._lost)
+        return bool(self._timers)
 
     def on_connection_lost(self, broker_id: int) -> None:
         self._connected.discard(broker_id)
-        if broker_id not in self._lost:
+        if broker_id not in self._timers:
             loop = asyncio.get_running_loop()
-            self._lost[broker_id] = loop.call_later(HOLD_MS_MAX / 1000, self._resolve, broker_id)
+            self._timers[broker_id] = loop.call_later(HOLD_MS_MAX / 1000, self._resolve, broker_id)
 
     def on_connection_made(self, broker_id: int) -> None:
         """The broker answers, for the first time or again."""
@@ -76,7 +76,7 @@ class LostBrokers:
 
     def _resolve(self, broker_id: int) -> None:
         """The broker is no longer lost: it answers, its metadata changed, or the hold time is over."""
-        timer = self._lost.pop(broker_id, None)
+        timer = self._timers.pop(broker_id, None)
         if timer is not None:
             timer.cancel()
             self._wake()
@@ -110,7 +110,7 @@ class LostBrokers:
         return self._fenced_at_s.keys() - self._connected
 
     def contains_any(self, broker_ids: Iterable[int]) -> bool:
-        return not self._lost.keys().isdisjoint(broker_ids)
+        return not self._timers.keys().isdisjoint(broker_ids)
 
     def unverified(self, broker_ids: Iterable[int]) -> list[int]:
         """The brokers that must be probed before a response names them."""
@@ -171,7 +171,7 @@ class LostBrokers:
     def close(self) -> None:
         for task in list(self._probes.values()):
             task.cancel()
-        for timer in self._lost.values():
+        for timer in self._timers.values():
             timer.cancel()
-        self._lost.clear()
+        self._timers.clear()
         self._wake()

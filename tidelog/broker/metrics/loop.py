@@ -25,11 +25,11 @@ class LoopDelay:
         self.delays = Histogram(BOUNDS_S)
         self._loop = loop
         self._stopwatch = stopwatch
-        self._due = 0.0
+        self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._due = self._stopwatch() + INTERVAL_S
+        self._due_s = self._stopwatch() + INTERVAL_S
         self._timer = self._loop.call_later(INTERVAL_S, self._on_time)
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class LoopDelay:
             self._timer.cancel()
 
     def _on_time(self) -> None:
-        self.delays.observe(max(0.0, self._stopwatch() - self._due))
+        self.delays.observe(max(0.0, self._stopwatch() - self._due_s))
         self.start()
 
     def collect(self, out: Exposition) -> None:

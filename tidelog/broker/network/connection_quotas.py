@@ -1,8 +1,8 @@
 """Limits the number of connections and their creation rate (Kafka's ConnectionQuotas). Pure.
 
 One server counts all its connections, those of each listener, and those of each address. To keep the creation rate, an
-admitted connection may have to wait before it is read. Invariant: `gone` uncounts each connection that `admit` counted;
-a refused connection is not counted.
+admitted connection may have to wait before it is read. Invariant: `release` uncounts each connection that `admit`
+counted; a refused connection is not counted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ConnectionQuotas:
         self._of_listener[listener] = self._of_listener.get(listener, 0) + 1
         return wait_s
 
-    def gone(self, listener: str, address: str) -> None:
+    def release(self, listener: str, address: str) -> None:
         self.total -= 1
         self._of_listener[listener] -= 1
         left = self._of_address[address] - 1

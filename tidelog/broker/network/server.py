@@ -197,7 +197,7 @@ class Server:
     def disconnected(self, connection: KafkaConnection) -> None:
         if connection in self.connections:
             del self.connections[connection]
-            self._quotas.gone(connection.listener_name, connection.host)
+            self._quotas.release(connection.listener_name, connection.host)
         self._idle_since.pop(connection, None)
         self._partial.pop(connection, None)
         self._leaving.pop(connection, None)

@@ -31,7 +31,7 @@ VERSION = 0
 REPLICAS_MAX = 2000  # in one request (AssignReplicasToDirsRequest.MAX_ASSIGNMENTS_PER_REQUEST)
 BACKOFF_MS_INITIAL = 100
 BACKOFF_MS_MAX = 10_000
-_GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+_NOT_HOSTED = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 _Replica = tuple[bytes, int]
 
@@ -92,7 +92,7 @@ class DirectoryAssignments(RetryingReporter[_Replica, bytes]):
             for topic in directory.topics:
                 for answer in topic.partitions:
                     key = (topic.topic_id, answer.partition_index)
-                    if answer.error_code and answer.error_code not in _GONE:
+                    if answer.error_code and answer.error_code not in _NOT_HOSTED:
                         continue
                     if key not in sent:
                         continue

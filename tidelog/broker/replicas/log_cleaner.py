@@ -153,7 +153,7 @@ class LogCleaner:
         if self._is_closing:
             return
         now_ms = self._last_look_ms = self._clock_ms()
-        self._forget_gone()
+        self._forget_removed_logs()
         wanted = sorted(self._candidates(now_ms), key=lambda found: found[2].dirty_ratio, reverse=True)
         threads = max(1, self._settings.integer("log.cleaner.threads"))
         for directory, found, chosen in wanted[: max(0, threads - len(self._running))]:
@@ -183,7 +183,7 @@ class LogCleaner:
                 if chosen.is_due(found.config.min_cleanable_dirty_ratio):
                     yield directory, found, chosen
 
-    def _forget_gone(self) -> None:
+    def _forget_removed_logs(self) -> None:
         if self.uncleanable:
             there = {found for directory in self._directories for found in directory.logs.values()}
             self.uncleanable = {found: why for found, why in self.uncleanable.items() if found in there}

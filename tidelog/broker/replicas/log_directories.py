@@ -129,7 +129,7 @@ class LogDirectories:
         for directory in self._failing:
             directory.fail("it failed at the very end")
         is_whole = True
-        has_lost = any(directory.lost for directory in self.online)
+        has_lost = any(directory.shortened_logs for directory in self.online)
         for directory in self.online:
             try:
                 epoch = broker_epoch
@@ -204,7 +204,7 @@ class LogDirectories:
         """
         if self.offline or self.missing:
             return -1
-        if any(directory.lost or directory.offline for directory in self.online):
+        if any(directory.shortened_logs or directory.offline for directory in self.online):
             return -1
         if all(directory.was_clean for directory in self.online):
             epochs = {directory.clean_broker_epoch for directory in self.online}

@@ -94,7 +94,7 @@ class Repairs:
         self._run_in_executor = run_in_executor
         self._waiting: dict[Partition, _Attempts] = {}
         self._gaps: dict[Partition, tuple[int, int]] = {}
-        self._lost: set[tuple[Partition, int]] = set()
+        self._lost_ranges: set[tuple[Partition, int]] = set()
         """(partition, first offset) of the ranges without a complete copy on any replica."""
         self._known: dict[Partition, set[int]] = {}
         """The first offsets of the damaged ranges that were counted."""
@@ -140,7 +140,7 @@ class Repairs:
 
     def _is_lost(self, partition: Partition) -> bool:
         ranges = partition.log.damaged_ranges()
-        return bool(ranges) and all((partition, damage.first_offset) in self._lost for _, damage in ranges)
+        return bool(ranges) and all((partition, damage.first_offset) in self._lost_ranges for _, damage in ranges)
 
     def _wait_for(self, partition: Partition) -> None:
         if self._is_closed:
@@ -211,7 +211,7 @@ class Repairs:
         """Try to repair a partition. Whether nothing is left to do."""
         if self._partitions.find(partition.topic, partition.index) is not partition or partition.offline:
             self._gaps.pop(partition, None)
-            self._lost = {each for each in self._lost if each[0] is not partition}
+            self._lost_ranges = {each for each in self._lost_ranges if each[0] is not partition}
             self._known.pop(partition, None)
             self._damaged_leaders.forget(partition)
             return True
@@ -284,8 +284,8 @@ class Repairs:
             logger.info("%s: no replica has offsets %d to %d", name, damage.first_offset, damage.end_offset)
             log.accept_gap(segment, damage)
             self._partitions.reported_values_changed(partition)
-        elif everyone_lacks_it and (partition, damage.first_offset) not in self._lost:
-            self._lost.add((partition, damage.first_offset))
+        elif everyone_lacks_it and (partition, damage.first_offset) not in self._lost_ranges:
+            self._lost_ranges.add((partition, damage.first_offset))
             self.counters.ranges_lost += 1
             logger.error("%s: no replica has a whole copy of the damaged records: %s", name, describe(damage))
             if self._is_lost(partition):
@@ -360,7 +360,7 @@ class Repairs:
         is_done = await self._check(partition, repair.finish())
         if is_done and repair.damage not in repair.segment.damage:
             self.counters.ranges_repaired += 1
-            self._lost.discard((partition, repair.damage.first_offset))
+            self._lost_ranges.discard((partition, repair.damage.first_offset))
             self.on_repaired(partition.log)
             logger.warning("%s: repaired: %s", name, describe(repair.damage))
             self._partitions.reported_values_changed(partition)

@@ -43,13 +43,13 @@ class _Removal:
 
     def __init__(self, disk: Disk, paths: list[str]) -> None:
         self._disk = disk
-        self.left = paths
+        self.remaining_paths = paths
         self.error: OSError | None = None
         self.is_stopped = False
 
     def run(self) -> None:
-        while self.left and not self.is_stopped:  # the next start removes the rest
-            path = self.left[-1]
+        while self.remaining_paths and not self.is_stopped:  # the next start removes the rest
+            path = self.remaining_paths[-1]
             try:
                 if path.endswith(DELETE_SUFFIX):
                     self._disk.remove_tree(path)
@@ -60,7 +60,7 @@ class _Removal:
             except OSError as error:
                 self.error = error
                 return
-            self.left.pop()
+            self.remaining_paths.pop()
 
 
 class Upkeep:
@@ -220,8 +220,10 @@ class Upkeep:
             if not is_exhaustion(removal.error):
                 self._doomed.pop(directory, None)
                 return
-        waiting = [*removal.left, *self._doomed.pop(directory, ())]
+        waiting = [*removal.remaining_paths, *self._doomed.pop(directory, ())]
         if waiting:
             self._doomed[directory] = waiting
-        if waiting and not removal.left and not removal.is_stopped:  # otherwise the next maintenance tries again
+        if (
+            waiting and not removal.remaining_paths and not removal.is_stopped
+        ):  # otherwise the next maintenance tries again
             self._remove(directory)

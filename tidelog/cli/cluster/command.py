@@ -85,7 +85,7 @@ def start(
 
     file = ClusterFile(directory)
     try:
-        state = _found(file, brokers, controllers, port) if file.exists() else None
+        state = _existing(file, brokers, controllers, port) if file.exists() else None
         is_new = state is None
         if state is None:
             state = cluster_nodes.plan(file.directory, brokers or 3, controllers or 0, port or 9092, overrides)
@@ -101,7 +101,7 @@ def start(
     return 0
 
 
-def _found(file: ClusterFile, brokers: int | None, controllers: int | None, port: int | None) -> ClusterState:
+def _existing(file: ClusterFile, brokers: int | None, controllers: int | None, port: int | None) -> ClusterState:
     """The existing cluster. Refuses a running one, and one that differs from the options."""
     from tidelog.cli.cluster.nodes import ClusterFailed
 
@@ -151,7 +151,7 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
             asyncio.run(_show(file, end_signals))
     except cluster_nodes.ClusterFailed as error:
         cluster_nodes.kill(state.nodes)
-        cluster_nodes.set_asked(file, state.nodes, STOPPED)
+        cluster_nodes.set_requested(file, state.nodes, STOPPED)
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         detach = False
@@ -188,9 +188,9 @@ def _end_all(file: ClusterFile) -> None:
     except NoCluster:
         return
     running = [node for node in nodes if node.is_there]
-    cluster_nodes.set_asked(file, running, STOPPED)
+    cluster_nodes.set_requested(file, running, STOPPED)
     cluster_nodes.end(running)
-    cluster_nodes.set_asked(file, running, STOPPED)
+    cluster_nodes.set_requested(file, running, STOPPED)
 
 
 async def _show(file: ClusterFile, end_signals: _EndSignals, every_s: float = 1.0) -> None:
@@ -269,9 +269,9 @@ def kill(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     from tidelog.cli.cluster import nodes as cluster_nodes
 
     nodes = _running(directory, ids)
-    cluster_nodes.set_asked(ClusterFile(directory), nodes, KILLED)
+    cluster_nodes.set_requested(ClusterFile(directory), nodes, KILLED)
     killed = cluster_nodes.kill(nodes)
-    cluster_nodes.set_asked(ClusterFile(directory), nodes, KILLED)
+    cluster_nodes.set_requested(ClusterFile(directory), nodes, KILLED)
     _say("killed", killed, json_wanted)
 
 
@@ -289,7 +289,7 @@ def pause(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     from tidelog.cli.cluster import nodes as cluster_nodes
 
     paused = [node for node in _running(directory, ids) if node.signal(signal.SIGSTOP)]
-    cluster_nodes.set_asked(ClusterFile(directory), paused, PAUSED)
+    cluster_nodes.set_requested(ClusterFile(directory), paused, PAUSED)
     _say("paused", paused, json_wanted)
 
 
@@ -309,7 +309,7 @@ def resume(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     state = _state(directory)
     nodes = _running(directory, ids) if ids else [node for node in state.nodes if node.now == PAUSED]
     woken = [node for node in nodes if node.signal(signal.SIGCONT)]
-    cluster_nodes.set_asked(ClusterFile(directory), woken, RUNNING)
+    cluster_nodes.set_requested(ClusterFile(directory), woken, RUNNING)
     _say("resumed", woken, json_wanted)
 
 
@@ -357,9 +357,9 @@ def stop(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     from tidelog.cli.cluster import nodes as cluster_nodes
 
     nodes = [node for node in _chosen(_state(directory), ids) if node.is_there]
-    cluster_nodes.set_asked(ClusterFile(directory), nodes, STOPPED)
+    cluster_nodes.set_requested(ClusterFile(directory), nodes, STOPPED)
     cluster_nodes.end(nodes)
-    cluster_nodes.set_asked(ClusterFile(directory), nodes, STOPPED)
+    cluster_nodes.set_requested(ClusterFile(directory), nodes, STOPPED)
     _say("stopped", nodes, json_wanted)
 
 

@@ -213,7 +213,7 @@ def _await_end(node: Node, timeout_s: float = 10.0) -> None:
         del _children[node.pid]
 
 
-def set_asked(file: ClusterFile, nodes: Iterable[Node], state: str) -> None:
+def set_requested(file: ClusterFile, nodes: Iterable[Node], state: str) -> None:
     """Save the requested state of these nodes. Callers do so before the action, so that its effect does not look like a
     crash, and again after it, so that other terminals see the outcome.
     """

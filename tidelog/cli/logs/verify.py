@@ -181,7 +181,7 @@ class _Verification:
         for name in self._partitions:
             log = StoppedLog(self._disk, f"{self._root}/{name}", self._facts(name, offsets, compacted))
             try:
-                found = list(self._found(name, log))
+                found = list(self._problems_of(name, log))
                 self.segments += len(log.segments)
                 self.verified_bytes += log.verified_bytes
                 yield from self._rows(name, log, found, source)
@@ -203,7 +203,7 @@ class _Verification:
             outcomes = dict.fromkeys(found, f"not repaired: {error}")
         yield from (_Row(problem, outcomes[problem]) for problem in found)
 
-    def _found(self, name: str, log: StoppedLog) -> Iterator[Problem]:
+    def _problems_of(self, name: str, log: StoppedLog) -> Iterator[Problem]:
         try:
             yield from log.verify()
             yield from self._verify_metadata_snapshots(name)

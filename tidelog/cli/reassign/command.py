@@ -107,7 +107,7 @@ def _read(path: Path, contents: Callable[[str], T]) -> T:
         raise click.ClickException(f"{path}: {error}") from None
 
 
-async def _placed(admin: Admin, plan: Plan) -> dict[TopicPartition, tuple[int, ...]]:
+async def _present_replicas(admin: Admin, plan: Plan) -> dict[TopicPartition, tuple[int, ...]]:
     """The present replicas of all partitions of the plan's topics; unknown topics are omitted."""
     wanted = {topic for topic, _ in plan}
     described = await admin.describe_topics()
@@ -147,7 +147,7 @@ def _refuse_strangers(strangers: Collection[int]) -> None:
 
 
 async def _execute(admin: Admin, plan: Plan, paths: Directories, throttle: int | None, additional: bool) -> int:
-    placed, moving = await _placed(admin, plan), await admin.list_partition_reassignments()
+    placed, moving = await _present_replicas(admin, plan), await admin.list_partition_reassignments()
     missing = [str(partition) for partition in plan if partition not in placed]
     if missing:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ", ".join(missing))
@@ -173,12 +173,12 @@ async def _execute(admin: Admin, plan: Plan, paths: Directories, throttle: int |
 
 
 async def _verify(admin: Admin, plan: Plan, paths: Directories, preserve_throttles: bool, output_json: bool) -> int:
-    placed, moving = await _placed(admin, plan), await admin.list_partition_reassignments()
+    placed, moving = await _present_replicas(admin, plan), await admin.list_partition_reassignments()
     states = partition_lists.progress(plan, placed, moving)
     if ELSEWHERE in states.values():
         # The controller may have completed a move that is not yet in the metadata of the queried broker.
         await asyncio.sleep(_HEARSAY_S)
-        placed = await _placed(admin, plan)
+        placed = await _present_replicas(admin, plan)
         states = partition_lists.progress(plan, placed, moving)
     moves = await reassign_directories.progress(admin, paths) if paths else {}
     if output_json:
@@ -209,7 +209,7 @@ async def _cancel(admin: Admin, plan: Plan, paths: Directories, preserve_throttl
         stopped = await reassign_directories.cancel(admin, paths)
         click.echo(f"stopped {as_count(range(stopped), 'move')} between directories", err=True)
     if not status and not preserve_throttles:
-        await _clear_throttles(admin, plan, await _placed(admin, plan))
+        await _clear_throttles(admin, plan, await _present_replicas(admin, plan))
     return status
 
 

@@ -157,8 +157,8 @@ class FailureDetector:
             for broker_id, epoch in self._suspects.items():
                 suspects[broker_id] = Suspicion(epoch, now_ms)
             self._suspects.clear()
-            gone_brokers = await self._find_gone(suspects)
-            if gone_brokers:
+            dead_brokers = await self._find_dead(suspects)
+            if dead_brokers:
                 now_ms = self._controller.now_ms()
                 unfenced = self._controller.unfenced_epochs()
                 other_brokers = {
@@ -166,19 +166,19 @@ class FailureDetector:
                     for broker_id, epoch in unfenced.items()
                     if broker_id not in suspects
                 }
-                gone_brokers |= await self._find_gone(other_brokers)
-                self._fence(gone_brokers)
-            suspects = self._remaining_suspects(suspects, gone_brokers)
+                dead_brokers |= await self._find_dead(other_brokers)
+                self._fence(dead_brokers)
+            suspects = self._remaining_suspects(suspects, dead_brokers)
             if suspects and not self._suspects:
                 delay_ms = RETRY_DELAYS_MS[min(suspicion.probe_count for suspicion in suspects.values()) - 1]
                 await asyncio.sleep(delay_ms / 1000)
 
-    def _remaining_suspects(self, suspects: dict[int, Suspicion], gone_brokers: Iterable[int]) -> dict[int, Suspicion]:
+    def _remaining_suspects(self, suspects: dict[int, Suspicion], dead_brokers: Iterable[int]) -> dict[int, Suspicion]:
         """The suspects for another probe: still silent, not gone, and with probes left."""
         return {
             broker_id: suspicion._replace(probe_count=suspicion.probe_count + 1)
             for broker_id, suspicion in suspects.items()
-            if broker_id not in gone_brokers
+            if broker_id not in dead_brokers
             and self._is_silent(broker_id, suspicion)
             and suspicion.probe_count < len(RETRY_DELAYS_MS)
         }
@@ -190,7 +190,7 @@ class FailureDetector:
         is_same = self._controller.unfenced_epochs().get(broker_id) == suspicion.epoch
         return is_same and self._controller.last_contact_ms(broker_id) <= suspicion.since_ms
 
-    async def _find_gone(self, brokers: dict[int, Suspicion]) -> dict[int, Suspicion]:
+    async def _find_dead(self, brokers: dict[int, Suspicion]) -> dict[int, Suspicion]:
         """The brokers of which a trusted address refuses a connection."""
         refusals = await asyncio.gather(
             *(self._refuses(broker_id, suspicion.epoch) for broker_id, suspicion in brokers.items())
@@ -205,9 +205,9 @@ class FailureDetector:
             return False
         return self._proven_addresses.trusts_refusal(broker_id, epoch, endpoint)
 
-    def _fence(self, gone_brokers: dict[int, Suspicion]) -> None:
+    def _fence(self, dead_brokers: dict[int, Suspicion]) -> None:
         silent_ids = [
-            broker_id for broker_id, suspicion in gone_brokers.items() if self._is_silent(broker_id, suspicion)
+            broker_id for broker_id, suspicion in dead_brokers.items() if self._is_silent(broker_id, suspicion)
         ]
         if silent_ids:
             for broker_id in silent_ids:

@@ -72,7 +72,7 @@ Served = Callable[[Any, int], Awaitable[Any]]
 
 # A leader that closes waits at most this long while it notifies the other voters.
 FAREWELL_MS = 250
-SHORTAGE_TOLD_EVERY_MS = 10_000.0
+SHORTAGE_LOG_INTERVAL_MS = 10_000.0
 
 
 class NotLeader(Exception):
@@ -152,7 +152,7 @@ class RaftNode:
         self._listener_calls = ListenerCalls(loop)
         self._effects = self._handlers(listener)
 
-    _shortage_told_ms = -SHORTAGE_TOLD_EVERY_MS
+    _shortage_logged_ms = -SHORTAGE_LOG_INTERVAL_MS
 
     def _handlers(self, listener: MetadataListener) -> dict[type, Callable[[Any], None]]:
         return {
@@ -616,8 +616,8 @@ class RaftNode:
         if self._failure is not None or not self._plain_log.can_retry(error):
             self.fail(error)
             return False
-        if self.now_ms() >= self._shortage_told_ms + SHORTAGE_TOLD_EVERY_MS:
-            self._shortage_told_ms = self.now_ms()
+        if self.now_ms() >= self._shortage_logged_ms + SHORTAGE_LOG_INTERVAL_MS:
+            self._shortage_logged_ms = self.now_ms()
             logger.error("the metadata log cannot be used now: %s", error)
         return True
 

@@ -60,7 +60,7 @@ logger = logging.getLogger("tidelog.storage")
 METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
 # The bound of the logs that are gone while the checkpoints on the device may still name them.
-GONE_MAX = 10_000
+REMOVED_LOGS_MAX = 10_000
 _FAILED: Final = "is in a log directory that failed"
 _CHECKPOINT_FILES: Final = frozenset({RECOVERY_POINT_FILE, LOG_START_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE})
 
@@ -109,7 +109,7 @@ class LogDirectory:
         self._is_loaded = is_new  # before `load`, the checkpoints and the marker are about logs that are not open yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
-        self._gone: set[TopicPartition] = set()
+        self._removed_logs: set[TopicPartition] = set()
         """Logs that are not there any more, but which the checkpoints may still name."""
         self._unmoved: dict[TopicPartition, str] = {}  # logs to delete or set aside that could not be renamed yet
         marker = read_if_exists(disk, f"{path}/{CLEAN_SHUTDOWN_FILE}")
@@ -118,7 +118,7 @@ class LogDirectory:
         self.ending = Ending.POWER_LOSS if marker is None else Ending.CLEAN
         """How the last process ended. The caller sets KILLED if it knows that the machine has not restarted."""
         self.recovery = Recovery()
-        self.lost: set[TopicPartition] = set()
+        self.shortened_logs: set[TopicPartition] = set()
         """Logs that were truncated at a start and may have lost acknowledged records."""
         self._on_metadata_loss: Callable[[], None] = lambda: None
         self.on_loss: Callable[[], None] = lambda: None
@@ -216,7 +216,7 @@ class LogDirectory:
             log.set_high_watermark(high_watermarks.get(key, 0))
             log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
             (self.futures if is_future else self.logs)[key] = log
-        self._gone.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
+        self._removed_logs.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
         self._is_loaded = True
         return dict(self.logs)
 
@@ -290,7 +290,7 @@ class LogDirectory:
         self._unmoved[key] = kind
         target = self._rename_log(self.logs.get(key), f"{topic}-{partition}", topic, partition, kind)
         del self._unmoved[key]
-        self._gone.add(key)
+        self._removed_logs.add(key)
         if self.logs.pop(key, None) is None:
             del self.offline[key]
         return target
@@ -333,14 +333,14 @@ class LogDirectory:
         name = log.directory.rpartition("/")[2]
         self._doomed.append((now_ms, self._rename_log(log, name, topic, partition, DELETE_SUFFIX)))
         del self.futures[topic, partition]
-        self._gone.add((topic, partition))
+        self._removed_logs.add((topic, partition))
 
     def _create(
         self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int, name: str = ""
     ) -> PartitionLog:
         directory = f"{self.path}/{name or f'{topic}-{partition}'}"
         require_formatted(self._disk, self.path)
-        if (topic, partition) in self._gone:
+        if (topic, partition) in self._removed_logs:
             self.write_checkpoints()  # else a start after a kill would apply those of the old log to this one
         is_new = not self._disk.exists(directory)
         self._disk.make_directory(directory)
@@ -379,7 +379,7 @@ class LogDirectory:
         return log
 
     def _lose(self, topic: str, partition: int) -> None:
-        self.lost.add((topic, partition))
+        self.shortened_logs.add((topic, partition))
         self.on_loss()
         if topic == METADATA_TOPIC:
             self._on_metadata_loss()
@@ -442,7 +442,7 @@ class LogDirectory:
         write_epochs(self._epochs_of_new_starts())
         self._checkpoints.write(self._offsets(also_unchanged=True))
         self._cleaned_is_written = True
-        self._gone.clear()
+        self._removed_logs.clear()
 
     def begin_checkpoints(self) -> CheckpointTask:
         """`write_checkpoints` as a task: `run` waits for the device on any thread, then call `finish_checkpoints`."""
@@ -463,7 +463,7 @@ class LogDirectory:
         if is_in_place:
             self._cleaned_is_written = True
         self._require_present(task.present)
-        if len(self._gone) > GONE_MAX and self._is_loaded:
+        if len(self._removed_logs) > REMOVED_LOGS_MAX and self._is_loaded:
             self.write_checkpoints()  # the task's files are not synced, so the old content could come back
         return is_in_place and bool(task.retiring)
 

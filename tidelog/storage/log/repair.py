@@ -127,7 +127,7 @@ class RangeRepair:
         # After the last batch of a closed segment there is room for any length.
         self._is_at_end = self._may_rewrite and damage.end_position >= segment.size_bytes
         self._ends_early = False  # the other replica's cleaner took the last records of the range
-        self._held: list[bytes] | None = [] if self._is_end_part else None
+        self._held_batches: list[bytes] | None = [] if self._is_end_part else None
         self._held_bytes = 0
         self._generation = segment.generation
         self._has_written = False
@@ -271,7 +271,7 @@ class RangeRepair:
 
     def _is_here(self, batch: memoryview) -> bool:
         """Whether the same bytes are in the file at this place: then the epoch file is wrong, not the batch."""
-        if self._held is not None or self._position + len(batch) > self.damage.end_position:
+        if self._held_batches is not None or self._position + len(batch) > self.damage.end_position:
             return False
         return self.segment.file.read_at(len(batch), self._position) == batch
 
@@ -329,7 +329,7 @@ class RangeRepair:
         return self.move_end(self.damage, header.next_offset)
 
     def _put(self, batch: memoryview) -> None:
-        if self._held is None and (self._is_at_end or self._position + len(batch) <= self.damage.end_position):
+        if self._held_batches is None and (self._is_at_end or self._position + len(batch) <= self.damage.end_position):
             if not self._has_written:
                 self._has_written = True
                 self.segment.generation += 1  # a running examination may see half of a copy
@@ -342,11 +342,11 @@ class RangeRepair:
             return
         if not self._may_rewrite:
             raise NoRoom(f"it does not fit the {self.damage.end_position - self.damage.position} bytes")
-        if self._held is None:
+        if self._held_batches is None:
             start = self.damage.position
-            self._held = [self.segment.file.read_at(self._position - start, start)]
+            self._held_batches = [self.segment.file.read_at(self._position - start, start)]
             self._held_bytes = self._position - start
-        self._held.append(bytes(batch))
+        self._held_batches.append(bytes(batch))
         self._held_bytes += len(batch)
         if self._held_bytes > HELD_BYTES_MAX:
             raise CopyRefused(f"more than {HELD_BYTES_MAX} bytes cannot be put in the place of fewer")
@@ -356,8 +356,8 @@ class RangeRepair:
         if self._is_end_part or self.next_offset == self.damage.first_offset or self.is_obsolete:
             return None
         copied = self.damage.first_offset, self.next_offset
-        if self._held is not None:  # inserted before the damaged bytes
-            start, copy = self.damage.position, b"".join(self._held)
+        if self._held_batches is not None:  # inserted before the damaged bytes
+            start, copy = self.damage.position, b"".join(self._held_batches)
             return RepairCheck(
                 self.log, self.segment, self.damage, copied, self._proven, copy, start, start,
                 has_markers=self._has_markers,
@@ -373,16 +373,16 @@ class RangeRepair:
         start, end = damage.position, damage.end_position
         if self._is_end_part:
             start = end = min(end, segment.file.size_bytes())
-        if self._held is None and not self._is_at_end and self._position < damage.end_position:
+        if self._held_batches is None and not self._is_at_end and self._position < damage.end_position:
             if not self._may_rewrite:
                 raise NoRoom(f"it is shorter than the {damage.end_position - damage.position} bytes")
             length = self._position - damage.position
-            self._held = [segment.file.read_at(length, damage.position)]
-        if self._held is None and self._is_at_end:
+            self._held_batches = [segment.file.read_at(length, damage.position)]
+        if self._held_batches is None and self._is_at_end:
             segment.end_at(self._position)
         if self._is_at_end and self._ends_early:
             segment.may_end_early = True
-        copy = None if self._held is None else b"".join(self._held)
+        copy = None if self._held_batches is None else b"".join(self._held_batches)
         copied = self._from_offset, damage.end_offset
         return RepairCheck(
             self.log, segment, damage, copied, self._proven, copy, start, end, has_markers=self._has_markers

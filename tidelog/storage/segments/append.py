@@ -182,7 +182,7 @@ def admit(
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression {attributes & COMPRESSION_MASK} is unknown"
                 )
             if rules.looks_inside:
-                if batches is not rules.seen:
+                if batches is not rules.inspected_batch:
                     if end != size:
                         batches = _without_fragment(batches, end)
                     batches = look_inside(batches, BatchHeader._make(fields), now_ms, rules)

@@ -13,25 +13,25 @@ INSPECTED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class AppendRules:
-    """Replaced as a whole when the configuration changes. Only `seen` changes with each inspected batch."""
+    """Replaced as a whole when the configuration changes. Only `inspected_batch` changes with each inspected batch."""
 
     __slots__ = (
         "after_max_ms",
         "before_max_ms",
         "checks_keys",
         "codec",
+        "inspected_batch",
         "inspected_bytes_max",
         "level",
         "looks_inside",
         "max_message_bytes",
-        "seen",
         "stamps_append_time",
         "takes_as_sent",
     )
 
     def __init__(self, config: LogConfig) -> None:
         self.max_message_bytes = config.max_message_bytes
-        self.seen: memoryview | None = None  # the inspected batch that is appended now
+        self.inspected_batch: memoryview | None = None  # the inspected batch that is appended now
         self.inspected_bytes_max = max(INSPECTED_BYTES_MAX, config.max_message_bytes)
         self.after_max_ms = config.message_timestamp_after_max_ms
         self.before_max_ms = config.message_timestamp_before_max_ms

@@ -57,7 +57,7 @@ class NeedsInspection(Exception):
         self._now_ms = now_ms
         self._refusal = refusal  # set if the batch is refused anyway, and only its bad records must be named
         self._section = b""
-        self._seen = (True, NO_TIMESTAMP)
+        self._summary = (True, NO_TIMESTAMP)
 
     def decompress(self) -> None:
         """On any thread."""
@@ -65,13 +65,13 @@ class NeedsInspection(Exception):
 
     def look(self) -> Iterator[None]:
         """Inspect the records. Each step takes about a millisecond."""
-        self._seen = yield from _inspecting(self._section, self._header, self._now_ms, self.rules)
+        self._summary = yield from _inspecting(self._section, self._header, self._now_ms, self.rules)
         if self._refusal is not None:
             raise self._refusal
 
     def rebuild(self) -> None:
         """On any thread."""
-        self.batches = _rebuilt(self.batches, self._section, self._header, self.rules, *self._seen)
+        self.batches = _rebuilt(self.batches, self._section, self._header, self.rules, *self._summary)
         self._section = b""
 
 

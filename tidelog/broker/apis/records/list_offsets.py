@@ -66,7 +66,7 @@ class _Listing:
         asked = [(topic.name, partition) for topic in request.topics for partition in topic.partitions]
         times = Counter((name, partition.partition_index) for name, partition in asked)
         self._duplicates = {key for key, count in times.items() if count > 1}
-        self._left = iter(asked)
+        self._remaining = iter(asked)
         self._left_count = len(asked)
         self.is_large = len(asked) > PIECE_ELEMENTS_MAX
         self._topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {name: {} for name, _ in asked}
@@ -75,7 +75,7 @@ class _Listing:
 
     def goes_on(self) -> bool:
         """Handle the next partitions. Returns whether all are done; otherwise the request continues later by itself."""
-        for name, partition in islice(self._left, PIECE_ELEMENTS_MAX):
+        for name, partition in islice(self._remaining, PIECE_ELEMENTS_MAX):
             self._left_count -= 1
             if not self._answer(name, partition):
                 return False

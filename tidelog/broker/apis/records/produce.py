@@ -491,14 +491,14 @@ class _InPieces(Deferred):
     the client disconnects, the remaining batches are dropped, except with acks=0 and at most ABANDONED_BYTES_MAX left.
     """
 
-    __slots__ = ("_is_abandoned", "_left", "_progress", "_to", "_uninspected")
+    __slots__ = ("_is_abandoned", "_progress", "_remaining", "_to", "_uninspected")
 
     def __init__(self, to: _Responder, progress: _Progress, batches_of: _BatchesByTopic) -> None:
         super().__init__(exclusive=True)
         self._is_abandoned = False
         self._to = to
         self._progress = progress
-        self._left = deque(
+        self._remaining = deque(
             (topic, index, None if records is None else bytearray(records))
             for topic, batches in batches_of.items()
             for index, records in batches.items()
@@ -512,19 +512,19 @@ class _InPieces(Deferred):
 
     def _abandoned(self) -> None:
         self._is_abandoned = True
-        left_bytes = sum(len(records) for _, _, records in self._left if records is not None)
+        left_bytes = sum(len(records) for _, _, records in self._remaining if records is not None)
         if self._progress.acks != 0 or left_bytes > ABANDONED_BYTES_MAX:
-            self._left.clear()
+            self._remaining.clear()
 
     def _next(self) -> None:
         piece: _BatchesByTopic = {}
-        for _ in range(min(PIECE_ELEMENTS_MAX, len(self._left))):
-            topic, index, records = self._left.popleft()
+        for _ in range(min(PIECE_ELEMENTS_MAX, len(self._remaining))):
+            topic, index, records = self._remaining.popleft()
             piece.setdefault(topic, {})[index] = None if records is None else memoryview(records)
         try:
             self._progress, uninspected = _append_all(self._to, self._progress, piece)
             self._uninspected += uninspected
-            if self._left:
+            if self._remaining:
                 self._wait()
             else:
                 self._end()
@@ -548,20 +548,20 @@ class _AwaitingInspection(Deferred):
     the connection wait.
     """
 
-    __slots__ = ("_inspection", "_is_abandoned", "_left", "_progress", "_to")
+    __slots__ = ("_inspection", "_is_abandoned", "_progress", "_remaining", "_to")
 
     def __init__(self, to: _Responder, progress: _Progress, needed: list[_Uninspected]) -> None:
         super().__init__(exclusive=True)
         self._to = to
         self._progress = progress
-        self._left = needed
+        self._remaining = needed
         self._is_abandoned = False
         self._begin()
         self.on_abandon = self._abandoned
 
     def _begin(self) -> None:
-        held_bytes = sum(len(needed.batches) for _, _, needed, _, _ in self._left)
-        self._inspection = Inspection(self._left[-1][2], self._on_inspected, held_bytes)
+        held_bytes = sum(len(needed.batches) for _, _, needed, _, _ in self._remaining)
+        self._inspection = Inspection(self._remaining[-1][2], self._on_inspected, held_bytes)
         inspections = self._to.services.inspections
         inspections.begin(self._inspection)
         if self._is_abandoned:
@@ -572,7 +572,7 @@ class _AwaitingInspection(Deferred):
         self._to.services.inspections.abandon(self._inspection)
 
     def _on_inspected(self, outcome: memoryview | KafkaError) -> None:
-        topic, index, needed, results, position = self._left.pop()
+        topic, index, needed, results, position = self._remaining.pop()
         to, progress = self._to, self._progress
         acks = progress.acks
         partitions = to.services.partitions
@@ -583,11 +583,11 @@ class _AwaitingInspection(Deferred):
                 # Raise a copy: `outcome` would refer to this frame, and the frame to it and the batch, until a
                 # garbage collection.
                 raise KafkaError(outcome.code, outcome.message, outcome.record_errors)
-            needed.rules.seen = outcome
+            needed.rules.inspected_batch = outcome
             given = progress.transaction.of(topic, index) if progress.transaction is not None else None
             info = partitions.append(partition, outcome, to.services.clock_ms(), acks, True, given)
         except NeedsInspection as again:  # the rules have changed meanwhile
-            self._left.append((topic, index, again, results, position))
+            self._remaining.append((topic, index, again, results, position))
         except Exception as error:
             self._progress = progress._replace(failed=True)
             refusal = partitions.refusal(None, error)
@@ -598,8 +598,8 @@ class _AwaitingInspection(Deferred):
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
                 progress.waiting.append((partition, info, results, position))
         finally:
-            needed.rules.seen = None
-        if self._left:
+            needed.rules.inspected_batch = None
+        if self._remaining:
             self._begin()
             return
         try:

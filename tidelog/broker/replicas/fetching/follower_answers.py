@@ -97,7 +97,7 @@ class FollowerAnswers:
                 if frame is not None:
                     return frame
         budget_bytes = min(max(session.max_bytes, 0), RESPONSE_BYTES_MAX)
-        told: list[tuple[FollowerEntry, FetchedPartition]] = []
+        answered: list[tuple[FollowerEntry, FetchedPartition]] = []
         total_bytes = 0
         for entry in list(session.dirty):
             if self._is_held_back(entry) and not is_full:
@@ -115,20 +115,20 @@ class FollowerAnswers:
             must_answer = must_answer or bool(
                 fetched.error_code or fetched.diverging or fetched.log_start_offset > entry.log_start_offset >= 0
             )
-            told.append((entry, fetched))
+            answered.append((entry, fetched))
         if not must_answer and total_bytes < session.min_bytes:
             return None
-        for entry, fetched in told:
-            self._sent(entry, fetched.high_watermark, bool(fetched.size_bytes or entry.problem is not None))
+        for entry, fetched in answered:
+            self._note_sent(entry, fetched.high_watermark, bool(fetched.size_bytes or entry.problem is not None))
             self._count(entry, fetched.size_bytes)
             if fetched.error_code:
-                self.told(fetched.error_code)
+                self.count_error(fetched.error_code)
         self.bytes_out += total_bytes
         session.linger.sent(total_bytes, session.last_fetch_ms)
-        answers = neighbours([fetched for _, fetched in told])
+        answers = neighbours([fetched for _, fetched in answered])
         return encode_fetch_response(correlation_id, version, 0, session.id, answers)
 
-    def told(self, code: int) -> None:
+    def count_error(self, code: int) -> None:
         self.errors[code] = self.errors.get(code, 0) + 1
 
     def _frame_of_one(
@@ -152,7 +152,7 @@ class FollowerAnswers:
             session.in_flight[entry] = None
             session.linger.sent(size_bytes, session.last_fetch_ms)
         else:
-            self._sent(entry, partition.log.high_watermark, False)
+            self._note_sent(entry, partition.log.high_watermark, False)
         return frame
 
     def _is_held_back(self, entry: FollowerEntry) -> bool:
@@ -179,7 +179,7 @@ class FollowerAnswers:
         if partition is not None and partition.throttled_as_leader and not (follower and follower.in_maximal_isr):
             self.throttle.record(size_bytes, self._loop.time() * 1000)
 
-    def _sent(self, entry: FollowerEntry, high_watermark: int, is_news: bool) -> None:
+    def _note_sent(self, entry: FollowerEntry, high_watermark: int, is_news: bool) -> None:
         session, partition = entry.session, entry.partition
         entry.sent_high_watermark = high_watermark
         if not is_news and partition is not None and entry.fetch_offset < partition.log.log_end_offset:

@@ -118,7 +118,7 @@ class FollowerFetches:
         try:
             session = self._resolve(asked, uses_topic_ids)
         except KafkaError as error:
-            self.answers.told(error.code)
+            self.answers.count_error(error.code)
             return encode_fetch_response(correlation_id, version, error.code, 0, [])
         answer = self._take(session, asked, forgotten_in(request, uses_topic_ids), correlation_id, version)
         if asked.session_epoch == EPOCH_INITIAL and any(entry.follower for entry in session.entries.values()):
@@ -133,7 +133,7 @@ class FollowerFetches:
         try:
             session = self._resolve(asked, True)
         except KafkaError as error:
-            self.answers.told(error.code)
+            self.answers.count_error(error.code)
             return encode_fetch_response(correlation_id, VERSION, error.code, 0, [])
         return self._take(session, asked, (), correlation_id, VERSION)
 
@@ -156,7 +156,7 @@ class FollowerFetches:
         return session
 
     def _begin(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
-        self._close_the_gone(self._loop.time() * 1000)
+        self._close_ended(self._loop.time() * 1000)
         session_id = 0
         if asked.session_epoch == EPOCH_INITIAL and asked.partitions and self._may_have_session(asked):
             while not session_id or session_id in self.sessions:
@@ -169,7 +169,7 @@ class FollowerFetches:
             self.sessions[session_id] = session
         return session
 
-    def _close_the_gone(self, now_ms: float) -> None:
+    def _close_ended(self, now_ms: float) -> None:
         broker_of = self._partitions.replica_ports.broker
         for session in list(self.sessions.values()):
             if is_gone(session, broker_of(session.replica_id), now_ms):

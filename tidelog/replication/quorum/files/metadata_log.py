@@ -302,7 +302,7 @@ class MetadataLog:
             return
         segment, first = ranges[0]
         if not self.lacks_records:  # copies of an earlier loss, which was repaired, may have been truncated since
-            self._forget_kept()
+            self._remove_kept_copies()
         self.lose(describe(first))
         for each in self._log.segments.from_offset(segment.base_offset):
             if not self._disk.exists(each.path + KEPT_SUFFIX):  # the copy of a loss that is not repaired has more
@@ -353,7 +353,7 @@ class MetadataLog:
         names = [entry.name for entry in self._disk.list_directory(self.directory)]
         return sorted(name for name in names if name.endswith(LOG_SUFFIX + KEPT_SUFFIX) and name[:20].isdecimal())
 
-    def _forget_kept(self) -> None:
+    def _remove_kept_copies(self) -> None:
         for name in self._kept_names():
             self._disk.remove(f"{self.directory}/{name}")
 

@@ -35,19 +35,19 @@ class VoteWriter:
         self._loop = loop
         self._run_in_executor = run_in_executor
         self._tolerates = tolerates
-        self._wanted: tuple[int, ElectionState] = (0, ElectionState())
+        self._latest: tuple[int, ElectionState] = (0, ElectionState())
         self._written = 0
         self._writing: asyncio.Task[None] | None = None
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._is_over = False
 
     def write(self, state: ElectionState) -> None:
-        self._wanted = (self._wanted[0] + 1, state)
+        self._latest = (self._latest[0] + 1, state)
         if self._writing is None:
             self._writing = self._loop.create_task(self._write_all(), name="quorum-state")
 
     async def written(self) -> None:
-        number = self._wanted[0]
+        number = self._latest[0]
         if self._written < number:
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append((number, future))
@@ -69,8 +69,8 @@ class VoteWriter:
 
     async def _write_all(self) -> None:
         try:
-            while self._written < self._wanted[0]:
-                number, state = self._wanted
+            while self._written < self._latest[0]:
+                number, state = self._latest
                 try:
                     await self._run_in_executor(partial(self._store.write, state_of(state, self._voters), sync=True))
                 except OSError as error:
