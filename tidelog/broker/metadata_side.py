@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 _CURRENT_POLL_S = 0.002
 _LOOK_S = 2.0
-_LOOKS_BETWEEN_NOTICES = 5
+_LOOKS_BETWEEN_NOTICES = 5  # a node without a leader says so after 4 s, then every 10 s
 
 
 class MetadataSide:

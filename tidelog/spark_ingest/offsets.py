@@ -54,12 +54,7 @@ async def _resolve(options: SourceOptions, conditions: Sequence[Condition]) -> l
     cluster = Cluster(options.consumer)
     await cluster.start()
     try:
-        topics = await _topics(cluster, options)
-        partitions = _all_partitions(topics, options)
-        await _await_metadata(cluster, options, topics)
-        earliest = await list_edge_offsets(cluster, options, partitions, EARLIEST)
-        latest = await list_edge_offsets(cluster, options, partitions, LATEST)
-        ends = await _high_watermarks(cluster, options, partitions, latest)
+        _, partitions, earliest, latest, ends = await _edges(cluster, options)
         starting = await _bound_offsets(cluster, options, options.starting, partitions)
         ending = await _bound_offsets(cluster, options, options.ending, partitions)
         since_ms = earliest_time_ms(conditions)
@@ -91,18 +86,33 @@ async def find_first_offsets(cluster: Cluster, options: SourceOptions) -> tuple[
 
     Raises KafkaError, ConfigError, or DataLoss for offsets that the logs lack.
     """
-    topics = await _topics(cluster, options)
-    partitions = _all_partitions(topics, options)
-    await _await_metadata(cluster, options, topics)
-    earliest = await list_edge_offsets(cluster, options, partitions, EARLIEST)
-    latest = await list_edge_offsets(cluster, options, partitions, LATEST)
-    ends = await _high_watermarks(cluster, options, partitions, latest)
+    topics, partitions, earliest, latest, ends = await _edges(cluster, options)
     starting = await _bound_offsets(cluster, options, options.starting, partitions)
     offsets = {}
     for partition in partitions:
         start = _resolve_special(starting[partition], earliest[partition], latest[partition])
         offsets[partition], _ = _clip_to_log(options, partition, start, start, earliest, ends)
     return offsets, _ids(topics)
+
+
+class _Edges(NamedTuple):
+    """The topics and partitions to read, and their logs' first offsets, readable ends and high watermarks."""
+
+    topics: list[MetadataResponseTopic]
+    partitions: list[TopicPartition]
+    earliest: Offsets
+    latest: Offsets
+    high_watermarks: Offsets
+
+
+async def _edges(cluster: Cluster, options: SourceOptions) -> _Edges:
+    topics = await _topics(cluster, options)
+    partitions = _all_partitions(topics, options)
+    await _await_metadata(cluster, options, topics)
+    earliest = await list_edge_offsets(cluster, options, partitions, EARLIEST)
+    latest = await list_edge_offsets(cluster, options, partitions, LATEST)
+    ends = await _high_watermarks(cluster, options, partitions, latest)
+    return _Edges(topics, partitions, earliest, latest, ends)
 
 
 class PresentEnds(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-DEADLINE_RESOLUTION_MS = 10
+DEADLINE_RESOLUTION_MS = 10  # requests of the same time share a bucket; a timeout may be this late
 EMPTY_BUCKETS_MAX = 256
 
 

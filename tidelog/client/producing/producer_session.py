@@ -33,7 +33,7 @@ from tidelog.client.model import TopicPartition
 from tidelog.client.producing.accumulator import ProducerBatch
 from tidelog.protocol.errors import ErrorCode
 
-WINDOW = 5
+WINDOW = 5  # brokers recognise a producer's last five batches when they come again
 IDLE_MS = 60_000.0
 """Far below any `producer.id.expiration.ms`, after which a broker forgets an idle producer."""
 _MAX_EPOCH = 32767

@@ -38,7 +38,7 @@ API_VERSIONS_VERSION = 3
 # The bound of parked fetches; beyond it the oldest one is answered. It is far below the dispatcher's COLD_TASKS_MAX,
 # so that unknown replicas cannot take the places of brokers' heartbeats.
 PARKED_MAX = 1_000
-WAIT_MS_MAX = 300_000
+WAIT_MS_MAX = 300_000  # a replica may name any time, and a waiting fetch holds memory
 
 
 class QuorumNode(Protocol):

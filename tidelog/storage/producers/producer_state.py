@@ -22,7 +22,7 @@ from tidelog.storage.producers.refused_batches import RefusedOfPartition
 from tidelog.storage.producers.transitions import Transitions
 from tidelog.storage.producers.verification import Verification, Verifications
 
-BATCHES_RETAINED: Final = 5
+BATCHES_RETAINED: Final = 5  # as many as an idempotent producer may have in flight
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
 STRICT_MARKERS_FROM: Final = 2

@@ -43,8 +43,8 @@ STORAGE_ERROR_FROM = 6
 ANY_REPLICA_FROM = 11  # clients may read from followers (KIP-392)
 
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-RESPONSE_BYTES_MAX = 2 * 1024 * 1024
-WAIT_MS_MAX = 300_000
+RESPONSE_BYTES_MAX = 2 * 1024 * 1024  # librdkafka would take 11 MB at a time, at three times the CPU
+WAIT_MS_MAX = 300_000  # a client may name any time, and a waiting fetch holds memory
 # A waiting fetch outside a session with more partitions than PARTITIONS_AT_ONCE is retried after a delay of one
 # millisecond per PARTITIONS_PER_MS partitions.
 PARTITIONS_AT_ONCE = 1000

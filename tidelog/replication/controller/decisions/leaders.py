@@ -30,7 +30,7 @@ from tidelog.replication.controller.metadata.partition_index import Key
 
 PREFERRED_ELECTION = 0
 UNCLEAN_ELECTION = 1
-ELECTIONS_PER_ROUND_MAX = 1_000
+ELECTIONS_PER_ROUND_MAX = 1_000  # Kafka's MAX_ELECTIONS_PER_IMBALANCE
 
 Records = list[Any]
 

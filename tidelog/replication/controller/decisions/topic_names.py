@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-MAX_LENGTH: Final = 249
+MAX_LENGTH: Final = 249  # a directory's name has at most 255: the partition and a suffix are added
 METADATA_TOPIC: Final = "__cluster_metadata"
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")

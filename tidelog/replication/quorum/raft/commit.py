@@ -15,7 +15,7 @@ from tidelog.replication.quorum.raft.voters import ReplicaKey, VoterSet
 # An observer without a fetch for this time is no longer listed (LeaderState.OBSERVER_SESSION_TIMEOUT_MS).
 OBSERVER_SESSION_MS: Final = 300_000
 OBSERVERS_MAX: Final = 10_000
-CAUGHT_UP_MS: Final = 3_600_000
+CAUGHT_UP_MS: Final = 3_600_000  # a new voter must have caught up within the last hour, as in Kafka's LeaderState
 
 
 @dataclass(eq=False, repr=False)

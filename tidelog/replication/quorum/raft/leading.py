@@ -14,7 +14,7 @@ from tidelog.replication.quorum.raft.replica import RaftReplica
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 from tidelog.replication.quorum.raft.state import Leader, LogView
 
-CHECK_QUORUM_FACTOR: Final = 1.5
+CHECK_QUORUM_FACTOR: Final = 1.5  # of the fetch timeout: Kafka's CHECK_QUORUM_TIMEOUT_FACTOR
 BOOTSTRAP_SNAPSHOT: Final = SnapshotId(0, 0)
 
 

@@ -30,7 +30,7 @@ from tidelog.protocol.messages.control_records import (
 SUFFIX: Final = ".checkpoint"
 BOOTSTRAP_NAME: Final = "bootstrap.checkpoint"
 RECORDS_PER_BATCH: Final = 1024
-MAX_RECORD_BATCH_BYTES: Final = 8 * 1024 * 1024
+MAX_RECORD_BATCH_BYTES: Final = 8 * 1024 * 1024  # Kafka's KafkaRaftClient.MAX_BATCH_SIZE_BYTES
 
 _NAME = re.compile(r"(\d{20})-(\d{10})\.checkpoint")
 
