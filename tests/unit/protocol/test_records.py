@@ -75,8 +75,9 @@ def test_offsets_run_on_from_the_base_offset():
     assert read_header(batch).partition_leader_epoch == 4
 
 
-def test_many_records_pass_every_width_of_the_offset_varint():
-    records = [Record(offset, 5 * offset, None, b"") for offset in range(10_000)]
+@pytest.mark.parametrize("milliseconds_apart", [0, 5])
+def test_many_records_pass_every_width_of_the_offset_varint(milliseconds_apart):
+    records = [Record(offset, milliseconds_apart * offset, None, b"") for offset in range(10_000)]
     assert decode_batch(encode_batch(records)) == records
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.protocol.batches.columnar import decode_columns
-from tidelog.protocol.batches.record_batch import BatchHeader, Buffer, check_crc, iter_headers
-from tidelog.protocol.batches.records import decode_batch, iter_data_batches
+from tidelog.protocol.batches.record_batch import BatchHeader, Buffer, check_crc, check_magic, iter_headers
+from tidelog.protocol.batches.records import decode_fields, iter_data_batches, record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -246,12 +246,15 @@ class CompletedFetch:
         for start, header in self._batches:
             if self._check_crcs and not check_crc(self._buffer, start, header):
                 raise self._crc_error(header)
+            check_magic(header)
+            section = record_section(self._buffer, start, header)
             topic, partition = self.partition
             timestamp_type, epoch, new = header.timestamp_type, header.partition_leader_epoch, tuple.__new__
+            first_offset = self.position
             records = [
                 new(ConsumerRecord, (topic, partition, offset, timestamp, timestamp_type, key, value, headers, epoch))
-                for offset, timestamp, key, value, headers in decode_batch(self._buffer, start, header)
-                if offset >= self.position
+                for offset, timestamp, key, value, headers in decode_fields(section, header)
+                if offset >= first_offset
             ]
             if records:
                 self._records = self._deserialize(records)

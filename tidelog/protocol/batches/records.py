@@ -10,6 +10,7 @@ record or raises KafkaError(CORRUPT_MESSAGE or INVALID_RECORD). It holds at most
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Final
 
 from tidelog.protocol.batches import compression as codecs
@@ -45,6 +46,7 @@ __all__ = [
     "control_record_type",
     "decode_batch",
     "decode_end_txn_value",
+    "decode_fields",
     "decode_section",
     "encode_batch",
     "encode_control_batch",
@@ -63,6 +65,9 @@ MIN_HEADER_BYTES: Final = 2
 """The size fields of the key and the value of a header."""
 HEADERS_MAX: Final = 1_000_000
 """Headers of one record. Decoding enlarges a header by a factor of up to a hundred."""
+
+Fields = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+"""The fields of a `Record`, in its order."""
 
 _MAX_INT64: Final = 2**63 - 1
 
@@ -88,6 +93,13 @@ def decode_batch(
 
 def decode_section(data: bytes, header: BatchHeader) -> list[Record]:
     """The records of a decompressed record section. Raises INVALID_RECORD as `decode_batch`."""
+    return list(map(tuple.__new__, repeat(Record), decode_fields(data, header)))
+
+
+def decode_fields(data: bytes, header: BatchHeader) -> list[Fields]:
+    """The fields of each record of a decompressed record section, as plain tuples, for callers with a record type of
+    their own. Raises INVALID_RECORD as `decode_batch`.
+    """
     count = header.record_count
     if count < 0 or count * MIN_RECORD_BYTES > len(data):
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {len(data)} bytes")
@@ -104,7 +116,9 @@ def decode_section(data: bytes, header: BatchHeader) -> list[Record]:
     return records
 
 
-def record_section(buffer: Buffer, position: int, header: BatchHeader, max_bytes: int) -> bytes:
+def record_section(
+    buffer: Buffer, position: int, header: BatchHeader, max_bytes: int = codecs.DEFAULT_MAX_BYTES
+) -> bytes:
     """The decompressed record section of a batch. The caller has checked the magic."""
     end = position + header.size_bytes
     if end > len(buffer):
@@ -118,17 +132,15 @@ def record_section(buffer: Buffer, position: int, header: BatchHeader, max_bytes
     return codecs.decompress(codec, section, max_bytes)
 
 
-def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Record], int]:
-    """The records in `data` and their end position. Raises IndexError past the end.
+def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Fields], int]:
+    """The fields of the records in `data` and their end position. Raises IndexError past the end.
 
     Varints of one and two bytes are read inline: a call for each field would double the cost.
     """
-    base_offset = header.base_offset
-    base_timestamp = header.base_timestamp
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp
     append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
     zigzag = ZIGZAG
-    new_tuple = tuple.__new__
-    records: list[Record] = []
+    records: list[Fields] = []
     add = records.append
     limit = len(data)
     position = 0
@@ -146,10 +158,14 @@ def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Record], int
         if size < MIN_RECORD_BYTES - 1 or end > limit:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"record of {size} bytes where {limit - position} are left")
         # One byte of unused attributes, then the two deltas.
-        if (byte := data[position + 1]) < 0x80 and (second := data[position + 2]) < 0x80:
-            timestamp = base_timestamp + zigzag[byte]
-            offset = base_offset + zigzag[second]
+        if (time_byte := data[position + 1]) < 0x80 and (byte := data[position + 2]) < 0x80:
+            timestamp = base_timestamp + zigzag[time_byte]
+            offset = base_offset + zigzag[byte]
             position += 3
+        elif time_byte < 0x80 and (second := data[position + 3]) < 0x80:
+            timestamp = base_timestamp + zigzag[time_byte]
+            offset = base_offset + zigzag[byte & 0x7F | second << 7]
+            position += 4
         else:
             timestamp, offset, position = _read_deltas(data, position + 1, base_timestamp, base_offset)
         byte = data[position]
@@ -161,8 +177,7 @@ def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Record], int
         if size < 0:
             key = None
         else:
-            key = data[position : position + size]
-            position += size
+            key = data[position : (position := position + size)]
         byte = data[position]
         if byte < 0x80:
             size = zigzag[byte]
@@ -175,8 +190,7 @@ def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Record], int
         if size < 0:
             value = None
         else:
-            value = data[position : position + size]
-            position += size
+            value = data[position : (position := position + size)]
         if position < end and data[position] == 0:
             position += 1
             headers: tuple[tuple[str, bytes | None], ...] = ()
@@ -186,7 +200,7 @@ def _decode_records(data: bytes, header: BatchHeader) -> tuple[list[Record], int
         # not.
         if position != end:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"record fields end {position - end} bytes off the record's end")
-        add(new_tuple(Record, (offset, timestamp if append_time is None else append_time, key, value, headers)))
+        add((offset, timestamp if append_time is None else append_time, key, value, headers))
     return records, position
 
 
