@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.protocol.batches.columnar import decode_columns
 from tidelog.protocol.batches.record_batch import BatchHeader, Buffer, check_crc, check_magic, iter_headers
-from tidelog.protocol.batches.records import decode_fields, iter_data_batches, record_section
+from tidelog.protocol.batches.records import iter_data_batches, record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class CompletedFetch:
         "_check_crcs",
         "_columns",
         "_cursor",
+        "_decoder",
         "_error",
         "_headers",
         "_key_deserializer",
@@ -61,6 +63,7 @@ class CompletedFetch:
         check_crcs: bool = True,
         key_deserializer: Deserializer | None = None,
         value_deserializer: Deserializer | None = None,
+        decoder: RecordDecoder | None = None,
     ) -> None:
         self.partition = partition
         self.start_offset = start_offset
@@ -76,6 +79,7 @@ class CompletedFetch:
         self._find_end(buffer, high_watermark)
         self._buffer = buffer
         self._check_crcs = check_crcs
+        self._decoder = RecordDecoder() if decoder is None else decoder
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
         self._aborted = tuple(aborted)
@@ -248,14 +252,7 @@ class CompletedFetch:
                 raise self._crc_error(header)
             check_magic(header)
             section = record_section(self._buffer, start, header)
-            topic, partition = self.partition
-            timestamp_type, epoch, new = header.timestamp_type, header.partition_leader_epoch, tuple.__new__
-            first_offset = self.position
-            records = [
-                new(ConsumerRecord, (topic, partition, offset, timestamp, timestamp_type, key, value, headers, epoch))
-                for offset, timestamp, key, value, headers in decode_fields(section, header)
-                if offset >= first_offset
-            ]
+            records = self._decoder.decode(self.partition, section, header, self.position)
             if records:
                 self._records = self._deserialize(records)
                 self._cursor = 0

@@ -332,6 +332,10 @@ class Consumer:
         assert self._fetcher is not None
         if not self._subscription.subscribed and not self._subscription.is_user_assigned:
             raise RuntimeError("this consumer reads nothing: subscribe() or assign() first")
+        if self._fetcher.decoder.is_kernel_due:
+            obstacle = await asyncio.to_thread(self._fetcher.decoder.load_kernel)
+            if obstacle is not None and not isinstance(obstacle, ImportError):
+                logger.warning("records are decoded without numba, which does not work here: %r", obstacle)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         self._rewind()

@@ -22,6 +22,7 @@ from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.consuming.fetch_buffer import FetchBuffer
 from tidelog.client.consuming.fetch_session import CLOSE_SESSION, FetchPlan, FetchSession, FetchTarget
+from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ConsumerRecord, TopicPartition
 from tidelog.client.network.cluster import Cluster
@@ -78,6 +79,7 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, _NodeFetches] = {}
         self._buffer = FetchBuffer(subscription)
+        self.decoder = RecordDecoder()
         self.records_taken = 0
         """Records that were returned, in total."""
         self._timer: asyncio.TimerHandle | None = None
@@ -326,6 +328,7 @@ class Fetcher:
                 check_crcs=config.check_crcs,
                 key_deserializer=config.key_deserializer,
                 value_deserializer=config.value_deserializer,
+                decoder=self.decoder,
             )
         except KafkaError as error:
             self._buffer.errors[partition] = error

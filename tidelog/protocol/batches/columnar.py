@@ -338,13 +338,17 @@ def _rows_by_kernel(
         malformed = KafkaError(ErrorCode.INVALID_RECORD, "malformed record")
         raise _in_batch(malformed, f"{topic}-{partition}", sections[-1 - rows].header)
     key_starts, key_sizes, value_starts, value_sizes = (places[field, :rows] for field in range(4))
+
+    def microseconds() -> Any:
+        return np.clip(timestamps[:rows], -_MAX_MILLISECONDS, _MAX_MILLISECONDS) * 1000
+
     return _assemble(
         columns,
         {
             "key": lambda: _bytes_array(pa.binary(), array, key_starts, key_sizes),
             "value": lambda: _bytes_array(pa.binary(), array, value_starts, value_sizes),
             "offset": lambda: _fixed_array(pa.int64(), offsets, rows),
-            "timestamp": lambda: _fixed_array(pa.timestamp("us", tz="UTC"), timestamps, rows),
+            "timestamp": lambda: _fixed_array(pa.timestamp("us", tz="UTC"), microseconds(), rows),
             "timestampType": lambda: _fixed_array(pa.int32(), types, rows),
             "headers": lambda: _headers_array(array, places, rows),
             **_constant_columns(topic, partition, rows),

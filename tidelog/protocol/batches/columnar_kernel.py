@@ -25,7 +25,6 @@ count.
 """
 
 _MAX_INT64: Final = 2**63 - 1
-_MAX_MILLISECONDS: Final = _MAX_INT64 // 1000
 
 
 def compiled(function: Function) -> Function:
@@ -107,7 +106,7 @@ def scan(
 
     A section is one batch's records: start and end in `data`, record count (already bounded by the
     bytes), base offset, base timestamp, append time in ms, timestamp type (1: the append time
-    applies to every record). The output per record: its offset, timestamp in us, timestamp type,
+    applies to every record). The output per record: its offset, timestamp in ms, timestamp type,
     and in `places` key start and size, value start and size (-1 = null), headers' start, end and
     count. Returns the number of output records, or -1 - i when section i is malformed.
     """
@@ -153,7 +152,7 @@ def scan(
                 continue
             timestamp = append_time if timestamp_type == 1 else base_timestamp + timestamp_delta
             offsets[rows] = offset
-            timestamps[rows] = min(max(timestamp, -_MAX_MILLISECONDS), _MAX_MILLISECONDS) * 1000
+            timestamps[rows] = timestamp
             timestamp_types[rows] = timestamp_type
             places[0, rows] = key_start
             places[1, rows] = key_size

@@ -37,6 +37,8 @@ from tidelog.protocol.batches.record_batch import (
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 __all__ = [
+    "MAX_BASE_OFFSET",
+    "MAX_BASE_TIME",
     "MIN_RECORD_BYTES",
     "BatchBuilder",
     "ControlRecordType",
@@ -47,6 +49,7 @@ __all__ = [
     "decode_batch",
     "decode_end_txn_value",
     "decode_fields",
+    "decode_headers",
     "decode_section",
     "encode_batch",
     "encode_control_batch",
@@ -70,6 +73,10 @@ Fields = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | No
 """The fields of a `Record`, in its order."""
 
 _MAX_INT64: Final = 2**63 - 1
+MAX_BASE_OFFSET: Final = _MAX_INT64 - 2**31
+"""Leaves room for an offset delta of 32 bits."""
+MAX_BASE_TIME: Final = _MAX_INT64 - 2**13
+"""Leaves room for a timestamp delta of 14 bits."""
 
 
 def decode_batch(
@@ -103,9 +110,7 @@ def decode_fields(data: bytes, header: BatchHeader) -> list[Fields]:
     count = header.record_count
     if count < 0 or count * MIN_RECORD_BYTES > len(data):
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {len(data)} bytes")
-    # The margins leave room for an offset delta of 32 bits and a timestamp delta of 14 bits within
-    # 64 bits.
-    if abs(header.base_offset) > _MAX_INT64 - 2**31 or abs(header.base_timestamp) > _MAX_INT64 - 2**13:
+    if abs(header.base_offset) > MAX_BASE_OFFSET or abs(header.base_timestamp) > MAX_BASE_TIME:
         raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
     try:
         records, end = _decode_records(data, header)
@@ -229,6 +234,13 @@ def _read_deltas(data: bytes, position: int, base_timestamp: int, base_offset: i
 
 def _decode_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
     count, position = read_varint(data, position, 32)
+    return decode_headers(data, position, end, count)
+
+
+def decode_headers(
+    data: bytes, position: int, end: int, count: int
+) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    """The `count` headers at `position` of a record that ends at `end`, and the position after them."""
     if not 0 <= count * MIN_HEADER_BYTES <= end - position or count > HEADERS_MAX:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} record headers in {end - position} bytes")
     headers: list[tuple[str, bytes | None]] = []

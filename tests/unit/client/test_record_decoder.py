@@ -1,0 +1,83 @@
+"""When a consumer loads the compiled loop, and what it does without one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.test_consumer import consumer
+from tidelog.client.consuming import record_decoder
+from tidelog.client.consuming.record_decoder import RecordDecoder
+from tidelog.client.model import TopicPartition
+from tidelog.protocol.batches import record_columns
+from tidelog.protocol.batches.record_batch import read_header
+from tidelog.protocol.batches.record_columns import FEWEST_RECORDS
+from tidelog.protocol.batches.records import encode_batch, record_section
+
+PARTITION = TopicPartition("t", 3)
+
+
+def read(decoder: RecordDecoder, count: int) -> int:
+    batch = encode_batch([(5, None, b"v", ())] * count)
+    header = read_header(batch)
+    return len(decoder.decode(PARTITION, record_section(batch, 0, header), header, 0))
+
+
+def refuse(error: Exception) -> Any:
+    def load() -> None:
+        raise error
+
+    return load
+
+
+def test_the_loop_is_due_after_many_records_in_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", 2 * FEWEST_RECORDS)
+    decoder = RecordDecoder()
+    for _ in range(10):
+        read(decoder, FEWEST_RECORDS - 1)
+    read(decoder, FEWEST_RECORDS)
+    assert not decoder.is_kernel_due
+    read(decoder, FEWEST_RECORDS)
+    assert decoder.is_kernel_due
+
+
+@pytest.mark.parametrize(("error", "warnings"), [(ImportError("no numba"), 0), (RuntimeError("a wrong numba"), 1)])
+async def test_a_loop_that_cannot_be_loaded_is_tried_once(
+    error: Exception, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", FEWEST_RECORDS)
+    monkeypatch.setattr(record_columns, "load", refuse(error))
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
+        for _ in range(3):
+            cluster.topics["t"][0].append(bytes(encode_batch([(1000, None, b"v", ())] * FEWEST_RECORDS)))
+        count = 0
+        with caplog.at_level(logging.WARNING):
+            while count < 3 * FEWEST_RECORDS:
+                count += sum(map(len, (await reading.poll(1000, 20)).values()))
+    assert count == 3 * FEWEST_RECORDS
+    assert len([each for each in caplog.records if "numba" in each.message]) == warnings
+
+
+async def test_a_consumer_that_reads_in_bulk_goes_on_with_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", FEWEST_RECORDS)
+    splits: list[int] = []
+
+    def split(section: bytes, header: Any, first_offset: int) -> Any:
+        splits.append(header.base_offset)
+        return record_columns.split_records(section, header, first_offset)
+
+    monkeypatch.setattr(record_decoder, "split_records", split)
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
+        for _ in range(3):
+            rows = [(1000, b"k", b"v%d" % n, ()) for n in range(FEWEST_RECORDS)]
+            cluster.topics["t"][0].append(bytes(encode_batch(rows)))
+        records: list[Any] = []
+        while len(records) < 3 * FEWEST_RECORDS:
+            records += [each for polled in (await reading.poll(1000, 20)).values() for each in polled]
+    assert [record.offset for record in records] == list(range(3 * FEWEST_RECORDS))
+    assert [record.value for record in records] == [b"v%d" % n for n in range(FEWEST_RECORDS)] * 3
+    assert splits[-1] == 2 * FEWEST_RECORDS

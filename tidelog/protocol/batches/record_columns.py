@@ -1,0 +1,95 @@
+"""Splits the records of a large batch into columns of Python objects, with the compiled loop of `columnar_kernel.py`.
+
+The caller builds its records from the columns, which costs half of `records.decode_fields`. Needs numba; numpy and
+numba are imported on first use. Invariant: the columns are the fields that `decode_fields` returns (a property test).
+For anything unusual (malformed records, records before the reader's offset) the answer is None, and `decode_fields`
+decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from operator import add
+from typing import Any, Final, NamedTuple
+
+from tidelog.protocol.batches.record_batch import LOG_APPEND_TIME, BatchHeader
+from tidelog.protocol.batches.records import MAX_BASE_OFFSET, MAX_BASE_TIME, MIN_RECORD_BYTES, decode_headers
+
+FEWEST_RECORDS: Final = 32
+"""In a smaller batch, the call of the compiled loop costs more than it saves."""
+
+_MAX_INT64: Final = 2**63 - 1
+
+
+class RecordColumns(NamedTuple):
+    """The fields of all records of a batch. `offsets` has their number; the others may have no end."""
+
+    offsets: list[int]
+    timestamps: Iterable[int]
+    keys: Iterable[bytes | None]
+    values: Iterable[bytes | None]
+    headers: Iterable[tuple[tuple[str, bytes | None], ...]]
+
+
+def load() -> None:
+    """Import and compile the loop: a third of a second, longer at the first time on a machine. Raises ImportError."""
+    import numpy as np
+
+    from tidelog.protocol.batches.columnar_kernel import PLACE_FIELDS, scan
+
+    data = np.frombuffer(b"", np.uint8)
+    offsets, types, places = np.empty(0, np.int64), np.empty(0, np.int32), np.empty((PLACE_FIELDS, 0), np.int64)
+    scan(data, np.empty((0, 7), np.int64), 0, _MAX_INT64, offsets, offsets, types, places)
+
+
+def split_records(data: bytes, header: BatchHeader, first_offset: int) -> RecordColumns | None:
+    """The columns of a decompressed record section; None if `decode_fields` must look at it: a record is malformed, or
+    lies before `first_offset`.
+    """
+    import numpy as np
+
+    from tidelog.protocol.batches.columnar_kernel import PLACE_FIELDS, scan
+
+    count = header.record_count
+    if (
+        count * MIN_RECORD_BYTES > len(data)
+        or abs(header.base_offset) > MAX_BASE_OFFSET
+        or abs(header.base_timestamp) > MAX_BASE_TIME
+    ):
+        return None
+    offsets = np.empty(count, np.int64)
+    timestamps = np.empty(count, np.int64)
+    types = np.empty(count, np.int32)
+    places = np.empty((PLACE_FIELDS, count), np.int64)
+    section = (0, len(data), count, header.base_offset, header.base_timestamp, 0, 0)
+    table = np.array([section], np.int64)
+    array = np.frombuffer(data, np.uint8)
+    if scan(array, table, first_offset, _MAX_INT64, offsets, timestamps, types, places) != count:
+        return None
+    key_starts, key_sizes, value_starts, value_sizes, header_starts, ends, header_counts = places.tolist()
+    headers: Any = repeat(())
+    if any(header_counts):
+        headers = [
+            decode_headers(data, start, end, number)[0] if number else ()
+            for start, end, number in zip(header_starts, ends, header_counts, strict=True)
+        ]
+    is_append_time = header.timestamp_type == LOG_APPEND_TIME
+    return RecordColumns(
+        offsets.tolist(),
+        repeat(header.max_timestamp) if is_append_time else timestamps.tolist(),
+        _slices(data, key_starts, key_sizes),
+        _slices(data, value_starts, value_sizes),
+        headers,
+    )
+
+
+def _slices(data: bytes, starts: list[int], sizes: list[int]) -> Iterable[bytes | None]:
+    """`data[start : start + size]` of each; None where the size is -1."""
+    null_count = sizes.count(-1)
+    if null_count == len(sizes):
+        return repeat(None)
+    slices: list[bytes | None] = [data[start:end] for start, end in zip(starts, map(add, starts, sizes), strict=True)]
+    if null_count:
+        return [None if size < 0 else piece for piece, size in zip(slices, sizes, strict=True)]
+    return slices
