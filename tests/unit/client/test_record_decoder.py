@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from typing import Any
 
@@ -81,3 +82,31 @@ async def test_a_consumer_that_reads_in_bulk_goes_on_with_the_loop(monkeypatch: 
     assert [record.offset for record in records] == list(range(3 * FEWEST_RECORDS))
     assert [record.value for record in records] == [b"v%d" % n for n in range(FEWEST_RECORDS)] * 3
     assert splits[-1] == 2 * FEWEST_RECORDS
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+async def test_the_collector_rests_while_a_poll_makes_records_and_is_then_as_before(
+    is_enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def deserialize(value: bytes) -> bytes:
+        seen.append(gc.isenabled())
+        if value == b"bad":
+            raise ValueError(value)
+        return value
+
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", value_deserializer=deserialize) as reading:
+        cluster.topics["t"][0].append(bytes(encode_batch([(1000, None, b"good", ()), (1000, None, b"bad", ())])))
+        was_enabled = gc.isenabled()
+        (gc.enable if is_enabled else gc.disable)()
+        try:
+            assert len(await reading.poll(1000)) == 1
+            assert gc.isenabled() == is_enabled
+            with pytest.raises(ValueError, match="bad"):
+                await reading.poll(1000)
+            assert gc.isenabled() == is_enabled
+        finally:
+            (gc.enable if was_enabled else gc.disable)()
+    assert seen
+    assert not any(seen)
