@@ -60,7 +60,7 @@ class CoordinatorAdmin(AdminBase):
                 nodes = await asyncio.gather(*(cluster.find_coordinator(key, key_type) for key in part))
                 for key, node_id in zip(part, nodes):
                     by_node.setdefault(node_id, []).append(key)
-            await gather(call(cluster, node_id, part) for node_id, part in by_node.items())
+            await _run_all(call(cluster, node_id, part) for node_id, part in by_node.items())
 
         await self._retry(attempt)
         return {key: results[key] for key in unique_ids}
@@ -77,13 +77,13 @@ class CoordinatorAdmin(AdminBase):
             node_ids = [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
             if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
                 await cluster.wait_for_metadata(self._config.request_timeout_ms)
-            await gather(ask(cluster, node_id) for node_id in node_ids if node_id not in responses)
+            await _run_all(ask(cluster, node_id) for node_id in node_ids if node_id not in responses)
 
         await self._retry(attempt)
         return responses
 
 
-async def gather(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def _run_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Wait for all calls, then raise the first error."""
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):
