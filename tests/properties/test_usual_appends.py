@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,32 @@ from tidelog.storage.segments.inspection import NeedsInspection
 from tidelog.storage.segments.log_config import LogConfig
 
 LAST_DELTA_OFFSET = ATTRIBUTES_OFFSET + 2
+
+
+def harm(rng: random.Random, data: bytearray) -> None:
+    """Change some batches."""
+    how = rng.choice(("byte", "body", "head", "head", "cut", "more")) if rng.random() < 0.4 else ""
+    if how == "byte":
+        data[rng.randrange(min(len(data), HEADER_SIZE + 8))] ^= 1 << rng.randrange(8)
+    elif how in ("body", "head"):  # whatever it says now, with a checksum that agrees
+        data[rng.randrange(ATTRIBUTES_OFFSET, len(data) if how == "body" else HEADER_SIZE)] ^= 1 << rng.randrange(8)
+        write_crc(data, 0, len(data))
+    elif how == "cut":
+        del data[rng.randrange(len(data)) :]
+    elif how == "more":
+        data += data[: rng.randint(1, len(data))]
+
+
+def ended(rng: random.Random) -> bytes:
+    """The marker of a transaction."""
+    data = bytearray(
+        marker(
+            abort=rng.random() < 0.5, producer_id=rng.choice((1, 2)), epoch=rng.choice((0, 0, 0, 1)),
+            coordinator_epoch=rng.choice((0, 0, 1)), timestamp=NOW + rng.choice((0, 0, 20_000)),
+        )
+    )  # fmt: skip
+    harm(rng, data)
+    return bytes(data)
 
 
 def sent(rng: random.Random) -> tuple[bytes, int, int]:
@@ -47,16 +74,7 @@ def sent(rng: random.Random) -> tuple[bytes, int, int]:
             **producer,
         )
     )
-    harm = rng.choice(("byte", "body", "cut", "more")) if rng.random() < 0.4 else ""
-    if harm == "byte":
-        data[rng.randrange(min(len(data), HEADER_SIZE + 8))] ^= 1 << rng.randrange(8)
-    elif harm == "body":  # whatever it says now, with a checksum that agrees
-        data[rng.randrange(ATTRIBUTES_OFFSET, len(data))] ^= 1 << rng.randrange(8)
-        write_crc(data, 0, len(data))
-    elif harm == "cut":
-        del data[rng.randrange(len(data)) :]
-    elif harm == "more":
-        data += data[: rng.randint(1, len(data))]
+    harm(rng, data)
     return bytes(data), rng.choice((0, 0, 0, 1)), NOW + rng.choice((0, 0, 5_000))
 
 
@@ -64,6 +82,8 @@ def verified(logs: Logs, data: bytes, how: str, now_ms: int) -> TransactionAppen
     """What the handler of a Produce request gives to the append: the present verification, another one, or none."""
     if how == "plain":
         return None
+    if how == "marker":
+        return TransactionAppend(transaction_version=2 if logs.log.log_end_offset % 2 else 0)
     header = sequenced_header(data)
     if header is None or how == "none":
         return TransactionAppend()
@@ -151,8 +171,8 @@ def test_the_short_way_and_the_general_way_agree(seed: int, from_client: bool, s
                     logs.log.segments.active.file.truncate(logs.log.segments.active.size_bytes // 2)
             data, epoch, now_ms = sent(rng)
             how = rng.choice(("plain", "present", "present", "other", "none"))
-            if rng.random() < 0.15:  # a transaction ends
-                data, from_client_now = bytes(marker(abort=rng.random() < 0.5, producer_id=rng.choice((1, 2)))), False
+            if rng.random() < 0.25:  # a transaction ends
+                data, from_client_now, how = ended(rng), False, rng.choice(("plain", "marker", "marker", "marker"))
             else:
                 from_client_now = from_client
             answer = append(usual, data, epoch, now_ms, from_client_now, how)
@@ -165,13 +185,40 @@ def test_the_short_way_and_the_general_way_agree(seed: int, from_client: bool, s
         assert files[0] == files[1]
 
 
+@pytest.mark.parametrize("abort", [False, True])
+def test_markers_that_differ_in_one_bit_have_the_same_effect_on_both_ways(tmp_path: Path, abort: bool) -> None:
+    """Each ends a transaction, or does not, as the general way says."""
+    config = LogConfig(segment_bytes=2_000)
+    usual, general = Logs(tmp_path / "usual", config), Logs(tmp_path / "general", config)
+    aborted = 0
+    for bit in [0, *range(8 * ATTRIBUTES_OFFSET, 8 * HEADER_SIZE)]:
+        producer_id = 1_000 + bit
+        opening = bytes(batch(producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True))
+        ending = bytearray(marker(abort=abort, producer_id=producer_id))
+        if bit:
+            ending[bit // 8] ^= 1 << bit % 8
+            write_crc(ending, 0, len(ending))
+        for data, from_client, how in ((opening, True, "present"), (bytes(ending), False, "none")):
+            answer = append(usual, data, 0, NOW, from_client, how)
+            with patch.object(partition_log, "append_usual", lambda *_: None):
+                assert append(general, data, 0, NOW, from_client, how) == answer
+        for logs in (usual, general):
+            logs.log.set_high_watermark(logs.log.log_end_offset)
+        assert remembered(usual.log) == remembered(general.log), f"bit {bit}"
+        aborted = len(usual.log.aborted_transactions(0, usual.log.log_end_offset))
+        if not bit:  # the marker of this node
+            assert usual.log.producers.open_transaction_count == 0
+            assert aborted == abort
+    assert (aborted > 50) == abort
+
+
 def replicated(rng: random.Random, next_offset: int) -> bytes:
     """What a follower fetches: usually one batch at its log end."""
     data = bytearray()
     for _ in range(rng.choice((1, 1, 1, 1, 2))):
         piece = bytearray(sent(rng)[0]) or bytearray(1)
         if rng.random() < 0.1:
-            piece = bytearray(marker(abort=rng.random() < 0.5, producer_id=rng.choice((1, 2))))
+            piece = bytearray(ended(rng)) or bytearray(1)
         if len(piece) >= HEADER_SIZE:
             offset = next_offset + rng.choice((0, 0, 0, 0, 0, 0, -1, 1, 40))
             stamp(piece, 0, max(offset, 0), rng.choice((0, 0, 0, 0, 1, 5)))

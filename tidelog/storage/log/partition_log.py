@@ -293,7 +293,7 @@ class PartitionLog:
         for position, _, first, last, timestamp, attributes, producer_id, epoch, sequence, _ in admitted:
             if producer_id >= 0:
                 if attributes & CONTROL_FLAG:
-                    self._accept_marker(markers.get(position) if markers else None)
+                    self.accept_marker(markers.get(position) if markers else None)
                 else:
                     is_transactional = bool(attributes & TRANSACTIONAL_FLAG)
                     producers.accept(producer_id, epoch, sequence, first, last, timestamp, is_transactional)
@@ -306,7 +306,7 @@ class PartitionLog:
         append_time_ms = timestamp if self.rules.stamps_append_time else NO_APPEND_TIME
         return AppendInfo(first_offset, last_offset, append_time_ms, self.log_start_offset, True)
 
-    def _accept_marker(self, marker: EndMarker | None) -> None:
+    def accept_marker(self, marker: EndMarker | None) -> None:
         completed = self.producers.accept_marker(marker) if marker is not None else None
         if completed is not None and completed.is_abort:
             note_aborted(completed, self.segments.active.transaction_index, may_be_wrong=self.lacks_producers)

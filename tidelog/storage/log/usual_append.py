@@ -1,7 +1,7 @@
 """Appends one batch in the usual form: from a client, from a coordinator of this node, or from a leader.
 
 Each is one function, because it runs for every produce. What they do not cover is left to the general way of
-`PartitionLog`: other forms, several batches, markers, a new segment, a new leader epoch. They accept only batches that
+`PartitionLog`: other forms, several batches, a new segment, a new leader epoch. They accept only batches that
 the general way accepts, with the same effect on the log (tests/properties/test_usual_appends.py).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from tidelog.protocol.batches.control_batches import ControlRecordType, read_usual_marker
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_LOW_OFFSET,
@@ -21,6 +22,7 @@ from tidelog.protocol.batches.record_batch import (
     TRANSACTIONAL_FLAG,
     stamp_head,
 )
+from tidelog.storage.producers.producer_state import EndMarker
 from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, admit_own, admit_usual
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Log(Protocol):
     segments: Segments
 
     def repeated(self, batch: SentBatch) -> AppendInfo: ...
+    def accept_marker(self, marker: EndMarker | None) -> None: ...
     def after_failed_write(self, segment: Segment, error: OSError) -> None: ...
 
 
@@ -62,6 +65,8 @@ def append_usual(
     transaction: TransactionAppend | None,
 ) -> AppendInfo | None:  # fmt: skip
     """`PartitionLog.append_as_leader`. None, without a change, for a batch in another form or state of the log."""
+    if not from_client and transaction is not None:
+        return _append_marker(log, batch, leader_epoch, now_ms, transaction)
     flag = TRANSACTIONAL_FLAG if transaction is not None else 0
     usual = admit_usual(batch, now_ms, log.rules, flag) if from_client else admit_own(batch, log.rules)
     if usual is None:
@@ -108,6 +113,53 @@ def append_usual(
     if log_end_offset >= log.flush_at:
         log.durability.note_append(first_offset, log_end_offset)
     return _as_tuple(AppendInfo, (first_offset, last_offset, NO_APPEND_TIME, log.log_start_offset, False, batch))
+
+
+def _append_marker(
+    log: Log, batch: memoryview, leader_epoch: int, now_ms: int, transaction: TransactionAppend
+) -> AppendInfo | None:
+    """`append_usual` for the marker of a transaction, as this node encodes it."""
+    usual = read_usual_marker(batch)
+    if usual is None or log.rules.stamps_append_time:
+        return None
+    (
+        _, length, _, magic, crc, attributes, last_delta, timestamp, max_timestamp, producer_id, producer_epoch, _,
+        count,
+    ) = _unpack(batch)  # fmt: skip
+    size, offset = len(batch), log.log_end_offset
+    segment = log.segments.active
+    if (
+        length + LOG_OVERHEAD != size
+        or magic != MAGIC
+        or attributes != TRANSACTIONAL_FLAG | CONTROL_FLAG
+        or last_delta
+        or count != 1
+        or producer_id < 0
+        or segment.size_bytes + size > log.segment_bytes
+        or max_timestamp > segment.roll_above_timestamp
+        or now_ms > segment.roll_above_now
+        or offset > segment.max_offset
+        or segment.is_full
+        or leader_epoch != log.leader_epochs.latest
+        or log.failure is not None
+        or crc32c(batch[ATTRIBUTES_OFFSET:]) != crc
+    ):
+        return None
+    kind, coordinator_epoch = usual
+    is_abort = kind == ControlRecordType.ABORT
+    marker = EndMarker(producer_id, producer_epoch, coordinator_epoch, is_abort, offset, timestamp)
+    producers = log.producers
+    producers.check_marker(marker, transaction.transaction_version)
+    stamp_head(batch, 0, offset, size - LOG_OVERHEAD, leader_epoch)
+    try:
+        segment.append_one(batch, offset, offset, max_timestamp)
+    except OSError as error:
+        log.after_failed_write(segment, error)
+    log.accept_marker(marker)
+    log_end_offset = producers.end_offset = log.log_end_offset = offset + 1
+    if log_end_offset >= log.flush_at:
+        log.durability.note_append(offset, log_end_offset)
+    return _as_tuple(AppendInfo, (offset, offset, NO_APPEND_TIME, log.log_start_offset, False, batch))
 
 
 def append_usual_as_follower(log: Log, batch: memoryview, now_ms: int, epoch_max: int) -> AppendInfo | None:
