@@ -37,6 +37,12 @@ def test_a_metadata_log_that_is_fetched_again_is_looked_at_afterwards():
     TransactionHistory(20374).run()
 
 
+@pytest.mark.slow
+def test_partitions_whose_leader_went_while_it_was_in_sync_get_one_again():
+    """Two partitions had no ISR, no eligible replica and no last known leader, with every broker running."""
+    TransactionHistory(60872).run()
+
+
 # What each may be caught by, and the options of its histories. `first_seed`: the search begins shortly before one that
 # finds it.
 PLANTS: list[tuple[Plant, tuple[str, ...], dict[str, Any]]] = [

@@ -143,6 +143,19 @@ def test_not_the_last_known_leader_while_somebody_is_eligible():
     assert change_of(before, live=(1, 2)).build() is None
 
 
+def test_a_leader_lost_while_it_is_in_sync_is_remembered():
+    """Seed 60872 of the histories: the leader has registered and is fenced still when its last eligible replica goes;
+    then it goes, too. None of them may lead any more, and nothing said who was the last.
+    """
+    before = partition(leader=2, isr=(2,), elr=(3,))
+    leaderless = without(before, 3, unclean_shutdown=(3,), live=(1,), minimum=2)
+    assert facts(leaderless) == (-1, (2,), (), (2,))
+    left = without(leaderless, 2, unclean_shutdown=(2,), live=(1,), minimum=2)
+    assert facts(left) == (-1, (), (), (2,))
+    back = applied(left, change_of(left, minimum=2))
+    assert (*facts(back), back.leader_recovery_state) == (2, (2,), (), (), RECOVERING)
+
+
 @pytest.mark.parametrize("elr", [False, True])
 def test_an_unclean_election_takes_anyone_who_lives(elr):
     before = partition(leader=-1, isr=() if elr else (1,), elr=(1,) if elr else (), last_known_elr=(1,) if elr else ())

@@ -231,9 +231,13 @@ class PartitionChange:
             record.eligible_leader_replicas = list(self.elr)
 
     def _set_last_known_leader(self, record: PartitionChangeRecord) -> None:
+        """Kafka notes the leader only when the ISR becomes empty. But a leader may be lost while it is in sync: it has
+        registered and is not unfenced when its last eligible replica goes. The ISR becomes empty later, without one.
+        """
         partition = self._partition
-        if record.isr == [] and partition.leader != NO_LEADER and partition.last_known_elr != (partition.leader,):
-            record.last_known_elr = [partition.leader]
+        if record.leader == NO_LEADER and partition.leader != NO_LEADER:
+            if partition.last_known_elr != (partition.leader,):
+                record.last_known_elr = [partition.leader]
         elif partition.last_known_elr and (
             record.leader >= 0 or (partition.leader != NO_LEADER and record.leader != NO_LEADER)
         ):
