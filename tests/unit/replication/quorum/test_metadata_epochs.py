@@ -12,7 +12,12 @@ import pytest
 from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, endpoint, stop_all, three, until
 from tests.unit.replication.quorum.test_metadata_damage import committed, committed_without, killed, last_batch, logs_of
 from tidelog.protocol.batches.record_batch import LEADER_EPOCH_OFFSET
+from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.quorum.acknowledged import FILE_NAME as ACKNOWLEDGED_FILE
+from tidelog.replication.quorum.raft.messages import Ask, BeginAsk, EndAsk, VoteAsk
+from tidelog.replication.quorum.raft.replica import EPOCH_FREE_MAX, EPOCH_STEP_MAX
+from tidelog.replication.quorum.raft.voters import ReplicaKey
+from tidelog.replication.quorum.wire import VERSIONS, request_of
 from tidelog.storage.log.loader import Ending
 
 
@@ -147,6 +152,58 @@ def test_an_observer_comes_back(tmp_path: Path, damage: object) -> None:
         await observer.start()
         await observer.listener.has(values)
         await until(lambda: not observer.raft.raft.lacks_records)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["vote", "pre-vote", "begin", "end"])
+@pytest.mark.parametrize("beyond", [1, 2**30 - 1 - EPOCH_STEP_MAX])
+def test_an_epoch_that_no_elections_explain_is_refused(tmp_path: Path, kind: str, beyond: int) -> None:
+    """After one request with the largest epoch there was no number left for an election: no leader ever again."""
+    own = ReplicaKey(1)
+
+    async def run() -> None:
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        epoch = EPOCH_FREE_MAX + EPOCH_STEP_MAX + beyond
+        asks: dict[str, Ask] = {
+            "vote": VoteAsk(epoch, own, ReplicaKey(-1), 0, 0, False),
+            "pre-vote": VoteAsk(epoch, own, ReplicaKey(-1), 0, 0, True),
+            "begin": BeginAsk(epoch, 1, ReplicaKey(-1), None),
+            "end": EndAsk(epoch, 1, (), None),
+        }
+        request = request_of(asks[kind], quorum.cluster_id, (), 1)
+        for member in members:
+            core = member.raft.raft
+            before = core.epoch
+            serve = {"begin": member.raft.begin_quorum_epoch, "end": member.raft.end_quorum_epoch}
+            response = await serve.get(kind, member.raft.vote)(request, VERSIONS[type(asks[kind])])
+            assert response.topics[0].partitions[0].error_code == ErrorCode.INVALID_REQUEST
+            assert core.epoch == before
+        await committed(quorum, 1)
+        assert leader.raft.is_leader
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_quorum_goes_on_from_the_largest_epoch_that_it_takes(tmp_path: Path) -> None:
+    async def run() -> None:
+        quorum, members = await three(tmp_path)
+        await until(lambda: quorum.leaders)
+        epoch = EPOCH_FREE_MAX + EPOCH_STEP_MAX
+        request = request_of(BeginAsk(epoch, 1, ReplicaKey(-1), None), quorum.cluster_id, (), 1)
+        for member in members[1:]:
+            await member.raft.begin_quorum_epoch(request, VERSIONS[BeginAsk])
+            assert member.raft.raft.epoch == epoch
+        (leader,) = await until(lambda: [each for each in quorum.leaders if each.raft.raft.epoch > epoch])
+        values = await committed(quorum, 3)
+        for member in members:
+            await member.listener.has(values)
+        late = await Member(quorum, 4, can_vote=False).start()
+        await late.listener.has(values)
+        assert late.raft.raft.epoch == leader.raft.raft.epoch
         await stop_all(quorum)
 
     asyncio.run(run())

@@ -82,6 +82,7 @@ class Raft(RaftReplica):
             ask.end_offset < 0
             or not 0 <= ask.last_epoch <= ask.epoch
             or (not ask.pre_vote and ask.last_epoch == ask.epoch)
+            or self.is_beyond_elections(ask.epoch)
         ):
             error = ErrorCode.INVALID_REQUEST
         elif ask.epoch < self.epoch:
@@ -98,7 +99,9 @@ class Raft(RaftReplica):
 
     def on_begin(self, ask: BeginAsk, now_ms: float) -> BeginAnswer:
         error = ErrorCode.NONE
-        if ask.epoch < self.epoch:
+        if self.is_beyond_elections(ask.epoch):
+            error = ErrorCode.INVALID_REQUEST
+        elif ask.epoch < self.epoch:
             error = ErrorCode.FENCED_LEADER_EPOCH
         else:
             self.observe(ask.epoch, ask.leader_id, ask.endpoint, now_ms)
@@ -110,7 +113,9 @@ class Raft(RaftReplica):
 
     def on_end(self, ask: EndAsk, now_ms: float) -> EndAnswer:
         error = ErrorCode.NONE
-        if ask.epoch < self.epoch:
+        if self.is_beyond_elections(ask.epoch):
+            error = ErrorCode.INVALID_REQUEST
+        elif ask.epoch < self.epoch:
             error = ErrorCode.FENCED_LEADER_EPOCH
         else:
             self.observe(ask.epoch, ask.leader_id, ask.endpoint, now_ms)

@@ -55,6 +55,11 @@ if TYPE_CHECKING:
     from random import Random
 
 NEVER: Final = float("inf")
+# An epoch is an int32 that only grows, and every voter keeps it on disk. Without these bounds one request with the
+# largest epoch leaves no number for the next election, and the cluster has no controller ever again. An honest epoch
+# counts elections, so it is far below the first bound; beyond it, epochs of other nodes may exceed ours by a few only.
+EPOCH_FREE_MAX: Final = 2**30
+EPOCH_STEP_MAX: Final = 10_000
 
 RoleState: TypeAlias = "Unattached | Follower | Prospective | Candidate | Leader | Resigned"
 
@@ -157,6 +162,13 @@ class RaftReplica:
 
     def leader_peer(self) -> Peer | None:
         return self.peer(self.leader_id) if self.leader_id >= 0 else None
+
+    def is_beyond_elections(self, epoch: int) -> bool:
+        """Whether a request states an epoch that no number of elections explains; it is refused.
+
+        Answers come from nodes that this one has asked. A voter that was away learns from them how far the others are.
+        """
+        return epoch > max(self.epoch, EPOCH_FREE_MAX) + EPOCH_STEP_MAX
 
     # -- changes of role ---------------------------------------------------------------------------------------------
 
