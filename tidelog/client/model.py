@@ -68,14 +68,20 @@ def check_topic_name(name: str) -> None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"the topic name {name!r} cannot be written as UTF-8")
 
 
-def as_names(value: Iterable[str]) -> list[str]:
-    """Topic names as a list.
+def as_names(value: Iterable[str], what: str = "names") -> list[str]:
+    """Strings as a list. `what` they are is for the error.
 
     Raises TypeError for a single string, whose letters would count as names.
     """
-    names = value if isinstance(value, str) else list(value)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"expected a list of topic names, not {names!r}")
+    names = value if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"expected a list of {what}, not {names!r}")
+    return names
+
+
+def as_topic_names(value: Iterable[str]) -> list[str]:
+    """Topic names as a list. Raises TypeError as `as_names`, and KafkaError as `check_topic_name`."""
+    names = as_names(value, "topic names")
     for name in names:
         check_topic_name(name)
     return names

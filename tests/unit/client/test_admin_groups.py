@@ -189,3 +189,17 @@ def test_the_blocking_twin(broker: EmbeddedBroker, group: str) -> None:
         assert admin.describe_groups([group])[group].members == ()
         assert admin.delete_group_offsets(group, [partition]) == {partition: None}
         assert admin.delete_groups([group]) == {group: None}
+
+
+async def test_groups_have_longer_names_than_topics(admin: Admin) -> None:
+    """An id of 300 characters was refused as the name of a topic."""
+    long = "g" * 300
+    with pytest.raises(KafkaError, match=f"GROUP_ID_NOT_FOUND.*{long}"):
+        await admin.describe_groups([long])
+    (refused,) = (await admin.delete_groups([long])).values()
+    assert isinstance(refused, KafkaError)
+    assert refused.code is E.GROUP_ID_NOT_FOUND
+    with pytest.raises(TypeError, match="a list of group ids, not 'gg'"):
+        await admin.describe_groups("gg")
+    with pytest.raises(TypeError, match="a list of group ids, not 5"):
+        await admin.delete_groups(5)  # type: ignore[arg-type]

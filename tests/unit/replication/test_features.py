@@ -46,6 +46,12 @@ def test_the_version_of_transactions_goes_up_and_down(state):
     assert update(state, TRANSACTION, 1, 1)[1] is ErrorCode.INVALID_UPDATE_VERSION, "a downgrade must say so"
 
 
+def test_a_feature_of_kafkas_that_a_directory_brought_along_can_be_turned_off(state):
+    apply(state, [FeatureLevelRecord(name="group.version", feature_level=1)])
+    assert update(state, "group.version", 0, 2)[1] is ErrorCode.NONE
+    assert state.image.feature_level("group.version") == 0
+
+
 @pytest.mark.parametrize(
     ("name", "level", "upgrade_type"),
     [
@@ -58,6 +64,7 @@ def test_the_version_of_transactions_goes_up_and_down(state):
         (METADATA, 20, 2),  # would lose records
         (METADATA, 20, 3),
         ("share.version", 1, 1),
+        ("unheard.of", 0, 1),
         ("kraft.version", 1, 1),
     ],
 )

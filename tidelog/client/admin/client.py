@@ -27,8 +27,8 @@ from tidelog.client.model import (
     PartitionDescription,
     TopicDescription,
     TopicPartition,
-    as_names,
     as_partition,
+    as_topic_names,
 )
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode
@@ -91,7 +91,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
         Other topics may have been deleted.
         """
-        topic_names = as_names(names)
+        topic_names = as_topic_names(names)
 
         async def attempt() -> DeleteTopicsResponse:
             cluster = await self._connected_cluster()
@@ -124,7 +124,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
         Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION).
         """
-        topic_names = None if names is None else as_names(names)
+        topic_names = None if names is None else as_topic_names(names)
         response = await self._fetch_metadata(topic_names)
         descriptions: dict[str, TopicDescription] = {}
         for topic in response.topics:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidelog.client.admin.base import AdminBase, raise_on_error
-from tidelog.client.model import ConfigEntry, as_names
+from tidelog.client.model import ConfigEntry, as_topic_names
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -80,7 +80,9 @@ class ConfigAdmin(AdminBase):
 
         `keys` selects single keys.
         """
-        resources: dict[ConfigResource, str | int] = {ConfigResource("topic", name): name for name in as_names(topics)}
+        resources: dict[ConfigResource, str | int] = {
+            ConfigResource("topic", name): name for name in as_topic_names(topics)
+        }
         resources |= {ConfigResource("broker", str(broker)): broker for broker in brokers}
         configs = await self.describe_config_resources(resources, keys=keys, documentation=documentation)
         return {resources[resource]: entries for resource, entries in configs.items()}

@@ -64,7 +64,7 @@ class GroupAdmin(CoordinatorAdmin):
         Raises KafkaError when a broker does not answer, UNSUPPORTED_VERSION when it is too old to
         filter.
         """
-        request = ListGroupsRequest(states_filter=as_names(states), types_filter=as_names(types))
+        request = ListGroupsRequest(states_filter=as_names(states, "states"), types_filter=as_names(types, "types"))
 
         async def call(connection: Connection, node_id: int) -> ListGroupsResponse:
             for names, version in (
@@ -92,7 +92,7 @@ class GroupAdmin(CoordinatorAdmin):
         """
         results = await self._call_coordinators(
             GROUP,
-            as_names(group_ids),
+            as_names(group_ids, "group ids"),
             lambda groups: DescribeGroupsRequest(groups=groups),
             DescribeGroupsResponse,
             lambda response: {group.group_id: (group.error_code, group) for group in response.groups},
@@ -112,7 +112,7 @@ class GroupAdmin(CoordinatorAdmin):
         """
         results = await self._call_coordinators(
             GROUP,
-            as_names(group_ids),
+            as_names(group_ids, "group ids"),
             lambda groups: DeleteGroupsRequest(groups_names=groups),
             DeleteGroupsResponse,
             lambda response: {result.group_id: (result.error_code, None) for result in response.results},
@@ -135,7 +135,9 @@ class GroupAdmin(CoordinatorAdmin):
             for identity, member in zip(identities, members):
                 identity.group_instance_id = member.instance_id
         else:
-            identities = [MemberIdentity(group_instance_id=instance_id) for instance_id in as_names(instance_ids)]
+            identities = [
+                MemberIdentity(group_instance_id=instance_id) for instance_id in as_names(instance_ids, "instance ids")
+            ]
         if not identities:
             return {}
         for identity in identities:

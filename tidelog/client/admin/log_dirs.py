@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tidelog.client.admin.base import AdminBase, Response, error_of, raise_on_error
-from tidelog.client.model import LogDirDescription, Replica, ReplicaLogDirs, ReplicaSize, TopicPartition, as_names
+from tidelog.client.model import LogDirDescription, Replica, ReplicaLogDirs, ReplicaSize, TopicPartition, as_topic_names
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.alter_replica_log_dirs import (
@@ -37,7 +37,7 @@ class LogDirsAdmin(AdminBase):
 
         Raises the KafkaError of a broker that does not answer.
         """
-        topic_names = None if topics is None else set(as_names(topics))
+        topic_names = None if topics is None else set(as_topic_names(topics))
         descriptions: dict[int, list[LogDirDescription]] = {}
         for broker_id in broker_ids:
             answer = await self._call_broker(broker_id, DescribeLogDirsRequest(topics=None), DescribeLogDirsResponse)

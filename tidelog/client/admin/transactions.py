@@ -66,7 +66,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         UNSUPPORTED_VERSION when a broker is too old for a filter.
         """
         request = ListTransactionsRequest(
-            state_filters=as_names(states),
+            state_filters=as_names(states, "states"),
             producer_id_filters=list(producer_ids),
             duration_filter=-1 if min_duration_ms is None else min_duration_ms,
             transactional_id_pattern=id_pattern,
@@ -98,7 +98,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         Raises the KafkaError of the first failed id, such as TRANSACTIONAL_ID_NOT_FOUND.
         """
         descriptions: dict[str, TransactionDescription] = {}
-        for name, result in (await self._describe(as_names(transactional_ids))).items():
+        for name, result in (await self._describe(as_names(transactional_ids, "transactional ids"))).items():
             if isinstance(result, KafkaError):
                 raise result
             descriptions[name] = result
@@ -253,7 +253,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
                 return error
             return answer.producer_id, answer.producer_epoch
 
-        return {name: await fence(name) for name in dict.fromkeys(as_names(transactional_ids))}
+        return {name: await fence(name) for name in dict.fromkeys(as_names(transactional_ids, "transactional ids"))}
 
 
 def _to_description(state: DescribeTransactionsResponseTransactionState, node_id: int) -> TransactionDescription:

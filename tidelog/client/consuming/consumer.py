@@ -33,10 +33,10 @@ from tidelog.client.model import (
     OffsetAndMetadata,
     OffsetAndTimestamp,
     TopicPartition,
-    as_names,
     as_offset,
     as_partition,
     as_time,
+    as_topic_names,
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import TopicMetadata
@@ -76,7 +76,7 @@ class Consumer:
             if not all(isinstance(topic, str) for topic in topics):
                 text = "expected topic names and named options, as Consumer('a', 'b', group_id='g')"
                 raise TypeError(f"{text}, not {topics!r}")
-            self._subscription.subscribe(as_names(topics), None, None)
+            self._subscription.subscribe(as_topic_names(topics), None, None)
         self._cluster: Cluster | None = None
         self._starting_cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
@@ -195,7 +195,7 @@ class Consumer:
         Raises ValueError and TypeError for wrong arguments, KafkaError(INVALID_TOPIC_EXCEPTION).
         """
         self._check_open()
-        names = as_names([topics] if isinstance(topics, str) else topics)
+        names = as_topic_names([topics] if isinstance(topics, str) else topics)
         if bool(names) == (pattern is not None):
             raise ValueError("subscribe() takes topics or a pattern")
         expression = None if pattern is None else _compiled(pattern)

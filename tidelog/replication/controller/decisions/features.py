@@ -121,10 +121,10 @@ def _reason_not_supported(state: ControllerState, name: str, level: int) -> str 
     if name == KRAFT_VERSION:
         low, high = KRAFT_VERSIONS
         return None if low <= level <= high else f"Local controller {state.node_id} only supports versions {low}-{high}"
+    if name not in SUPPORTED_FEATURES and (level or not state.image.feature_level(name)):
+        return f"Local controller {state.node_id} does not support this feature."  # one of Kafka's may be turned off
     low, high = SUPPORTED_FEATURES.get(name, (0, 0))
     if (level or name == METADATA_VERSION) and not low <= level <= high:
-        if name not in SUPPORTED_FEATURES:
-            return f"Local controller {state.node_id} does not support this feature."
         return f"Local controller {state.node_id} only supports versions {low}-{high}"
     for broker in state.image.brokers.values():
         low, high = broker.features.get(name, (0, 0))
