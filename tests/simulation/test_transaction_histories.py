@@ -43,6 +43,12 @@ def test_partitions_whose_leader_went_while_it_was_in_sync_get_one_again():
     TransactionHistory(60872).run()
 
 
+@pytest.mark.slow
+def test_records_that_an_unclean_leader_takes_over_count_as_whole():
+    """It had led an epoch without records, so that its epoch file gave theirs another epoch."""
+    TransactionHistory(64907).run()
+
+
 # What each may be caught by, and the options of its histories. `first_seed`: the search begins shortly before one that
 # finds it.
 PLANTS: list[tuple[Plant, tuple[str, ...], dict[str, Any]]] = [

@@ -83,6 +83,19 @@ async def lead(leaders: UncleanLeaders, count: int) -> list[Replica]:
     return replicas
 
 
+async def test_an_epoch_that_was_led_without_records_ends_where_others_are_taken() -> None:
+    """The epoch file said 4 of a record of epoch 1, which counted as damaged again after each repair."""
+    leaders = leaders_beside(Others(2))
+    done: list[Any] = []
+    leaders.on_done = done.append
+    replica: Any = Replica(0)
+    replica.log.leader_epochs.assign(4, 0)
+    assert leaders.delays(replica, ASSIGNMENT)
+    await until(lambda: done == [replica])
+    assert replica.log.log_end_offset == 2
+    assert list(replica.log.leader_epochs) == []
+
+
 async def test_the_fetches_of_all_partitions_have_one_bound() -> None:
     others = Others(2)
     replicas = await lead(leaders_beside(others), 100)

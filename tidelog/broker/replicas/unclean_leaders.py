@@ -134,6 +134,8 @@ class UncleanLeaders:
         """Append a tail in pieces. It is read again, because the comparison did not keep it in memory."""
         log = partition.log
         budget = _Budget()
+        # An epoch that this replica led without a record would make the records taken here look damaged.
+        log.leader_epochs.truncate_from_end(log.log_end_offset)
         while log.log_end_offset < tail.end_offset and not partition.offline:
             offset = log.log_end_offset
             data = await self._fetch(partition, tail.source, offset, budget)
