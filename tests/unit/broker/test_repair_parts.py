@@ -194,10 +194,13 @@ async def test_the_start_of_a_damaged_tail_is_copied_where_the_other_lacks_the_r
 
 
 @pytest.mark.parametrize("is_followed", [False, True])
-async def test_what_lies_behind_a_log_start_within_the_damage_is_repaired(tmp_path: Path, is_followed: bool) -> None:
+@pytest.mark.parametrize("own", [(2, 6), (4, 1), (4, 3), (3, 2), (1, 6)])
+async def test_what_lies_behind_a_log_start_within_the_damage_is_repaired(
+    tmp_path: Path, own: tuple[int, int], is_followed: bool
+) -> None:
     """The others have deleted the records before it (retention, DeleteRecords); this replica, too, or not yet."""
     cluster = Cluster(tmp_path)
-    cluster.here.damage(2, 6)
+    cluster.here.damage(*own)
     cluster.replicas[1].log.delete_records(9)
     if is_followed:
         cluster.here.log.delete_records(9)

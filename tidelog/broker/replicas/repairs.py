@@ -243,7 +243,8 @@ class Repairs:
         name = f"{partition.topic}-{partition.index}"
         repair = log.repair_of(segment, damage)
         everyone_lacks_it = True
-        lacking: list[int] = []
+        lacking: dict[int, int] = {}
+        """Replicas without the whole range -> the lowest offset with which a batch that is worth a copy may begin."""
         gap_is_shared = damage.position == damage.end_position
         for source in self.others(partition):
             try:
@@ -253,13 +254,13 @@ class Repairs:
                 return
             except CopyRefused as refused:
                 gap_is_shared = gap_is_shared and refused.is_gap
-                lacking.append(source)
+                lacking[source] = damage.first_offset + 1
                 logger.info("%s: broker %d does not help: %s", name, source, refused)
             except KafkaError as error:
                 gap_is_shared = False
                 everyone_lacks_it = everyone_lacks_it and error.code in _ABSENT
                 if error.code in _ABSENT:
-                    lacking.append(source)
+                    lacking[source] = damage.first_offset
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             except PeerUnreachable as error:
                 gap_is_shared = everyone_lacks_it = False
@@ -291,21 +292,28 @@ class Repairs:
             if self._is_lost(partition):
                 log.accept_loss()
 
-    async def _repair_end(self, partition: Partition, whole: RangeRepair, sources: list[int]) -> bool:
+    async def _repair_end(self, partition: Partition, whole: RangeRepair, sources: dict[int, int]) -> bool:
         """Copy the end of the range from a replica that lacks its start. Whether the log has changed.
 
-        The start may be damaged there too, or deleted (retention, DeleteRecords).
+        The start may be damaged there too, or deleted (retention, DeleteRecords). Where the deletion ended in the first
+        batch of the range, the end is the whole range, and only its first offsets cannot be asked for.
         """
         log, damage = partition.log, whole.damage
         if damage.end_offset - damage.first_offset < 2:
             return False
-        for source in sources:
+        for source, lowest in sources.items():
             try:
-                for from_offset, fetch_offset in await self._find_ends(partition, source, damage):
+                for from_offset, fetch_offset in await self._find_ends(partition, source, damage, lowest):
                     if whole.is_obsolete:
                         return True
-                    repair = log.repair_of(whole.segment, damage, from_offset)
-                    if await self._copy_end(partition, repair, source, fetch_offset):
+                    is_whole = from_offset == damage.first_offset
+                    repair = log.repair_of(whole.segment, damage, None if is_whole else from_offset)
+                    is_copied = await self._copy_end(partition, repair, source, fetch_offset)
+                    if is_copied and is_whole:
+                        await self._finish(partition, repair, f"{partition.topic}-{partition.index}")
+                    elif is_copied:
+                        is_copied = await self._check(partition, repair.finish())
+                    if is_copied:
                         logger.info("%s: copied offsets from %d on from broker %d", partition, from_offset, source)
                         return True
                     if repair.is_obsolete:
@@ -325,10 +333,11 @@ class Repairs:
             raise
         except (CopyRefused, KafkaError):
             return False  # it lacks more in between
-        is_whole = repair.is_complete and not repair.is_obsolete
-        return is_whole and await self._check(partition, repair.finish())
+        return repair.is_complete and not repair.is_obsolete
 
-    async def _find_ends(self, partition: Partition, source: int, damage: DamagedRange) -> list[tuple[int, int]]:
+    async def _find_ends(
+        self, partition: Partition, source: int, damage: DamagedRange, lowest: int
+    ) -> list[tuple[int, int]]:
         """The batches from which on a replica may have the rest of the range: (first offset, an offset in the batch).
 
         First the lowest batch, which is right if the replica lacks only the start of the range; then the last batch of
@@ -347,7 +356,7 @@ class Repairs:
             except KafkaError as error:
                 if error.code not in _ABSENT:
                     raise
-            if lacked < first_offset <= offset:
+            if lowest <= first_offset <= offset:  # even below `lacked`, where the replica's log starts in the batch
                 readable = first_offset
                 found.append((first_offset, offset))
             else:
