@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, read
 from tests.unit.storage.cleaning import clean
+from tests.unit.storage.test_damage import batches_of
 from tidelog.storage.log.compaction import CleaningFailed
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.scrub import Scrub, check_small_files
@@ -104,3 +106,27 @@ def test_retention_does_not_fail_where_a_damaged_segment_is_gone(logs: MakeLogs)
     path.unlink()
     made.log.maintain(NOW + 10**9)
     assert made.log.log_start_offset == 0
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_search_by_time_does_not_pass_over_a_segment_that_is_gone(logs: MakeLogs, is_cut: bool) -> None:
+    """The segment before it has all that its time index names, and is older: a reader began behind the gap."""
+    made = logs(segment_bytes=1000, index_interval_bytes=500)
+    for n in range(30):
+        made.append(batch(2, value=b"v" * 50, timestamp=NOW + 10 * n))
+    _, second, third, *_ = (int(name.split(".")[0]) for name in made.files("*.log"))
+    made.close()
+    path = made.folder / made.files("*.log")[0 if is_cut else 1]
+    if is_cut:
+        os.truncate(path, batches_of(path)[-1][0])
+    else:
+        path.unlink()
+    log = made.open()
+    first_lost, end_lost = (second - 2, second) if is_cut else (second, third)
+    for offset in (first_lost, end_lost - 2):
+        with pytest.raises(DamagedRecords) as caught:
+            log.offset_for_timestamp(NOW + 5 * offset)
+        assert caught.value.damage.holds(offset)
+    found = log.offset_for_timestamp(NOW + 10)
+    assert found is not None
+    assert found.offset == 2

@@ -21,7 +21,7 @@ from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedR
 from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
-from tidelog.storage.segments.reader import ColdRead, batch_at, checked_headers, headers, position_of
+from tidelog.storage.segments.reader import ColdRead, batch_at, checked_headers, ends_damaged, headers, position_of
 from tidelog.storage.segments.retention import SegmentFacts, deletable_prefix
 from tidelog.storage.segments.segment import UNKNOWN, Segment
 from tidelog.storage.segments.segments import Segments
@@ -68,6 +68,7 @@ def confirm_max_timestamp(segment: Segment, *, wait: bool) -> bool:
     try:
         newest, offset = max_timestamp_of(segment), segment.offset_of_max_timestamp
         path, is_there = segment.time_index.path, newest < 0
+        end_offset, found_end = segment.next_offset, segment.base_offset
         position = position_of(segment, offset, wait=wait)
         for number, (_, header) in enumerate(headers(segment, position, wait=wait)):
             if header.base_offset <= offset <= header.last_offset:
@@ -75,10 +76,14 @@ def confirm_max_timestamp(segment: Segment, *, wait: bool) -> bool:
             # A batch that compaction emptied keeps its timestamp, which no index names.
             if header.max_timestamp > newest and header.record_count:
                 raise CorruptIndex(path, f"lacks timestamp {header.max_timestamp}")
+            found_end = header.next_offset
             if number > _HEADERS_AT_ONCE_MAX:
                 raise CorruptIndex(path, "is compared with all batches")
         if not is_there:
             raise CorruptIndex(path, f"has timestamp {newest} for offset {offset}, no batch has it there")
+        # What a lost end, or a lost file behind this one, held may be newer.
+        if found_end < end_offset and not (segment.may_end_early or ends_damaged(segment)):
+            raise CorruptIndex(segment.path, f"ends at offset {found_end}, not at {end_offset}")
         segment.max_is_confirmed = True
     finally:
         if not was_open:

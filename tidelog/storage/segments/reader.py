@@ -160,7 +160,7 @@ def read(
     if checked_bytes < length:
         length, end, next_offset = checked_bytes, start + checked_bytes, expected
         region = region[:length]
-    elif end == size and expected != segment.next_offset and not (segment.may_end_early or _ends_damaged(segment)):
+    elif end == size and expected != segment.next_offset and not (segment.may_end_early or ends_damaged(segment)):
         raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")
     if not is_trusted:
         segment.trust(start, end)
@@ -199,7 +199,7 @@ def read_tail(segment: Segment, offset: int, max_bytes: int, upper_offset: int, 
     return data
 
 
-def _ends_damaged(segment: Segment) -> bool:
+def ends_damaged(segment: Segment) -> bool:
     """Whether the segment ends in known damage."""
     return bool(segment.damage) and segment.damage[-1].end_position >= segment.size_bytes
 
