@@ -47,7 +47,7 @@ def walk(port: int, topic: str, partition: int, timeout_s: float = 15.0) -> Walk
         try:
             connection = connection or RawConnection(port, 5.0)
             connection.send(fetch(topic, {partition: offset}, correlation, max_wait_ms=0, max_bytes=ANSWER_BYTES))
-            answer = connection.receive()
+            answer = bytes(connection.receive())  # a view would keep the buffer from growing for the next answer
             found = read_fetch_answer(answer)
             records = bytes(answer[found.records_at : found.records_at + found.records_size_bytes])
         except (OSError, BenchError) as error:
