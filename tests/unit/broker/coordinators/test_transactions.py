@@ -609,6 +609,20 @@ def test_an_expiry_that_cannot_be_stored_leaves_the_id():
     assert world.add_error(producer) is E.NONE
 
 
+def test_an_add_does_not_wait_for_an_id_that_expires():
+    """It went with the id, without an answer, and counted as waiting for ever."""
+    world = TransactionWorld(TransactionCoordinatorConfig(transactional_id_expiration_ms=1))
+    world.advance(3_599_990)
+    producer = world.transact(world.producer())
+    world.ports.commits_at_once = False
+    world.advance(10)
+    add = world.add(producer)
+    assert add.response == {T0: E.CONCURRENT_TRANSACTIONS}
+    world.ports.commit(0)
+    assert not world.coordinator().ids
+    assert not world.coordinator()._waiting_count
+
+
 def test_thousands_of_ids_expire_in_batches_that_the_log_takes():
     world = TransactionWorld(TransactionCoordinatorConfig(transactional_id_expiration_ms=1))
     for number in range(2_500):

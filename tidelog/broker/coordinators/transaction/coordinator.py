@@ -462,7 +462,9 @@ class TransactionCoordinator:
         entry.memory.hold(entry.size_bytes + partitions_size_bytes(metadata.partitions))
 
     def _forget(self, transactional_id: str) -> None:
-        self.ids.pop(transactional_id).memory.release()
+        entry = self.ids.pop(transactional_id)
+        assert not entry.waiting, transactional_id
+        entry.memory.release()
 
     # -- deadlines ---------------------------------------------------------------------------------------------------
 
@@ -528,6 +530,7 @@ class TransactionCoordinator:
                 continue
             if entry.metadata.state in EXPIRABLE and entry.metadata.update_ms <= unused_since_ms:
                 entry.is_in_transition = True
+                entry.wait_until_ms = outcome.now_ms  # an add that waited would go with the id, without an answer
                 expired_ids.append(transactional_id)
                 size_bytes += _TOMBSTONE_BYTES + 3 * len(transactional_id)
         if expired_ids:
