@@ -352,6 +352,22 @@ def test_aborted_transactions_are_left_out_up_to_their_marker():
     assert seen([(1, 7), (2, 1)]) == [0, 2, 4, 8]
 
 
+def test_the_end_of_one_aborted_transaction_does_not_end_another():
+    buffer = b"".join(
+        (
+            part(0, 1),
+            part(1, 2),
+            marker(ControlRecordType.ABORT, 2, 1),
+            part(3, 2),
+            part(4, 1),
+            marker(ControlRecordType.ABORT, 5, 2),
+            part(6, 2),
+        )
+    )
+    seen = [header.base_offset for _, header in iter_data_batches(buffer, [(1, 0), (2, 1)])]
+    assert seen == [4, 6]
+
+
 def test_control_batches_are_marked_and_of_one_record():
     batch = marker(ControlRecordType.ABORT, 12, 7)
     header = read_header(batch)
