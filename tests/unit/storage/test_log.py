@@ -139,6 +139,16 @@ class TestRolling:
         assert made.files("*.log") == ["00000000000000000000.log", f"{far:020d}.log"]
         assert offsets_of(records_of(made.log)) == [0, far]
 
+    def test_between_two_batches_that_are_too_far_apart_and_come_together(self, logs: MakeLogs):
+        """They went into one segment, and each later roll raised struct.error."""
+        made = logs(cleanup_policy=frozenset({"compact"}))
+        far = 2**31 + 5
+        fetched = b"".join(batch(1, base_offset=offset, leader_epoch=0) for offset in (0, far))
+        made.log.append_as_follower(memoryview(bytearray(fetched)), NOW)
+        assert made.files("*.log") == ["00000000000000000000.log", f"{far:020d}.log"]
+        made.log.roll(NOW)
+        assert offsets_of(records_of(made.log)) == [0, far]
+
     def test_an_empty_segment_moves_rather_than_being_left_behind(self, logs: MakeLogs):
         made = logs(cleanup_policy=frozenset({"compact"}))
         far = 2**31 + 5

@@ -257,11 +257,11 @@ class PartitionLog:
         has_markers = False
         for _, _, _, _, _, attributes, _, _, _, _ in admitted:
             has_markers = has_markers or bool(attributes & CONTROL_FLAG)
-        if len(data) <= self.segment_bytes:
+        if len(data) <= self.segment_bytes and last_offset - admitted[0][2] <= MAX_RELATIVE_OFFSET:
             self.append_admitted(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
             if last_epoch > self.leader_epochs.latest:
                 self.leader_epochs.assign_appended(admitted)
-        else:  # the fetched batches are larger than a segment here
+        else:  # the fetched batches do not fit into one segment here
             for batch in admitted:
                 position, size = batch[:2]
                 piece, alone = data[position : position + size], [(0, *batch[1:])]
