@@ -231,8 +231,10 @@ class PartitionChange:
             record.eligible_leader_replicas = list(self.elr)
 
     def _set_last_known_leader(self, record: PartitionChangeRecord) -> None:
-        """Kafka notes the leader only when the ISR becomes empty. But a leader may be lost while it is in sync: it has
-        registered and is not unfenced when its last eligible replica goes. The ISR becomes empty later, without one.
+        """Note the leader that the partition loses.
+
+        Kafka notes it when the ISR becomes empty. But a leader that has registered anew, and is still fenced, loses its
+        lead and stays in the ISR when its last eligible replica goes. When the ISR becomes empty, there is no leader.
         """
         partition = self._partition
         if record.leader == NO_LEADER and partition.leader != NO_LEADER:
