@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -61,6 +62,24 @@ async def test_without_records_the_table_is_empty_and_has_its_columns() -> None:
     async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
         table = await reading.poll_arrow(10, columns=("offset", "value"))
         assert (table.num_rows, table.column_names) == (0, ["offset", "value"])
+
+
+async def test_a_call_does_not_wait_for_the_loops_beyond_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    load = columnar.load_kernel
+
+    def wait_and_load() -> None:
+        assert may_end.wait(PATIENCE_S)
+        load()
+
+    monkeypatch.setattr(columnar, "load_kernel", wait_and_load)
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
+        fill(cluster, "t", 0, 5)
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                assert (await reading.poll_arrow(10)).num_rows == 0
+        may_end.set()
+        assert (await read_table(reading, 5))["offset"].to_pylist() == list(range(5))
 
 
 @pytest.mark.parametrize("columns", [("value",), ("value", "offset"), ("topic", "partition", "key")])

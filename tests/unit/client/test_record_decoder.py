@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import threading
 from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_consumer import consumer
 from tidelog.client.consuming import record_decoder
@@ -27,8 +30,9 @@ def read(decoder: RecordDecoder, count: int) -> int:
     return len(decoder.decode(PARTITION, record_section(batch, 0, header), header, 0))
 
 
-def refuse(error: Exception) -> Any:
+def refuse(error: Exception, tries: list[int]) -> Any:
     def load() -> None:
+        tries.append(1)
         raise error
 
     return load
@@ -50,7 +54,8 @@ async def test_a_loop_that_cannot_be_loaded_is_tried_once(
     error: Exception, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", FEWEST_RECORDS)
-    monkeypatch.setattr(record_columns, "load", refuse(error))
+    tries: list[int] = []
+    monkeypatch.setattr(record_columns, "load", refuse(error, tries))
     async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
         for _ in range(3):
             cluster.topics["t"][0].append(bytes(encode_batch([(1000, None, b"v", ())] * FEWEST_RECORDS)))
@@ -58,8 +63,29 @@ async def test_a_loop_that_cannot_be_loaded_is_tried_once(
         with caplog.at_level(logging.WARNING):
             while count < 3 * FEWEST_RECORDS:
                 count += sum(map(len, (await reading.poll(1000, 20)).values()))
+            await until(lambda: reading._record_kernel.is_over)
+            await reading.poll()
     assert count == 3 * FEWEST_RECORDS
+    assert tries == [1]
     assert len([each for each in caplog.records if "numba" in each.message]) == warnings
+
+
+async def test_a_poll_does_not_wait_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", FEWEST_RECORDS)
+    may_end = threading.Event()
+    loads: list[bool] = []
+    monkeypatch.setattr(record_columns, "load", lambda: loads.append(may_end.wait(PATIENCE_S)))
+    async with FakeCluster(t=1) as cluster:
+        async with consumer(cluster, "t") as reading:
+            for _ in range(3):
+                cluster.topics["t"][0].append(bytes(encode_batch([(1000, None, b"v", ())] * FEWEST_RECORDS)))
+            count = 0
+            while count < 3 * FEWEST_RECORDS:
+                count += sum(map(len, (await reading.poll(1000, 20)).values()))
+            assert not loads
+        # the thread still runs; no task waits for it
+        assert not [task for task in asyncio.all_tasks() if "KernelLoading" in repr(task)]
+        may_end.set()
 
 
 async def test_a_consumer_that_reads_in_bulk_goes_on_with_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +105,8 @@ async def test_a_consumer_that_reads_in_bulk_goes_on_with_the_loop(monkeypatch: 
         records: list[Any] = []
         while len(records) < 3 * FEWEST_RECORDS:
             records += [each for polled in (await reading.poll(1000, 20)).values() for each in polled]
+            if reading._record_kernel._task is not None:
+                await until(lambda: reading._record_kernel.is_over)
     assert [record.offset for record in records] == list(range(3 * FEWEST_RECORDS))
     assert [record.value for record in records] == [b"v%d" % n for n in range(FEWEST_RECORDS)] * 3
     assert splits[-1] == 2 * FEWEST_RECORDS

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
+from tidelog.client.consuming.kernel_loading import KernelLoading
 from tidelog.client.consuming.positions import PositionLookup
 from tidelog.client.consuming.rebalance import Rebalancer
 from tidelog.client.consuming.reconciliation import Reconciler
@@ -40,6 +41,7 @@ from tidelog.client.model import (
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import TopicMetadata
+from tidelog.protocol.batches import columnar
 from tidelog.protocol.batches.columnar import COLUMNS, arrow_schema
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -84,6 +86,8 @@ class Consumer:
         self._update_event = asyncio.Event()
         self._position_lookup: PositionLookup | None = None
         self._iteration = IterationBuffer()
+        self._record_kernel = KernelLoading(self._load_record_kernel, self._update_event.set)
+        self._arrow_kernel = KernelLoading(columnar.load_kernel, self._update_event.set)
         self._missing_topics: set[str] = set()
         self.keeps_positions = False
         """Keep the positions before each poll, so that `return_records` can go back to them."""
@@ -168,6 +172,8 @@ class Consumer:
                     await self._position_lookup.close()
                 if self._group is not None:
                     await self._group.close()
+                for kernel in (self._record_kernel, self._arrow_kernel):
+                    await kernel.close()
             finally:
                 self._close_finished.set()
                 await self._cluster.close()
@@ -309,15 +315,24 @@ class Consumer:
         The columns are those of Spark's Kafka source: key, value, topic, partition, offset, timestamp,
         timestampType, headers. Rows of one partition are in offset order. Record batches are not cut:
         the table ends with the piece of 200,000 rows or 16 MiB that reaches `max_records` or 64 MiB.
+        The first call loads the compiled loops beside it: tables are empty until they are there.
         """
         if self._config.key_deserializer is not None or self._config.value_deserializer is not None:
             raise RuntimeError("poll_arrow() returns bytes; this consumer has a deserializer")
         schema = _arrow_schema((columns,) if isinstance(columns, str) else tuple(columns))
         _checked_limit(max_records)
-        batches = await self._poll(
-            timeout_ms, lambda fetcher: fetcher.take_columns(schema.names, max_records, _ARROW_POLL_BYTES)
-        )
-        return _arrow_table(batches or [], schema)
+
+        def take(fetcher: Fetcher) -> list[pa.RecordBatch]:
+            self._arrow_kernel.start()
+            if not self._arrow_kernel.is_over:
+                return []
+            return fetcher.take_columns(schema.names, max_records, _ARROW_POLL_BYTES)
+
+        return _arrow_table(await self._poll(timeout_ms, take) or [], schema)
+
+    def _load_record_kernel(self) -> None:
+        assert self._fetcher is not None
+        self._fetcher.decoder.load_kernel()
 
     async def _poll(self, timeout_ms: float, take: Callable[[Fetcher], Records]) -> Records | None:
         """Run the group's step and fetch until `take` returns something; None once the consumer is closed."""
@@ -332,10 +347,6 @@ class Consumer:
         assert self._fetcher is not None
         if not self._subscription.subscribed and not self._subscription.is_user_assigned:
             raise RuntimeError("this consumer reads nothing: subscribe() or assign() first")
-        if self._fetcher.decoder.is_kernel_due:
-            obstacle = await asyncio.to_thread(self._fetcher.decoder.load_kernel)
-            if obstacle is not None and not isinstance(obstacle, ImportError):
-                logger.warning("records are decoded without numba, which does not work here: %r", obstacle)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         self._rewind()
@@ -346,6 +357,8 @@ class Consumer:
                 await self._group.step()
             if self._closed:
                 return None
+            if self._fetcher.decoder.is_kernel_due:
+                self._record_kernel.start()
             lookup.start_lookup()
             if self.keeps_positions:
                 self._positions_before_take = self._subscription.positions()

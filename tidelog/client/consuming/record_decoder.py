@@ -22,31 +22,24 @@ RECORDS_BEFORE_KERNEL: Final = 50_000
 class RecordDecoder:
     """The decoder of one consumer."""
 
-    __slots__ = ("_bulk_records", "_has_kernel", "_is_loaded")
+    __slots__ = ("_bulk_records", "_has_kernel")
 
     def __init__(self) -> None:
         self._bulk_records = 0
         """Records of large batches."""
-        self._is_loaded = False
-        """`load_kernel` was called."""
         self._has_kernel = False
 
     @property
     def is_kernel_due(self) -> bool:
         """Whether `load_kernel` would pay off now."""
-        return self._bulk_records >= RECORDS_BEFORE_KERNEL and not self._is_loaded
+        return self._bulk_records >= RECORDS_BEFORE_KERNEL and not self._has_kernel
 
-    def load_kernel(self) -> Exception | None:
-        """Load the compiled loop, in a thread other than the event loop's. Returns what prevents it, if anything does:
-        ImportError where numba is not installed.
+    def load_kernel(self) -> None:
+        """Load the compiled loop, in a thread other than the event loop's, and use it from now on. Raises ImportError
+        where numba is not installed, and what a numba that does not work raises.
         """
-        self._is_loaded = True
-        try:
-            record_columns.load()
-        except Exception as error:
-            return error
+        record_columns.load()
         self._has_kernel = True
-        return None
 
     def decode(
         self, partition: TopicPartition, section: bytes, header: BatchHeader, first_offset: int

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidelog.protocol.batches import compression as codecs
 from tidelog.protocol.batches.record import read_varint
 from tidelog.protocol.batches.record_batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC, BatchHeader, Buffer, check_magic
-from tidelog.protocol.batches.records import MIN_RECORD_BYTES, Record, decode_section, iter_data_batches, record_section
+from tidelog.protocol.batches.records import (
+    MIN_RECORD_BYTES,
+    Record,
+    decode_section,
+    encode_batch,
+    iter_data_batches,
+    record_section,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -105,6 +112,18 @@ def decode_columns(
 def _in_batch(error: KafkaError, partition_name: str, header: BatchHeader) -> KafkaError:
     """The same error with the partition and the batch's offset in its message."""
     return KafkaError(error.code, f"{partition_name}: batch at offset {header.base_offset}: {error.message}")
+
+
+def load_kernel() -> None:
+    """Import and compile what `decode_columns` uses: half a second, longer at the first time on a machine.
+
+    Raises ImportError where pyarrow or numpy is not installed, and what a numba that does not work raises.
+    """
+    batch = encode_batch([(0, b"k", b"v", (("h", b"v"),))])
+    for _ in decode_columns(batch, topic="", partition=0):
+        pass
+    if _has_numba():
+        _kernel_cut(batch, HEADER_SIZE, len(batch), 1, len(batch))
 
 
 @cache

@@ -1,0 +1,45 @@
+"""Loads compiled loops beside the event loop, so that no call waits for them beyond its timeout.
+
+A load takes a third of a second, and several seconds where the loops are not compiled yet on this machine. It runs on
+a thread. Invariant: it runs once, and `close` leaves no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class KernelLoading:
+    """The load of one kernel. `load` imports and compiles it; it raises ImportError where numba is not installed."""
+
+    def __init__(self, load: Callable[[], None], on_end: Callable[[], None]) -> None:
+        self._load = load
+        self._on_end = on_end
+        self._task: asyncio.Task[None] | None = None
+        self.is_over = False
+        """The kernel is loaded, or cannot be."""
+
+    def start(self) -> None:
+        """Begin the load; later calls do nothing."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop waiting for the load. A thread cannot be interrupted: it ends by itself."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            await asyncio.to_thread(self._load)
+        except ImportError:
+            logger.debug("numba is not installed")
+        except Exception as error:
+            logger.warning("records are decoded without numba, which does not work here: %r", error)
+        self.is_over = True
+        self._on_end()
