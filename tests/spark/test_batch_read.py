@@ -98,6 +98,16 @@ def test_every_column_of_every_record_in_every_codec(load, topics):
     assert sorted(found, key=lambda row: row[2:4]) == sorted(topics, key=lambda row: row[2:4])
 
 
+def test_a_timestamp_is_a_moment_also_where_a_session_says_otherwise_of_the_word(spark, load):
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        frame = load(subscribe="every")
+        assert dict(frame.dtypes)["timestamp"] == "timestamp"
+        assert frame.selectExpr("min(unix_millis(timestamp))").first()[0] == TIME
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+
+
 def test_counts_and_sums_over_many_records(load):
     row = load(subscribe="many").selectExpr("count(*)", "sum(cast(cast(value as string) as bigint))").first()
     assert tuple(row) == (100_000, sum(range(100_000)))

@@ -304,15 +304,20 @@ def _starting(options: Mapping[str, str], mode: str) -> OffsetBound:
     default = EARLIEST
     if mode == STREAM:
         words["latest"] = default = LATEST
-    elif options.get("startingoffsets", "").lower() == "latest":
-        raise ConfigError("startingOffsets cannot be latest in a batch read: there would be nothing to read")
-    bound = None
-    if options.get("startingoffsets", "").lower() == COMMITTED:
-        bound = _bound({key: value for key, value in options.items() if key != "startingoffsets"}, _STARTING, words)
-        bound = bound or _starting_committed(options, mode)
-    else:
+    offsets = _effective_offsets(options, _STARTING)
+    if offsets == COMMITTED:
+        return _starting_committed(options, mode)
+    if options.get("startingoffsets", "").lower() != COMMITTED:
         _refuse_without_committed(options)
-    return bound or _bound(options, _STARTING, words) or OffsetBound(default, option="startingOffsets")
+    if offsets == "latest" and mode == BATCH:
+        raise ConfigError("startingOffsets cannot be latest in a batch read: there would be nothing to read")
+    return _bound(options, _STARTING, words) or OffsetBound(default, option="startingOffsets")
+
+
+def _effective_offsets(options: Mapping[str, str], names: tuple[str, str, str]) -> str:
+    """The offsets of a bound in lower case; empty where a timestamp goes before them."""
+    *timestamps, offsets = names
+    return "" if any(name.lower() in options for name in timestamps) else options.get(offsets.lower(), "").lower()
 
 
 def _starting_committed(options: Mapping[str, str], mode: str) -> OffsetBound:
@@ -337,7 +342,7 @@ def _refuse_without_committed(options: Mapping[str, str]) -> None:
 
 
 def _ending(options: Mapping[str, str]) -> OffsetBound:
-    if options.get("endingoffsets", "").lower() == "earliest":
+    if _effective_offsets(options, _ENDING) == "earliest":
         raise ConfigError("endingOffsets cannot be earliest in a batch read: there would be nothing to read")
     return _bound(options, _ENDING, {"latest": LATEST}) or OffsetBound(LATEST, option="endingOffsets")
 

@@ -27,10 +27,14 @@ SPARK_TYPES: Final[Mapping[str, str]] = {
 }
 
 
+_DDL_TYPES: Final[Mapping[str, str]] = {**SPARK_TYPES, "timestamp": "timestamp_ltz"}
+"""The types in Spark's DDL, where `timestamp` alone means what `spark.sql.timestampType` says."""
+
+
 def source_schema(include_headers: bool) -> str:
     """The schema without a user's schema, as Spark's DDL. `include_headers` adds the headers."""
     return ", ".join(
-        f"{name} {type_name}" for name, type_name in SPARK_TYPES.items() if include_headers or name != "headers"
+        f"{name} {type_name}" for name, type_name in _DDL_TYPES.items() if include_headers or name != "headers"
     )
 
 
@@ -46,8 +50,9 @@ def projection(schema: StructType) -> tuple[str, ...]:
             raise ConfigError(f"the tidelog source has no column {field.name!r}; it has {', '.join(SPARK_TYPES)}")
         user_type = field.dataType.simpleString()
         if user_type != type_name:
+            ddl_type = _DDL_TYPES[field.name]
             raise ConfigError(
-                f"column {field.name!r} is {type_name}, not {user_type}: read it as {type_name} and cast it afterwards"
+                f"column {field.name!r} is {ddl_type}, not {user_type}: read it as {ddl_type} and cast it afterwards"
             )
         if not field.nullable:
             raise ConfigError(f"column {field.name!r} must be nullable")

@@ -48,6 +48,15 @@ def test_names_are_matched_without_regard_to_case():
     assert (options.min_partitions, options.include_headers) == (7, True)
 
 
+def test_offsets_are_not_looked_at_where_a_timestamp_goes_before_them():
+    options = parsed(subscribe="t", startingOffsets="latest", startingTimestamp="5")
+    assert (options.starting.value, options.starting.by_time) == (5, True)
+    options = parsed(subscribe="t", endingOffsets="earliest", endingOffsetsByTimestamp='{"t":{"0":7}}')
+    assert (options.ending.value, options.ending.by_time) == ({TopicPartition("t", 0): 7}, True)
+    options = parsed(subscribe="t", startingOffsets="committed", startingTimestamp="5")
+    assert (options.starting.value, options.starting.group) == (5, "")
+
+
 def test_topics_are_split_at_commas_and_named_once():
     assert parsed(subscribe=" a, b ,a,,").topics == ("a", "b")
     assert "no topic" in refusal(subscribe=" , ")

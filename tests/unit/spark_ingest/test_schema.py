@@ -21,7 +21,8 @@ def struct(**columns):
 
 def test_the_columns_are_those_of_sparks_kafka_source():
     assert source_schema(include_headers=False) == (
-        "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+        "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp_ltz, "
+        "timestampType int"
     )
     assert source_schema(True).endswith("timestampType int, headers array<struct<key:string,value:binary>>")
 
@@ -48,6 +49,7 @@ def test_every_type_is_the_one_arrow_columns_have():
     [
         ("value", "string", "binary, not string"),
         ("offset", "integer", "bigint, not int"),
+        ("timestamp", "timestamp_ntz", "timestamp_ltz, not timestamp_ntz"),
         ("Value", "binary", "no column 'Value'"),
         ("carrier", "string", "no column 'carrier'"),
     ],
