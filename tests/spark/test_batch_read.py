@@ -167,6 +167,31 @@ def test_a_second_read_sees_what_came_in_between(load, node):
             admin.create_topics([NewTopic("empty", 2)])
 
 
+def test_a_task_reads_the_topic_that_was_planned_and_not_a_later_one_of_its_name(load, node):
+    def create(*values):
+        with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("again", 1)])
+        with Producer(bootstrap_servers=node.bootstrap_servers) as producer:
+            for value in values:
+                producer.send("again", value)
+            producer.flush()
+
+    def planned(**options):
+        rows = load("value binary", subscribe="again", **options).rdd
+        assert rows.getNumPartitions() == 1  # the ranges are fixed here
+        return rows
+
+    create(b"old")
+    strict, lenient = planned(), planned(failOnDataLoss="false")
+    with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+        admin.delete_topics(["again"])
+    create(b"new", b"new")
+    with pytest.raises(Exception, match="topic 'again' was created again"):
+        strict.collect()
+    assert lenient.collect() == []
+    assert planned().count() == 2
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -95,14 +95,16 @@ def _offset_bounds(operator: str, value: Any) -> tuple[int, int]:
 def earliest_time_ms(conditions: Sequence[Condition]) -> int | None:
     """The time in ms before which no record passes the conditions on `timestamp`; None without one.
 
-    There is no latest time: a record with an early timestamp may follow a later one.
+    There is no latest time: a record with an early timestamp may follow a later one. A time before
+    1970 is none: brokers look up times from 0 on, and records without a timestamp have -1.
     """
     times = []
     for column, operator, value in conditions:
         if column == "timestamp" and operator in ("=", ">", ">=", "in"):
             times += [min(map(_to_ms, value))] if operator == "in" and value else []
             times += [_to_ms(value)] if operator != "in" else []
-    return max(times, default=None)
+    earliest_ms = max(times, default=-1)
+    return earliest_ms if earliest_ms >= 0 else None
 
 
 def _to_ms(time: datetime) -> int:

@@ -41,7 +41,14 @@ class DataLoss(Exception):
         super().__init__(f"{reason}. To read what is left, set the option failOnDataLoss to false")
 
 
-def resolve_ranges(options: SourceOptions, conditions: Sequence[Condition] = ()) -> list[OffsetRange]:
+class ResolvedRanges(NamedTuple):
+    """The ranges of a batch read, and the ids of their topics."""
+
+    ranges: list[OffsetRange]
+    topic_ids: TopicIds
+
+
+def resolve_ranges(options: SourceOptions, conditions: Sequence[Condition] = ()) -> ResolvedRanges:
     """One range per partition, empty ones included; only what the conditions leave, where there are
     some.
 
@@ -50,11 +57,11 @@ def resolve_ranges(options: SourceOptions, conditions: Sequence[Condition] = ())
     return asyncio.run(_resolve(options, conditions))
 
 
-async def _resolve(options: SourceOptions, conditions: Sequence[Condition]) -> list[OffsetRange]:
+async def _resolve(options: SourceOptions, conditions: Sequence[Condition]) -> ResolvedRanges:
     cluster = Cluster(options.consumer)
     await cluster.start()
     try:
-        _, partitions, earliest, latest, ends = await _edges(cluster, options)
+        topics, partitions, earliest, latest, ends = await _edges(cluster, options)
         starting = await _bound_offsets(cluster, options, options.starting, partitions)
         ending = await _bound_offsets(cluster, options, options.ending, partitions)
         since_ms = earliest_time_ms(conditions)
@@ -70,14 +77,14 @@ async def _resolve(options: SourceOptions, conditions: Sequence[Condition]) -> l
             raise ConfigError(bounds)
         start, end = _clip_to_log(options, partition, start, end, earliest, ends)
         ranges.append(OffsetRange(*partition, min(max(start, since.get(partition, start)), end), end))
-    return narrow_ranges(ranges, conditions) if conditions else ranges
+    return ResolvedRanges(narrow_ranges(ranges, conditions) if conditions else ranges, _ids(topics))
 
 
 async def _offsets_since(
     cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], since_ms: int, latest: Offsets
 ) -> Offsets:
     """The first offset of each partition with a timestamp at or after `since_ms`, else its end."""
-    found = await _list_offsets(cluster, options, dict.fromkeys(partitions, max(since_ms, 0)))
+    found = await _list_offsets(cluster, options, dict.fromkeys(partitions, since_ms))
     return {partition: each.offset if each is not None else latest[partition] for partition, each in found.items()}
 
 

@@ -98,7 +98,7 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
 class RangePartition(InputPartition):  # type: ignore[misc,unused-ignore]
     """The range that one task reads, of the topic with this id where it is known."""
 
-    def __init__(self, offset_range: OffsetRange, topic_id: bytes = bytes(16)) -> None:
+    def __init__(self, offset_range: OffsetRange, topic_id: bytes) -> None:
         super().__init__(tuple(offset_range))
         self.offset_range = offset_range
         self.topic_id = topic_id
@@ -123,10 +123,9 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
         options = self._options
         for name in options.without_effect:
             logger.warning("option %r has no effect on this source", name)
-        ranges = plan_ranges(
-            resolve_ranges(options, self._conditions), options.min_partitions, options.max_records_per_partition
-        )
-        return [RangePartition(offset_range) for offset_range in ranges]
+        ranges, topic_ids = resolve_ranges(options, self._conditions)
+        ranges = plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+        return [RangePartition(each, topic_ids[each.topic]) for each in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The records of one range as Arrow record batches of the selected columns."""

@@ -62,6 +62,10 @@ def test_times_have_a_beginning_and_no_end():
     assert earliest_time_ms(read_conditions([datasource.In(("timestamp",), (time(9), time(7)))])) == 7
     assert earliest_time_ms(read_conditions([datasource.LessThan(("timestamp",), time(9))])) is None
     assert earliest_time_ms([]) is None
+    # Brokers look up no such time, and a record without a timestamp has -1.
+    before_1970 = [datasource.GreaterThanOrEqual(("timestamp",), time(-9))]
+    assert earliest_time_ms(read_conditions(before_1970)) is None
+    assert earliest_time_ms(read_conditions([*before_1970, *later])) == 5
 
 
 OPERATORS = ("=", "<", "<=", ">", ">=", "in")
@@ -89,7 +93,7 @@ def test_no_record_that_passes_is_left_out(rows):
 def test_a_time_narrows_ranges_to_the_first_record_that_is_so_late(node, new_topic):
     topic = new_topic(10, 4)
     conditions = [Condition("timestamp", ">=", EPOCH + timedelta(milliseconds=1_700_000_000_006))]
-    ranges = resolve_ranges(node.options(subscribe=topic), conditions)
+    ranges = resolve_ranges(node.options(subscribe=topic), conditions).ranges
     assert [tuple(each) for each in ranges] == [(topic, 0, 6, 10)]
     conditions.append(Condition("partition", "=", 1))
-    assert resolve_ranges(node.options(subscribe=topic), conditions) == []
+    assert resolve_ranges(node.options(subscribe=topic), conditions).ranges == []

@@ -19,13 +19,13 @@ def by_partition(topic: str, *values: int) -> str:
 
 
 def ranges(node, **options: str):
-    return [tuple(each) for each in resolve_ranges(node.options(**options))]
+    return [tuple(each) for each in resolve_ranges(node.options(**options)).ranges]
 
 
 def test_everything_there_is_by_default(node, new_topic):
     topic = new_topic(5, 0, 3)
     assert ranges(node, subscribe=topic) == [(topic, 0, 0, 5), (topic, 1, 0, 0), (topic, 2, 0, 3)]
-    assert isinstance(resolve_ranges(node.options(subscribe=topic))[0], OffsetRange)
+    assert isinstance(resolve_ranges(node.options(subscribe=topic)).ranges[0], OffsetRange)
 
 
 def test_several_topics_by_name_and_by_pattern(node):

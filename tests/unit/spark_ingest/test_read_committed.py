@@ -49,7 +49,7 @@ def rows(options: SourceOptions, ranges) -> tuple[list[int], set[bytes]]:
 
 def test_a_batch_read_sees_committed_records_up_to_the_first_open_transaction(options):
     parsed = SourceOptions.parse(options)
-    ranges = resolve_ranges(parsed)
+    ranges = resolve_ranges(parsed).ranges
     assert ranges == [("t", 0, 0, LAST_STABLE_OFFSET)]
     assert rows(parsed, ranges) == (VISIBLE, {b"commit"})
 
@@ -57,7 +57,7 @@ def test_a_batch_read_sees_committed_records_up_to_the_first_open_transaction(op
 def test_a_batch_read_of_everything_sees_everything(options):
     del options["kafka.isolation.level"]
     parsed = SourceOptions.parse(options)
-    assert rows(parsed, resolve_ranges(parsed))[1] == {b"commit", b"abort", b"open"}
+    assert rows(parsed, resolve_ranges(parsed).ranges)[1] == {b"commit", b"abort", b"open"}
 
 
 @pytest.mark.parametrize("max_offsets", [None, 1, 5])
