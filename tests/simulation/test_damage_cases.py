@@ -16,6 +16,7 @@ from tests.simulation.damage_history import faults_of_copies
 from tests.simulation.simulated_disk import Inode
 from tests.simulation.stage import TOPIC, Stage, stage
 from tests.simulation.world import Broken
+from tidelog.client.model import TopicPartition
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
 from tidelog.storage.files.checkpoints import (
@@ -271,3 +272,113 @@ def test_damage_that_is_found_on_a_full_volume_is_repaired_there() -> None:
         play.until("it is repaired", lambda: is_whole(play), 60)
         assert play.send(b"on") == 12
         assert len(play.values(1)) == 13
+
+
+def reassign(play: Stage, replicas: list[int] | None) -> None:
+    play.admin(lambda admin: admin.alter_partition_reassignments({TopicPartition(TOPIC, 0): replicas}))
+
+
+def replicas_of(play: Stage) -> tuple[int, ...]:
+    return tuple(play.cluster.placed(TOPIC).replicas)
+
+
+def has_whole_copies(play: Stage) -> bool:
+    return not any(faults_of_copies(play.cluster))
+
+
+@pytest.mark.parametrize("staying", [[1], [2], [2, 3], [3, 1]])
+def test_damage_that_nobody_has_met_is_repaired_before_the_whole_copies_are_removed(staying: list[int]) -> None:
+    with stage((1, 2, 3, 4)) as play:
+        play.up((1, 2, 3, 4))
+        for offset in range(4):
+            assert play.send(LARGE) == offset
+        for node_id in (1, 2, 3):
+            zero_batch(play, node_id, 2)
+        reassign(play, staying)
+        play.until("the others are removed", lambda: replicas_of(play) == tuple(staying))
+        assert play.leader in staying
+        play.until("all copies are whole", lambda: has_whole_copies(play) and play.cluster.all_in_sync())
+        assert play.values(play.leader) == [LARGE] * 4
+        assert play.send(b"after") == 4
+
+
+def test_a_removal_waits_for_the_one_whole_copy_and_can_be_cancelled() -> None:
+    with stage() as play:
+        play.up()
+        for offset in range(3):
+            assert play.send(LARGE) == offset
+        zero_batch(play, 1, 1)
+        zero_batch(play, 2, 1)
+        play.pause(3)
+        reassign(play, [1])
+        play.wait(20)
+        assert replicas_of(play) == (1, 2, 3)
+        reassign(play, None)
+        assert not play.cluster.placed(TOPIC).removing_replicas
+        reassign(play, [1])
+        play.resume(3)
+        play.until("the others are removed", lambda: replicas_of(play) == (1,))
+        assert play.values(1) == [LARGE] * 3
+
+
+def test_a_removal_goes_on_with_another_leader_() -> None:
+    with stage() as play:
+        play.up()
+        for offset in range(3):
+            assert play.send(LARGE) == offset
+        for node_id in (1, 2):
+            zero_batch(play, node_id, 1)
+        play.pause(3)  # the reassignment waits for its copy
+        reassign(play, [1, 2])
+        play.node(1).kill()
+        play.until("another leads", lambda: play.leader == 2)
+        play.wait(3)
+        assert len(replicas_of(play)) == 3
+        play.resume(3)
+        play.node(1).start()
+        play.until("3 is removed", lambda: replicas_of(play) == (1, 2))
+        play.until("all copies are whole", lambda: is_whole(play))
+        assert play.send(b"after") == 3
+
+
+def test_a_removal_does_not_wait_for_ever_for_replicas_that_are_dead() -> None:
+    with stage() as play:
+        play.up()
+        for offset in range(3):
+            assert play.send(LARGE) == offset
+        zero_batch(play, 1, 1)
+        for node_id in (2, 3):
+            play.node(node_id).kill()
+        play.until("1 is alone", lambda: play.isr == [1])
+        reassign(play, [1])
+        play.wait(60)
+        assert len(replicas_of(play)) == 3
+        play.until("the others are removed", lambda: replicas_of(play) == (1,), 700)
+
+
+def test_a_removal_ends_where_no_replica_has_a_whole_copy() -> None:
+    with stage() as play:
+        play.up()
+        for offset in range(3):
+            assert play.send(LARGE) == offset
+        for node_id in (1, 2, 3):
+            zero_batch(play, node_id, 1)
+        reassign(play, [1, 2])
+        play.until("3 is removed", lambda: replicas_of(play) == (1, 2))
+
+
+def test_a_removal_goes_on_after_a_restart_of_the_controller() -> None:
+    with stage() as play:
+        play.up()
+        for offset in range(3):
+            assert play.send(LARGE) == offset
+        zero_batch(play, 1, 1)
+        controller = play.cluster.controller()
+        assert controller is not None
+        reassign(play, [1])
+        controller.kill()
+        play.wait(3)
+        assert len(replicas_of(play)) == 3
+        controller.start()
+        play.until("the others are removed", lambda: replicas_of(play) == (1,))
+        play.until("the log is whole", lambda: has_whole_copies(play))

@@ -31,6 +31,7 @@ from tidelog.broker.replicas.hosting import Hosting
 from tidelog.broker.replicas.log_cleaner import LogCleaner
 from tidelog.broker.replicas.log_directories import CORDONED, NoDirectoryLeft
 from tidelog.broker.replicas.partitions import Partitions
+from tidelog.broker.replicas.removal_checks import RemovalChecks
 from tidelog.broker.replicas.repairs import Repairs
 from tidelog.broker.replicas.replica_moves import ReplicaMoves
 from tidelog.broker.replicas.scrubber import Scrubber
@@ -159,6 +160,9 @@ class BrokerSide:
         self._upkeep = Upkeep(config, self.directories, partitions, loop, ports.clock_ms, run, ports.disk)
         self.cleaner = LogCleaner(self.directories, self._settings, loop, ports.clock_ms, run, self._upkeep)
         self.scrubber = Scrubber(config, partitions, self.repairs, loop, run)
+        self._removal_checks = RemovalChecks(
+            config.node_id, partitions, self.repairs, self.scrubber, self.repairs.assignment_of, loop
+        )
         self.cleaner.on_uncleanable = self.scrubber.look_soon
         self._upkeep.on_doubt = self.scrubber.look_soon
         self.repairs.on_repaired = self.cleaner.try_again
@@ -288,6 +292,7 @@ class BrokerSide:
         self._hosting.apply(image, delta)
         self.lost_brokers.on_image(image, delta)
         self.repairs.on_image(delta)
+        self._removal_checks.on_image(delta)
         self.marker_sender.on_image()
         if delta.deleted_topics:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
@@ -376,6 +381,7 @@ class BrokerSide:
         self._isr_changes.close()
         self._assignments.close()
         await self.lifecycle.close()
+        await self._removal_checks.close()
         await self.scrubber.close()
         await self._unclean_leaders.close()
         await self.repairs.close()

@@ -12,7 +12,7 @@ from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequ
 from tidelog.protocol.messages.broker_registration import Feature as RegisteredFeature
 from tidelog.protocol.messages.broker_registration import Listener as RegisteredListener
 from tidelog.replication.controller.decisions.state import ControllerSettings
-from tidelog.replication.controller.decisions.supported_features import SUPPORTED_FEATURES
+from tidelog.replication.controller.decisions.supported_features import BROKER_FEATURES
 from tidelog.replication.controller.metadata.image import EndpointImage
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
@@ -104,7 +104,7 @@ def broker_registration(
         ],
         features=[
             RegisteredFeature(name=name, min_supported_version=low, max_supported_version=high)
-            for name, (low, high) in SUPPORTED_FEATURES.items()
+            for name, (low, high) in BROKER_FEATURES.items()
         ],
         rack=config["broker.rack"],
         log_dirs=list(directory_ids),

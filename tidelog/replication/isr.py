@@ -212,6 +212,10 @@ class InSyncReplicas:
         others = [each for each in self.isr if each != self._node_id]
         return self._propose(others, own_epoch, removes=(self._node_id,), resigns=True)
 
+    def confirmation(self, own_epoch: int) -> Proposal | None:
+        """Propose the ISR as it is: the controller learns that this leader has read its log."""
+        return None if self.pending is not None else self._propose(list(self.isr), own_epoch)
+
     def _lags(self, broker_id: int, leader_end: int, now_ms: float) -> bool:
         follower = self.followers.get(broker_id)
         if follower is None:

@@ -371,6 +371,11 @@ class Partition:
         self._propose(proposal)
         return proposal is not None
 
+    def confirm_reading(self) -> None:
+        """Tell the controller that this leader has read its log, so that a reassignment may remove other replicas."""
+        if self.leads and not self.offline:
+            self._propose(self.in_sync.confirmation(self._ports.broker_epoch()))
+
     def delete_records_as_leader(self, offset: int) -> int:
         """Advance the log start to `offset` (-1: the high watermark). Returns that offset.
 
@@ -417,10 +422,10 @@ class Partition:
             self._isr_changed()
 
     def _count(self, proposal: Proposal) -> None:
-        if proposal.adds is None:
-            self._ports.isr_shrinks += 1
-        else:
+        if proposal.adds is not None:
             self._ports.isr_expands += 1
+        elif proposal.removes:
+            self._ports.isr_shrinks += 1
 
     def on_proposal_rejected(self, proposal: Proposal) -> None:
         """The controller has refused the proposal for good. A proposal with an unknown outcome is not rejected: the

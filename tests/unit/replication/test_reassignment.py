@@ -18,11 +18,13 @@ from tidelog.protocol.messages.list_partition_reassignments import (
 )
 from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
 from tidelog.replication.controller.decisions.isr_alterations import alter_partition
+from tidelog.replication.controller.decisions.leaders import fence_brokers
 from tidelog.replication.controller.decisions.reassignment import (
     alter_partition_reassignments,
     list_partition_reassignments,
 )
 from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.decisions.supported_features import READS_BEFORE_REMOVAL
 
 
 @pytest.fixture
@@ -141,3 +143,66 @@ def test_what_is_listed_can_be_chosen(state):
     move(state, [3, 4])
     assert listed(state, [ListPartitionReassignmentsTopics(name="t", partition_indexes=[0, 7])])
     assert not listed(state, [ListPartitionReassignmentsTopics(name="u", partition_indexes=[0])])
+
+
+def let_read(state, *brokers):
+    """These brokers read their log before replicas are removed."""
+    for broker in brokers:
+        state.image.brokers[broker].features[READS_BEFORE_REMOVAL] = (0, 1)
+
+
+def test_a_removal_waits_until_the_leader_has_read_its_log(state):
+    let_read(state, 1, 2)
+    assert move(state, [1]) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).isr, part(state).leader) == ((1, 2), (1, 2), 1)
+    assert listed(state) == {("t", 0): ([1, 2], [], [2])}
+    assert in_sync(state, 1, 2) is ErrorCode.NONE  # the ISR as it is: it has read its log
+    assert (part(state).replicas, part(state).isr, part(state).leader_epoch) == ((1,), (1,), 1)
+    assert listed(state) == {}
+
+
+def test_a_removal_of_the_leader_makes_one_that_stays_lead_and_read(state):
+    let_read(state, 2)
+    assert move(state, [2]) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).isr, part(state).leader) == ((2, 1), (1, 2), 2)
+    assert in_sync(state, 1, 2) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).leader) == ((2,), 2)
+
+
+def test_a_removal_does_not_end_because_the_removed_replica_leaves_the_isr(state):
+    let_read(state, 1, 2)
+    move(state, [1])
+    assert in_sync(state, 1) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).isr) == ((1, 2), (1,))
+    assert in_sync(state, 1) is ErrorCode.NONE
+    assert part(state).replicas == (1,)
+
+
+def test_a_removal_goes_on_with_the_next_leader(state):
+    apply(state, state.create_topics([NewTopic("u", assignments=[(0, [1, 2, 3])])])[0])
+    let_read(state, 1, 2, 3)
+    move(state, [1, 2], name="u")
+    apply(state, fence_brokers(state, [1]))
+    moved = state.image.topics_by_name["u"].partitions[0]
+    assert (moved.replicas, moved.isr, moved.leader) == ((1, 2, 3), (2, 3), 2)
+    apply(state, fence_brokers(state, [2]))
+    moved = state.image.topics_by_name["u"].partitions[0]
+    assert (moved.isr, moved.leader) == ((3,), 3)  # the partition stays in use
+
+
+def test_a_removal_is_cancelled_while_it_waits(state):
+    let_read(state, 1, 2)
+    move(state, [2])
+    assert move(state, None) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).isr, part(state).removing_replicas) == ((2, 1), (1, 2), ())
+    assert listed(state) == {}
+
+
+def test_a_removal_does_not_wait_for_a_broker_that_does_not_read_or_where_a_copy_is_fresh(state):
+    let_read(state, 1)
+    assert move(state, [2]) is ErrorCode.NONE
+    assert part(state).replicas == (2,)
+    let_read(state, 2, 3)
+    assert move(state, [3]) is ErrorCode.NONE
+    assert in_sync(state, 2, 3) is ErrorCode.NEW_LEADER_ELECTED
+    assert part(state).replicas == (3,)

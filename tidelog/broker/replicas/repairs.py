@@ -138,6 +138,10 @@ class Repairs:
         self._waiting[partition] = _Attempts(self._loop.time())
         self._is_due.set()
 
+    def has_unsettled(self, partition: Partition) -> bool:
+        """Whether the log has known damage that another replica may still repair."""
+        return bool(partition.log.damaged_ranges()) and not self._is_lost(partition)
+
     def _is_lost(self, partition: Partition) -> bool:
         ranges = partition.log.damaged_ranges()
         return bool(ranges) and all((partition, damage.first_offset) in self._lost_ranges for _, damage in ranges)

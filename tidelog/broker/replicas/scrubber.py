@@ -32,6 +32,8 @@ TRUST_S: Final = 30.0
 PIECE_S: Final = 0.25
 URGENT_BYTES_PER_S: Final = 8 * 1024 * 1024
 """The rate for one log that must be checked at once while the scrubber is off."""
+WHOLE_BYTES_PER_S: Final = 32 * 1024 * 1024
+"""The lowest rate for a log for which a reassignment waits."""
 PIECE_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
@@ -117,6 +119,20 @@ class Scrubber:
         if partition is not None and (self._urgent is None or self._urgent.done()):
             self._urgent = self._loop.create_task(self._look_at(partition), name="scrub at once")
 
+    async def read_whole(self, partition: Partition) -> bool:
+        """Read all that the log has now, at once, and report its damage. False if it was not read to its end.
+
+        A segment that is replaced meanwhile was read by the cleaner or the repair that replaced it.
+        """
+        try:
+            for segment in list(partition.log.segments):
+                if self._is_to_be_read(partition, segment):
+                    await self._scrub(partition, segment, WHOLE_BYTES_PER_S)
+        except Exception as error:
+            self._partitions.refusal(partition, error)
+            return False
+        return self._is_hosted(partition)
+
     async def _look_at(self, partition: Partition) -> None:
         try:
             for segment in list(partition.log.segments):
@@ -137,18 +153,19 @@ class Scrubber:
         is_there = self._partitions.find(partition.topic, partition.index) is partition
         return is_there and not partition.offline and partition.log.failure is None
 
-    async def _scrub(self, partition: Partition, segment: Segment) -> None:
+    async def _scrub(self, partition: Partition, segment: Segment, rate_min: int = 0) -> None:
+        rate = max(self._rate_bytes or URGENT_BYTES_PER_S, rate_min)
         scrub = Scrub(partition.log, segment)
         finished = False
         try:
             while not scrub.is_done and self._is_hosted(partition):
-                piece = min(PIECE_BYTES_MAX, max(64 * 1024, int(self._rate_bytes * PIECE_S)))
+                piece = min(PIECE_BYTES_MAX, max(64 * 1024, int(rate * PIECE_S)))
                 before = scrub.verified_bytes
                 await until_done(self._run_in_executor(partial(scrub.run, piece)))
                 verified = scrub.verified_bytes - before
                 self.counters.verified_bytes += verified
                 # A small segment uses only its own size of the rate.
-                await asyncio.sleep(min(piece, max(verified, 4096)) / (self._rate_bytes or URGENT_BYTES_PER_S))
+                await asyncio.sleep(min(piece, max(verified, 4096)) / rate)
             finished = True
         finally:
             if not finished or not self._is_hosted(partition):

@@ -5,7 +5,8 @@ registered incarnation), the leader epoch (the broker still leads) and the parti
 leader knows all earlier changes). The order of the checks and the error codes are those of Kafka's
 `ReplicationControlManager.alterPartition` (KIP-497, KIP-841, KIP-903), with one addition: a leader
 that leaves itself out of the ISR resigns. Another replica is elected as if the leader had died;
-if no other replica may lead, nothing changes and the answer is INELIGIBLE_REPLICA.
+if no other replica may lead, nothing changes and the answer is INELIGIBLE_REPLICA. And a leader that
+proposes the ISR as it is says that it has read its log, for a reassignment that removes replicas.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ def _apply(
         change.election = Election.UNCLEAN
     change.isr = members
     change.recovery_state = partition_data.leader_recovery_state
+    is_unchanged = set(members) == set(partition.isr) and change.recovery_state == partition.leader_recovery_state
+    change.log_was_read = is_unchanged
     record = change.build()
     if record is not None:
         records.append(record)

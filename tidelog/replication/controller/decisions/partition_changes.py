@@ -5,7 +5,9 @@ Invariant: an election keeps committed records. A leader comes from the ISR; if 
 from the eligible leader replicas (KIP-966). Another replica becomes leader only by an unclean
 election, or as the last known leader of a partition that no other replica can lead. A record that
 names a leader starts a new leader epoch. The rules are those of Kafka's `PartitionChangeBuilder`
-and `PartitionReassignmentReplicas`.
+and `PartitionReassignmentReplicas`, with one addition: a reassignment that only removes replicas
+waits until the leader, one of those that stay, has read its log. Damage that nobody has met would
+have lost its whole copies.
 """
 
 from __future__ import annotations
@@ -40,13 +42,14 @@ class ElectionRules:
     """The rules for all partitions of one decision.
 
     `electable`: the brokers that may lead, with their online log directories (empty: all are
-    online).
+    online). `readers`: the brokers that read their log before replicas are removed, and say so.
     """
 
     electable: Mapping[int, Collection[bytes]]
     elr_enabled: bool
     metadata_version: int
     default_directory: Callable[[int], bytes]
+    readers: Collection[int] = ()
 
 
 @dataclass(slots=True)
@@ -67,12 +70,14 @@ class PartitionChange:
         "_index",
         "_partition",
         "_rules",
+        "_stays",
         "_topic",
         "adding",
         "directories",
         "election",
         "elr",
         "isr",
+        "log_was_read",
         "recovery_state",
         "removing",
         "replicas",
@@ -93,6 +98,10 @@ class PartitionChange:
         self.election = Election.ONLINE
         self.unclean_shutdown: Collection[int] = ()
         self.directories: dict[int, bytes] = {}
+        self.log_was_read = False
+        """Whether the leader says that it has read its log, so that other replicas may be removed."""
+        self._stays: Collection[int] = ()
+        """The replicas that stay, while the removal waits for one of them to read its log as the leader."""
 
     def build(self) -> PartitionChangeRecord | None:
         """The record of the change, or None if nothing changes."""
@@ -124,8 +133,25 @@ class PartitionChange:
             return
         isr = [replica for replica in self.isr if replica not in self.removing]
         replicas = [replica for replica in self.replicas if replica not in self.removing]
-        if isr and replicas and set(replicas) <= set(isr):
+        if not (isr and replicas and set(replicas) <= set(isr)):
+            return
+        if self._must_be_read(replicas):
+            self._stays = replicas
+        else:
             self.isr, self.replicas, self.removing, self.adding = isr, replicas, (), ()
+
+    def _must_be_read(self, staying: Sequence[int]) -> bool:
+        """Whether the removal waits for the next leader. A replica that is being added is a fresh copy already, and a
+        broker of another kind would never say that it has read its log.
+        """
+        if self.adding or self.log_was_read or not self.removing:
+            return False
+        present = self._partition.leader
+        first_present = sorted(staying, key=lambda replica: replica != present)
+        leader = next((replica for replica in first_present if self._may_lead(replica)), NO_LEADER)
+        if leader == NO_LEADER:
+            return any(replica in self._rules.readers for replica in staying)
+        return leader in self._rules.readers
 
     def _set_assignment(self, record: PartitionChangeRecord) -> None:
         partition = self._partition
@@ -171,9 +197,8 @@ class PartitionChange:
         """(leader, whether its election may lose committed records)."""
         if self.election is Election.PREFERRED and self._may_lead(self.replicas[0]):
             return self.replicas[0], False
-        if self._may_lead(self._partition.leader):
-            return self._partition.leader, False
-        for replica in self.replicas:
+        candidates = sorted((self._partition.leader, *self.replicas), key=lambda replica: replica not in self._stays)
+        for replica in candidates:
             if self._may_lead(replica):
                 return replica, False
         last_known_leader = self._last_known_leader()

@@ -24,6 +24,7 @@ from tidelog.protocol.messages.metadata_records import (
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
 from tidelog.replication.controller.decisions.partition_changes import ElectionRules, TopicRules
 from tidelog.replication.controller.decisions.placement import place_replicas
+from tidelog.replication.controller.decisions.supported_features import READS_BEFORE_REMOVAL
 from tidelog.replication.controller.decisions.topic_names import (
     METADATA_TOPIC,
     collision_key,
@@ -188,6 +189,9 @@ class ControllerState:
             elr_enabled=self.elr_enabled,
             metadata_version=self.metadata_version,
             default_directory=self.default_directory,
+            readers={
+                broker.node_id for broker in self.image.brokers.values() if READS_BEFORE_REMOVAL in broker.features
+            },
         )
 
     def check_broker_epoch(self, broker_id: int, broker_epoch: int) -> None:

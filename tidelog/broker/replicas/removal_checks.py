@@ -1,0 +1,130 @@
+"""Reads a leader's log before a reassignment removes other replicas, whose copies may be the only whole ones.
+
+The controller keeps such a reassignment open (`decisions/partition_changes.py`), with a replica that stays as the
+leader. That leader reads its whole log, waits for the repair of what it finds, and then confirms. Nothing is stored: a
+leader that is elected meanwhile begins anew, and the controller knows from the metadata what it waits for. Invariants:
+one log is read at a time; a reassignment waits for a damaged range only while a replica may have a whole copy of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tidelog.broker.replicas.partitions import Partitions
+    from tidelog.broker.replicas.repairs import Repairs
+    from tidelog.broker.replicas.scrubber import Scrubber
+    from tidelog.replication.controller.metadata.image import MetadataDelta, PartitionImage
+    from tidelog.replication.partition import Partition
+
+logger = logging.getLogger("tidelog.repairs")
+
+PAUSE_S: Final = 0.5
+"""The time between two looks at damage that is being repaired, and at confirmations."""
+DEAD_REPLICAS_WAIT_S: Final = 600.0
+"""How long a leader that is alone in the ISR waits for a copy from replicas that do not answer."""
+
+
+class RemovalChecks:
+    """`assignment_of`: the partition in the metadata, or None."""
+
+    def __init__(
+        self,
+        node_id: int,
+        partitions: Partitions,
+        repairs: Repairs,
+        scrubber: Scrubber,
+        assignment_of: Callable[[Partition], PartitionImage | None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._node_id = node_id
+        self._partitions = partitions
+        self._repairs = repairs
+        self._scrubber = scrubber
+        self._assignment_of = assignment_of
+        self._loop = loop
+        self._unread: dict[Partition, None] = {}
+        self._read: dict[Partition, float] = {}
+        """The partitions whose log was read, and when, on the loop's clock."""
+        self._warned: set[Partition] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def on_image(self, delta: MetadataDelta) -> None:
+        for topic_id, indexes in delta.changed_partitions.items():
+            for index in indexes:
+                partition = self._partitions.find(topic_id, index)
+                if partition is not None and partition not in self._read and self._is_awaited(partition):
+                    self._unread[partition] = None
+        if self._unread and self._task is None and not self._is_closed:
+            self._task = self._loop.create_task(self._run(), name="removal checks")
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _is_awaited(self, partition: Partition) -> bool:
+        """Whether the removal of replicas waits for this leader."""
+        placed = self._assignment_of(partition)
+        if placed is None or partition.offline or placed.leader != self._node_id:
+            return False
+        if self._partitions.find(partition.topic_id, partition.index) is not partition:
+            return False
+        staying = set(placed.replicas) - set(placed.removing_replicas)
+        return (
+            bool(placed.removing_replicas)
+            and not placed.adding_replicas
+            and self._node_id in staying
+            and staying <= set(placed.isr)
+        )
+
+    async def _run(self) -> None:
+        try:
+            while self._unread or self._read:
+                if self._unread:
+                    await self._read_next()
+                for partition, read_s in list(self._read.items()):
+                    self._go_on(partition, read_s)
+                if not self._unread and self._read:
+                    await asyncio.sleep(PAUSE_S)
+        finally:
+            self._task = None
+
+    async def _read_next(self) -> None:
+        """Read the smallest log first, so that one large log does not hold back all others."""
+        partition = min(self._unread, key=lambda each: each.log.size_bytes)
+        del self._unread[partition]
+        if not self._is_awaited(partition):
+            return
+        if await self._scrubber.read_whole(partition):
+            self._read[partition] = self._loop.time()
+        elif self._is_awaited(partition):
+            self._unread[partition] = None
+            await asyncio.sleep(PAUSE_S)
+
+    def _go_on(self, partition: Partition, read_s: float) -> None:
+        if not self._is_awaited(partition):
+            del self._read[partition]
+            self._warned.discard(partition)
+            return
+        if not self._repairs.has_unsettled(partition) or self._has_waited(partition, read_s):
+            partition.confirm_reading()
+            return
+        self._repairs.look_at(partition)
+        if partition not in self._warned:
+            self._warned.add(partition)
+            logger.warning(
+                "%s-%d: replicas are not removed yet: this one has damage that another may repair",
+                partition.topic, partition.index,
+            )  # fmt: skip
+
+    def _has_waited(self, partition: Partition, read_s: float) -> bool:
+        """Whether no replica in sync may have the damaged records, and the others were given time to answer."""
+        placed = self._assignment_of(partition)
+        is_alone = placed is not None and set(placed.isr) == {self._node_id} and not placed.elr
+        return is_alone and self._loop.time() - read_s > DEAD_REPLICAS_WAIT_S
