@@ -8,11 +8,13 @@ that no client starts half configured. Defaults are those of Kafka 4.3 (`Produce
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Self
 
+from tidelog.client.arguments import shown
 from tidelog.client.assignment.assignors import Assignor, assignor_named, check_assignor
 from tidelog.client.assignment.partitioner import CustomPartitioner
 from tidelog.protocol.batches.compression import CODECS, LEVELS
@@ -35,6 +37,9 @@ def _choice(default: str, *choices: str) -> Any:
 
 
 _SCHEME = "PLAINTEXT://"
+_BRACKETED = re.compile(r"\[([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(%[\w.-]+)?)\]")
+_NOT_IN_A_HOST = re.compile(r"[\s/\[\]@]")
+_PORT = re.compile(r"[0-9]{1,5}")
 CLOSE_TIMEOUT_MS = 30_000
 """The time that `close` of a consumer waits for brokers that do not answer, as in Java."""
 
@@ -118,10 +123,13 @@ class ClientConfig:
 def _address(text: str) -> tuple[str, int]:
     if text[: len(_SCHEME)].upper() == _SCHEME:  # as a node names its address in its first line
         text = text[len(_SCHEME) :]
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"bootstrap_servers: {text!r} is not host:port")
+    host, _, port = text.rpartition(":")
+    if bracketed := _BRACKETED.fullmatch(host):
+        host = bracketed[1]
+    is_host = bool(host) and not _NOT_IN_A_HOST.search(host)
+    if not is_host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        hint = "; an IPv6 address needs brackets, as [::1]:9092" if text.count(":") > 1 else ""
+        raise ConfigError(f"bootstrap_servers: {shown(text)} is not host:port{hint}")
     return host, int(port)
 
 

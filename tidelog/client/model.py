@@ -6,12 +6,11 @@ are milliseconds since the epoch. Offsets are absolute. -1 means "unknown" where
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import KafkaError
 
 EARLIEST_TIMESTAMP = -2
 LATEST_TIMESTAMP = -1
@@ -19,9 +18,6 @@ MAX_TIMESTAMP = -3
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
-_TOPIC_NAME_CHARACTERS_MAX = 249
-_INT32_MAX = 2**31 - 1
-_OFFSET_MAX = _TIME_MAX = 2**63 - 1
 
 
 class TopicPartition(NamedTuple):
@@ -32,59 +28,6 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
-
-
-def as_partition(value: Any) -> TopicPartition:
-    """Convert a TopicPartition or a plain (topic, number).
-
-    Raises TypeError for other values, such as a topic name; ValueError and KafkaError for a number or a name
-    that no partition has.
-    """
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int):
-        if not 0 <= value[1] <= _INT32_MAX:
-            raise ValueError(f"there is no partition {value[1]} of {value[0]!r}: partitions are numbered from 0 on")
-        check_topic_name(value[0])
-        return value if isinstance(value, TopicPartition) else TopicPartition(*value)
-    raise TypeError(f"expected a TopicPartition, not {value!r}")
-
-
-def is_utf8(text: str) -> bool:
-    """Whether a string can be sent; one with a lone surrogate cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def check_topic_name(name: str) -> None:
-    """Raise KafkaError(INVALID_TOPIC_EXCEPTION) for a name with which no request can be sent. Other names that
-    are not legal are for the broker to refuse.
-    """
-    if len(name) > _TOPIC_NAME_CHARACTERS_MAX:
-        shown = f"{name[:30]!r}... has {len(name)} characters, at most {_TOPIC_NAME_CHARACTERS_MAX} are allowed"
-        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"the topic name {shown}")
-    if not is_utf8(name):
-        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"the topic name {name!r} cannot be written as UTF-8")
-
-
-def as_names(value: Iterable[str], what: str = "names") -> list[str]:
-    """Strings as a list. `what` they are is for the error.
-
-    Raises TypeError for a single string, whose letters would count as names.
-    """
-    names = value if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"expected a list of {what}, not {names!r}")
-    return names
-
-
-def as_topic_names(value: Iterable[str]) -> list[str]:
-    """Topic names as a list. Raises TypeError as `as_names`, and KafkaError as `check_topic_name`."""
-    names = as_names(value, "topic names")
-    for name in names:
-        check_topic_name(name)
-    return names
 
 
 class RecordMetadata(NamedTuple):
@@ -145,41 +88,6 @@ class OffsetAndMetadata(NamedTuple):
     leader_epoch: int = -1
 
 
-def as_offset(partition: TopicPartition, value: Any) -> OffsetAndMetadata:
-    """A position from a number or an OffsetAndMetadata. Raises TypeError, ValueError: what this returns can be sent."""
-    target = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-    metadata: Any = target.metadata  # None from programs that know Java's client
-    metadata = "" if metadata is None else metadata
-    try:
-        target = OffsetAndMetadata(operator.index(target.offset), metadata, operator.index(target.leader_epoch))
-    except TypeError:
-        raise TypeError(f"{partition}: an offset is a number or an OffsetAndMetadata, not {value!r}") from None
-    if not 0 <= target.offset <= _OFFSET_MAX:
-        raise ValueError(f"{partition}: {target.offset} is not an offset, which is between 0 and 2^63 - 1")
-    if not -1 <= target.leader_epoch <= _INT32_MAX:
-        raise ValueError(f"{partition}: {target.leader_epoch} is not a leader epoch, which is between -1 and 2^31 - 1")
-    _check_text(f"{partition}: the metadata of an offset", target.metadata)
-    return target
-
-
-def as_time(partition: TopicPartition, value: Any) -> int:
-    """A time in ms since 1970. Raises TypeError, ValueError."""
-    try:
-        time_ms = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{partition}: a time is a whole number of milliseconds, not {value!r}") from None
-    if not 0 <= time_ms <= _TIME_MAX:
-        raise ValueError(f"{partition}: {time_ms} is not a time in ms")
-    return time_ms
-
-
-def _check_text(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a str, not {value!r}")
-    if not is_utf8(value):
-        raise ValueError(f"{name} cannot be written as UTF-8: {value!r}")
-
-
 class ConsumerGroupMetadata(NamedTuple):
     """A member of a consumer group, for `send_offsets_to_transaction`.
 
@@ -190,17 +98,6 @@ class ConsumerGroupMetadata(NamedTuple):
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
-
-    def check(self) -> None:
-        """Raise TypeError and ValueError for values with which no request can be sent."""
-        _check_text("group_id", self.group_id)
-        _check_text("member_id", self.member_id)
-        if self.group_instance_id is not None:
-            _check_text("group_instance_id", self.group_instance_id)
-        if not isinstance(self.generation_id, int):
-            raise TypeError(f"generation_id must be a number, not {self.generation_id!r}")
-        if not -1 <= self.generation_id <= _INT32_MAX:
-            raise ValueError(f"{self.generation_id} is not a generation_id, which is between -1 and 2^31 - 1")
 
 
 class OffsetAndTimestamp(NamedTuple):

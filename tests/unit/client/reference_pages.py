@@ -95,15 +95,28 @@ def _methods(owner: type) -> Iterator[tuple[str, Any]]:
 
 
 def _call(variable: str, name: str, method: Any) -> str:
-    arguments = [
-        parameter.name if parameter.default is inspect.Parameter.empty else f"{parameter.name}={parameter.default!r}"
-        for parameter in inspect.signature(method).parameters.values()
-        if parameter.name not in _INTERNAL_PARAMETERS
-    ]
+    arguments = list(_arguments(method))
     returned = str(inspect.signature(method).return_annotation)
     awaited = "await " if inspect.iscoroutinefunction(method) else ""
     arrow = "" if returned == "None" else f" -> {returned}"
     return f"`{awaited}{variable}.{name}({', '.join(arguments)}){arrow}`"
+
+
+def _arguments(method: Any) -> Iterator[str]:
+    """The parameters as a call has them, with the `*` before those that have to be named."""
+    is_named_only = False
+    for parameter in inspect.signature(method).parameters.values():
+        if parameter.name in _INTERNAL_PARAMETERS:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            is_named_only = True
+            yield f"*{parameter.name}"
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_named_only:
+            is_named_only = True
+            yield "*"
+        has_default = parameter.default is not inspect.Parameter.empty
+        yield f"{parameter.name}={parameter.default!r}" if has_default else parameter.name
 
 
 def _type(kind: type) -> Iterator[str]:

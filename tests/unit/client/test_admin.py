@@ -60,7 +60,7 @@ class TestAdmin:
                 await admin.delete_topics(wrong)
             with pytest.raises(TypeError, match="a list of topic names, not 'ab'"):
                 await admin.describe_topics(wrong)
-            with pytest.raises(TypeError, match="a list of NewTopic, not one of 'a'"):
+            with pytest.raises(TypeError, match="topics must be a list of NewTopic, not 'ab'"):
                 await admin.create_topics(wrong)
             assert await admin.list_topics() == ["a", "b"]
 

@@ -199,7 +199,7 @@ async def test_groups_have_longer_names_than_topics(admin: Admin) -> None:
     (refused,) = (await admin.delete_groups([long])).values()
     assert isinstance(refused, KafkaError)
     assert refused.code is E.GROUP_ID_NOT_FOUND
-    with pytest.raises(TypeError, match="a list of group ids, not 'gg'"):
+    with pytest.raises(TypeError, match="group_ids must be a list of strings, not 'gg'"):
         await admin.describe_groups("gg")
-    with pytest.raises(TypeError, match="a list of group ids, not 5"):
+    with pytest.raises(TypeError, match="group_ids must be a list of strings, not 5"):
         await admin.delete_groups(5)  # type: ignore[arg-type]

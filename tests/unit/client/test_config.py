@@ -69,6 +69,11 @@ def test_a_string_that_no_request_could_carry_is_refused_at_once(name):
         (ClientConfig, {"bootstrap_servers": "http://h:1"}, ["'http://h:1' is not host:port"]),
         (ClientConfig, {"bootstrap_servers": []}, ["bootstrap_servers is empty"]),
         (ClientConfig, {"bootstrap_servers": "h:99999"}, ["not host:port"]),
+        (ClientConfig, {"bootstrap_servers": "[::1"}, ["'[::1' is not host:port", "needs brackets, as [::1]:9092"]),
+        (ClientConfig, {"bootstrap_servers": "::1]:9092"}, ["'::1]:9092' is not host:port"]),
+        (ClientConfig, {"bootstrap_servers": "[a]:9092"}, ["'[a]:9092' is not host:port"]),
+        (ClientConfig, {"bootstrap_servers": "a b:9092"}, ["'a b:9092' is not host:port"]),
+        (ClientConfig, {"bootstrap_servers": "h:٩٠"}, ["is not host:port"]),
         (ClientConfig, {"security_protocol": "SSL"}, ["security_protocol", "PLAINTEXT"]),
     ],
 )

@@ -40,8 +40,8 @@ async def test_a_topic_of_another_type_is_named(topic):
     [
         ({"headers": [("\ud800", b"")]}, ValueError, "cannot be written as UTF-8"),
         ({"headers": {"a": b"1"}}, TypeError, "pairs of str and bytes or None, not 'a'"),
-        ({"partition": "0"}, TypeError, "partition must be a whole number or None, not '0'"),
-        ({"partition": 0.0}, TypeError, "partition must be a whole number or None, not 0.0"),
+        ({"partition": "0"}, TypeError, "partition must be a whole number, not '0'"),
+        ({"partition": 0.0}, TypeError, "partition must be a whole number, not 0.0"),
     ],
 )
 async def test_a_refused_record_leaves_nothing_behind(arguments, error, text):

@@ -216,7 +216,7 @@ async def test_an_empty_table_writes_nothing() -> None:
 @pytest.mark.parametrize(
     ("table", "error", "match"),
     [
-        ([1], TypeError, "expected a pyarrow"),
+        ([1], TypeError, "table must be a pyarrow"),
         (pa.table({"value": [b"v"], "keys": [b"k"]}), ValueError, "no column 'keys'"),
         (pa.table({"timestamp": [1]}), ValueError, "neither"),
         (pa.table({"value": [1]}), TypeError, "'value' must be binary"),

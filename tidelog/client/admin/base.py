@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tidelog.client.arguments import as_int
 from tidelog.client.config import AdminConfig
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
@@ -91,6 +92,10 @@ class AdminBase:
         await self.start()
         assert self._cluster is not None
         return self._cluster
+
+    def _timeout_ms(self, timeout_ms: int | None) -> int:
+        """The time that a broker has for a request."""
+        return self._config.request_timeout_ms if timeout_ms is None else as_int("timeout_ms", timeout_ms, 1)
 
     async def _retry(self, attempt: Callable[[], Awaitable[Result]], *, repeatable: bool = True) -> Result:
         """Run `attempt` until it succeeds or fails for good.

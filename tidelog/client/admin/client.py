@@ -13,11 +13,28 @@ from typing import Any
 
 from tidelog.client.admin.base import raise_on_error
 from tidelog.client.admin.cluster import ClusterAdmin
-from tidelog.client.admin.configs import ConfigAdmin, config_text
+from tidelog.client.admin.configs import ConfigAdmin
 from tidelog.client.admin.features import FeaturesAdmin
 from tidelog.client.admin.groups import GroupAdmin
 from tidelog.client.admin.log_dirs import LogDirsAdmin
 from tidelog.client.admin.transactions import TransactionAdmin
+from tidelog.client.arguments import (
+    INT16_MAX,
+    INT32_MAX,
+    INT64_MAX,
+    as_broker_ids,
+    as_choice,
+    as_config_value,
+    as_flag,
+    as_int,
+    as_list,
+    as_mapping,
+    as_partition_mapping,
+    as_text,
+    as_topic_name,
+    as_topic_names,
+    shown,
+)
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -27,10 +44,8 @@ from tidelog.client.model import (
     PartitionDescription,
     TopicDescription,
     TopicPartition,
-    as_partition,
-    as_topic_names,
 )
-from tidelog.client.network.offsets import list_offsets
+from tidelog.client.network.offsets import ISOLATION, list_offsets
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.create_topics import (
     CreatableReplicaAssignment,
@@ -49,6 +64,8 @@ from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteT
 from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
 
 _SPECIAL_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "max_timestamp": MAX_TIMESTAMP}
+_TIMESTAMP_MIN = -6
+"""The lowest of the numbers that ListOffsets takes for something else than a time."""
 
 
 class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, TransactionAdmin):
@@ -69,9 +86,9 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
         INVALID_REPLICATION_FACTOR, INVALID_CONFIG. Other topics may have been created.
         """
         request = CreateTopicsRequest(
-            topics=[_to_creatable_topic(topic) for topic in topics],
-            timeout_ms=timeout_ms or self._config.request_timeout_ms,
-            validate_only=validate_only,
+            topics=[_to_creatable_topic(topic) for topic in as_list("topics", topics, "NewTopic")],
+            timeout_ms=self._timeout_ms(timeout_ms),
+            validate_only=as_flag("validate_only", validate_only),
         )
         response = await self._call_controller(
             request,
@@ -91,7 +108,8 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
         Other topics may have been deleted.
         """
-        topic_names = as_topic_names(names)
+        topic_names = as_topic_names("names", names)
+        broker_timeout_ms = self._timeout_ms(timeout_ms)
 
         async def attempt() -> DeleteTopicsResponse:
             cluster = await self._connected_cluster()
@@ -100,7 +118,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
             request = DeleteTopicsRequest(
                 topics=[DeleteTopicState(name=name) for name in topic_names] if uses_topic_states else [],
                 topic_names=[] if uses_topic_states else topic_names,
-                timeout_ms=timeout_ms or self._config.request_timeout_ms,
+                timeout_ms=broker_timeout_ms,
             )
             response = await connection.call(request, DeleteTopicsResponse, self._config.request_timeout_ms)
             self._redirect(cluster, (result.error_code for result in response.responses))
@@ -114,6 +132,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
     async def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """The names of all topics, sorted."""
+        as_flag("include_internal", include_internal)
         response = await self._fetch_metadata(None)
         return sorted(
             topic.name for topic in response.topics if topic.name and (include_internal or not topic.is_internal)
@@ -124,7 +143,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
         Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION).
         """
-        topic_names = None if names is None else as_topic_names(names)
+        topic_names = None if names is None else as_topic_names("names", names)
         response = await self._fetch_metadata(topic_names)
         descriptions: dict[str, TopicDescription] = {}
         for topic in response.topics:
@@ -154,12 +173,8 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
         """Offsets by partition for "earliest", "latest", "max_timestamp" or a time in ms; None: no
         record that late.
         """
-        timestamps = {}
-        for partition, spec in partitions.items():
-            timestamp = _SPECIAL_TIMESTAMPS.get(spec) if isinstance(spec, str) else spec
-            if timestamp is None:
-                raise ValueError(f"{spec!r} is none of {', '.join(_SPECIAL_TIMESTAMPS)}, nor a time in ms")
-            timestamps[as_partition(partition)] = timestamp
+        timestamps = as_partition_mapping("partitions", partitions, "times", _as_special_time)
+        as_choice("isolation_level", isolation_level, ISOLATION)
         cluster = await self._connected_cluster()
         timeout_ms = self._config.default_api_timeout_ms
         return await list_offsets(cluster, timestamps, isolation_level=isolation_level, timeout_ms=timeout_ms)
@@ -169,8 +184,8 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
         Returns the new log start offsets by partition.
         """
+        targets = as_partition_mapping("offsets", offsets, "offsets", _as_offset_to_delete)
         cluster = await self._connected_cluster()
-        targets = {as_partition(partition): offset for partition, offset in offsets.items()}
         for topic in {partition.topic for partition in targets}:
             await cluster.topic(topic, self._config.default_api_timeout_ms)
         low_watermarks: dict[TopicPartition, int] = {}
@@ -199,18 +214,43 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
 def _to_creatable_topic(topic: Any) -> CreatableTopic:
     if not isinstance(topic, NewTopic):
-        raise TypeError(f"expected a list of NewTopic, not one of {topic!r}")
-    has_assignments = bool(topic.replica_assignments)
+        raise TypeError(f"topics must be a list of NewTopic, not one of {shown(topic)}")
+    name = as_topic_name("NewTopic.name", topic.name)
+    num_partitions = as_int("NewTopic.num_partitions", topic.num_partitions, -INT32_MAX)
+    replication_factor = as_int("NewTopic.replication_factor", topic.replication_factor, -INT16_MAX, INT16_MAX)
+    configs = as_mapping("NewTopic.configs", topic.configs, "values by key")
+    assignments = as_mapping("NewTopic.replica_assignments", topic.replica_assignments, "broker ids by partition")
     return CreatableTopic(
-        name=topic.name,
-        num_partitions=-1 if has_assignments else topic.num_partitions,
-        replication_factor=-1 if has_assignments else topic.replication_factor,
+        name=name,
+        num_partitions=-1 if assignments else num_partitions,
+        replication_factor=-1 if assignments else replication_factor,
         assignments=[
-            CreatableReplicaAssignment(partition_index=partition, broker_ids=list(brokers))
-            for partition, brokers in topic.replica_assignments.items()
+            CreatableReplicaAssignment(
+                partition_index=as_int("a key of NewTopic.replica_assignments", partition),
+                broker_ids=as_broker_ids(f"NewTopic.replica_assignments[{partition}]", brokers),
+            )
+            for partition, brokers in assignments.items()
         ],
-        configs=[CreatableTopicConfig(name=name, value=config_text(value)) for name, value in topic.configs.items()],
+        configs=[
+            CreatableTopicConfig(
+                name=as_text("a key of NewTopic.configs", key),
+                value=as_config_value(f"NewTopic.configs[{key!r}]", value),
+            )
+            for key, value in configs.items()
+        ],
     )
+
+
+def _as_special_time(name: str, value: Any) -> int:
+    if not isinstance(value, str):
+        return as_int(name, value, _TIMESTAMP_MIN, INT64_MAX)
+    if value not in _SPECIAL_TIMESTAMPS:
+        raise ValueError(f"{name}: {shown(value)} is none of {', '.join(_SPECIAL_TIMESTAMPS)}, nor a time in ms")
+    return _SPECIAL_TIMESTAMPS[value]
+
+
+def _as_offset_to_delete(name: str, value: Any) -> int:
+    return as_int(name, value, -1, INT64_MAX)
 
 
 def _to_description(topic: MetadataResponseTopic) -> TopicDescription:

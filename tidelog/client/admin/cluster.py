@@ -7,8 +7,23 @@ partition, None for success, because the error of one partition does not concern
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tidelog.client.admin.base import AdminBase, error_of, raise_on_error
+from tidelog.client.arguments import (
+    INT32_MAX,
+    as_broker_ids,
+    as_bytes_of,
+    as_flag,
+    as_int,
+    as_list,
+    as_mapping,
+    as_partition_mapping,
+    as_partitions,
+    as_text,
+    as_topic_name,
+    shown,
+)
 from tidelog.client.model import (
     ClusterDescription,
     Node,
@@ -16,7 +31,6 @@ from tidelog.client.model import (
     QuorumDescription,
     QuorumReplica,
     TopicPartition,
-    as_partition,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import add_raft_voter, alter_partition_reassignments, describe_quorum
@@ -39,6 +53,7 @@ from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest,
 METADATA_TOPIC = "__cluster_metadata"
 
 _PREFERRED, _UNCLEAN = 0, 1
+_DIRECTORY_ID_BYTES = 16
 
 
 class ClusterAdmin(AdminBase):
@@ -46,6 +61,8 @@ class ClusterAdmin(AdminBase):
 
     async def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
         """Id, controller and brokers; with `include_fenced` also fenced brokers."""
+
+        as_flag("include_fenced", include_fenced)
 
         async def attempt() -> DescribeClusterResponse:
             cluster = await self._connected_cluster()
@@ -67,9 +84,8 @@ class ClusterAdmin(AdminBase):
 
         Raises KafkaError(BROKER_ID_NOT_REGISTERED).
         """
-        response = await self._call_controller(
-            UnregisterBrokerRequest(broker_id=broker_id), UnregisterBrokerResponse, lambda answer: [answer.error_code]
-        )
+        request = UnregisterBrokerRequest(broker_id=as_int("broker_id", broker_id))
+        response = await self._call_controller(request, UnregisterBrokerResponse, lambda answer: [answer.error_code])
         raise_on_error(response.error_code, response.error_message, f"broker {broker_id}")
 
     # -- partitions
@@ -88,22 +104,24 @@ class ClusterAdmin(AdminBase):
         Raises the KafkaError of the first refused topic, such as INVALID_PARTITIONS. Other topics
         may have grown.
         """
-        new_assignments = assignments or {}
+        new_assignments = {
+            as_topic_name("a key of assignments", name): [
+                CreatePartitionsAssignment(broker_ids=as_broker_ids(f"assignments[{name!r}]", brokers))
+                for brokers in as_list(f"assignments[{name!r}]", replicas, "lists of broker ids")
+            ]
+            for name, replicas in as_mapping("assignments", assignments or {}, "broker ids by topic").items()
+        }
         request = CreatePartitionsRequest(
             topics=[
                 CreatePartitionsTopic(
-                    name=name,
-                    count=count,
-                    assignments=[
-                        CreatePartitionsAssignment(broker_ids=list(brokers)) for brokers in new_assignments[name]
-                    ]
-                    if name in new_assignments
-                    else None,
+                    name=as_topic_name("a key of counts", name),
+                    count=as_int(f"counts[{name!r}]", count, -INT32_MAX),
+                    assignments=new_assignments.get(name),
                 )
-                for name, count in counts.items()
+                for name, count in as_mapping("counts", counts, "numbers of partitions by topic").items()
             ],
-            timeout_ms=timeout_ms or self._config.request_timeout_ms,
-            validate_only=validate_only,
+            timeout_ms=self._timeout_ms(timeout_ms),
+            validate_only=as_flag("validate_only", validate_only),
         )
         response = await self._call_controller(
             request,
@@ -127,11 +145,11 @@ class ClusterAdmin(AdminBase):
         no election. The result of an elected partition is None.
         """
         request = ElectLeadersRequest(
-            election_type=_UNCLEAN if unclean else _PREFERRED,
+            election_type=_UNCLEAN if as_flag("unclean", unclean) else _PREFERRED,
             topic_partitions=None
             if partitions is None
             else [TopicPartitions(topic=topic, partitions=numbers) for topic, numbers in _by_topic(partitions).items()],
-            timeout_ms=timeout_ms or self._config.request_timeout_ms,
+            timeout_ms=self._timeout_ms(timeout_ms),
         )
         response = await self._call_controller(request, ElectLeadersResponse, lambda answer: [answer.error_code])
         raise_on_error(response.error_code, None, "election")
@@ -156,17 +174,15 @@ class ClusterAdmin(AdminBase):
         The result of an accepted partition is None.
         """
         topics: dict[str, alter_partition_reassignments.ReassignableTopic] = {}
-        for partition, replicas in targets.items():
-            topic, number = as_partition(partition)
+        checked = as_partition_mapping("targets", targets, "broker ids", _as_replicas)
+        for (topic, number), replicas in checked.items():
             entry = topics.setdefault(topic, alter_partition_reassignments.ReassignableTopic(name=topic))
             entry.partitions.append(
-                alter_partition_reassignments.ReassignablePartition(
-                    partition_index=number, replicas=None if replicas is None else list(replicas)
-                )
+                alter_partition_reassignments.ReassignablePartition(partition_index=number, replicas=replicas)
             )
         request = alter_partition_reassignments.AlterPartitionReassignmentsRequest(
-            timeout_ms=timeout_ms or self._config.request_timeout_ms,
-            allow_replication_factor_change=allow_replication_factor_change,
+            timeout_ms=self._timeout_ms(timeout_ms),
+            allow_replication_factor_change=as_flag("allow_replication_factor_change", allow_replication_factor_change),
             topics=list(topics.values()),
         )
         response = await self._call_controller(
@@ -188,7 +204,7 @@ class ClusterAdmin(AdminBase):
     ) -> dict[TopicPartition, PartitionReassignment]:
         """The ongoing reassignments, of all partitions or of these."""
         request = ListPartitionReassignmentsRequest(
-            timeout_ms=timeout_ms or self._config.request_timeout_ms,
+            timeout_ms=self._timeout_ms(timeout_ms),
             topics=None
             if partitions is None
             else [
@@ -249,9 +265,9 @@ class ClusterAdmin(AdminBase):
         request = add_raft_voter.AddRaftVoterRequest(
             cluster_id=None,
             timeout_ms=int(self._config.request_timeout_ms),
-            voter_id=node_id,
-            voter_directory_id=directory_id,
-            listeners=[add_raft_voter.Listener(name=name, host=host, port=port) for name, host, port in endpoints],
+            voter_id=as_int("node_id", node_id),
+            voter_directory_id=as_bytes_of("directory_id", directory_id, _DIRECTORY_ID_BYTES),
+            listeners=[_as_listener(endpoint) for endpoint in as_list("endpoints", endpoints, "endpoints")],
         )
         response = await self._call_controller(
             request, add_raft_voter.AddRaftVoterResponse, lambda answer: [answer.error_code], repeatable=False
@@ -260,7 +276,11 @@ class ClusterAdmin(AdminBase):
 
     async def remove_raft_voter(self, node_id: int, directory_id: bytes) -> None:
         """Remove a voter from the quorum."""
-        request = RemoveRaftVoterRequest(cluster_id=None, voter_id=node_id, voter_directory_id=directory_id)
+        request = RemoveRaftVoterRequest(
+            cluster_id=None,
+            voter_id=as_int("node_id", node_id),
+            voter_directory_id=as_bytes_of("directory_id", directory_id, _DIRECTORY_ID_BYTES),
+        )
         response = await self._call_controller(
             request, RemoveRaftVoterResponse, lambda answer: [answer.error_code], repeatable=False
         )
@@ -269,10 +289,24 @@ class ClusterAdmin(AdminBase):
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     numbers: dict[str, list[int]] = {}
-    for partition in partitions:
-        topic, number = as_partition(partition)
+    for topic, number in as_partitions("partitions", partitions):
         numbers.setdefault(topic, []).append(number)
     return numbers
+
+
+def _as_replicas(name: str, value: Any) -> list[int] | None:
+    return None if value is None else as_broker_ids(name, value)
+
+
+def _as_listener(endpoint: Any) -> add_raft_voter.Listener:
+    if not isinstance(endpoint, (tuple, list)) or len(endpoint) != 3:
+        raise TypeError(f"an endpoint must be (listener, host, port), not {shown(endpoint)}")
+    listener, host, port = endpoint
+    return add_raft_voter.Listener(
+        name=as_text("the listener of an endpoint", listener),
+        host=as_text("the host of an endpoint", host),
+        port=as_int("the port of an endpoint", port, 0, 65535),
+    )
 
 
 def _replica(state: describe_quorum.ReplicaState) -> QuorumReplica:

@@ -8,10 +8,26 @@ broker, all others to any broker.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidelog.client.admin.base import AdminBase, raise_on_error
-from tidelog.client.model import ConfigEntry, as_topic_names
+from tidelog.client.arguments import (
+    INT32_MAX,
+    as_broker_ids,
+    as_choice,
+    as_config_value,
+    as_flag,
+    as_int,
+    as_list,
+    as_list_of,
+    as_mapping,
+    as_text,
+    as_texts,
+    as_topic_name,
+    as_topic_names,
+    shown,
+)
+from tidelog.client.model import ConfigEntry
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -33,11 +49,6 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 ConfigValue = str | int | float | bool
-
-
-def config_text(value: ConfigValue) -> str:
-    """A value of a configuration key, of its type or as text, as requests have it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class ConfigResource(NamedTuple):
@@ -81,9 +92,9 @@ class ConfigAdmin(AdminBase):
         `keys` selects single keys.
         """
         resources: dict[ConfigResource, str | int] = {
-            ConfigResource("topic", name): name for name in as_topic_names(topics)
+            ConfigResource("topic", name): name for name in as_topic_names("topics", topics)
         }
-        resources |= {ConfigResource("broker", str(broker)): broker for broker in brokers}
+        resources |= {ConfigResource("broker", str(broker)): broker for broker in as_broker_ids("brokers", brokers)}
         configs = await self.describe_config_resources(resources, keys=keys, documentation=documentation)
         return {resources[resource]: entries for resource, entries in configs.items()}
 
@@ -100,14 +111,20 @@ class ConfigAdmin(AdminBase):
         A value of None restores the default. Raises the KafkaError of the first refused resource.
         Other resources may have changed.
         """
-        broker_configs = dict(brokers or {})
+        by_resource: dict[ConfigResource, Any] = {}
+        broker_configs = as_mapping("brokers", brokers or {}, "configs by broker id")
         default_configs = broker_configs.pop(None, None)
-        by_resource = {ConfigResource("broker", str(broker)): configs for broker, configs in broker_configs.items()}
-        by_resource |= {ConfigResource("topic", name): configs for name, configs in (topics or {}).items()}
+        for broker, configs in broker_configs.items():
+            by_resource[ConfigResource("broker", str(as_int("a key of brokers", broker)))] = configs
+        for topic, configs in as_mapping("topics", topics or {}, "configs by topic").items():
+            by_resource[ConfigResource("topic", as_topic_name("a key of topics", topic))] = configs
         if default_configs is not None:
             by_resource[ConfigResource("broker", "")] = default_configs
         changes = {
-            resource: [ConfigChange(key, value, DELETE if value is None else SET) for key, value in configs.items()]
+            resource: [
+                ConfigChange(key, value, DELETE if value is None else SET)
+                for key, value in as_mapping(f"the configs of {resource}", configs, "values by key").items()
+            ]
             for resource, configs in by_resource.items()
         }
         await self.alter_config_resources(changes, validate_only=validate_only)
@@ -117,7 +134,8 @@ class ConfigAdmin(AdminBase):
 
         Groups and metrics subscriptions appear when they have configs.
         """
-        request = ListConfigResourcesRequest(resource_types=[TYPES[name] for name in types])
+        names = [as_choice("an item of types", name, TYPES) for name in as_list("types", types, "types")]
+        request = ListConfigResourcesRequest(resource_types=[TYPES[name] for name in names])
 
         async def attempt() -> ListConfigResourcesResponse:
             connection = await (await self._connected_cluster()).any_connection()
@@ -137,9 +155,10 @@ class ConfigAdmin(AdminBase):
 
         Raises the KafkaError of the first refused resource.
         """
-        configuration_keys = None if keys is None else list(keys)
+        configuration_keys = None if keys is None else as_texts("keys", keys)
+        as_flag("documentation", documentation)
         configs: dict[ConfigResource, dict[str, ConfigEntry]] = {}
-        for broker, group in _by_broker(resources).items():
+        for broker, group in _by_broker(as_list_of(_as_resource, "resources", resources, "ConfigResources")).items():
             request = DescribeConfigsRequest(
                 resources=[
                     DescribeConfigsResource(
@@ -181,20 +200,21 @@ class ConfigAdmin(AdminBase):
 
         Others may have changed.
         """
-        for broker, group in _by_broker(changes).items():
+        configs = {
+            _as_resource("a key of changes", resource): [
+                _as_change(resource, change)
+                for change in as_list(f"changes of {shown(resource)}", resource_changes, "ConfigChanges")
+            ]
+            for resource, resource_changes in as_mapping("changes", changes, "ConfigChanges by ConfigResource").items()
+        }
+        as_flag("validate_only", validate_only)
+        for broker, group in _by_broker(configs).items():
             request = IncrementalAlterConfigsRequest(
                 resources=[
                     AlterConfigsResource(
                         resource_type=TYPES[resource.type],
                         resource_name=resource.name,
-                        configs=[
-                            AlterableConfig(
-                                name=change.name,
-                                config_operation=change.operation,
-                                value=None if change.value is None else config_text(change.value),
-                            )
-                            for change in changes[resource]
-                        ],
+                        configs=configs[resource],
                     )
                     for resource in group
                 ],
@@ -230,6 +250,30 @@ def _entries(result: DescribeConfigsResult, documentation: bool) -> list[ConfigE
         )
         for config in result.configs
     ]
+
+
+def _as_resource(name: str, value: Any) -> ConfigResource:
+    if not isinstance(value, ConfigResource):
+        raise TypeError(f"{name} must be a ConfigResource, not {shown(value)}")
+    as_choice("ConfigResource.type", value.type, TYPES)
+    as_text("ConfigResource.name", value.name)
+    if value.type in _BROKER_SPECIFIC_TYPES and value.name and not _is_broker_id(value.name):
+        raise ValueError(f"ConfigResource.name must be the id of a broker, not {shown(value.name)}")
+    return value
+
+
+def _is_broker_id(name: str) -> bool:
+    return name.isdecimal() and name.isascii() and len(name) <= len(str(INT32_MAX)) and int(name) <= INT32_MAX
+
+
+def _as_change(resource: ConfigResource, value: Any) -> AlterableConfig:
+    if not isinstance(value, ConfigChange):
+        raise TypeError(f"changes of {resource} must be ConfigChanges, not {shown(value)}")
+    return AlterableConfig(
+        name=as_text(f"a key of {resource}", value.name),
+        config_operation=as_int("ConfigChange.operation", value.operation, SET, SUBTRACT),
+        value=None if value.value is None else as_config_value(f"{value.name} of {resource}", value.value),
+    )
 
 
 def _by_broker(resources: Iterable[ConfigResource]) -> dict[int | None, list[ConfigResource]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidelog.client.admin.base import AdminBase, raise_on_error
+from tidelog.client.arguments import INT16_MAX, as_choice, as_flag, as_int, as_mapping, as_text
 from tidelog.client.model import BrokerVersions
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
@@ -25,6 +26,9 @@ class FeaturesAdmin(AdminBase):
 
         Raises KafkaError(NETWORK_EXCEPTION).
         """
+
+        if broker_id is not None:
+            broker_id = as_int("broker_id", broker_id)
 
         async def attempt() -> ApiVersionsResponse:
             cluster = await self._connected_cluster()
@@ -54,6 +58,13 @@ class FeaturesAdmin(AdminBase):
         FEATURE_UPDATE_FAILED.
         """
 
+        checked = {
+            as_text("a key of levels", name): as_int(f"the level of {name!r}", level, 0, INT16_MAX)
+            for name, level in as_mapping("levels", levels, "numbers by feature").items()
+        }
+        as_choice("upgrade_type", upgrade_type, (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE))
+        as_flag("validate_only", validate_only)
+
         async def attempt() -> UpdateFeaturesResponse:
             connection = await self._controller()
             supports_types = connection.supports(UpdateFeaturesRequest, 1)
@@ -65,7 +76,7 @@ class FeaturesAdmin(AdminBase):
                     else FeatureUpdateKey(
                         feature=name, max_version_level=level, allow_downgrade=upgrade_type != UPGRADE
                     )
-                    for name, level in levels.items()
+                    for name, level in checked.items()
                 ],
                 validate_only=validate_only,
             )

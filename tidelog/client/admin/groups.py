@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from tidelog.client.admin.base import error_of, raise_on_error
 from tidelog.client.admin.coordinators import GROUP, CoordinatorAdmin
+from tidelog.client.arguments import as_flag, as_offsets, as_partitions, as_text, as_texts
 from tidelog.client.assignment.protocol import PROTOCOL_TYPE, by_topic, decode_assignment, decode_subscription
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.model import DEAD, GroupDescription, GroupListing, GroupMember, PartitionLag
@@ -21,9 +22,6 @@ from tidelog.client.model import (
     Node,
     OffsetAndMetadata,
     TopicPartition,
-    as_names,
-    as_offset,
-    as_partition,
 )
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.offsets import list_offsets
@@ -64,7 +62,7 @@ class GroupAdmin(CoordinatorAdmin):
         Raises KafkaError when a broker does not answer, UNSUPPORTED_VERSION when it is too old to
         filter.
         """
-        request = ListGroupsRequest(states_filter=as_names(states, "states"), types_filter=as_names(types, "types"))
+        request = ListGroupsRequest(states_filter=as_texts("states", states), types_filter=as_texts("types", types))
 
         async def call(connection: Connection, node_id: int) -> ListGroupsResponse:
             for names, version in (
@@ -92,7 +90,7 @@ class GroupAdmin(CoordinatorAdmin):
         """
         results = await self._call_coordinators(
             GROUP,
-            as_names(group_ids, "group ids"),
+            as_texts("group_ids", group_ids),
             lambda groups: DescribeGroupsRequest(groups=groups),
             DescribeGroupsResponse,
             lambda response: {group.group_id: (group.error_code, group) for group in response.groups},
@@ -112,7 +110,7 @@ class GroupAdmin(CoordinatorAdmin):
         """
         results = await self._call_coordinators(
             GROUP,
-            as_names(group_ids, "group ids"),
+            as_texts("group_ids", group_ids),
             lambda groups: DeleteGroupsRequest(groups_names=groups),
             DeleteGroupsResponse,
             lambda response: {result.group_id: (result.error_code, None) for result in response.results},
@@ -129,6 +127,7 @@ class GroupAdmin(CoordinatorAdmin):
         dynamic member joins again. A static member does not: while its process runs, it gets
         UNKNOWN_MEMBER_ID.
         """
+        group_id, reason = as_text("group_id", group_id), as_text("reason", reason)
         if instance_ids is None:
             members = (await self.describe_groups([group_id]))[group_id].members
             identities = [MemberIdentity(member_id=member.member_id) for member in members]
@@ -136,7 +135,7 @@ class GroupAdmin(CoordinatorAdmin):
                 identity.group_instance_id = member.instance_id
         else:
             identities = [
-                MemberIdentity(group_instance_id=instance_id) for instance_id in as_names(instance_ids, "instance ids")
+                MemberIdentity(group_instance_id=instance_id) for instance_id in as_texts("instance_ids", instance_ids)
             ]
         if not identities:
             return {}
@@ -167,8 +166,9 @@ class GroupAdmin(CoordinatorAdmin):
 
         Omits partitions without one.
         """
+        group_id, require_stable = as_text("group_id", group_id), as_flag("require_stable", require_stable)
+        checked = None if partitions is None else as_partitions("partitions", partitions)
         coordinator = Coordinator(await self._connected_cluster(), group_id)
-        checked = None if partitions is None else [as_partition(partition) for partition in partitions]
         timeout_ms = self._config.default_api_timeout_ms
         return await coordinator.committed(checked, timeout_ms, require_stable=require_stable)
 
@@ -186,7 +186,7 @@ class GroupAdmin(CoordinatorAdmin):
         Raises KafkaError: UNKNOWN_MEMBER_ID while the group has members,
         UNKNOWN_TOPIC_OR_PARTITION. Other partitions may be committed.
         """
-        to_commit = {as_partition(partition): as_offset(partition, offset) for partition, offset in offsets.items()}
+        group_id, to_commit = as_text("group_id", group_id), as_offsets("offsets", offsets)
         coordinator = Coordinator(await self._connected_cluster(), group_id)
         await coordinator.commit(to_commit, GroupIdentity(), self._config.default_api_timeout_ms)
 
@@ -198,7 +198,7 @@ class GroupAdmin(CoordinatorAdmin):
         The result of a deleted offset is None. Raises KafkaError for the whole group, such as
         GROUP_ID_NOT_FOUND or NON_EMPTY_GROUP.
         """
-        targets = [as_partition(partition) for partition in partitions]
+        group_id, targets = as_text("group_id", group_id), as_partitions("partitions", partitions)
         request = OffsetDeleteRequest(
             group_id=group_id,
             topics=[
@@ -236,9 +236,10 @@ class GroupAdmin(CoordinatorAdmin):
         With `times` it also returns the timestamp of the first unread record, which costs a fetch
         of one batch per lagging partition. Omits partitions of deleted topics.
         """
+        as_flag("times", times)
+        targets = None if partitions is None else as_partitions("partitions", partitions)
         committed = await self.list_group_offsets(group_id)
-        targets = committed if partitions is None else [as_partition(partition) for partition in partitions]
-        leader_states = await self._leader_states(targets)
+        leader_states = await self._leader_states(committed if targets is None else targets)
         cluster, timeout_ms = await self._connected_cluster(), self._config.default_api_timeout_ms
         led_partitions = {partition: LATEST_TIMESTAMP for partition, has_leader in leader_states.items() if has_leader}
         ends = await list_offsets(cluster, led_partitions, timeout_ms=timeout_ms)

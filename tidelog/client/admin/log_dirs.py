@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tidelog.client.admin.base import AdminBase, Response, error_of, raise_on_error
-from tidelog.client.model import LogDirDescription, Replica, ReplicaLogDirs, ReplicaSize, TopicPartition, as_topic_names
+from tidelog.client.arguments import as_broker_ids, as_list_of, as_mapping, as_replica, as_text, as_topic_names
+from tidelog.client.model import LogDirDescription, Replica, ReplicaLogDirs, ReplicaSize, TopicPartition
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.alter_replica_log_dirs import (
@@ -37,9 +38,9 @@ class LogDirsAdmin(AdminBase):
 
         Raises the KafkaError of a broker that does not answer.
         """
-        topic_names = None if topics is None else set(as_topic_names(topics))
+        topic_names = None if topics is None else set(as_topic_names("topics", topics))
         descriptions: dict[int, list[LogDirDescription]] = {}
-        for broker_id in broker_ids:
+        for broker_id in as_broker_ids("broker_ids", broker_ids):
             answer = await self._call_broker(broker_id, DescribeLogDirsRequest(topics=None), DescribeLogDirsResponse)
             raise_on_error(answer.error_code, None, f"log directories of broker {broker_id}")
             descriptions[broker_id] = [_to_description(directory, topic_names) for directory in answer.results]
@@ -51,7 +52,7 @@ class LogDirsAdmin(AdminBase):
         Omits replicas not on their broker.
         """
         by_broker: dict[int, dict[str, list[int]]] = {}
-        for topic, number, broker_id in replicas:
+        for topic, number, broker_id in as_list_of(as_replica, "replicas", replicas, "Replicas"):
             by_broker.setdefault(broker_id, {}).setdefault(topic, []).append(number)
         log_dirs: dict[Replica, ReplicaLogDirs] = {}
         for broker_id, topics in by_broker.items():
@@ -75,7 +76,9 @@ class LogDirsAdmin(AdminBase):
         The result is None for a replica whose move has started or that is there already.
         """
         by_broker: dict[int, dict[str, dict[str, list[int]]]] = {}
-        for (topic, number, broker_id), path in paths.items():
+        for replica, path in as_mapping("paths", paths, "paths by Replica").items():
+            topic, number, broker_id = as_replica("a key of paths", replica)
+            path = as_text(f"paths: {topic}-{number}", path)
             by_broker.setdefault(broker_id, {}).setdefault(path, {}).setdefault(topic, []).append(number)
         results: dict[Replica, KafkaError | None] = {}
         for broker_id, by_path in by_broker.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidelog.client.admin.base import AdminBase, raise_on_error
-from tidelog.client.model import ProducerState, TopicPartition, as_partition
+from tidelog.client.arguments import as_partitions
+from tidelog.client.model import ProducerState, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import raise_for_missing_partitions
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -27,8 +28,8 @@ class ProducersAdmin(AdminBase):
 
         Raises the KafkaError of the first failed partition, such as UNKNOWN_TOPIC_OR_PARTITION.
         """
+        targets = as_partitions("partitions", partitions)
         cluster = await self._connected_cluster()
-        targets = [as_partition(partition) for partition in partitions]
         for topic in {partition.topic for partition in targets}:
             await cluster.topic(topic, self._config.default_api_timeout_ms)
         producers: dict[TopicPartition, list[ProducerState]] = {}

@@ -14,6 +14,17 @@ from collections.abc import Iterable
 from tidelog.client.admin.base import error_of, raise_on_error
 from tidelog.client.admin.coordinators import TRANSACTION, CoordinatorAdmin
 from tidelog.client.admin.producers import ProducersAdmin
+from tidelog.client.arguments import (
+    INT16_MAX,
+    INT64_MAX,
+    as_int,
+    as_list,
+    as_milliseconds,
+    as_partition,
+    as_partitions,
+    as_text,
+    as_texts,
+)
 from tidelog.client.model import (
     LATEST_TIMESTAMP,
     BlockedPartition,
@@ -21,8 +32,6 @@ from tidelog.client.model import (
     TopicPartition,
     TransactionDescription,
     TransactionListing,
-    as_names,
-    as_partition,
 )
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.offsets import list_offsets
@@ -66,10 +75,13 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         UNSUPPORTED_VERSION when a broker is too old for a filter.
         """
         request = ListTransactionsRequest(
-            state_filters=as_names(states, "states"),
-            producer_id_filters=list(producer_ids),
-            duration_filter=-1 if min_duration_ms is None else min_duration_ms,
-            transactional_id_pattern=id_pattern,
+            state_filters=as_texts("states", states),
+            producer_id_filters=[
+                as_int("an item of producer_ids", each, -1, INT64_MAX)
+                for each in as_list("producer_ids", producer_ids, "producer ids")
+            ],
+            duration_filter=-1 if min_duration_ms is None else as_int("min_duration_ms", min_duration_ms, 0, INT64_MAX),
+            transactional_id_pattern=None if id_pattern is None else as_text("id_pattern", id_pattern),
         )
         needed_version = 0 if min_duration_ms is None else _FIRST_VERSION_WITH_DURATION
         needed_version = needed_version if id_pattern is None else _FIRST_VERSION_WITH_PATTERN
@@ -98,7 +110,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         Raises the KafkaError of the first failed id, such as TRANSACTIONAL_ID_NOT_FOUND.
         """
         descriptions: dict[str, TransactionDescription] = {}
-        for name, result in (await self._describe(as_names(transactional_ids, "transactional ids"))).items():
+        for name, result in (await self._describe(as_texts("transactional_ids", transactional_ids))).items():
             if isinstance(result, KafkaError):
                 raise result
             descriptions[name] = result
@@ -127,7 +139,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
 
         Raises the KafkaError of the first failed partition.
         """
-        targets = await self._all_partitions() if partitions is None else [as_partition(each) for each in partitions]
+        targets = await self._all_partitions() if partitions is None else as_partitions("partitions", partitions)
         producers = await self.describe_producers(targets)
         found = [
             (partition, producer)
@@ -160,7 +172,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         max_transaction_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS,
     ) -> list[OpenTransaction]:
         """Open transactions that no coordinator will end, silent for longer than `max_transaction_timeout_ms`."""
-        oldest_ms = time.time() * 1000 - max_transaction_timeout_ms
+        oldest_ms = time.time() * 1000 - as_milliseconds("max_transaction_timeout_ms", max_transaction_timeout_ms)
         return [
             transaction
             for transaction in await self.open_transactions(partitions)
@@ -204,17 +216,18 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         The numbers are those of `describe_producers`. Raises KafkaError: INVALID_PRODUCER_EPOCH,
         TRANSACTION_COORDINATOR_FENCED, CLUSTER_AUTHORIZATION_FAILED.
         """
-        partition = as_partition(partition)
-        cluster = await self._connected_cluster()
-        await cluster.topic(partition.topic, self._config.default_api_timeout_ms)
+        partition = as_partition("partition", partition)
+        coordinator_epoch = as_int("coordinator_epoch", coordinator_epoch, -1)
         marker = WritableTxnMarker(
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
+            producer_id=as_int("producer_id", producer_id, -1, INT64_MAX),
+            producer_epoch=as_int("producer_epoch", producer_epoch, -1, INT16_MAX),
             transaction_result=False,
             topics=[WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])],
             # Without a marker so far there is no epoch; 0 is not above that of any coordinator.
             coordinator_epoch=max(coordinator_epoch, 0),
         )
+        cluster = await self._connected_cluster()
+        await cluster.topic(partition.topic, self._config.default_api_timeout_ms)
 
         async def attempt() -> None:
             [leader] = self._by_leader(cluster, [partition])
@@ -253,7 +266,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
                 return error
             return answer.producer_id, answer.producer_epoch
 
-        return {name: await fence(name) for name in dict.fromkeys(as_names(transactional_ids, "transactional ids"))}
+        return {name: await fence(name) for name in dict.fromkeys(as_texts("transactional_ids", transactional_ids))}
 
 
 def _to_description(state: DescribeTransactionsResponseTransactionState, node_id: int) -> TransactionDescription:

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Protocol
 
+from tidelog.client.arguments import as_mapping, as_partitions
 from tidelog.client.assignment.protocol import Assignment, MemberSubscription, ordered_members
 from tidelog.client.assignment.sticky_assignor import CooperativeStickyAssignor, StickyAssignor
-from tidelog.client.model import TopicPartition, as_partition
+from tidelog.client.model import TopicPartition
 
 
 class Assignor(Protocol):
@@ -119,13 +120,16 @@ def checked_assignment(
     for a member that does not exist and for a partition with two members.
     """
     owner: dict[TopicPartition, str] = {}
-    for member, partitions in assignment.items():
+    checked: Assignment = {member: [] for member in members}
+    what = f"the assignment of assignor {name!r}"
+    for member, partitions in as_mapping(what, assignment, "TopicPartitions by member").items():
         if member not in members:
             raise ValueError(f"assignor {name!r} assigned partitions to {member!r}, which is not a member")
-        for partition in map(as_partition, partitions):
+        checked[member] = as_partitions(f"{what} to {member!r}", partitions)
+        for partition in checked[member]:
             if owner.setdefault(partition, member) != member:
                 raise ValueError(f"assignor {name!r} assigned {partition} to {owner[partition]!r} and {member!r}")
-    return {member: [as_partition(partition) for partition in assignment.get(member, ())] for member in members}
+    return checked
 
 
 def assignor_named(name: str) -> Assignor | None:

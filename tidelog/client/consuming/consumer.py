@@ -10,13 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence, Sized
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from tidelog.client.arguments import (
+    INT64_MAX,
+    as_int,
+    as_list,
+    as_milliseconds,
+    as_offset,
+    as_offsets,
+    as_partition,
+    as_partition_mapping,
+    as_partitions,
+    as_text,
+    as_time,
+    as_topic_name,
+    as_topic_names,
+    shown,
+)
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
@@ -34,10 +49,6 @@ from tidelog.client.model import (
     OffsetAndMetadata,
     OffsetAndTimestamp,
     TopicPartition,
-    as_offset,
-    as_partition,
-    as_time,
-    as_topic_names,
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import TopicMetadata
@@ -78,7 +89,7 @@ class Consumer:
             if not all(isinstance(topic, str) for topic in topics):
                 text = "expected topic names and named options, as Consumer('a', 'b', group_id='g')"
                 raise TypeError(f"{text}, not {topics!r}")
-            self._subscription.subscribe(as_topic_names(topics), None, None)
+            self._subscription.subscribe(as_topic_names("topics", topics), None, None)
         self._cluster: Cluster | None = None
         self._starting_cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
@@ -145,7 +156,7 @@ class Consumer:
 
         Waits at most `timeout_ms` in total for brokers that do not answer.
         """
-        _check_timeout(timeout_ms)
+        timeout_ms = as_milliseconds("timeout_ms", timeout_ms)
         if self._group is not None:
             self._group.refuse_inside_listener("close()")
         if self._closed:
@@ -201,11 +212,11 @@ class Consumer:
         Raises ValueError and TypeError for wrong arguments, KafkaError(INVALID_TOPIC_EXCEPTION).
         """
         self._check_open()
-        names = as_topic_names([topics] if isinstance(topics, str) else topics)
+        check_listener(listener)
+        names = as_topic_names("topics", [topics] if isinstance(topics, str) else topics)
         if bool(names) == (pattern is not None):
             raise ValueError("subscribe() takes topics or a pattern")
         expression = None if pattern is None else _compiled(pattern)
-        check_listener(listener)
         self._rewind()
         self._subscription.subscribe(names, expression, listener)
         if self._cluster is not None:
@@ -218,7 +229,7 @@ class Consumer:
         Commits to a group still work.
         """
         self._check_open()
-        targets = [as_partition(partition) for partition in partitions]
+        targets = as_partitions("partitions", partitions)
         self._rewind()
         self._subscription.assign(targets)
         if self._fetcher is not None:
@@ -319,7 +330,8 @@ class Consumer:
         """
         if self._config.key_deserializer is not None or self._config.value_deserializer is not None:
             raise RuntimeError("poll_arrow() returns bytes; this consumer has a deserializer")
-        schema = _arrow_schema((columns,) if isinstance(columns, str) else tuple(columns))
+        names = [columns] if isinstance(columns, str) else as_list("columns", columns, "names of columns")
+        schema = _arrow_schema(tuple(names))
         _checked_limit(max_records)
 
         def take(fetcher: Fetcher) -> list[pa.RecordBatch]:
@@ -337,7 +349,7 @@ class Consumer:
     async def _poll(self, timeout_ms: float, take: Callable[[Fetcher], Records]) -> Records | None:
         """Run the group's step and fetch until `take` returns something; None once the consumer is closed."""
         self._check_open()
-        _check_timeout(timeout_ms)
+        timeout_ms = as_milliseconds("timeout_ms", timeout_ms)
         try:
             lookup = await self._require_position_lookup()
         except RuntimeError:
@@ -465,7 +477,7 @@ class Consumer:
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Continue reading an assigned partition at `offset`. Raises ValueError, TypeError."""
         self._check_open()
-        partition = as_partition(partition)
+        partition = as_partition("partition", partition)
         target = as_offset(partition, offset)
         self._rewind()
         self._subscription.seek(partition, target.offset, target.leader_epoch)
@@ -491,7 +503,7 @@ class Consumer:
 
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record of an assigned partition. Raises ValueError, KafkaError."""
-        partition = as_partition(partition)
+        partition = as_partition("partition", partition)
         self._subscription.state(partition)
         position = await (await self._require_position_lookup()).wait_for_position(partition)
         positions = self._positions()
@@ -501,12 +513,12 @@ class Consumer:
         """Return no records of these partitions until `resume`; they stay assigned."""
         self._check_open()
         self._rewind()
-        self._subscription.pause([as_partition(partition) for partition in partitions])
+        self._subscription.pause(as_partitions("partitions", partitions))
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Return records of paused partitions again."""
         self._check_open()
-        self._subscription.resume([as_partition(partition) for partition in partitions])
+        self._subscription.resume(as_partitions("partitions", partitions))
         self._update_event.set()
 
     def paused(self) -> set[TopicPartition]:
@@ -515,7 +527,7 @@ class Consumer:
 
     def lag(self, partition: TopicPartition) -> int | None:
         """Records between the position and the end in the last fetch; None while unknown."""
-        return self._subscription.lag(as_partition(partition))
+        return self._subscription.lag(as_partition("partition", partition))
 
     def metrics(self) -> ConsumerMetrics:
         """Totals since the start, and the present state."""
@@ -543,33 +555,30 @@ class Consumer:
         Raises KafkaError: ILLEGAL_GENERATION or UNKNOWN_MEMBER_ID when this consumer no longer owns
         the partitions.
         """
+        checked = None if offsets is None else as_offsets("offsets", offsets)
         group = await self._require_group()
-        await group.commit(self._offsets_to_commit(offsets), self._config.default_api_timeout_ms)
+        await group.commit(self._positions() if checked is None else checked, self._config.default_api_timeout_ms)
 
     async def commit_async(self, offsets: Offsets | None = None) -> asyncio.Task[None]:
         """Start a commit and return its task.
 
         Commits reach the coordinator in the order of their calls.
         """
+        checked = None if offsets is None else as_offsets("offsets", offsets)
         group = await self._require_group()
-        return group.commit_in_background(self._offsets_to_commit(offsets))
-
-    def _offsets_to_commit(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
-        if offsets is None:
-            return self._positions()
-        return {as_partition(partition): as_offset(partition, offset) for partition, offset in offsets.items()}
+        return group.commit_in_background(self._positions() if checked is None else checked)
 
     async def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed offsets, None for a partition without one; default: all assigned
         partitions.
         """
-        group = await self._require_group()
         targets = self._or_assigned(partitions)
+        group = await self._require_group()
         offsets = await group.coordinator.committed(targets, self._config.default_api_timeout_ms)
         return {partition: offsets.get(partition) for partition in targets}
 
     def _or_assigned(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-        return [as_partition(partition) for partition in partitions] or list(self._subscription.assigned)
+        return as_partitions("partitions", partitions) or list(self._subscription.assigned)
 
     async def _require_position_lookup(self) -> PositionLookup:
         await self.start()
@@ -591,8 +600,8 @@ class Consumer:
         return await self._list_offsets(partitions, LATEST_TIMESTAMP)
 
     async def _list_offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
-        lookup = await self._require_position_lookup()
-        offsets = await lookup.list_offsets({as_partition(partition): timestamp for partition in partitions})
+        timestamps = dict.fromkeys(as_partitions("partitions", partitions), timestamp)
+        offsets = await (await self._require_position_lookup()).list_offsets(timestamps)
         return {partition: offset.offset for partition, offset in offsets.items() if offset is not None}
 
     async def offsets_for_times(
@@ -601,7 +610,7 @@ class Consumer:
         """The first offset with a timestamp (ms) at or after the requested one, None where no
         record has one.
         """
-        times_ms = {as_partition(partition): as_time(partition, time_ms) for partition, time_ms in timestamps.items()}
+        times_ms = as_partition_mapping("timestamps", timestamps, "times in ms", as_time)
         return await (await self._require_position_lookup()).list_offsets(times_ms)
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
@@ -609,6 +618,7 @@ class Consumer:
 
         Does not create it.
         """
+        topic = as_topic_name("topic", topic)
         await self.start()
         assert self._cluster is not None
         response = await self._cluster.fetch_metadata([topic])
@@ -623,21 +633,16 @@ class Consumer:
         return {topic.name for topic in response.topics if topic.name is not None and not topic.error_code}
 
 
-def _check_timeout(timeout_ms: Any) -> None:
-    if not isinstance(timeout_ms, (int, float)) or math.isnan(timeout_ms):
-        raise TypeError(f"timeout_ms must be a number of milliseconds, not {timeout_ms!r}")
-
-
 def _checked_limit(max_records: Any) -> int:
-    if not isinstance(max_records, int) or max_records < 1:
-        raise ValueError(f"max_records must be a whole number from 1 on, not {max_records!r}")
-    return max_records
+    return as_int("max_records", max_records, 1, INT64_MAX)
 
 
 def _compiled(pattern: Any) -> re.Pattern[str]:
+    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
+        return pattern
     try:
-        return re.compile(pattern)
-    except (re.error, TypeError) as error:
+        return re.compile(as_text("pattern", pattern))
+    except re.error as error:
         raise ValueError(f"subscribe(): {pattern!r} is not a regular expression: {error}") from None
 
 
@@ -645,12 +650,12 @@ def check_listener(listener: Any) -> None:
     """Raise TypeError for an object without the methods of a RebalanceListener."""
     methods = ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost")
     if listener is not None and not all(callable(getattr(listener, method, None)) for method in methods):
-        raise TypeError(f"listener must be a RebalanceListener, not {listener!r}")
+        raise TypeError(f"listener must be a RebalanceListener, not {shown(listener)}")
 
 
 def _arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
     if unknown := [name for name in columns if name not in COLUMNS]:
-        raise ValueError(f"there is no column {unknown[0]!r}; the columns are {', '.join(COLUMNS)}")
+        raise ValueError(f"columns: there is no column {shown(unknown[0])}; the columns are {', '.join(COLUMNS)}")
     if len(set(columns)) < len(columns):
         raise ValueError(f"a column is named twice: {', '.join(columns)}")
     try:

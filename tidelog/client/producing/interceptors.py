@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tidelog.client.arguments import shown
 from tidelog.client.model import ProducerRecord, RecordMetadata
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Interceptors:
 def calls_on_delivery(callback: DeliveryCallback) -> Callable[[Any], None]:
     """A callback for a record's future that calls `callback`."""
     if not callable(callback):
-        raise TypeError(f"on_delivery must be callable, not {callback!r}")
+        raise TypeError(f"on_delivery must be callable, not {shown(callback)}")
 
     def handle(future: Any) -> None:
         if future.cancelled():

@@ -16,10 +16,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from tidelog.client.arguments import as_group_metadata, as_milliseconds, as_offsets
 from tidelog.client.config import ProducerConfig
 from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import (
-    ConsumerGroupMetadata,
     OffsetAndMetadata,
     PartitionDescription,
     RecordMetadata,
@@ -35,7 +35,13 @@ from tidelog.client.producing.interceptors import DeliveryCallback, Interceptors
 from tidelog.client.producing.producer_memory import new_accumulator
 from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.record_appender import RecordAppender
-from tidelog.client.producing.record_arguments import RecordPieces, as_number, as_producer_record, build_batch
+from tidelog.client.producing.record_arguments import (
+    RecordPieces,
+    as_partition_number,
+    as_producer_record,
+    as_records,
+    build_batch,
+)
 from tidelog.client.producing.send_group import BatchOutcome, GroupFuture, SendGroup
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY, Sender
 from tidelog.client.producing.sender_totals import SenderTotals
@@ -155,9 +161,10 @@ class Producer:
         """Deliver the sent records within `timeout_ms` (None: within their delivery timeouts) and
         disconnect. An open transaction is aborted. A call during another one waits for its end.
         """
+        limit_s = None if timeout_ms is None else as_milliseconds("timeout_ms", timeout_ms) / 1000
         if self._closed:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                async with asyncio.timeout(limit_s):
                     await self._close_finished.wait()
             return
         self._closed = True
@@ -167,7 +174,7 @@ class Producer:
             if start_task is not None:  # no record is taken before the start has ended
                 start_task.cancel()
                 await asyncio.wait([start_task])
-            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+            async with asyncio.timeout(limit_s):
                 if self._transactions is not None:
                     await self._transactions.close(timeout_ms)
                 if self._sender is not None:
@@ -266,6 +273,7 @@ class Producer:
         after it, and is in the BatchSendError. An iterator is read while its records are sent, so it
         may be longer than the memory. `ticket` is a future to use instead of a new one.
         """
+        records = as_records(records)
         if not isinstance(records, (list, tuple)):
             if not isinstance(records, Sized):
                 pieces = RecordPieces(records)
@@ -324,13 +332,14 @@ class Producer:
         WrittenRange or a KafkaError. Raises as `send`, ValueError without records.
         """
         group_ticket: Any = ticket or asyncio.get_running_loop().create_future()
+        partition = as_partition_number(partition)
         try:
             builder = build_batch(
                 self._config, records, int(time.time() * 1000), is_transactional=self._manager is not None
             )
             route = await self._appender.find_route(topic, partition)
             group = BatchOutcome(route.topic.name, group_ticket, builder.record_count)
-            await self._appender.append_batch(TopicPartition(topic, as_number(partition)), builder, group)
+            await self._appender.append_batch(TopicPartition(topic, partition), builder, group)
         except KafkaError as error:
             self.note_lost_record(error)
             raise
@@ -481,7 +490,8 @@ class Producer:
         TransactionAbortable, also when the consumer is no longer a member of the group;
         TransactionFatal.
         """
-        await (await self._started_transactions()).send_offsets(offsets, as_group_metadata(group))
+        to_commit, metadata = as_offsets("offsets", offsets), as_group_metadata("group", group)
+        await (await self._started_transactions()).send_offsets(to_commit, metadata)
 
     def note_lost_record(self, error: Exception) -> None:
         """A record could not be sent: its transaction, if any, can only be aborted (as in Java)."""
@@ -535,15 +545,3 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
     """
     if not task.cancelled():
         task.exception()
-
-
-def as_group_metadata(group: Any) -> ConsumerGroupMetadata:
-    """The metadata of a consumer, of its `group_metadata()` or of a group id. Raises TypeError, ValueError."""
-    if isinstance(group, str):
-        value: Any = ConsumerGroupMetadata(group)
-    else:
-        value = group.group_metadata() if hasattr(group, "group_metadata") else group
-    if not isinstance(value, ConsumerGroupMetadata):
-        raise TypeError(f"group must be a consumer, its group_metadata() or a group id, not {group!r}")
-    value.check()
-    return value

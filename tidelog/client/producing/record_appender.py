@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
 from typing import Any
 
+from tidelog.client.arguments import as_topic_name
 from tidelog.client.config import ProducerConfig
-from tidelog.client.model import ProducerRecord, TopicPartition, check_topic_name
+from tidelog.client.model import ProducerRecord, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.producing.accumulator import Accumulator, Headers, PartitionQueue, ProducerBatch
 from tidelog.client.producing.interceptors import Interceptors
@@ -23,10 +24,10 @@ from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.record_arguments import (
     MAX_TIMESTAMP_MS,
     as_bytes,
-    as_number,
+    as_partition_number,
+    as_timestamp,
     checked_headers,
     serialized,
-    wrong_timestamp,
 )
 from tidelog.client.producing.send_group import SendGroup
 from tidelog.client.producing.sender import Sender, Ticket
@@ -124,7 +125,7 @@ class RecordAppender:
         if timestamp_ms is None:
             timestamp_ms = time.time_ns() // 1_000_000
         elif timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
-            raise wrong_timestamp(timestamp_ms)
+            timestamp_ms = as_timestamp(timestamp_ms)
         try:
             route = self._route_of.get(topic)
         except TypeError:  # no object to look up by: `find_route` names it
@@ -166,6 +167,8 @@ class RecordAppender:
         waited_ms: float,
         record: tuple[int, bytes | None, bytes | None, Headers, Ticket],
     ) -> Place:
+        if partition is not None:
+            partition = as_partition_number(partition)
         route = await self.find_route(topic, partition, waited_ms)
         _, key, value, _, _ = record
         if partition is None:
@@ -264,13 +267,11 @@ class RecordAppender:
         """The route of a topic whose metadata is there."""
         return self._route_of.get(topic)
 
-    async def find_route(self, topic: Any, partition: Any, waited_ms: float = 0.0) -> Route:
+    async def find_route(self, topic: str, partition: int | None, waited_ms: float = 0.0) -> Route:
         """The route of a topic, once its metadata is there and has the partition. Raises as `Producer.send`."""
-        if not isinstance(topic, str):
-            raise TypeError(f"topic must be a str, not {type(topic).__name__}")
-        check_topic_name(topic)
-        if partition is not None and not isinstance(partition, int):
-            partition = as_number(partition)
+        topic = as_topic_name("topic", topic)
+        if partition is not None:
+            partition = as_partition_number(partition)
         if self._closed:
             raise RuntimeError("this producer is closed")
         loop = asyncio.get_running_loop()

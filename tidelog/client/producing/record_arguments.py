@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tidelog.client.config import ProducerConfig
-from tidelog.client.model import ProducerRecord, is_utf8
+from tidelog.client.arguments import INT32_MAX, as_int, as_list, shown
+from tidelog.client.config import ProducerConfig, Serializer
+from tidelog.client.model import ProducerRecord
 from tidelog.client.producing.accumulator import Headers
 from tidelog.protocol.batches.compression import CODECS
 from tidelog.protocol.batches.records import BatchBuilder
@@ -28,6 +28,18 @@ def as_producer_record(record: Any) -> ProducerRecord:
     if len(record) != 2:
         raise TypeError(f"a record must be a value, (key, value) or a ProducerRecord, not a tuple of {len(record)}")
     return ProducerRecord(record[1], record[0])
+
+
+def as_records(records: Any) -> Iterable[Any]:
+    """Many records, and not a single one, whose parts would count as records."""
+    if not isinstance(records, (str, bytes, bytearray, memoryview, Mapping, ProducerRecord)):
+        try:
+            iter(records)
+        except TypeError:
+            pass
+        else:
+            return records  # type: ignore[no-any-return]
+    raise TypeError(f"records must be a list or another iterable of records, not {shown(records)}")
 
 
 class RecordPieces:
@@ -66,7 +78,7 @@ def read_batch(config: ProducerConfig, records: Iterable[Any]) -> list[Any]:
     """The records as a list, read no further than to where `build_batch` finds them too large."""
     read: list[Any] = []
     size_bytes = 0
-    for record in records:
+    for record in as_records(records):
         read.append(record)
         size_bytes += _RECORD_BYTES_MIN + (0 if config.value_serializer is not None else _value_bytes(record))
         if size_bytes > config.max_request_size:
@@ -77,10 +89,17 @@ def read_batch(config: ProducerConfig, records: Iterable[Any]) -> list[Any]:
 def serialized(config: ProducerConfig, value: Any, key: Any) -> tuple[Any, Any]:
     """Value and key after the serializers of a producer."""
     if config.value_serializer is not None:
-        value = config.value_serializer(value)
+        value = _serialized("value_serializer", config.value_serializer, value)
     if config.key_serializer is not None:
-        key = config.key_serializer(key)
+        key = _serialized("key_serializer", config.key_serializer, key)
     return value, key
+
+
+def _serialized(name: str, serializer: Serializer, value: Any) -> Any:
+    output: Any = serializer(value)
+    if output is None or isinstance(output, (bytes, bytearray, memoryview)):
+        return output
+    raise TypeError(f"{name} must return bytes or None, not {type(output).__name__}")
 
 
 def as_bytes(name: str, value: Any) -> bytes:
@@ -89,26 +108,27 @@ def as_bytes(name: str, value: Any) -> bytes:
     raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}; set {name}_serializer to convert")
 
 
-def wrong_timestamp(value: Any) -> ValueError:
-    return ValueError(f"timestamp_ms must be a whole number of milliseconds since 1970, not {value!r}")
+def as_timestamp(value: Any) -> int:
+    """Milliseconds since 1970."""
+    return as_int("timestamp_ms", value, 0, MAX_TIMESTAMP_MS - 1)
 
 
-def as_number(partition: Any) -> int:
-    try:
-        return operator.index(partition)
-    except TypeError:
-        raise TypeError(f"partition must be a whole number or None, not {partition!r}") from None
+def as_partition_number(value: Any) -> int:
+    """A partition's number. A negative one is for the topic to refuse, as any other that it has not."""
+    return as_int("partition", value, -INT32_MAX)
 
 
 def checked_headers(headers: Any) -> Headers:
     """The headers as a sequence. Raises TypeError, and ValueError for a name that has no UTF-8 form."""
-    checked = headers if isinstance(headers, (list, tuple)) else tuple(headers)
+    checked = headers if isinstance(headers, (list, tuple)) else as_list("headers", headers, "pairs")
     for header in checked:
         is_pair = isinstance(header, (tuple, list)) and len(header) == 2
         if not is_pair or not isinstance(header[0], str) or not (header[1] is None or isinstance(header[1], bytes)):
-            raise TypeError(f"headers must be pairs of str and bytes or None, not {header!r}")
-        if not is_utf8(header[0]):
-            raise ValueError(f"the header name {header[0]!r} cannot be written as UTF-8")
+            raise TypeError(f"headers must be pairs of str and bytes or None, not {shown(header)}")
+        try:
+            header[0].encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the header name {header[0]!r} cannot be written as UTF-8") from None
     return checked
 
 
@@ -124,7 +144,7 @@ def build_batch(config: ProducerConfig, records: Iterable[Any], now_ms: int, *, 
         config.compression_level,
         transactional=is_transactional,
     )
-    for record in records:
+    for record in as_records(records):
         _append_to_batch(config, builder, as_producer_record(record), now_ms)
     if not builder.record_count:
         raise ValueError("a batch needs at least one record")
@@ -140,7 +160,7 @@ def _append_to_batch(config: ProducerConfig, builder: BatchBuilder, record: Prod
     if timestamp_ms is None:
         timestamp_ms = now_ms
     elif timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
-        raise wrong_timestamp(timestamp_ms)
+        timestamp_ms = as_timestamp(timestamp_ms)
     key = None if key is None else as_bytes("key", key)
     value = None if value is None else as_bytes("value", value)
     limit = config.max_request_size

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 
 from tidelog.client.config import ProducerConfig
-from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, as_offset, as_partition
+from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.transaction_errors import (
     TransactionAbortable,
@@ -119,11 +119,10 @@ class Transactions:
         return self._manager.ended_number >= number
 
     async def send_offsets(
-        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], group: ConsumerGroupMetadata
+        self, to_commit: Mapping[TopicPartition, OffsetAndMetadata], group: ConsumerGroupMetadata
     ) -> None:
         """Commit a group's offsets with the open transaction."""
         manager = self._manager
-        to_commit = {as_partition(partition): as_offset(partition, offset) for partition, offset in offsets.items()}
         number = manager.check_open()
         if not to_commit:
             return

@@ -22,13 +22,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tidelog.client.arguments import as_group_metadata, as_milliseconds
 from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import OffsetAndMetadata, PartitionDescription, RecordMetadata, TopicPartition, WrittenRange
 from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.interceptors import DeliveryCallback, calls_on_delivery
-from tidelog.client.producing.record_arguments import RecordPieces, read_batch
+from tidelog.client.producing.record_arguments import RecordPieces, as_records, read_batch
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.sync.caller_thread import CallerThread
@@ -274,6 +275,7 @@ class Producer(BlockingClient):
 
         An iterator is read in this thread.
         """
+        records = as_records(records)
         if isinstance(records, Sized):
             known = list(records)
             return self._send_group(lambda future: self._producer.send_many(topic, known, ticket=future))
@@ -367,7 +369,7 @@ class Producer(BlockingClient):
     def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], group: Any
     ) -> None:
-        metadata = producer.as_group_metadata(group)  # in this thread: it may be a blocking consumer
+        metadata = as_group_metadata("group", group)  # in this thread: it may be a blocking consumer
         self._run(lambda: self._producer.send_offsets_to_transaction(offsets, metadata))
 
     @contextmanager
@@ -417,9 +419,11 @@ class Producer(BlockingClient):
         The remaining records fail.
         """
 
+        limit_s = None if timeout_ms is None else as_milliseconds("timeout_ms", timeout_ms) / 1000
+
         async def close() -> None:
             try:
-                async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                async with asyncio.timeout(limit_s):
                     await self._flush()
                     await self._producer.close()
             except TimeoutError:

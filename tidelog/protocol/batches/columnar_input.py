@@ -62,7 +62,7 @@ def check_columns(table: pa.Table | pa.RecordBatch) -> None:
     import pyarrow as pa
 
     if not isinstance(table, (pa.Table, pa.RecordBatch)):
-        raise TypeError(f"expected a pyarrow.RecordBatch or pyarrow.Table, not {type(table).__name__}")
+        raise TypeError(f"table must be a pyarrow.Table or a pyarrow.RecordBatch, not {type(table).__name__}")
     names = list(table.schema.names)
     for name in names:
         if name not in INPUT_COLUMNS and name not in IGNORED_COLUMNS:
