@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, refuse_produce
 from tests.unit.client.test_consumer import FAST as FAST_CONSUMER
+from tests.unit.client.test_consumer import T0
 from tests.unit.client.test_producer import producer
 from tests.unit.client.transacting import cluster_of, limited, transactional
 from tidelog.client import Admin, Consumer, Producer, RebalanceListener, TopicPartition, TransactionTimeout
@@ -172,3 +173,101 @@ async def test_the_batches_that_close_gives_up_are_logged_once(caplog):
         assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
             "100 records were not delivered"
         ]
+
+
+@CLIENTS
+@pytest.mark.parametrize("silent", [ApiVersionsRequest, MetadataRequest])
+async def test_a_client_whose_start_is_cancelled_in_an_async_with_leaves_nothing(client, silent):
+    async with FakeCluster(t=1) as cluster:
+        cluster.script(silent, *[lambda request, node: SILENCE] * 20)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), client(bootstrap_servers=cluster.bootstrap):
+                pytest.fail("the client was started")
+        assert not tasks_of_clients()
+        await until(lambda: all(node.connections == 0 for node in cluster.nodes.values()))
+
+
+CALLS_BEFORE_THE_START: dict[str, Callable[[Consumer], Awaitable[object]]] = {
+    "commit": lambda consumer: consumer.commit({T0: 1}),
+    "commit_async": lambda consumer: consumer.commit_async({T0: 1}),
+    "committed": lambda consumer: consumer.committed(T0),
+    "position": lambda consumer: consumer.position(T0),
+    "seek_to_end": lambda consumer: consumer.seek_to_end(T0),
+    "end_offsets": lambda consumer: consumer.end_offsets([T0]),
+    "offsets_for_times": lambda consumer: consumer.offsets_for_times({T0: 0}),
+    "topics": lambda consumer: consumer.topics(),
+    "partitions_for_topic": lambda consumer: consumer.partitions_for_topic("t"),
+}
+
+
+def hanging(cluster: FakeCluster, client: Any, **options: Any) -> Any:
+    """A client of a cluster whose nodes take connections and do not answer."""
+    cluster.script(ApiVersionsRequest, *[lambda request, node: SILENCE] * 20)
+    limits = {"socket_connection_setup_timeout_ms": LONG_MS, "request_timeout_ms": LONG_MS}
+    return client(bootstrap_servers=cluster.bootstrap, **limits, **options)
+
+
+@pytest.mark.parametrize("name", CALLS_BEFORE_THE_START)
+async def test_a_call_of_a_consumer_that_reaches_no_broker_ends_in_time(name):
+    async with FakeCluster(t=1) as cluster:
+        consumer = hanging(cluster, Consumer, group_id="g", default_api_timeout_ms=100)
+        consumer.assign([T0])
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(KafkaError, match="reached within default_api_timeout_ms=100") as caught:
+                await CALLS_BEFORE_THE_START[name](consumer)
+            assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+            await consumer.close()
+
+
+async def test_a_call_of_an_admin_that_reaches_no_broker_ends_in_time():
+    async with FakeCluster(t=1) as cluster:
+        admin = hanging(cluster, Admin, default_api_timeout_ms=100)
+        for call in (admin.list_topics, lambda: admin.list_offsets({T0: "latest"})):
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(KafkaError, match="reached within default_api_timeout_ms=100") as caught:
+                    await call()
+                assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+        async with asyncio.timeout(PATIENCE_S):
+            await admin.close()
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 50])
+async def test_a_poll_that_reaches_no_broker_ends_in_time_and_a_later_one_uses_the_start(timeout_ms):
+    async with FakeCluster(t=1) as cluster:
+        consumer = hanging(cluster, Consumer, auto_offset_reset="earliest")
+        consumer.assign([T0])
+        async with asyncio.timeout(PATIENCE_S):
+            assert await consumer.poll(timeout_ms) == {}
+            assert await consumer.poll(timeout_ms) == {}
+            await until(lambda: cluster.sent(ApiVersionsRequest))
+            assert len(cluster.sent(ApiVersionsRequest)) == 1
+            await consumer.close()
+        assert not tasks_of_clients()
+
+
+async def test_a_topic_that_is_subscribed_while_a_poll_starts_the_consumer_is_read():
+    async with FakeCluster(t=1, u=1) as cluster:
+        consumer = Consumer("t", bootstrap_servers=cluster.bootstrap, **FAST_CONSUMER)
+        assert await consumer.poll(0) == {}
+        consumer.subscribe(["u"])
+        async with asyncio.timeout(PATIENCE_S):
+            while not consumer.assignment():
+                await consumer.poll(10)
+            await consumer.close()
+        assert cluster.sent(MetadataRequest)
+
+
+@pytest.mark.parametrize("call", ["topics", "partitions_for_topic"])
+async def test_topics_are_asked_for_again_after_a_lost_answer_and_in_time(call):
+    async with FakeCluster(t=1) as cluster:
+        options: dict[str, Any] = {"default_api_timeout_ms": 300, "request_timeout_ms": LONG_MS}
+        consumer = Consumer(bootstrap_servers=cluster.bootstrap, retry_backoff_ms=5, reconnect_backoff_ms=5, **options)
+        await consumer.start()
+        cluster.script(MetadataRequest, lambda request, node: DROP, lambda request, node: DROP)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await (consumer.topics() if call == "topics" else consumer.partitions_for_topic("t"))
+            cluster.script(MetadataRequest, *[lambda request, node: SILENCE] * 20)
+            with pytest.raises(KafkaError, match=r"no broker described the topics in \d+ ms") as caught:
+                await (consumer.topics() if call == "topics" else consumer.partitions_for_topic("t"))
+            assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+            await consumer.close()

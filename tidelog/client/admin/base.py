@@ -15,6 +15,7 @@ from tidelog.client.arguments import as_int
 from tidelog.client.config import AdminConfig
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
+from tidelog.client.network.shared_start import SharedStart
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -35,9 +36,7 @@ class AdminBase:
     def __init__(self, **options: Any) -> None:
         self._config = AdminConfig.from_options(options)
         self._cluster: Cluster | None = None
-        self._starting_cluster: Cluster | None = None
-        self._start_lock = asyncio.Lock()
-        self._closed = False
+        self._shared_start = SharedStart(self._config, self._connect, "admin client")
         self._uses_forwarding = True
         self._created_topics: dict[str, float] = {}
         """Topics that a broker may not know yet, with the time from which each is to be known."""
@@ -46,41 +45,26 @@ class AdminBase:
 
     async def start(self) -> None:
         """Connect to the cluster; every call does it too. Raises KafkaError(NETWORK_EXCEPTION)."""
-        self._check_open()
-        if self._cluster is None:
-            async with self._start_lock:
-                if self._cluster is None:
-                    await self._connect()
+        await self._shared_start.wait()
 
     async def _connect(self) -> None:
-        self._check_open()
-        cluster = self._starting_cluster = Cluster(self._config)
+        cluster = Cluster(self._config)
         cluster.keeps_broker = True
-        try:
-            await cluster.start()
-            self._check_open()
-        except BaseException as error:
-            await cluster.close()
-            if isinstance(error, KafkaError):
-                self._check_open()  # the start ended because of `close`
-            raise
-        finally:
-            self._starting_cluster = None
+        await cluster.start()
         self._cluster = cluster
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("this admin client is closed")
 
     async def close(self) -> None:
         """Disconnect. A call after it raises RuntimeError."""
-        self._closed = True
-        for cluster in (self._cluster, self._starting_cluster):
-            if cluster is not None:
-                await cluster.close()
+        await self._shared_start.stop()
+        if self._cluster is not None:
+            await self._cluster.close()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()  # `__aexit__` does not run after this, so the start must end here
+            raise
         return self
 
     async def __aexit__(
@@ -89,7 +73,8 @@ class AdminBase:
         await self.close()
 
     async def _connected_cluster(self) -> Cluster:
-        await self.start()
+        """The cluster, once it is connected. Raises KafkaError(REQUEST_TIMED_OUT) after `default_api_timeout_ms`."""
+        await self._shared_start.wait_within(self._config.default_api_timeout_ms, "default_api_timeout_ms")
         assert self._cluster is not None
         return self._cluster
 
@@ -102,9 +87,9 @@ class AdminBase:
 
         A request that is not repeatable is sent again only after an error response.
         """
-        cluster = await self._connected_cluster()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.default_api_timeout_ms / 1000
+        cluster = await self._connected_cluster()
         failures = 0
         while True:
             try:

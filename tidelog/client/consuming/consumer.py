@@ -52,9 +52,12 @@ from tidelog.client.model import (
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import TopicMetadata
+from tidelog.client.network.offsets import list_offsets
+from tidelog.client.network.shared_start import SharedStart
 from tidelog.protocol.batches import columnar
 from tidelog.protocol.batches.columnar import COLUMNS, arrow_schema
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.metadata import MetadataResponse
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +94,6 @@ class Consumer:
                 raise TypeError(f"{text}, not {topics!r}")
             self._subscription.subscribe(as_topic_names("topics", topics), None, None)
         self._cluster: Cluster | None = None
-        self._starting_cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
         self._group: Rebalancer | None = None
         self._update_event = asyncio.Event()
@@ -103,7 +105,7 @@ class Consumer:
         self.keeps_positions = False
         """Keep the positions before each poll, so that `return_records` can go back to them."""
         self._positions_before_take: dict[TopicPartition, OffsetAndMetadata] = {}
-        self._start_lock = asyncio.Lock()
+        self._shared_start = SharedStart(self._config, self._connect, "consumer")
         self._closed = False
         """Set when `close` begins. Polls end then, and the rebalance listener may still commit."""
         self._close_finished = asyncio.Event()
@@ -115,27 +117,12 @@ class Consumer:
 
         Raises KafkaError(NETWORK_EXCEPTION).
         """
-        if self._close_finished.is_set() or self._cluster is None:
-            self._check_open()
-            async with self._start_lock:
-                if self._cluster is None:
-                    await self._connect()
+        await self._shared_start.wait()
 
     async def _connect(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=self._config.allow_auto_create_topics)
         self._track_topics(cluster)
-        self._starting_cluster = cluster
-        try:
-            self._check_open()
-            await cluster.start()
-            self._check_open()
-        except BaseException as error:
-            await cluster.close()
-            if isinstance(error, KafkaError):
-                self._check_open()  # the start ended because of `close`
-            raise
-        finally:
-            self._starting_cluster = None
+        await cluster.start()
         self._fetcher = Fetcher(cluster, self._config, self._subscription, self._update_event.set)
         if self._config.group_id is not None:
             kind = Reconciler if self._config.group_protocol == "consumer" else Rebalancer
@@ -147,6 +134,7 @@ class Consumer:
             cluster, self._config, self._subscription, coordinator, self._fetcher, self._update_event.set
         )
         self._cluster = cluster
+        self._track_topics(cluster)  # a subscription may have changed during the start
         cluster.on_metadata = self._on_metadata
         self._on_metadata()
 
@@ -166,8 +154,7 @@ class Consumer:
         self._update_event.set()
         if self._cluster is None:
             try:
-                if self._starting_cluster is not None:
-                    await self._starting_cluster.close()
+                await self._shared_start.stop()
             finally:
                 self._close_finished.set()
             return
@@ -186,11 +173,18 @@ class Consumer:
                 for kernel in (self._record_kernel, self._arrow_kernel):
                     await kernel.close()
             finally:
-                self._close_finished.set()
-                await self._cluster.close()
+                try:
+                    await self._shared_start.stop()  # calls raise from now on
+                    await self._cluster.close()
+                finally:
+                    self._close_finished.set()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()  # `__aexit__` does not run after this, so the start must end here
+            raise
         return self
 
     async def __aexit__(
@@ -350,17 +344,20 @@ class Consumer:
         """Run the group's step and fetch until `take` returns something; None once the consumer is closed."""
         self._check_open()
         timeout_ms = as_milliseconds("timeout_ms", timeout_ms)
+        if not self._subscription.subscribed and not self._subscription.is_user_assigned:
+            raise RuntimeError("this consumer reads nothing: subscribe() or assign() first")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
         try:
-            lookup = await self._require_position_lookup()
+            if not await self._shared_start.wait(timeout_ms):
+                return None  # it goes on, and a later poll waits for its end
         except RuntimeError:
             if self._closed:  # `close` ended the start that this poll has waited for
                 return None
             raise
         assert self._fetcher is not None
-        if not self._subscription.subscribed and not self._subscription.is_user_assigned:
-            raise RuntimeError("this consumer reads nothing: subscribe() or assign() first")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
+        assert self._position_lookup is not None
+        lookup = self._position_lookup
         self._rewind()
         self._positions_before_take = {}
         while True:
@@ -496,7 +493,7 @@ class Consumer:
         targets = self._or_assigned(partitions)
         for partition in targets:
             self._subscription.state(partition)
-        offsets = await (await self._require_position_lookup()).list_offsets(dict.fromkeys(targets, timestamp))
+        offsets = await self._list_offsets_by_time(dict.fromkeys(targets, timestamp))
         for partition, offset in offsets.items():
             if offset is not None and partition in self._subscription.assigned:
                 self.seek(partition, offset.offset)
@@ -505,7 +502,9 @@ class Consumer:
         """The offset of the next record of an assigned partition. Raises ValueError, KafkaError."""
         partition = as_partition("partition", partition)
         self._subscription.state(partition)
-        position = await (await self._require_position_lookup()).wait_for_position(partition)
+        remaining_ms = await self._start_for_call()
+        assert self._position_lookup is not None
+        position = await self._position_lookup.wait_for_position(partition, remaining_ms)
         positions = self._positions()
         return positions[partition].offset if partition in positions else position
 
@@ -556,8 +555,8 @@ class Consumer:
         the partitions.
         """
         checked = None if offsets is None else as_offsets("offsets", offsets)
-        group = await self._require_group()
-        await group.commit(self._positions() if checked is None else checked, self._config.default_api_timeout_ms)
+        group, remaining_ms = await self._require_group()
+        await group.commit(self._positions() if checked is None else checked, remaining_ms)
 
     async def commit_async(self, offsets: Offsets | None = None) -> asyncio.Task[None]:
         """Start a commit and return its task.
@@ -565,7 +564,7 @@ class Consumer:
         Commits reach the coordinator in the order of their calls.
         """
         checked = None if offsets is None else as_offsets("offsets", offsets)
-        group = await self._require_group()
+        group, _ = await self._require_group()
         return group.commit_in_background(self._positions() if checked is None else checked)
 
     async def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
@@ -573,23 +572,26 @@ class Consumer:
         partitions.
         """
         targets = self._or_assigned(partitions)
-        group = await self._require_group()
-        offsets = await group.coordinator.committed(targets, self._config.default_api_timeout_ms)
+        group, remaining_ms = await self._require_group()
+        offsets = await group.coordinator.committed(targets, remaining_ms)
         return {partition: offsets.get(partition) for partition in targets}
 
     def _or_assigned(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         return as_partitions("partitions", partitions) or list(self._subscription.assigned)
 
-    async def _require_position_lookup(self) -> PositionLookup:
-        await self.start()
-        assert self._position_lookup is not None
-        return self._position_lookup
+    async def _start_for_call(self) -> float:
+        """Start, for a call without a limit of its own. Returns the milliseconds of `default_api_timeout_ms` left."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.default_api_timeout_ms / 1000
+        await self._shared_start.wait_within(self._config.default_api_timeout_ms, "default_api_timeout_ms")
+        return (deadline - loop.time()) * 1000
 
-    async def _require_group(self) -> Rebalancer:
-        await self.start()
+    async def _require_group(self) -> tuple[Rebalancer, float]:
+        """The group, and the milliseconds left for the call."""
+        remaining_ms = await self._start_for_call()
         if self._group is None:
             raise RuntimeError("committing needs a group_id")
-        return self._group
+        return self._group, remaining_ms
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The log start offsets of any partitions."""
@@ -600,8 +602,7 @@ class Consumer:
         return await self._list_offsets(partitions, LATEST_TIMESTAMP)
 
     async def _list_offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
-        timestamps = dict.fromkeys(as_partitions("partitions", partitions), timestamp)
-        offsets = await (await self._require_position_lookup()).list_offsets(timestamps)
+        offsets = await self._list_offsets_by_time(dict.fromkeys(as_partitions("partitions", partitions), timestamp))
         return {partition: offset.offset for partition, offset in offsets.items() if offset is not None}
 
     async def offsets_for_times(
@@ -611,26 +612,34 @@ class Consumer:
         record has one.
         """
         times_ms = as_partition_mapping("timestamps", timestamps, "times in ms", as_time)
-        return await (await self._require_position_lookup()).list_offsets(times_ms)
+        return await self._list_offsets_by_time(times_ms)
+
+    async def _list_offsets_by_time(
+        self, timestamps: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        remaining_ms = await self._start_for_call()
+        assert self._cluster is not None
+        isolation_level = self._config.isolation_level
+        return await list_offsets(self._cluster, timestamps, isolation_level=isolation_level, timeout_ms=remaining_ms)
 
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
         """The partition numbers of a topic, None for a topic that does not exist.
 
         Does not create it.
         """
-        topic = as_topic_name("topic", topic)
-        await self.start()
-        assert self._cluster is not None
-        response = await self._cluster.fetch_metadata([topic])
+        response = await self._fetch_metadata([as_topic_name("topic", topic)])
         numbers = {partition.partition_index for entry in response.topics for partition in entry.partitions}
         return numbers or None
 
     async def topics(self) -> set[str]:
         """The names of all topics that this consumer may see."""
-        await self.start()
-        assert self._cluster is not None
-        response = await self._cluster.fetch_metadata(None)
+        response = await self._fetch_metadata(None)
         return {topic.name for topic in response.topics if topic.name is not None and not topic.error_code}
+
+    async def _fetch_metadata(self, topics: list[str] | None) -> MetadataResponse:
+        remaining_ms = await self._start_for_call()
+        assert self._cluster is not None
+        return await self._cluster.fetch_metadata_within(topics, remaining_ms)
 
 
 def _checked_limit(max_records: Any) -> int:

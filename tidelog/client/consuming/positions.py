@@ -15,7 +15,7 @@ from tidelog.client.consuming.validation import PositionValidator
 from tidelog.client.groups.coordinator import Coordinator
 from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.offsets import list_offsets, list_offsets_once
+from tidelog.client.network.offsets import list_offsets_once
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -59,13 +59,13 @@ class PositionLookup:
         if self._subscription.partitions_without_position() or self._subscription.pending_resets(now_ms):
             self._lookup_task = self._loop.create_task(self._run_lookup())
 
-    async def wait_for_position(self, partition: TopicPartition) -> int:
-        """The position of an assigned partition.
+    async def wait_for_position(self, partition: TopicPartition, timeout_ms: float) -> int:
+        """The position of an assigned partition, within `timeout_ms`.
 
         Raises ValueError, KafkaError, and RuntimeError after `close`.
         """
         try:
-            async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
+            async with asyncio.timeout(timeout_ms / 1000):
                 while (state := self._subscription.state(partition)).position < 0:
                     self.start_lookup()
                     if self._closed:
@@ -78,17 +78,6 @@ class PositionLookup:
             problem = f"the position of {partition} was not found in default_api_timeout_ms"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, problem) from None
         return state.position
-
-    async def list_offsets(
-        self, timestamps: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """ListOffsets under the consumer's isolation level."""
-        return await list_offsets(
-            self._cluster,
-            timestamps,
-            isolation_level=self._config.isolation_level,
-            timeout_ms=self._config.default_api_timeout_ms,
-        )
 
     async def close(self) -> None:
         self._closed = True

@@ -420,6 +420,28 @@ class Cluster:
         )
         return await connection.call(request, MetadataResponse, self.config.request_timeout_ms)
 
+    async def fetch_metadata_within(self, topics: list[str] | None, timeout_ms: float) -> MetadataResponse:
+        """As `fetch_metadata`, with retries for `timeout_ms`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        failures = 0
+        last_error: KafkaError | None = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    self._check_open()
+                    try:
+                        return await self.fetch_metadata(topics)
+                    except KafkaError as error:
+                        if not error.retriable:
+                            raise
+                        last_error = error
+                    failures += 1
+                    await asyncio.sleep(self.retry_backoff.wait_ms(failures) / 1000)
+        except TimeoutError:
+            text = f"no broker described the topics in {timeout_ms:.0f} ms: {last_error or 'none answered'}"
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
+
     # -- requests
 
     async def call(

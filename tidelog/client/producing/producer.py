@@ -27,6 +27,7 @@ from tidelog.client.model import (
     WrittenRange,
 )
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.shared_start import SharedStart
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.arrow_batches import ArrowBatches
 from tidelog.client.producing.delivery_future import DeliveryFuture, delivery_future_class
@@ -97,7 +98,7 @@ class Producer:
         self._append: Any = self._appender.append
         self._cluster: Cluster | None = None
         self._sender: Sender | None = None
-        self._start_task: asyncio.Task[None] | None = None
+        self._shared_start = SharedStart(config, self._start, "producer")
         self._new_future: type[DeliveryFuture] = DeliveryFuture  # of the loop, once the start has ended
         self._closed = False
         self._close_finished = asyncio.Event()
@@ -116,32 +117,10 @@ class Producer:
         """
         if self._closed:
             raise RuntimeError("this producer is closed")
-        if self._sender is not None:
-            return
-        if self._start_task is None:
-            self._start_task = asyncio.get_running_loop().create_task(self._start())
-            self._start_task.add_done_callback(_retrieve_exception)
-        start_task = self._start_task
-        try:
-            await asyncio.shield(start_task)
-        except asyncio.CancelledError:
-            if start_task.cancelled():  # `close` cancelled it
-                raise RuntimeError("this producer is closed") from None
-            raise
-        finally:
-            if start_task.done():
-                self._start_task = None
+        await self._shared_start.wait()
 
     async def _start_within(self, timeout_ms: float) -> None:
-        """Start as `start`. Raises KafkaError(REQUEST_TIMED_OUT) at the timeout; the start then goes on."""
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await self.start()
-        except TimeoutError:
-            text = (
-                f"no broker of {self._config.bootstrap_servers} reached within max_block_ms={self._config.max_block_ms}"
-            )
-            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text) from None
+        await self._shared_start.wait_within(timeout_ms, "max_block_ms")
 
     async def _start(self) -> None:
         cluster = Cluster(self._config, auto_create_topics=True, rng=self._rng)
@@ -169,11 +148,8 @@ class Producer:
             return
         self._closed = True
         self._appender.close()
-        start_task = self._start_task
         try:
-            if start_task is not None:  # no record is taken before the start has ended
-                start_task.cancel()
-                await asyncio.wait([start_task])
+            await self._shared_start.stop()  # no record is taken before the start has ended
             async with asyncio.timeout(limit_s):
                 if self._transactions is not None:
                     await self._transactions.close(timeout_ms)
@@ -191,7 +167,11 @@ class Producer:
                 self._close_finished.set()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()  # `__aexit__` does not run after this, so the start must end here
+            raise
         return self
 
     async def __aexit__(
@@ -537,11 +517,3 @@ class Producer:
         assert self._sender is not None
         self._appender.handle_metadata()
         self._sender.wake()
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Mark the exception as retrieved: callers that wait for the start get it, and there may be
-    none.
-    """
-    if not task.cancelled():
-        task.exception()
