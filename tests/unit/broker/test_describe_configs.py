@@ -182,7 +182,6 @@ async def test_a_metrics_subscription_has_its_three_keys(services):
         (LOGGER_TYPE, "2", ErrorCode.INVALID_REQUEST, "expected 1 but received 2"),
         (GROUP_TYPE, "", ErrorCode.INVALID_REQUEST, "Group name must not be empty"),
         (METRICS_TYPE, "", ErrorCode.INVALID_REQUEST, "subscription name must not be empty"),
-        (3, "q", ErrorCode.INVALID_REQUEST, "Unsupported resource type: 3"),
     ],
 )
 async def test_what_is_not_there_is_an_error_of_its_resource(services, kind, name, code, message):
@@ -190,6 +189,13 @@ async def test_what_is_not_there_is_an_error_of_its_resource(services, kind, nam
     assert result.error_code == code
     assert message in result.error_message
     assert result.configs == []
+
+
+async def test_a_type_that_does_not_exist_makes_the_whole_request_fail(services):
+    resources = [DescribeConfigsResource(resource_type=kind, resource_name="1") for kind in (BROKER_TYPE, 3)]
+    with pytest.raises(KafkaError, match="Unsupported resource type: 3") as refused:
+        await describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=resources))
+    assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("version", DescribeConfigsRequest.VERSIONS)

@@ -21,7 +21,7 @@ from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest
 from tidelog.replication.controller.decisions.state import NewTopic
 
 WITHOUT_TIME: list[tuple[Any, Any]] = [
-    (create_topics, CreateTopicsRequest(topics=[CreatableTopic(name=name) for name in ("a", "a")])),
+    (create_topics, CreateTopicsRequest(topics=[CreatableTopic(name=name) for name in ("a", "a", "b")])),
     (create_partitions, CreatePartitionsRequest(topics=[CreatePartitionsTopic(name="t", count=2)])),
     (delete_topics, DeleteTopicsRequest(topics=[DeleteTopicState(name="t")])),
     (elect_leaders, ElectLeadersRequest(topic_partitions=None)),
@@ -48,6 +48,27 @@ async def test_nothing_is_decided_in_no_time(services: Services, api: Any, reque
     encoded(api.refuse(request_, refused.value, version), version)
     assert set(services.image().topics_by_name) == {"t"}
     assert len(services.image().topics_by_name["t"].partitions) == 1
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1])
+async def test_what_is_refused_without_the_controller_needs_no_time(services: Services, timeout_ms: int) -> None:
+    created = await create_topics.handle(
+        services, context(7), CreateTopicsRequest(topics=[CreatableTopic(name="a")] * 2, timeout_ms=timeout_ms)
+    )
+    grown = await create_partitions.handle(
+        services,
+        context(3),
+        CreatePartitionsRequest(topics=[CreatePartitionsTopic(name="t", count=2)] * 2, timeout_ms=timeout_ms),
+    )
+    deleted = await delete_topics.handle(
+        services, context(6), DeleteTopicsRequest(topics=[DeleteTopicState(name="t")] * 2, timeout_ms=timeout_ms)
+    )
+    for results in (created.topics, grown.results, deleted.responses):
+        assert [each.error_code for each in results] == [ErrorCode.INVALID_REQUEST]
+    elected = await elect_leaders.handle(
+        services, context(2), ElectLeadersRequest(topic_partitions=[], timeout_ms=timeout_ms)
+    )
+    assert elected.error_code == ErrorCode.NONE
 
 
 async def test_more_topics_than_one_request_may_create_are_not_looked_at(services: Services) -> None:

@@ -150,6 +150,32 @@ async def test_a_transaction_of_version_1_adds_its_partitions_first(ready: Wire,
     assert (await end(ready, identity, version=version)).error_code == fenced
 
 
+@pytest.mark.parametrize("version", [3, 5])
+async def test_topics_without_partitions_are_answered_unless_others_are_refused(ready: Wire, version: int):
+    identity = await producer(ready)
+
+    async def ask(*topics: tuple[str, list[int]]) -> list[tuple[str, int]]:
+        named = [AddPartitionsToTxnTopic(name=name, partitions=partitions) for name, partitions in topics]
+        one = AddPartitionsToTxnTransaction(
+            transactional_id="txn", producer_id=identity[0], producer_epoch=identity[1], topics=named
+        )
+        request = AddPartitionsToTxnRequest(transactions=[one])
+        if version < 4:
+            request = AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id="txn", v3_and_below_producer_id=identity[0],
+                v3_and_below_producer_epoch=identity[1], v3_and_below_topics=named,
+            )  # fmt: skip
+        answer = await ready.call(request, version, AddPartitionsToTxnResponse)
+        results = answer.results_by_topic_v3_and_below
+        if version >= 4:
+            results = answer.results_by_transaction[0].topic_results
+        return [(topic.name, len(topic.results_by_partition)) for topic in results]
+
+    assert await ask(("t", [])) == [("t", 0)]
+    assert await ask(("t", []), ("t", [0])) == [("t", 0), ("t", 1)]
+    assert await ask(("t", []), ("nowhere", [0])) == [("nowhere", 1)]
+
+
 async def test_a_partition_that_does_not_exist_makes_the_whole_request_fail(ready: Wire):
     identity = await producer(ready)
     for version in (3, 5):

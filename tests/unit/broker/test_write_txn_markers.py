@@ -29,6 +29,7 @@ from tidelog.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
     OffsetFetchResponse,
 )
+from tidelog.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from tidelog.replication.partition import Isolation
 
 E = ErrorCode
@@ -249,3 +250,9 @@ class TestOffsets:
         assert await write_markers(wire, late) == {(7, *offsets): E.INVALID_PRODUCER_EPOCH}
         assert await write_markers(wire, marker([offsets], epoch=4, transaction_version=2)) == {(7, *offsets): E.NONE}
         assert await self.fetched(wire) == (40, E.NONE)
+
+
+async def test_a_producer_without_partitions_is_left_out_of_the_answer(wire: Wire, topic: None):
+    request = WriteTxnMarkersRequest(markers=[marker([T0]), marker([], producer_id=8)])
+    response = await wire.call(request, 2, WriteTxnMarkersResponse)
+    assert [each.producer_id for each in response.markers] == [7]

@@ -206,3 +206,21 @@ def test_a_removal_does_not_wait_for_a_broker_that_does_not_read_or_where_a_copy
     assert move(state, [3]) is ErrorCode.NONE
     assert in_sync(state, 2, 3) is ErrorCode.NEW_LEADER_ELECTED
     assert part(state).replicas == (3,)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_partition_that_is_named_again_is_decided_on_as_the_first_change_leaves_it(state, apart):
+    targets = [ReassignablePartition(partition_index=0, replicas=replicas) for replicas in ([3, 4], None, None)]
+    topics = [ReassignableTopic(name="t", partitions=[each]) for each in targets]
+    if not apart:
+        topics = [ReassignableTopic(name="t", partitions=targets)]
+    request = AlterPartitionReassignmentsRequest(allow_replication_factor_change=True, topics=topics)
+    records, response = alter_partition_reassignments(state, request)
+    assert [each.error_code for topic in response.responses for each in topic.partitions] == [
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+        ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+    ]
+    apply(state, records)
+    assert (set(part(state).replicas), part(state).isr, part(state).leader) == ({1, 2}, (1, 2), 1)
+    assert (part(state).adding_replicas, part(state).removing_replicas) == ((), ())

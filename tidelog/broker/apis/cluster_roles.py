@@ -72,7 +72,10 @@ def quorum(services: Services) -> QuorumRequests:
 
 
 def check_time(timeout_ms: int) -> None:
-    """Raises REQUEST_TIMED_OUT for a timeout of 0 or less; Kafka's controllers then change nothing."""
+    """Raises REQUEST_TIMED_OUT for a timeout of 0 or less; Kafka's controllers then change nothing.
+
+    What needs no controller, as an empty list, has its answer in any time.
+    """
     if timeout_ms <= 0:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT)
 

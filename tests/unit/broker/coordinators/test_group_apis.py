@@ -98,6 +98,12 @@ def test_a_member_joins_syncs_beats_and_leaves_at_every_version(version: int):
     assert node.answer(heartbeat, beat, at[heartbeat]).error_code == E.UNKNOWN_MEMBER_ID
 
 
+@pytest.mark.parametrize("group_id", ["", "g"])
+def test_a_sync_without_a_protocol_is_refused_for_that_first(group_id: str):
+    request = SyncGroupRequest(group_id=group_id, protocol_type=None, protocol_name="range")
+    assert Node().answer(sync_group, request, 5).error_code == E.INCONSISTENT_GROUP_PROTOCOL
+
+
 @pytest.mark.parametrize(("module", "version"), [each for module in MODULES for each in versions(module)])
 def test_a_refusal_can_be_encoded_at_every_version(module: ModuleType, version: int):
     request: Any = module.REQUEST.decode(module.REQUEST(**filled(module, version)).encode(version), version)

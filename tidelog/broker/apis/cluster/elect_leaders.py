@@ -22,7 +22,8 @@ TOP_LEVEL_ERROR_FROM = 1
 
 
 async def handle(services: Services, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
-    check_time(request.timeout_ms)
+    if request.topic_partitions != []:
+        check_time(request.timeout_ms)
     response: ElectLeadersResponse = await controller(services).elect_leaders(request, context.api_version)
     return response
 

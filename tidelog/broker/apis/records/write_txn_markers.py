@@ -98,6 +98,8 @@ def _partitions(marker: WritableTxnMarker) -> dict[TopicPartition, None]:
 def _response(results: Results) -> WriteTxnMarkersResponse:
     answered = []
     for producer_id, partitions in results.items():
+        if not partitions:
+            continue  # as in Kafka
         topics: dict[str, WritableTxnMarkerTopicResult] = {}
         for (name, index), error in partitions.items():
             topic = topics.get(name)

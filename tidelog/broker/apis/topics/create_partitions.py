@@ -23,7 +23,6 @@ REQUEST = CreatePartitionsRequest
 async def handle(
     services: Services, context: RequestContext, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
-    check_time(request.timeout_ms)
     times = Counter(topic.name for topic in request.topics)
     duplicate = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     refused = [_refused(name, duplicate) for name, count in times.items() if count > 1]
@@ -32,6 +31,8 @@ async def handle(
         timeout_ms=request.timeout_ms,
         validate_only=request.validate_only,
     )
+    if wanted.topics:
+        check_time(request.timeout_ms)
     response: CreatePartitionsResponse = await controller(services).create_partitions(wanted, context.api_version)
     response.results[:0] = refused
     return response

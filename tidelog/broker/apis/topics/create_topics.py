@@ -33,12 +33,13 @@ REQUEST = CreateTopicsRequest
 
 
 async def handle(services: Services, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
-    check_time(request.timeout_ms)
     if len(request.topics) > MAX_PARTITIONS_PER_REQUEST:  # each topic has at least one partition
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     names = [topic.name for topic in request.topics]
     twice = {name for name, times in Counter(names).items() if times > 1}
     wanted = [topic for topic in request.topics if topic.name not in twice]
+    if wanted:
+        check_time(request.timeout_ms)
     outcomes = await controller(services).create_topics(
         [_new_topic(topic) for topic in wanted],
         validate_only=request.validate_only,

@@ -30,8 +30,10 @@ async def handle(services: Services, context: RequestContext, request: DeleteTop
         if context.api_version < DISABLED_CODE_FROM:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Topic deletion is disabled.")
         raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.")
-    check_time(request.timeout_ms)
-    results, wanted = _resolve(services, _states(request))
+    states = _states(request)
+    if 1 in Counter((state.name, state.topic_id) for state in states if _is_valid(state)).values():
+        check_time(request.timeout_ms)
+    results, wanted = _resolve(services, states)
     errors = await controller(services).delete_topics(list(wanted), timeout_ms=request.timeout_ms)
     for topic_id, name in wanted.items():
         error = errors[topic_id]
@@ -41,6 +43,11 @@ async def handle(services: Services, context: RequestContext, request: DeleteTop
 
 def _states(request: DeleteTopicsRequest) -> list[DeleteTopicState]:
     return request.topics or [DeleteTopicState(name=name, topic_id=ZERO_UUID) for name in request.topic_names]
+
+
+def _is_valid(state: DeleteTopicState) -> bool:
+    """Whether it has either a name or an id."""
+    return (state.name is None) != (state.topic_id == ZERO_UUID)
 
 
 def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[DeletableTopicResult], dict[bytes, str]]:

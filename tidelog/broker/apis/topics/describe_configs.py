@@ -1,7 +1,8 @@
 """DescribeConfigs (key 32, versions 1-4): every config of topics, brokers, loggers, groups and metrics subscriptions.
 
 Each key has its value, source and type, and on request its synonyms and documentation; sensitive values are never
-shown. As in Kafka, a broker describes only itself and the cluster's defaults (empty name).
+shown. As in Kafka, a broker describes only itself and the cluster's defaults (empty name), and a
+type that does not exist makes the whole request fail.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ REQUEST = DescribeConfigsRequest
 # The number of resources described in one iteration of the event loop; each takes some tenths of a millisecond.
 DESCRIBED_IN_TURN_MAX = 30
 
+_TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 _OF_THIS_BROKER = (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE)
 
 Resource = tuple[int, str, frozenset[str] | None]
@@ -60,6 +62,9 @@ async def handle(
         (each.resource_type, each.resource_name if each.resource_type not in _OF_THIS_BROKER else "")
         for each in request.resources
     )
+    for resource in request.resources:
+        if resource.resource_type not in _TYPES:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource.resource_type}")
     results: list[DescribeConfigsResult] = []
     described: dict[Resource, DescribeConfigsResult] = {}
     for resource in request.resources:
@@ -117,11 +122,9 @@ def _entries(services: Services, resource: DescribeConfigsResource) -> Iterable[
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
         return group_entries(config, layers, image.configs.get((GROUP_RESOURCE, name), {}))
-    if kind == CLIENT_METRICS_RESOURCE:
-        if not name:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
-        return client_metrics_entries(image.configs.get((CLIENT_METRICS_RESOURCE, name), {}))
-    raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
+    if not name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
+    return client_metrics_entries(image.configs.get((CLIENT_METRICS_RESOURCE, name), {}))
 
 
 def _check_broker(services: Services, name: str, expected: str) -> None:

@@ -38,6 +38,11 @@ PRODUCER_FENCED_FROM = 2
 PARTITIONS_MAX = 100_000
 
 Errors = dict[tuple[str, int], ErrorCode]
+_REFUSED_HERE = {
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.OPERATION_NOT_ATTEMPTED,
+}
 
 
 def handle(
@@ -112,18 +117,29 @@ def _partitions(topics: Sequence[AddPartitionsToTxnTopic]) -> dict[tuple[str, in
 def _result(
     transaction: AddPartitionsToTxnTransaction, answer: Errors | KafkaError, version: int
 ) -> AddPartitionsToTxnResult:
-    topics: dict[str, AddPartitionsToTxnTopicResult] = {}
-    for name, index in _partitions(transaction.topics):
+    # As in Kafka, the topics of the request are repeated as they are, if the coordinator was asked to add them.
+    repeats = not transaction.verify_only and (
+        isinstance(answer, KafkaError) or _REFUSED_HERE.isdisjoint(answer.values())
+    )
+    by_topic: list[tuple[str, list[int]]] = [(topic.name, topic.partitions) for topic in transaction.topics]
+    if not repeats:
+        indexes: dict[str, list[int]] = {}
+        for name, index in _partitions(transaction.topics):
+            indexes.setdefault(name, []).append(index)
+        by_topic = list(indexes.items())
+
+    def partition_result(name: str, index: int) -> AddPartitionsToTxnPartitionResult:
         error = answer.code if isinstance(answer, KafkaError) else answer[name, index]
-        topic = topics.get(name)
-        if topic is None:
-            topic = topics[name] = AddPartitionsToTxnTopicResult(name=name)
-        topic.results_by_partition.append(
-            AddPartitionsToTxnPartitionResult(
-                partition_index=index, partition_error_code=error_for_version(error, version, PRODUCER_FENCED_FROM)
-            )
+        code = error_for_version(error, version, PRODUCER_FENCED_FROM)
+        return AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=code)
+
+    results = [
+        AddPartitionsToTxnTopicResult(
+            name=name, results_by_partition=[partition_result(name, index) for index in partitions]
         )
-    return AddPartitionsToTxnResult(transactional_id=transaction.transactional_id, topic_results=list(topics.values()))
+        for name, partitions in by_topic
+    ]
+    return AddPartitionsToTxnResult(transactional_id=transaction.transactional_id, topic_results=results)
 
 
 def refuse(request: AddPartitionsToTxnRequest, error: KafkaError, version: int) -> AddPartitionsToTxnResponse:

@@ -115,9 +115,9 @@ class GroupCoordinatorService:
         return answer
 
     def sync(self, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse | Deferred:
-        _check_group_id(request.group_id)
         if context.api_version >= PROTOCOL_NAME_VERSION_MIN and None in (request.protocol_type, request.protocol_name):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        _check_group_id(request.group_id)
         answer: SyncGroupResponse | Deferred = self._submit(
             request.group_id,
             lambda coordinator, token, now: coordinator.sync(request, caller_of(context, token), now),

@@ -27,6 +27,7 @@ from tidelog.protocol.messages.metadata_records import PartitionChangeRecord
 from tidelog.replication.controller.decisions.partition_changes import Election, PartitionChange
 from tidelog.replication.controller.decisions.state import ControllerState
 from tidelog.replication.controller.metadata.image import PartitionImage, TopicImage
+from tidelog.replication.controller.metadata.records import merge_partition_change
 
 Records = list[Any]
 
@@ -34,7 +35,11 @@ Records = list[Any]
 def alter_partition_reassignments(
     state: ControllerState, request: AlterPartitionReassignmentsRequest
 ) -> tuple[Records, AlterPartitionReassignmentsResponse]:
-    """Decide on each partition separately; null replicas cancel its reassignment."""
+    """Decide on each partition separately; null replicas cancel its reassignment.
+
+    A partition that is named again is decided on as the earlier change leaves it.
+    """
+    changed: dict[tuple[bytes, int], PartitionImage] = {}
     records: Records = []
     response = AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change, error_message=None
@@ -42,38 +47,37 @@ def alter_partition_reassignments(
     for topic_data in request.topics:
         topic_response = ReassignableTopicResponse(name=topic_data.name)
         response.responses.append(topic_response)
-        seen_indexes: set[int] = set()
         for partition_data in topic_data.partitions:
             index = partition_data.partition_index
             partition_response = ReassignablePartitionResponse(partition_index=index, error_message=None)
             topic_response.partitions.append(partition_response)
             try:
-                if index in seen_indexes:
-                    raise KafkaError(ErrorCode.INVALID_REQUEST, f"Partition {index} is named twice.")
-                seen_indexes.add(index)
-                record = _alter(
-                    state, topic_data.name, index, partition_data.replicas, request.allow_replication_factor_change
+                topic, partition = _find(state, topic_data.name, index)
+                partition = changed.get((topic.topic_id, index), partition)
+                record = (
+                    _cancel(state, topic, index, partition)
+                    if partition_data.replicas is None
+                    else _begin(
+                        state, topic, index, partition, partition_data.replicas, request.allow_replication_factor_change
+                    )
                 )
             except KafkaError as error:
                 partition_response.error_code, partition_response.error_message = error.code, error.message
                 continue
             if record is not None:
                 records.append(record)
+                changed[topic.topic_id, index] = merge_partition_change(partition, record)
     return records, response
 
 
-def _alter(
-    state: ControllerState, name: str, index: int, replicas: list[int] | None, may_change_factor: bool
-) -> PartitionChangeRecord | None:
+def _find(state: ControllerState, name: str, index: int) -> tuple[TopicImage, PartitionImage]:
     topic = state.image.topics_by_name.get(name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {name}.")
     partition = topic.partitions.get(index)
     if partition is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {name}:{index}.")
-    if replicas is None:
-        return _cancel(state, topic, index, partition)
-    return _begin(state, topic, index, partition, replicas, may_change_factor)
+    return topic, partition
 
 
 def _begin(
