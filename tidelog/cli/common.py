@@ -98,12 +98,13 @@ def client_options(bootstrap: str, properties: dict[str, str], **own: Any) -> di
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's coroutine. An unknown client option is a usage error; an unhandled Ctrl-C is a failure."""
+    """Run a command's coroutine. What a client cannot take is a usage error, an unhandled Ctrl-C a failure."""
+    from tidelog.client.arguments import WrongArgument
     from tidelog.protocol.errors import ConfigError
 
     try:
         return asyncio.run(main)
-    except ConfigError as error:
+    except (ConfigError, WrongArgument) as error:
         raise click.UsageError(str(error)) from None
     except KeyboardInterrupt:
         raise click.ClickException("interrupted") from None

@@ -2,8 +2,8 @@
 
 Here: one function for each kind of argument, for all three clients, asynchronous and blocking. Not here: options
 (`config`), and the values and keys of records (`producing.record_arguments`). Invariant: a wrong type raises a
-TypeError and a wrong value a ValueError of one line that names the argument. A topic name that no request can have is
-a KafkaError(INVALID_TOPIC_EXCEPTION), as from a broker.
+TypeError and a wrong value a WrongArgument (a ValueError) of one line that names the argument. A topic name that no
+request can have is a KafkaError(INVALID_TOPIC_EXCEPTION), as from a broker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ TEXT_BYTES_MAX = 2**15 - 1
 _TOPIC_NAME_CHARACTERS_MAX = 249
 _SHOWN_CHARACTERS_MAX = 100
 Item = TypeVar("Item")
-Key = TypeVar("Key")
+
+
+class WrongArgument(ValueError):
+    """A value that no request can have. The command line shows it as a wrong use of a command."""
 
 
 def shown(value: Any) -> str:
@@ -45,7 +48,7 @@ def as_int(name: str, value: Any, minimum: int = 0, maximum: int = INT32_MAX) ->
     if number is None or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, not {shown(value)}")
     if not minimum <= number <= maximum:
-        raise ValueError(f"{name} must be between {minimum} and {maximum}, not {shown(number)}")
+        raise WrongArgument(f"{name} must be between {minimum} and {maximum}, not {shown(number)}")
     return number
 
 
@@ -56,7 +59,7 @@ def as_milliseconds(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name} is too large: {shown(value)}") from None
+        raise WrongArgument(f"{name} is too large: {shown(value)}") from None
 
 
 def as_flag(name: str, value: Any) -> bool:
@@ -69,7 +72,7 @@ def as_bytes_of(name: str, value: Any, size_bytes: int) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(f"{name} must be bytes, not {shown(value)}")
     if len(value) != size_bytes:
-        raise ValueError(f"{name} must have {size_bytes} bytes, not {len(value)}")
+        raise WrongArgument(f"{name} must have {size_bytes} bytes, not {len(value)}")
     return value
 
 
@@ -79,16 +82,16 @@ def as_text(name: str, value: Any) -> str:
     try:
         size_bytes = len(value.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"{name} cannot be written as UTF-8: {shown(value)}") from None
+        raise WrongArgument(f"{name} cannot be written as UTF-8: {shown(value)}") from None
     if size_bytes > TEXT_BYTES_MAX:
-        raise ValueError(f"{name} must be at most {TEXT_BYTES_MAX} bytes, not {size_bytes}")
+        raise WrongArgument(f"{name} must be at most {TEXT_BYTES_MAX} bytes, not {size_bytes}")
     return value
 
 
 def as_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     known = list(choices)
     if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, not {shown(value)}")
+        raise WrongArgument(f"{name} must be one of {', '.join(map(str, known))}, not {shown(value)}")
     return value
 
 
@@ -118,7 +121,7 @@ def as_partition(name: str, value: Any) -> TopicPartition:
         raise TypeError(f"{name} must be a TopicPartition, not {shown(value)}") from None
     except ValueError:
         text = f"there is no partition {shown(value[1])} of {topic!r}: partitions are numbered from 0 on"
-        raise ValueError(f"{name}: {text}") from None
+        raise WrongArgument(f"{name}: {text}") from None
 
 
 def as_replica(name: str, value: Any) -> Replica:
@@ -138,9 +141,11 @@ def as_offset(partition: TopicPartition, value: Any) -> OffsetAndMetadata:
     except TypeError:
         raise TypeError(f"{partition}: an offset is a number or an OffsetAndMetadata, not {shown(value)}") from None
     if not 0 <= offset <= INT64_MAX:
-        raise ValueError(f"{partition}: {shown(offset)} is not an offset, which is between 0 and 2^63 - 1")
+        raise WrongArgument(f"{partition}: {shown(offset)} is not an offset, which is between 0 and 2^63 - 1")
     if not -1 <= leader_epoch <= INT32_MAX:
-        raise ValueError(f"{partition}: {shown(leader_epoch)} is not a leader epoch, which is between -1 and 2^31 - 1")
+        raise WrongArgument(
+            f"{partition}: {shown(leader_epoch)} is not a leader epoch, which is between -1 and 2^31 - 1"
+        )
     text = as_text(f"{partition}: the metadata of an offset", "" if metadata is None else metadata)
     return OffsetAndMetadata(offset, text, leader_epoch)
 
@@ -152,7 +157,7 @@ def as_time(name: str, value: Any) -> int:
     except TypeError:
         raise TypeError(f"{name}: a time is a whole number of milliseconds, not {shown(value)}") from None
     except ValueError:
-        raise ValueError(f"{name}: {shown(value)} is not a time in ms") from None
+        raise WrongArgument(f"{name}: {shown(value)} is not a time in ms") from None
 
 
 def as_config_value(name: str, value: Any) -> str:

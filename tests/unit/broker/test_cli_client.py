@@ -343,3 +343,21 @@ def test_nobody_at_the_address(cli: Cli):
     assert (status, out) == (1, b"")
     assert "127.0.0.1:1" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("topics", "create", "n", "--partitions", "99999999999"), "num_partitions must be between"),
+        (("topics", "alter", "n", "--partitions", "99999999999"), "counts['n'] must be between"),
+        (("transactions", "list", "--producer-id", "9" * 20), "producer_ids must be between"),
+        (("configs", "alter", "brokers", "99999999999", "--set", "log.retention.ms=5"), "must be the id of a broker"),
+        (("elect-leaders", "--topic", "n", "--partition", "99999999999"), "there is no partition 99999999999 of 'n'"),
+        (("groups", "describe", "\udcff"), "group_ids cannot be written as UTF-8"),
+    ],
+)
+def test_a_value_that_no_request_can_have_is_a_wrong_use(cli: Cli, words: tuple[str, ...], text: str) -> None:
+    cli("topics", "create", "n")
+    status, out, error = cli(*words)
+    assert (status, out) == (2, b"")
+    assert text in error.splitlines()[-1]

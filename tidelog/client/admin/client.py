@@ -22,6 +22,7 @@ from tidelog.client.arguments import (
     INT16_MAX,
     INT32_MAX,
     INT64_MAX,
+    WrongArgument,
     as_broker_ids,
     as_choice,
     as_config_value,
@@ -245,7 +246,7 @@ def _as_special_time(name: str, value: Any) -> int:
     if not isinstance(value, str):
         return as_int(name, value, _TIMESTAMP_MIN, INT64_MAX)
     if value not in _SPECIAL_TIMESTAMPS:
-        raise ValueError(f"{name}: {shown(value)} is none of {', '.join(_SPECIAL_TIMESTAMPS)}, nor a time in ms")
+        raise WrongArgument(f"{name}: {shown(value)} is none of {', '.join(_SPECIAL_TIMESTAMPS)}, nor a time in ms")
     return _SPECIAL_TIMESTAMPS[value]
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tidelog.client.admin.base import AdminBase, raise_on_error
 from tidelog.client.arguments import (
     INT32_MAX,
+    WrongArgument,
     as_broker_ids,
     as_choice,
     as_config_value,
@@ -258,7 +259,7 @@ def _as_resource(name: str, value: Any) -> ConfigResource:
     as_choice("ConfigResource.type", value.type, TYPES)
     as_text("ConfigResource.name", value.name)
     if value.type in _BROKER_SPECIFIC_TYPES and value.name and not _is_broker_id(value.name):
-        raise ValueError(f"ConfigResource.name must be the id of a broker, not {shown(value.name)}")
+        raise WrongArgument(f"ConfigResource.name must be the id of a broker, not {shown(value.name)}")
     return value
 
 

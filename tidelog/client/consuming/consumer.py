@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidelog.client.arguments import (
     INT64_MAX,
+    WrongArgument,
     as_int,
     as_list,
     as_milliseconds,
@@ -652,7 +653,7 @@ def _compiled(pattern: Any) -> re.Pattern[str]:
     try:
         return re.compile(as_text("pattern", pattern))
     except re.error as error:
-        raise ValueError(f"subscribe(): {pattern!r} is not a regular expression: {error}") from None
+        raise WrongArgument(f"subscribe(): {shown(pattern)} is not a regular expression: {error}") from None
 
 
 def check_listener(listener: Any) -> None:
