@@ -13,7 +13,7 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ConfigError, ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
@@ -47,6 +47,30 @@ async def test_a_start_that_fails_leaves_the_checkpoints_and_the_marker_as_they_
     with pytest.raises(ForeignDirectory):
         await start_node(**{"log.dirs": f"{data},{tmp_path / 'foreign'}"})
     assert snapshot_of(data) == before
+
+
+@pytest.mark.parametrize("is_formatted", [True, False])
+@pytest.mark.parametrize("key", ["log.dirs", "metadata.log.dir"])
+async def test_a_node_whose_metadata_log_lies_in_another_directory_does_not_begin_a_new_one(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, key: str, is_formatted: bool
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    node = await start_node(**{"log.dirs": f"{old},{new}" if is_formatted else str(old)})
+    wire = await node.connect()
+    await wire.create_topic("t")
+    await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    await node.stop()
+    assert new.exists() == is_formatted
+    changed = {"log.dirs": f"{new},{old}"} if key == "log.dirs" else {"log.dirs": str(old), key: str(new)}
+    with pytest.raises(ConfigError, match=rf"{old} has the metadata log .* {new}, .*metadata\.log\.dir={old}"):
+        await start_node(**changed)
+    assert new.exists() == is_formatted, "a directory of another cluster would be in the way later"
+
+    # It registers with other directories than before: that waits until its former session is over.
+    session = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "100"}
+    node = await start_node(**{"log.dirs": f"{new},{old}", "metadata.log.dir": str(old)}, **session)
+    wire = await node.connect()
+    assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == [b"a"]
 
 
 async def test_a_log_that_cannot_be_opened_is_offline_and_the_node_lives_on(

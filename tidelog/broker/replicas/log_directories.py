@@ -18,7 +18,7 @@ from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.incarnation import machine_ran_on, remove_incarnation, surviving_epoch, write_incarnation
 from tidelog.storage.files.meta_properties import DamagedProperties
-from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.directory import METADATA_TOPIC, LogDirectory
 from tidelog.storage.log.loader import Ending
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class LogDirectories:
         config, disk = self._config, self._disk
         self._boot_id = boot_id
         metadata_path = str(config.metadata_log_dir)
+        self._check_metadata_place(metadata_path)
         if not disk.exists(f"{metadata_path}/meta.properties"):
             if config.is_controller and config.quorum_bootstrap and not config.quorum_voters:
                 raise ConfigError(
@@ -123,6 +124,19 @@ class LogDirectories:
         if config.is_broker and not self.homes:
             reasons = ", ".join(f"{path}: {self.offline[path]}" for path in self._home_paths)
             raise NoDirectoryLeft(f"none of the log directories can be used: {reasons}")
+
+    def _check_metadata_place(self, metadata_path: str) -> None:
+        """Refuse to begin a new metadata log beside the old one. A single node would forget all topics, and set their
+        logs aside; a voter would forget what it has acknowledged. Raises ConfigError.
+        """
+        if self._disk.exists(f"{metadata_path}/{METADATA_TOPIC}-0"):
+            return
+        for path in self._home_paths:
+            if self._disk.exists(f"{path}/{METADATA_TOPIC}-0"):
+                raise ConfigError(
+                    f"{path} has the metadata log of this node, but the configuration places it in {metadata_path}, "
+                    f"which has none: set metadata.log.dir={path}"
+                )
 
     def close(self, broker_epoch: int) -> bool:
         """Close the directories and mark clean stops. Whether every directory stopped cleanly."""
