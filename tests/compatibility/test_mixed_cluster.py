@@ -191,6 +191,20 @@ def test_a_kafka_broker_replicates_with_ours_both_ways(
     assert logs[0] == logs[1]
 
 
+def remove_replicas(admin: Admin, topic: str) -> None:
+    """From four partitions on nodes 4, 5 and 7: to one of ours, to Kafka's, to both kinds with either first."""
+    admin.create_topics([NewTopic(topic, replica_assignments={index: [4, 5, 7] for index in range(4)})])
+    until(lambda: len(partitions(admin, topic)) == 4 and in_sync(admin, topic))
+    staying = {0: [5], 1: [7], 2: [4, 7], 3: [7, 5]}
+    admin.alter_partition_reassignments({TopicPartition(topic, each): nodes for each, nodes in staying.items()})
+    until(lambda: [list(each.replicas) for each in partitions(admin, topic)] == list(staying.values()))
+    until(lambda: in_sync(admin, topic) and not admin.list_partition_reassignments())
+
+
+def test_replicas_are_removed_where_kafkas_broker_reads_nothing_before_it(cluster: MixedCluster, admin: Admin) -> None:
+    remove_replicas(admin, "fewer-by-ours")
+
+
 def test_a_kafka_controller_votes_and_leads_our_brokers_and_ours_its(cluster: MixedCluster, admin: Admin) -> None:
     admin.add_raft_voter(6, cluster.directory_id(6), [cluster.endpoint(6)])
     assert [each.node_id for each in admin.describe_quorum().voters] == [1, 6]
@@ -205,6 +219,7 @@ def test_a_kafka_controller_votes_and_leads_our_brokers_and_ours_its(cluster: Mi
     until(lambda: [each.leader for each in partitions(admin, "by-kafka")] == [5, 7])
     cluster.nodes[4].start(90)
     until(lambda: in_sync(admin, "by-kafka"))
+    remove_replicas(admin, "fewer-by-kafka")
 
     admin.add_raft_voter(1, cluster.directory_id(1), [cluster.endpoint(1)])
     admin.remove_raft_voter(6, cluster.directory_id(6))

@@ -50,7 +50,8 @@ class RemovalChecks:
         self._read: dict[Partition, float] = {}
         """The partitions whose log was read, and when, on the loop's clock."""
         self._warned: set[Partition] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._confirming: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def on_image(self, delta: MetadataDelta) -> None:
@@ -59,14 +60,15 @@ class RemovalChecks:
                 partition = self._partitions.find(topic_id, index)
                 if partition is not None and partition not in self._read and self._is_awaited(partition):
                     self._unread[partition] = None
-        if self._unread and self._task is None and not self._is_closed:
-            self._task = self._loop.create_task(self._run(), name="removal checks")
+        if self._unread and self._reading is None and not self._is_closed:
+            self._reading = self._loop.create_task(self._read_all(), name="removal checks")
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._reading, self._confirming) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _is_awaited(self, partition: Partition) -> bool:
         """Whether the removal of replicas waits for this leader."""
@@ -83,29 +85,37 @@ class RemovalChecks:
             and staying <= set(placed.isr)
         )
 
-    async def _run(self) -> None:
+    async def _read_all(self) -> None:
+        """Read the smallest log first, so that one large log does not hold back all others."""
         try:
-            while self._unread or self._read:
-                if self._unread:
-                    await self._read_next()
-                for partition, read_s in list(self._read.items()):
-                    self._go_on(partition, read_s)
-                if not self._unread and self._read:
+            while self._unread:
+                partition = min(self._unread, key=lambda each: each.log.size_bytes)
+                del self._unread[partition]
+                if not self._is_awaited(partition):
+                    continue
+                if await self._scrubber.read_whole(partition):
+                    self._has_read(partition)
+                elif self._is_awaited(partition):
+                    self._unread[partition] = None
                     await asyncio.sleep(PAUSE_S)
         finally:
-            self._task = None
+            self._reading = None
 
-    async def _read_next(self) -> None:
-        """Read the smallest log first, so that one large log does not hold back all others."""
-        partition = min(self._unread, key=lambda each: each.log.size_bytes)
-        del self._unread[partition]
-        if not self._is_awaited(partition):
-            return
-        if await self._scrubber.read_whole(partition):
-            self._read[partition] = self._loop.time()
-        elif self._is_awaited(partition):
-            self._unread[partition] = None
-            await asyncio.sleep(PAUSE_S)
+    def _has_read(self, partition: Partition) -> None:
+        self._read[partition] = self._loop.time()
+        self._go_on(partition, self._read[partition])
+        if self._read and self._confirming is None and not self._is_closed:
+            self._confirming = self._loop.create_task(self._confirm_all(), name="removal confirmations")
+
+    async def _confirm_all(self) -> None:
+        """Until the metadata says that the replicas are removed, or that this leader need not read any more."""
+        try:
+            while self._read:
+                await asyncio.sleep(PAUSE_S)
+                for partition, read_s in list(self._read.items()):
+                    self._go_on(partition, read_s)
+        finally:
+            self._confirming = None
 
     def _go_on(self, partition: Partition, read_s: float) -> None:
         if not self._is_awaited(partition):
