@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -99,3 +100,20 @@ def test_offsets_and_a_fenced_producer(cluster):
         with pytest.raises(ProducerFenced):
             first.commit_transaction()
     assert story(cluster).count("init") == 2
+
+
+def test_an_abort_drops_the_record_that_waits_for_its_topic(cluster):
+    """It would hold back the next transaction for max_block_ms, and then make that one abortable."""
+    cluster.auto_create_partitions = 0
+    with transactional(cluster, max_block_ms=20_000) as sending:
+        sending.begin_transaction()
+        waiting = sending.send("missing", b"dropped")
+        behind = sending.send("t", b"dropped too", partition=0)
+        while sending._waiting_task is None:
+            time.sleep(0.001)
+        sending.abort_transaction()
+        with sending.transaction():
+            sending.send("t", b"next", partition=0)
+        for future in (waiting, behind):
+            assert isinstance(future.exception(PATIENCE_S), TransactionAborted)
+    assert cluster.transactions.committed == [b"next"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -495,3 +496,49 @@ async def test_a_record_that_waited_for_room_does_not_slip_into_the_next_transac
         with pytest.raises((RuntimeError, TransactionAborted)):
             await waiting
         assert cluster.transactions.committed == [b"next"]
+
+
+CALLS: dict[str, Callable[[Any, str], Any]] = {
+    "send": lambda sending, topic: sending.send(topic, b"waits"),
+    "send_many": lambda sending, topic: sending.send_many(topic, [b"waits"]),
+    "send_batch": lambda sending, topic: sending.send_batch(topic, [b"waits"], partition=0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_record_without_a_topic_does_not_fail_a_later_transaction(call):
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        cluster.auto_create_partitions = 0
+        await sending.begin_transaction()
+        with limited(sending, max_block_ms=200):
+            waiting = asyncio.create_task(CALLS[call](sending, "missing"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await sending.abort_transaction()
+        async with sending.transaction():
+            with pytest.raises(KafkaError) as refusal:
+                await waiting
+            assert refusal.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            await sending.send("t", b"next", partition=0)
+        assert cluster.transactions.committed == [b"next"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_record_without_a_topic_fails_its_own_transaction(call):
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        cluster.auto_create_partitions = 0
+        await sending.begin_transaction()
+        with limited(sending, max_block_ms=200), pytest.raises(KafkaError):
+            await CALLS[call](sending, "missing")
+        with pytest.raises(TransactionAbortable, match="was not sent"):
+            await sending.commit_transaction()
+        assert cluster.transactions.committed == []
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_record_of_no_transaction_does_not_wait_for_the_next_one(call):
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        cluster.auto_create_partitions = 0
+        await sending.init_transactions()
+        with pytest.raises(RuntimeError, match="needs an open transaction"):
+            await CALLS[call](sending, "missing")

@@ -200,10 +200,12 @@ class Producer:
         When it raises, or is cancelled, the record is not sent. `on_delivery` is called once the
         returned future is done, with (metadata, None) or (None, error).
         """
+        transaction: int | None = None
         try:
             callback = None if on_delivery is None else calls_on_delivery(on_delivery)
             place = self._append(topic, value, key, headers, partition, timestamp_ms, None)
             if place.__class__ is not ProducerBatch:
+                transaction = self.open_transaction
                 place = await place
             future = self._new_future()
             # As `future.bind`.
@@ -215,7 +217,7 @@ class Producer:
             return future  # type: ignore[no-any-return]
         except BaseException as error:
             if isinstance(error, KafkaError):
-                self.note_lost_record(error)
+                self.note_lost_record(error, transaction)
             self.report_unsent(error)
             raise
 
@@ -313,6 +315,7 @@ class Producer:
         """
         group_ticket: Any = ticket or asyncio.get_running_loop().create_future()
         partition = as_partition_number(partition)
+        transaction = self.open_transaction
         try:
             builder = build_batch(
                 self._config, records, int(time.time() * 1000), is_transactional=self._manager is not None
@@ -321,7 +324,7 @@ class Producer:
             group = BatchOutcome(route.topic.name, group_ticket, builder.record_count)
             await self._appender.append_batch(TopicPartition(topic, partition), builder, group)
         except KafkaError as error:
-            self.note_lost_record(error)
+            self.note_lost_record(error, transaction)
             raise
         return group_ticket  # type: ignore[no-any-return]
 
@@ -341,13 +344,14 @@ class Producer:
         config = self._config
         if config.key_serializer is not None or config.value_serializer is not None:
             raise RuntimeError("send_arrow() takes bytes; this producer has a serializer")
+        transaction = self.open_transaction
         try:
             summary = self._arrow_batches.check(table)
             route = await self._appender.find_route(
                 topic, summary.partition_max if summary.partition_max >= 0 else None
             )
         except KafkaError as error:
-            self.note_lost_record(error)
+            self.note_lost_record(error, transaction)
             raise
         group = SendGroup(topic, ticket or asyncio.get_running_loop().create_future(), summary.row_count)
         await self._fill(group, self._append_rows(group, route, table))
@@ -355,11 +359,12 @@ class Producer:
 
     async def _fill(self, group: SendGroup, appending: Coroutine[Any, Any, None]) -> None:
         """Append the records of a group. An error after the first one is the group's outcome, not this call's."""
+        transaction = self.open_transaction
         try:
             await appending
         except BaseException as error:
             if isinstance(error, Exception):
-                self.note_lost_record(error)
+                self.note_lost_record(error, transaction)
             if not group.appended_count:
                 raise
             if isinstance(error, KafkaError):
@@ -473,15 +478,25 @@ class Producer:
         to_commit, metadata = as_offsets("offsets", offsets), as_group_metadata("group", group)
         await (await self._started_transactions()).send_offsets(to_commit, metadata)
 
-    def note_lost_record(self, error: Exception) -> None:
-        """A record could not be sent: its transaction, if any, can only be aborted (as in Java)."""
-        if isinstance(error, RuntimeError) and (self._manager is None or not self._manager.open_number):
-            return  # there is no open transaction, which is the error
-        if self._manager is not None and not isinstance(error, TransactionError):
-            code = error.code if isinstance(error, KafkaError) else ErrorCode.INVALID_RECORD
-            self._manager.handle_problem(code, f"a record was not sent: {error}")
-            if self._sender is not None:
-                self._sender.wake()
+    @property
+    def open_transaction(self) -> int:
+        """The number of the open transaction, 0 without one."""
+        return 0 if self._manager is None else self._manager.open_number
+
+    def note_lost_record(self, error: Exception, transaction: int | None = None) -> None:
+        """A record could not be sent: its transaction, if any, can only be aborted (as in Java).
+
+        `transaction`: the one that was open when the record began to wait for its place, None for a record that has
+        not waited. Another one may be open now.
+        """
+        manager = self._manager
+        number = self.open_transaction if transaction is None else transaction
+        if manager is None or not number or manager.number != number or isinstance(error, TransactionError):
+            return
+        code = error.code if isinstance(error, KafkaError) else ErrorCode.INVALID_RECORD
+        manager.handle_problem(code, f"a record was not sent: {error}")
+        if self._sender is not None:
+            self._sender.wake()
 
     async def _started_transactions(self) -> Transactions:
         if self._manager is None:
@@ -500,7 +515,7 @@ class Producer:
 
         Raises KafkaError.
         """
-        route = await self._appender.find_route(topic, None)
+        route = await self._appender.find_topic(topic, None)
         return [
             PartitionDescription(
                 partition.partition,

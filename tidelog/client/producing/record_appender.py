@@ -128,7 +128,7 @@ class RecordAppender:
             timestamp_ms = as_timestamp(timestamp_ms)
         try:
             route = self._route_of.get(topic)
-        except TypeError:  # no object to look up by: `find_route` names it
+        except TypeError:  # no object to look up by: `find_topic` names it
             route = None
         if (
             route is None
@@ -268,7 +268,16 @@ class RecordAppender:
         return self._route_of.get(topic)
 
     async def find_route(self, topic: str, partition: int | None, waited_ms: float = 0.0) -> Route:
-        """The route of a topic, once its metadata is there and has the partition. Raises as `Producer.send`."""
+        """`find_topic` for records. Raises as `Producer.send`, also when their transaction ends meanwhile."""
+        if self._manager is None:
+            return await self.find_topic(topic, partition, waited_ms)
+        transaction = self._manager.check_open()
+        route = await self.find_topic(topic, partition, waited_ms)
+        self._manager.check_still_open(transaction)
+        return route
+
+    async def find_topic(self, topic: str, partition: int | None, waited_ms: float = 0.0) -> Route:
+        """The route of a topic, once its metadata is there and has the partition."""
         topic = as_topic_name("topic", topic)
         if partition is not None:
             partition = as_partition_number(partition)
@@ -280,7 +289,6 @@ class RecordAppender:
             await self._start(self._config.max_block_ms - waited_ms)
         assert self._cluster is not None
         assert self._sender is not None
-        transaction = 0 if self._manager is None else self._manager.open_number
         if self._is_held:
             self._is_held = self._closed
             await asyncio.sleep(0)
@@ -296,8 +304,6 @@ class RecordAppender:
                 )
         if self._closed:
             raise RuntimeError("this producer is closed")
-        if self._manager is not None and transaction:
-            self._manager.check_still_open(transaction)
         route = self._route_of.get(topic)
         # Every eighth batch comes here, and a new route costs a step for each partition.
         return route if route is not None and route.topic is metadata else self._routes.make(metadata)

@@ -85,6 +85,8 @@ class Producer(BlockingClient):
         self._waiting_task: asyncio.Task[object] | None = None
         """The record that waits for memory or metadata. Those behind it wait too."""
         self._waiting_future: RecordFuture | None = None
+        self._dropped_task: asyncio.Task[object] | None = None
+        """The waiting task whose record's transaction is aborted."""
         self._last_error_text = ""
         self._missing_since: dict[str, float] = {}
         """Topics without metadata, with the start time of the wait for it."""
@@ -228,9 +230,17 @@ class Producer(BlockingClient):
     def _wait_for(self, waiting: Coroutine[Any, Any, object], future: RecordFuture, topic: str) -> None:
         """Drain on when a record has its place, or has failed."""
         start_s = time.monotonic()
+        transaction = self._producer.open_transaction
 
         def handle_end(task: asyncio.Task[object]) -> None:
             self._waiting_task = None
+            is_dropped, self._dropped_task = self._dropped_task is task, None
+            if task.cancelled() and is_dropped:
+                waiting.close()
+                if not future.done():  # `close` in another thread may have settled it
+                    self._fail_aborted(future)
+                self._drain()
+                return
             if task.cancelled():
                 waiting.close()
                 cause = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
@@ -242,17 +252,20 @@ class Producer(BlockingClient):
             if error is None:
                 self._missing_since.pop(topic, None)
             elif isinstance(error, Exception):
-                self._handle_send_error(future, topic, error, start_s)
+                self._handle_send_error(future, topic, error, start_s, transaction)
             self._drain()
 
         self._waiting_future = future
         self._waiting_task = asyncio.get_running_loop().create_task(waiting)
         self._waiting_task.add_done_callback(handle_end)
 
-    def _handle_send_error(self, future: RecordFuture, topic: str, error: Exception, start_s: float) -> None:
+    def _handle_send_error(
+        self, future: RecordFuture, topic: str, error: Exception, start_s: float, transaction: int | None = None
+    ) -> None:
+        """`transaction`: that of a record that has waited."""
         future.set_exception(error)
         self._log_once(str(error))
-        self._producer.note_lost_record(error)
+        self._producer.note_lost_record(error, transaction)
         self._producer.report_unsent(error)
         if isinstance(error, KafkaError) and error.retriable:
             self._missing_since.setdefault(topic, start_s)
@@ -402,13 +415,19 @@ class Producer(BlockingClient):
             if isinstance(item, _Barrier):
                 kept.append(item)
             else:
-                text = "its transaction was aborted before it was sent"
-                error = TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, text)
-                item[0].set_exception(error)
-                self._producer.report_unsent(error)
+                self._fail_aborted(item[0])
+        if self._waiting_task is not None:
+            # It waits for memory or metadata, and all later records behind it.
+            self._dropped_task = self._waiting_task
+            self._waiting_task.cancel()
         for barrier in kept:
             barrier.reached.set()
         self._space_event.set()
+
+    def _fail_aborted(self, future: RecordFuture) -> None:
+        error = TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "its transaction was aborted before it was sent")
+        future.set_exception(error)
+        self._producer.report_unsent(error)
 
     def partitions_for(self, topic: str) -> list[PartitionDescription]:
         return self._run(lambda: self._producer.partitions_for(topic))
