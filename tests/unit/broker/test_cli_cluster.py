@@ -143,3 +143,30 @@ def test_a_restart_keeps_what_a_node_has_said(tmp_path: Path, monkeypatch: pytes
         cluster_nodes.kill([node])
     # Nor are its processes kept in the process table, where Python would say at its end that they run.
     assert cluster_nodes._children == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_between_two_launches_waits_until_the_file_has_all_processes(
+    tmp_path: Path, child: subprocess.Popen[bytes], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes that had been launched ran on, and no command knew them."""
+
+    def launch(node: Node, cluster_id: str) -> None:
+        node.took(child.pid)
+        signal.raise_signal(number)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster_nodes, "launch", launch)
+    state = cluster_nodes.plan(tmp_path, 3, 0, 9092, {})
+    file = ClusterFile(tmp_path)
+    file.create(state)
+    previous = signal.signal(number, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cluster_nodes.launch_all(file, state.nodes, "id")
+        assert signal.getsignal(number) is interrupt
+    finally:
+        signal.signal(number, previous)
+    assert [node.pid for node in file.read().nodes] == [child.pid] * 3

@@ -165,6 +165,13 @@ async def test_a_wrong_argument_is_refused_in_words_that_name_it(
                 assert len(str(error)) < 400, f"{parameter}: an error of {len(str(error))} characters"
 
 
+@pytest.mark.parametrize(("client", "name", "parameters"), list(methods()))
+def test_the_blocking_method_takes_the_same(client: type, name: str, parameters: list[str]):
+    blocking = inspect.signature(getattr(getattr(sync, client.__name__), name)).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in blocking.values()):
+        assert [each for each in blocking if each != "self"] == parameters
+
+
 WRONG_CALLS: list[tuple[Callable[[], Any], Callable[[Any], Any], str]] = [
     (sync.Consumer, lambda it: it.commit([T0]), "offsets must be a dict of offsets by TopicPartition"),
     (sync.Admin, lambda it: it.create_partitions(["t"]), "counts must be a dict of numbers of partitions by topic"),

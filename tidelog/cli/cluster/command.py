@@ -127,9 +127,7 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
     began = time.monotonic()
     end_signals = _EndSignals()
     try:
-        for node in state.nodes:
-            cluster_nodes.launch(node, state.cluster_id)
-        cluster_nodes.take_processes(file, state.nodes)
+        cluster_nodes.launch_all(file, state.nodes, state.cluster_id)
         cluster_nodes.await_ready(state.nodes)
         seconds = time.monotonic() - began
         if json_wanted:
@@ -333,9 +331,7 @@ def restart(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
     began = time.monotonic()
     try:
         cluster_nodes.check_ports(nodes)
-        for node in nodes:
-            cluster_nodes.launch(node, state.cluster_id)
-        cluster_nodes.take_processes(file, nodes)
+        cluster_nodes.launch_all(file, nodes, state.cluster_id)
         cluster_nodes.await_ready(nodes)
     except cluster_nodes.ClusterFailed as error:
         raise click.ClickException(str(error)) from None

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tidelog
@@ -120,6 +120,29 @@ def launch(node: Node, cluster_id: str) -> None:
         )
     _children[child.pid] = child
     node.took(child.pid)
+
+
+def launch_all(file: ClusterFile, nodes: Sequence[Node], cluster_id: str) -> None:
+    """Start the processes of these nodes, and save them in the file.
+
+    Signals that end this process wait until both are done, so that no process runs that the file does not know.
+    """
+    held: list[int] = []
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    caught = [number for number, handler in previous.items() if handler is not signal.SIG_IGN]
+    for number in caught:
+        signal.signal(number, lambda number, frame: held.append(number))
+    try:
+        try:
+            for node in nodes:
+                launch(node, cluster_id)
+        finally:
+            take_processes(file, nodes)
+    finally:
+        for number in caught:
+            signal.signal(number, previous[number])
+    if held:
+        signal.raise_signal(held[0])
 
 
 def _environment() -> dict[str, str]:

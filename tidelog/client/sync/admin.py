@@ -122,9 +122,9 @@ class Admin(BlockingClient):
         return self._run(lambda: self._admin.alter_partition_reassignments(targets, **options))
 
     def list_partition_reassignments(
-        self, partitions: Iterable[TopicPartition] | None = None
+        self, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
-        return self._run(lambda: self._admin.list_partition_reassignments(partitions))
+        return self._run(lambda: self._admin.list_partition_reassignments(partitions, timeout_ms=timeout_ms))
 
     def incremental_alter_configs(self, **options: Any) -> None:
         self._run(lambda: self._admin.incremental_alter_configs(**options))
