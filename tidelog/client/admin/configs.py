@@ -29,6 +29,7 @@ from tidelog.client.arguments import (
     shown,
 )
 from tidelog.client.model import ConfigEntry
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -45,6 +46,8 @@ from tidelog.protocol.messages.list_config_resources import ListConfigResourcesR
 
 TYPES = {"topic": 2, "broker": 4, "broker-logger": 8, "client-metrics": 16, "group": 32}
 _NAMES = {number: name for name, number in TYPES.items()}
+_UNKNOWN_TYPE = "unknown"
+"""The type of a resource in an answer of a broker that has more types than this client."""
 _BROKER_SPECIFIC_TYPES = ("broker", "broker-logger")
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
@@ -53,7 +56,7 @@ ConfigValue = str | int | float | bool
 
 
 class ConfigResource(NamedTuple):
-    """`type` is one of `TYPES`.
+    """`type` is one of `TYPES`, in an answer also "unknown": the broker has more types.
 
     The name of a broker is its id, empty for the default of all brokers.
     """
@@ -63,6 +66,10 @@ class ConfigResource(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.type} {self.name!r}" if self.name else f"every {self.type}"
+
+
+def _named_resource(type_number: int, name: str) -> ConfigResource:
+    return ConfigResource(_NAMES.get(type_number, _UNKNOWN_TYPE), name)
 
 
 class ConfigChange(NamedTuple):
@@ -145,8 +152,7 @@ class ConfigAdmin(AdminBase):
         response = await self._retry(attempt)
         raise_on_error(response.error_code, None, "the list of resources")
         return sorted(
-            ConfigResource(_NAMES[resource.resource_type], resource.resource_name)
-            for resource in response.config_resources
+            _named_resource(resource.resource_type, resource.resource_name) for resource in response.config_resources
         )
 
     async def describe_config_resources(
@@ -159,7 +165,8 @@ class ConfigAdmin(AdminBase):
         configuration_keys = None if keys is None else as_texts("keys", keys)
         as_flag("documentation", documentation)
         configs: dict[ConfigResource, dict[str, ConfigEntry]] = {}
-        for broker, group in _by_broker(as_list_of(_as_resource, "resources", resources, "ConfigResources")).items():
+        targets = as_list_of(_as_resource, "resources", resources, "ConfigResources")
+        for broker, group in _by_broker(targets).items():
             request = DescribeConfigsRequest(
                 resources=[
                     DescribeConfigsResource(
@@ -173,10 +180,13 @@ class ConfigAdmin(AdminBase):
                 include_documentation=documentation,
             )
             for result in await self._fetch_configs(broker, request):
-                resource = ConfigResource(_NAMES[result.resource_type], result.resource_name)
+                resource = _named_resource(result.resource_type, result.resource_name)
                 raise_on_error(result.error_code, result.error_message, f"configuration of {resource}")
                 configs[resource] = {entry.name: entry for entry in _entries(result, documentation)}
-        return configs
+        for resource in targets:
+            if resource not in configs:
+                raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer does not mention {resource}")
+        return {resource: configs[resource] for resource in targets}
 
     async def _fetch_configs(
         self, broker: int | None, request: DescribeConfigsRequest
@@ -222,7 +232,7 @@ class ConfigAdmin(AdminBase):
                 validate_only=validate_only,
             )
             for result in (await self._send_alter_request(broker, request)).responses:
-                resource = ConfigResource(_NAMES[result.resource_type], result.resource_name)
+                resource = _named_resource(result.resource_type, result.resource_name)
                 raise_on_error(result.error_code, result.error_message, f"configuration of {resource}")
 
     async def _send_alter_request(

@@ -11,7 +11,7 @@ from tidelog.client.model import Node
 from tidelog.client.network.cluster import COORDINATOR, Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.protocol.codec.schema import Message
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 Response = TypeVar("Response", bound=Message)
 Row = TypeVar("Row")
@@ -63,6 +63,9 @@ class CoordinatorAdmin(AdminBase):
             await _run_all(call(cluster, node_id, part) for node_id, part in by_node.items())
 
         await self._retry(attempt)
+        if missing := [key for key in unique_ids if key not in results]:
+            text = f"the coordinator's answer does not mention {_NOUNS[key_type]} {missing[0]!r}"
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
         return {key: results[key] for key in unique_ids}
 
     async def _ask_every_broker(self, call: Callable[[Connection, int], Awaitable[Response]]) -> dict[int, Response]:

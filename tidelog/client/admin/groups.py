@@ -269,7 +269,7 @@ class GroupAdmin(CoordinatorAdmin):
                 for topic in response.topics
                 if topic.name is not None
                 for partition in topic.partitions
-                if partition.partition_index in grouped[topic.name]
+                if partition.partition_index in grouped.get(topic.name, ())
             }
 
         return await self._retry(attempt) if grouped else {}

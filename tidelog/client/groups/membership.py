@@ -272,7 +272,11 @@ class Membership:
         code = ErrorCode.of(answer.error_code)
         if code is not ErrorCode.NONE:
             raise KafkaError(code, f"the assignment of group {self._coordinator.group_id!r} was refused")
-        return decode_assignment(answer.assignment)
+        try:
+            return decode_assignment(answer.assignment)
+        except MalformedMessage as error:
+            text = f"the leader of group {self._coordinator.group_id!r} sent an assignment that cannot be read: {error}"
+            raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, text) from None
 
     def handle_metadata(self) -> None:
         """As the leader, start a rebalance when a topic appeared, disappeared or got partitions."""

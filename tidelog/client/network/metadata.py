@@ -157,4 +157,6 @@ def _merge_topic(topic: MetadataResponseTopic, previous_topic: TopicMetadata | N
         is_stale = previous is not None and 0 <= current.leader_epoch < previous.leader_epoch
         partitions.append(previous if is_stale and previous is not None else current)
     partitions.sort()
-    return TopicMetadata(name, topic.topic_id, error, topic.is_internal, tuple(partitions))
+    # Partitions are looked up by their place. An answer that leaves out a number ends there.
+    numbered = tuple(entry for place, entry in enumerate(partitions) if entry.partition == place)
+    return TopicMetadata(name, topic.topic_id, error, topic.is_internal, numbered)

@@ -61,7 +61,8 @@ async def list_offsets(
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT, f"offsets of {names} not found in {timeout_ms:.0f} ms: {last_error}"
             )
-        await cluster.wait_for_metadata(remaining_ms)
+        # Leave time for another attempt, also when no broker answers.
+        await cluster.wait_for_metadata(remaining_ms - wait_ms)
         if failures > 1:
             await asyncio.sleep(wait_ms / 1000)
 

@@ -1,0 +1,104 @@
+"""Answers that no broker should give, or that a newer one gives: a clear error, in time, and no other exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.test_consumer import T0, consumer, until
+from tidelog.client import Admin, TopicPartition
+from tidelog.client.admin.configs import ConfigResource
+from tidelog.client.network.metadata import EMPTY, merge_metadata
+from tidelog.client.network.offsets import list_offsets
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_configs import DescribeConfigsResponse, DescribeConfigsResult
+from tidelog.protocol.messages.list_config_resources import ConfigResource as ListedResource
+from tidelog.protocol.messages.list_config_resources import ListConfigResourcesResponse
+from tidelog.protocol.messages.metadata import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+
+
+class AdminWithAnswer(Admin):
+    """An admin client whose every request gets this answer."""
+
+    def __init__(self, answer: Any = None) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def _retry(self, attempt: Any, *, repeatable: bool = True) -> Any:
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"),
+    [([2, 0, 1], 3), ([0, 2], 1), ([1, 2], 0), ([-1, 0], 0), ([0, 0, 1], 1), ([0, 2**31 - 1], 1)],
+)
+def test_partitions_after_a_number_that_is_missing_have_no_place(numbers, kept):
+    """They are looked up by their place: a send raised IndexError."""
+    rows = [MetadataResponsePartition(partition_index=number, leader_id=1) for number in numbers]
+    topic = MetadataResponseTopic(name="t", topic_id=b"a" * 16, partitions=rows)
+    answer = MetadataResponse(brokers=[MetadataResponseBroker(node_id=1, host="h", port=1)], topics=[topic])
+    merged = merge_metadata(EMPTY, answer, ["t"]).topics["t"]
+    assert [entry.partition for entry in merged.partitions] == list(range(kept))
+
+
+@pytest.mark.parametrize("assignment", [b"\x00", b"\xff\xff", b"\x00\x00\x7f\xff\xff\xff"])
+async def test_an_assignment_that_cannot_be_read_is_an_error_of_one_poll(assignment):
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", group_id="g") as consuming:
+        cluster.script(SyncGroupRequest, lambda request, node: SyncGroupResponse(assignment=assignment))
+        with pytest.raises(KafkaError, match="an assignment that cannot be read") as caught:
+            await until(lambda: consuming.assignment(), consuming)
+        assert caught.value.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        await until(lambda: consuming.assignment() == {T0}, consuming)
+
+
+@pytest.mark.parametrize("call", ["describe_groups", "describe_transactions"])
+async def test_a_coordinator_whose_answer_lacks_the_key_is_an_error(call):
+    with pytest.raises(KafkaError, match=r"does not mention .* 'g'"):
+        await getattr(AdminWithAnswer(), call)(["g"])
+
+
+async def test_config_resources_of_a_type_that_the_client_does_not_know_are_listed():
+    rows = [ListedResource(resource_name="new", resource_type=64), ListedResource(resource_name="t", resource_type=2)]
+    listed = await AdminWithAnswer(ListConfigResourcesResponse(config_resources=rows)).list_config_resources()
+    assert listed == [ConfigResource("topic", "t"), ConfigResource("unknown", "new")]
+
+
+async def test_configs_of_another_resource_than_the_one_asked_for_are_an_error():
+    answer = DescribeConfigsResponse(results=[DescribeConfigsResult(resource_name="new", resource_type=64)])
+    with pytest.raises(KafkaError, match="the answer does not mention topic 't'"):
+        await AdminWithAnswer(answer).describe_configs(topics=["t"])
+
+
+async def test_offsets_without_a_leader_leave_time_for_the_wait_before_another_attempt():
+    """A call lasted up to `retry_backoff_max_ms` beyond its limit."""
+    waits_ms: list[float] = []
+
+    class Backoff:
+        def wait_ms(self, failures: int) -> float:
+            return 100.0
+
+    class LeaderlessCluster:
+        metadata = EMPTY
+        retry_backoff = Backoff()
+
+        def track(self, topics: Any) -> None:
+            pass
+
+        async def wait_for_metadata(self, timeout_ms: float) -> bool:
+            waits_ms.append(timeout_ms)
+            return True
+
+    cluster: Any = LeaderlessCluster()
+    with pytest.raises(KafkaError) as caught:
+        await list_offsets(cluster, {TopicPartition("t", 0): -1}, timeout_ms=350)
+    assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    assert waits_ms
+    assert max(waits_ms) <= 250
