@@ -67,6 +67,12 @@ class EmbeddedCluster:
         cuttable: bool = False,
         make_node: MakeNode = forked_node,
     ) -> None:
+        for name, count in (("brokers", brokers), ("controllers", controllers)):
+            if not isinstance(count, int):
+                raise TypeError(f"{name} must be a whole number, not {count!r}")
+        for name, mapping in (("config", config), ("node_config", node_config)):
+            if mapping is not None and not isinstance(mapping, Mapping):
+                raise TypeError(f"{name} must be a dict, not {mapping!r}")
         if brokers < 1:
             raise ValueError(f"a cluster has one broker or more, not {brokers}")
         self.links = Links() if cuttable else None
@@ -84,6 +90,10 @@ class EmbeddedCluster:
         """The seconds from the launch of the first node until every broker knew every other."""
         self.nodes: dict[int, ServerProcess] = {}
         """The nodes by id, the brokers first."""
+        for node in node_config or {}:
+            if node not in self.layouts:
+                ids = ", ".join(map(str, self.layouts))
+                raise ValueError(f"node_config: there is no node {node!r}; the nodes are {ids}")
         for node, layout in self.layouts.items():
             own = {
                 key: _as_text(value) for key, value in {**(config or {}), **(node_config or {}).get(node, {})}.items()

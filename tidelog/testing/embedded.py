@@ -58,6 +58,8 @@ class EmbeddedBroker:
         """host:port of the running broker, else empty."""
         self.directory = Path(directory) if directory is not None else Path()
         self._is_temporary = directory is None
+        if config is not None and not isinstance(config, Mapping):
+            raise TypeError(f"config must be a dict of configuration keys, not {config!r}")
         self._config = {name: as_text(value) for name, value in (config or {}).items()}
         self._in_process = process
         self._cluster_id = cluster_id

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,6 +216,23 @@ def test_a_node_that_does_not_exist_is_named(cluster: EmbeddedCluster) -> None:
             fault(9)
     with pytest.raises(ValueError, match="one broker or more, not 0"):
         EmbeddedCluster(0)
+
+
+def test_a_wrong_argument_is_named() -> None:
+    wrong: Any
+    for wrong, text in (
+        ({"brokers": "3"}, "brokers must be a whole number, not '3'"),
+        ({"controllers": 1.5}, "controllers must be a whole number, not 1.5"),
+        ({"config": ["num.partitions=2"]}, "config must be a dict"),
+        ({"node_config": 1}, "node_config must be a dict"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            EmbeddedCluster(**wrong)
+    with pytest.raises(ValueError, match="node_config: there is no node 4; the nodes are 1, 2, 3"):
+        EmbeddedCluster(3, node_config={4: {"num.partitions": 2}})
+    wrong = "num.partitions=2"
+    with pytest.raises(TypeError, match="config must be a dict of configuration keys, not 'num"):
+        EmbeddedBroker(config=wrong)
 
 
 def test_nodes_may_have_several_log_directories(tmp_path: Path) -> None:
