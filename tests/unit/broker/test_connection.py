@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import mmap
+import random
 import socket
 import struct
+import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,6 +22,8 @@ from tidelog.broker.network.connection import (
     TURN_REQUESTS_MAX,
     WRITE_HIGH_WATER_BYTES,
     KafkaConnection,
+    is_mapped,
+    keeps_buffers,
 )
 from tidelog.broker.network.receive_buffers import BUFFER_SMALLEST_BYTES, BUFFER_USUAL_BYTES
 from tidelog.broker.network.request import Deferred
@@ -389,3 +396,104 @@ def test_an_answer_for_a_client_that_is_gone_is_not_held(kind: bytes, monkeypatc
     assert len(connection._buffer) == 0, "requests that wait refer to the connection, and with it to its buffer"
     owner.parked[request].complete(bytes(CORKED_BYTES_MAX + 1))
     assert (unread, connection.unread_bytes, owner.reserved_bytes) == ([], 0, 0)
+
+
+class SlowTransport(Transport):
+    """Keeps what the client has not read. It takes nothing by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsent: deque[list[int]] = deque()  # the size of each buffer, and 1 for a part of a mapped file
+
+    def write(self, data: Any) -> None:
+        self.unsent.append([len(data), 0])
+
+    def writelines(self, chunks: Any) -> None:
+        self.unsent += ([len(each), int(is_mapped(each))] for each in chunks)
+
+    def get_write_buffer_size(self) -> int:
+        return sum(size for size, _ in self.unsent)
+
+    def private_bytes(self) -> int:
+        return sum(size for size, mapped in self.unsent if not mapped)
+
+    def take(self, size_bytes: int) -> None:
+        while size_bytes and self.unsent:
+            taken = min(size_bytes, self.unsent[0][0])
+            self.unsent[0][0] -= taken
+            size_bytes -= taken
+            if not self.unsent[0][0]:
+                self.unsent.popleft()
+
+
+class CopyingTransport(SlowTransport):
+    __module__ = "asyncio.selector_events"
+
+
+class FileOwner(Owner):
+    """ "f" is answered with a head and two parts of a mapped file, "h" and "b" with memory, the latter in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = memoryview(mmap.mmap(-1, 1 << 20))
+
+    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
+        kind, size_bytes = bytes(frame[:1]), 1000 * (frame[1] if len(frame) > 1 else 0)
+        if kind == b"f":
+            return [b"head", self.file[:size_bytes], b"next", self.file[-size_bytes:]]
+        if kind == b"h":
+            return [bytes(10), bytes(size_bytes)]
+        if kind == b"b":
+            return bytes(CORKED_BYTES_MAX + size_bytes)
+        return super().dispatch(frame, connection)
+
+
+def connect_slow(kind: type[SlowTransport]) -> tuple[FileOwner, KafkaConnection, SlowTransport]:
+    owner, transport = FileOwner(), kind()
+    connection = KafkaConnection(owner, "PLAINTEXT")
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    return owner, connection, transport
+
+
+def test_parts_of_a_file_that_a_slow_client_has_not_read_yet_are_not_memory() -> None:
+    """Hundreds of clients that read large answers slowly were cut off, one after the other, before they had one."""
+    _, connection, transport = connect_slow(SlowTransport)
+    feed(connection, transport, framed(b"f\xff" + bytes(8)))
+    assert transport.get_write_buffer_size() > 500_000
+    assert connection.unread_bytes == 8
+    feed(connection, transport, framed(b"h\xff" + bytes(8)))
+    assert connection.unread_bytes == 8 + 10 + 255_000
+    transport.take(510_008)
+    assert connection.unread_bytes == transport.get_write_buffer_size() == 255_010
+    transport.take(255_010)
+    assert connection.unread_bytes == 0
+
+
+def test_copies_of_parts_of_a_file_are_memory() -> None:
+    _, connection, transport = connect_slow(CopyingTransport)
+    feed(connection, transport, framed(b"f\xff" + bytes(8)))
+    assert connection.unread_bytes == transport.get_write_buffer_size() == 510_008
+    assert not keeps_buffers(asyncio.Transport()) or sys.version_info >= (3, 12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_at_least_the_memory_of_the_unread_answers_is_counted(seed: int) -> None:
+    choice = random.Random(seed)
+    owner, connection, transport = connect_slow(SlowTransport)
+    parked = 0
+    for _ in range(300):
+        kind = choice.choice(b"ffhbxp-")
+        size = choice.randrange(1, 255)
+        if kind == ord("-"):
+            transport.take(choice.randrange(1, 1_000_000))
+        elif kind == ord("p"):
+            parked += 1
+            request = b"p%08d" % parked
+            feed(connection, transport, framed(request))
+            owner.parked[request].complete(bytes(1000 * size))
+        elif kind == ord("x"):
+            feed(connection, transport, framed(b"x" * (size + 8)))
+        else:
+            feed(connection, transport, framed(bytes((kind, size)) + bytes(8)))
+        if choice.random() < 0.5:
+            assert transport.private_bytes() <= connection.unread_bytes <= transport.get_write_buffer_size()

@@ -7,6 +7,7 @@ import importlib
 import re
 import socket
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -207,13 +208,13 @@ async def test_readers_that_leave_their_answers_lying_are_cut_off_when_it_is_too
     wire = await running.connect()
     await wire.create_topic("t")
     for _ in range(8):
-        await wire.call(produce("t", make_batch(bytes(900_000))), 9, ProduceResponse)
+        await wire.call(produce("t", make_batch(bytes(50_000))), 9, ProduceResponse)
     lazy = [await running.connect() for _ in range(4)]
     for each in lazy:
         each.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         each.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        for _ in range(10):
-            each.send(fetch("t"), 11)
+        for _ in range(400):
+            each.send(fetch("t", most=60_000), 11)  # small enough that the answer is a copy, not a part of the file
 
     def unread_bytes() -> list[int]:
         return [connection.unread_bytes for connection in server.connections]
@@ -232,6 +233,35 @@ async def test_readers_that_leave_their_answers_lying_are_cut_off_when_it_is_too
     await until(lambda: sum(unread_bytes()) <= sum(unread) // 2)
     assert len(server.connections) >= 2
     await wire.call(fetch("t"), 11, FetchResponse)
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="uvloop, which keeps parts of files as they are, is not for Windows"
+)
+async def test_readers_of_large_answers_that_lie_in_files_are_not_cut_off(
+    start_node: StartNode, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "UNREAD_CHECK_S", 0.02)
+    running = await start_node()
+    server: Any = running.node._broker_server
+    wire = await running.connect()
+    await wire.create_topic("t")
+    await wire.call(produce("t", make_batch(bytes(900_000))), 9, ProduceResponse)
+    slow = [await running.connect() for _ in range(4)]
+    for each in slow:
+        each.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        each.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(10):
+            each.send(fetch("t"), 11)
+
+    def unsent() -> list[int]:
+        return [each._transport.get_write_buffer_size() for each in server.connections]
+
+    await until(lambda: sum(size > 1_000_000 for size in unsent()) == 4)
+    server._limits = ServerLimits(1 << 27, -1, 1 << 30, unread_bytes_max=100_000)
+    await asyncio.sleep(0.3)  # many checks
+    assert sum(unsent()) > 4_000_000
+    assert (server.cut["unread"], len(server.connections)) == (0, 5)
 
 
 async def test_nobody_can_fill_the_node_with_half_requests(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from struct import Struct
@@ -28,7 +30,6 @@ from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import MalformedMessage
 
 if TYPE_CHECKING:
-    import mmap
     import socket
 
     from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
@@ -110,6 +111,15 @@ class AnswerSlot:
         self.connection.hold(self.fill(frames))
 
 
+def is_mapped(buffer: Buffer) -> bool:
+    return type(buffer) is memoryview and type(buffer.obj) is mmap.mmap
+
+
+def keeps_buffers(transport: asyncio.BaseTransport) -> bool:
+    """Whether `writelines` keeps the buffers that it cannot send yet. asyncio joins them before Python 3.12."""
+    return sys.version_info >= (3, 12) or type(transport).__module__.partition(".")[0] != "asyncio"
+
+
 def find_awaited(slots: deque[AnswerSlot]) -> Deferred | None:
     """The request whose answer is next in order and not complete; all later answers wait for it."""
     return slots[0].deferred if slots and not slots[0].done else None
@@ -118,8 +128,8 @@ def find_awaited(slots: deque[AnswerSlot]) -> Deferred | None:
 class KafkaConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
-        "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_resting", "_start", "_transport",
-        "_unpipelined_reads", "_view", "_writable", "active", "host", "listener_name",
+        "_keeps_maps", "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_private_bytes", "_resting",
+        "_start", "_transport", "_unpipelined_reads", "_view", "_writable", "active", "host", "listener_name",
     )  # fmt: skip
     awaited = property(lambda self: find_awaited(self._pending))
 
@@ -138,6 +148,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._corked = False
         self._corked_bytes = 0
         self._held_bytes = 0  # of answers that wait for an earlier one
+        self._keeps_maps = False  # the transport keeps parts of mapped files as they are, instead of copies
+        # Most of the unsent bytes that can be others than those of mapped files; -1: all of them.
+        self._private_bytes = -1
         self._closed = False
         self._exclusive = False
         self._resting = False
@@ -150,6 +163,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._keeps_maps = keeps_buffers(transport)
         peer = transport.get_extra_info("peername")
         self.host = str(peer[0]) if peer else ""
         if not self._owner.connected(self):
@@ -285,8 +299,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._start = self._end = 0
         else:
             self._make_room(size)
-        out = self._out
-        if len(out) == 1 and (transport := self._transport) is not None and not self._closed:
+        out, transport = self._out, self._transport
+        if len(out) == 1 and self._private_bytes < 0 and transport is not None and not self._closed:
             self._out = []
             self._corked_bytes = 0
             transport.write(out[0])
@@ -439,6 +453,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return False
         pending.popleft()
         transport.write(frames)
+        if self._private_bytes >= 0:
+            self._private_bytes += len(frames)
         if pending and pending[0].done:
             self._drain()
         return True
@@ -479,10 +495,29 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return
         if len(out) == 1:
             transport.write(out[0])
+            if self._private_bytes >= 0:
+                self._private_bytes += len(out[0])
         else:
             transport.writelines(out)
-            if transport.get_write_buffer_size():
+            unsent_bytes = transport.get_write_buffer_size()
+            if unsent_bytes:
+                self._count_private(out, unsent_bytes)
                 self._owner.not_read(self)
+            else:
+                self._private_bytes = -1
+
+    def _count_private(self, written: list[Buffer], unsent_bytes: int) -> None:
+        """`written` has been written, and not all of it has been sent: count what is not part of a mapped file.
+
+        Of what was written before the first mapped part, everything unsent counts.
+        """
+        mapped_bytes = sum(map(len, filter(is_mapped, written))) if self._keeps_maps else 0
+        if not mapped_bytes and self._private_bytes < 0:
+            return
+        size_bytes = sum(map(len, written))
+        earlier_bytes = self._private_bytes if self._private_bytes >= 0 else max(unsent_bytes - size_bytes, 0)
+        private_bytes = earlier_bytes + size_bytes - mapped_bytes
+        self._private_bytes = min(private_bytes, unsent_bytes)
 
     # ------------------------------------------------------------------------------------------- called by the server
 
@@ -509,9 +544,18 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        """The size of the answers that the client has not received yet, or that wait for an earlier one."""
+        """The memory of the answers that the client has not received yet, or that wait for an earlier one.
+
+        Parts of mapped files are not memory of this process: hundreds of clients that read a large answer slowly, but
+        read, need no more than one.
+        """
         transport = self._transport
-        return self._held_bytes + (transport.get_write_buffer_size() if transport is not None else 0)
+        unsent_bytes = transport.get_write_buffer_size() if transport is not None else 0
+        if not unsent_bytes:
+            self._private_bytes = -1
+        elif self._private_bytes >= 0:
+            unsent_bytes = min(unsent_bytes, self._private_bytes)
+        return self._held_bytes + unsent_bytes
 
     def rest(self) -> None:
         """Stop reading until `wake`."""
