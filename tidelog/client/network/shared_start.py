@@ -1,6 +1,6 @@
 """The start of a client: one task, which all calls that need it wait for.
 
-Invariant: a call that is cancelled, or whose time is over, does not end the start; `stop` does.
+Invariants: a client starts once. A call that is cancelled, or whose time is over, does not end the start; `stop` does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SharedStart:
         if self._is_over:
             return True
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._start())
+            self._task = asyncio.get_running_loop().create_task(self._run())
             self._task.add_done_callback(_retrieve_exception)
         task = self._task
         try:
@@ -45,8 +45,11 @@ class SharedStart:
             return False
         self._check_not_stopped()
         task.result()
-        self._is_over = True
         return True
+
+    async def _run(self) -> None:
+        await self._start()
+        self._is_over = True  # here, because the calls that wait for it may be cancelled at this moment
 
     async def wait_within(self, timeout_ms: float, option: str) -> None:
         """As `wait`, for a call that the value of `option` limits.
