@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from tests.patience import PATIENCE_S
 
 NewTopic = Callable[..., str]
 TOPIC, UNKNOWN = 2, 99
+UNKNOWN_ID = uuid.UUID(int=77)
 
 
 # ---------------------------------------------------------------------------------------------------------- operators
@@ -215,17 +217,65 @@ def test_a_group_without_members_is_described(
     brokers.same("describe_groups", version, groups=[group])
 
 
+GROUP_REQUESTS: dict[str, dict[str, Any]] = {
+    "a join of a member that is unknown": {"member_id": "x"},
+    "a join with a session that is too short": {"session_timeout": 1},
+}
+OFFSETS: dict[str, dict[str, Any]] = {
+    "a commit of nothing": {"topics": []},
+    "a commit of no partition": {"topics": [{"name": "nowhere", "partitions": []}]},
+    "a commit for a topic that is not there": {
+        "topics": [{"name": "nowhere", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
+    },
+    "a commit of a member that is unknown": {"generation_id_or_member_epoch": 3, "member_id": "x"},
+}
+
+
+@pytest.mark.parametrize("case", [*GROUP_REQUESTS, *OFFSETS])
+def test_a_group_that_a_refused_request_has_named(brokers: Brokers, topic_in_both: NewTopic, case: str) -> None:
+    topic = topic_in_both()
+    group = f"refused-{topic}"
+    until_ready(
+        lambda: brokers.get("offset_fetch", 7, require_stable=False, group_id=group, topics=None),
+        lambda answer: answer.error_code,
+    )
+    if case in GROUP_REQUESTS:
+        join: dict[str, Any] = {
+            "session_timeout": 30_000,
+            "rebalance_timeout": 30_000,
+            "member_id": "",
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b""}],
+        }
+        brokers.same("join_group", 4, group_id=group, **join | GROUP_REQUESTS[case])
+    else:
+        committed = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+        commit: dict[str, Any] = {
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "topics": [{"name": topic, "partitions": [committed]}],
+        }
+        brokers.same("offset_commit", 7, group_id=group, **commit | OFFSETS[case])
+    brokers.same("describe_groups", 5, groups=[group])
+    brokers.same("describe_groups", 6, groups=[group])
+    brokers.same("delete_groups", 1, groups_names=[group])
+
+
 # -------------------------------------------------------------------------------------------------------------- fetch
 
 
-@pytest.mark.parametrize("version", [4, 11, 12])
+@pytest.mark.parametrize("version", [4, 11, 12, 13, 17])
 @pytest.mark.parametrize("isolation", [0, 1])
 @pytest.mark.parametrize("offset", [0, 5])
 @pytest.mark.parametrize("partition", [0, 9])
+@pytest.mark.parametrize("exists", [True, False])
 def test_aborted_transactions_where_there_are_none(
-    brokers: Brokers, topic_in_both: NewTopic, isolation: int, offset: int, partition: int, version: int
+    brokers: Brokers, topic_in_both: NewTopic, exists: bool, isolation: int, offset: int, partition: int, version: int
 ) -> None:
-    wanted = [{"topic": topic_in_both(), "partitions": [wanted_partition(partition, offset)]}]
+    topic: dict[str, Any] = {"topic": topic_in_both() if exists else "nowhere"}
+    if version >= 13:
+        topic = {"topic_id": brokers.topic_id(topic["topic"]) if exists else UNKNOWN_ID}
+    wanted = [{**topic, "partitions": [wanted_partition(partition, offset)]}]
     brokers.same("fetch", version, **fetch_values(version), isolation_level=isolation, topics=wanted)
 
 

@@ -239,7 +239,9 @@ class DamageFaults(Faults):
             injury = self._of_one_batch(injury, node, files, partition)
         injury = self._cut_of_known_end(injury, files, partition)
         name = find(injury, {path: len(inode.data) for path, inode in files.items()}, partition)
-        if name is None or self._is_only_trusted_copy(node, injury, name):
+        if name is None or not any(path.startswith(f"{name.partition('/')[0]}/") for path in files):
+            return  # a reassignment has removed the replica
+        if self._is_only_trusted_copy(node, injury, name):
             return
         inode = files.get(name)
         data, what = damaged(injury, b"" if inode is None else bytes(inode.data))
@@ -256,6 +258,19 @@ class DamageFaults(Faults):
             inode.data, inode.durable = bytearray(data), data
         self.inflicted += 1
         self.steps.append(f"{self.world.now - 1000:.3f}s damage on n{node.node_id} {name}: {what}")
+
+    def reassign_to_a_bad_disk(self, node: SimulatedNode, amount: float) -> None:
+        """One replica is left, that of a bad disk, which has no damage from then on: nobody could repair it."""
+        from tidelog.client.model import TopicPartition
+
+        self._is_over = True
+        topic = self.rng.choice(sorted(self.topics))
+        target = TopicPartition(topic, self.rng.randrange(self.topics[topic]))
+
+        async def order(admin: Any) -> None:
+            await admin.alter_partition_reassignments({target: self.victims[:1]})
+
+        self.administrator.ask(order)
 
     def _is_only_trusted_copy(self, node: SimulatedNode, injury: Injury, name: str) -> bool:
         """Whether only this node has the records, and another one lost power lately.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tidelog.replication import follower, leader_link
+from tidelog.replication.controller.decisions import partition_changes
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.replication.partition import Partition
 from tidelog.replication.quorum.files.vote_store import VoteStore
@@ -76,3 +77,8 @@ def repair_from_a_stale_replica(patch: Any) -> None:
         repair._knows_epochs = False
 
     patch.setattr(RangeRepair, "__init__", credulous)
+
+
+def remove_replicas_unread(patch: Any) -> None:
+    """A reassignment to fewer replicas ends though no replica that stays has been read."""
+    patch.setattr(partition_changes.PartitionChange, "_must_be_read", lambda self, staying: False)

@@ -88,6 +88,26 @@ def test_a_copy_of_a_stale_replica_that_is_taken_is_caught(monkeypatch: pytest.M
         hunt()
 
 
+# Reassignments that leave only a replica with a bad disk, whose damage nobody has met.
+REMOVING: dict[str, Any] = {
+    "weights": {"damage_running": 20, "reassign_to_a_bad_disk": 6, "kill_leader": 1, "elect_preferred": 2}
+}
+
+
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_DAMAGE_SEEDS", chunk=5, fast=0, full=10))
+def test_nothing_is_lost_to_a_bad_disk_that_stays_alone(chosen: range) -> None:
+    for seed in chosen:
+        DamageHistory(seed, **REMOVING).run()
+
+
+@pytest.mark.slow
+def test_a_removal_of_whole_copies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    DamageHistory(18, **REMOVING).run()
+    planted.remove_replicas_unread(monkeypatch)
+    with pytest.raises(Broken, match="EveryCopyIsWhole"):
+        DamageHistory(18, **REMOVING).run()
+
+
 @pytest.mark.hunt
 def test_a_claim_to_be_clean_whatever_was_cut_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def hunt() -> None:
