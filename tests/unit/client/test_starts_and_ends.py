@@ -271,3 +271,15 @@ async def test_topics_are_asked_for_again_after_a_lost_answer_and_in_time(call):
                 await (consumer.topics() if call == "topics" else consumer.partitions_for_topic("t"))
             assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
             await consumer.close()
+
+
+@CLIENTS
+async def test_a_client_that_was_started_in_another_event_loop_says_so(client):
+    async with FakeCluster(t=1) as cluster, client(bootstrap_servers=cluster.bootstrap) as started:
+        call = {Producer: "start", Consumer: "topics", Admin: "list_topics"}[client]
+
+        def call_in_another_loop() -> None:
+            asyncio.run(getattr(started, call)())
+
+        with pytest.raises(RuntimeError, match="was started in another event loop; make one in each loop"):
+            await asyncio.to_thread(call_in_another_loop)

@@ -20,6 +20,7 @@ class SharedStart:
         self._config = config
         self._start = start
         self._client = client
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
         self._is_stopped = False
@@ -27,13 +28,17 @@ class SharedStart:
     async def wait(self, timeout_ms: float | None = None) -> bool:
         """Start, or wait for the start that is under way; False when `timeout_ms` passes before its end.
 
-        Raises what the start raises, and RuntimeError after `stop`.
+        Raises what the start raises, and RuntimeError after `stop` and in another event loop.
         """
         self._check_not_stopped()
+        loop = asyncio.get_running_loop()
+        if (self._is_over or self._task is not None) and loop is not self._loop:
+            raise RuntimeError(f"this {self._client} was started in another event loop; make one in each loop")
         if self._is_over:
             return True
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._loop = loop
+            self._task = loop.create_task(self._run())
             self._task.add_done_callback(_retrieve_exception)
         task = self._task
         try:
