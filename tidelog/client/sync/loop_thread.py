@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 Result = TypeVar("Result")
 
@@ -38,6 +38,45 @@ async def _cancel_other_tasks() -> None:
         await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
 
 
+class _Waiting(Generic[Result]):
+    """A coroutine on the loop, for the one thread that waits for its result.
+
+    `concurrent.futures.Future` has a lock that both threads take in Python code: an interrupt of the caller at a wrong
+    moment leaves it locked, and the loop waits for it for good. Here the caller only waits for a lock, which the loop
+    only releases.
+    """
+
+    __slots__ = ("_end", "_loop", "_task")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, Result]) -> None:
+        self._loop = loop
+        self._end = threading.Lock()
+        self._end.acquire()
+        self._task: asyncio.Task[Result] | None = None
+        loop.call_soon_threadsafe(self._begin, call)
+
+    def _begin(self, call: Coroutine[Any, Any, Result]) -> None:
+        self._task = self._loop.create_task(call)
+        self._task.add_done_callback(self._handle_end)
+
+    def _handle_end(self, task: asyncio.Task[Result]) -> None:
+        if not task.cancelled():
+            task.exception()  # an interrupted caller does not ask for it
+        self._end.release()
+
+    def result(self) -> Result:
+        self._end.acquire()
+        assert self._task is not None
+        return self._task.result()
+
+    def cancel(self) -> None:
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
 class LoopThread:
     """An event loop in a daemon thread."""
 
@@ -55,10 +94,8 @@ class LoopThread:
         finally:
             self.loop.close()
 
-    def run(
-        self, call: Coroutine[Any, Any, Result], wait: Callable[[Future[Result]], Result] = Future.result
-    ) -> Result:
-        """Run the coroutine in the thread and wait. An interrupt of the caller cancels it.
+    def run(self, call: Coroutine[Any, Any, Result], wait: Callable[[Future[Result]], Result] | None = None) -> Result:
+        """Run the coroutine in the thread and wait, in `wait` if there is one. An interrupt of the caller cancels it.
 
         Raises RuntimeError when `stop` is called meanwhile.
         """
@@ -66,13 +103,17 @@ class LoopThread:
             if self._is_ending:
                 call.close()
                 raise RuntimeError("this client is closed")
-            future = asyncio.run_coroutine_threadsafe(call, self.loop)
+            waiting: _Waiting[Result] | Future[Result]
+            if wait is None:
+                waiting = _Waiting(self.loop, call)
+            else:
+                waiting = asyncio.run_coroutine_threadsafe(call, self.loop)
         try:
-            return wait(future)
-        except CancelledError:
+            return waiting.result() if isinstance(waiting, _Waiting) else wait(waiting)  # type: ignore[misc]
+        except (CancelledError, asyncio.CancelledError):
             raise RuntimeError("this client was closed while it was at work") from None
         except BaseException:
-            future.cancel()
+            waiting.cancel()
             raise
 
     @property
@@ -124,7 +165,7 @@ class BlockingClient:
     def _run(
         self,
         call: Callable[[], Coroutine[Any, Any, Result]],
-        wait: Callable[[Future[Result]], Result] = Future.result,
+        wait: Callable[[Future[Result]], Result] | None = None,
     ) -> Result:
         self._check_not_on_loop()
         self._check_not_forked()
