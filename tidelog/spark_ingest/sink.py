@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidelog.client.admin.client import Admin
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.producing.detached_transactions import DetachedTransaction, end_transaction
@@ -232,6 +233,32 @@ def end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransa
     """
     if transactions:
         asyncio.run(_end_transactions(options, transactions, committed))
+
+
+def abort_write(options: SinkOptions, query: str, transactions: Sequence[DetachedTransaction]) -> None:
+    """Abort the transactions of a batch write, also those that killed tasks have left open.
+
+    `query` is the write's alone: a stream's query may run in another driver by now. An abort goes on
+    after an error.
+    """
+    end_transactions(options, transactions, committed=False)
+    if options.exactly_once and not options.max_atomic_bytes:
+        asyncio.run(_abort_open(options, f"{query_group(options.prefix, query)}-"))
+
+
+async def _abort_open(options: SinkOptions, id_prefix: str) -> None:
+    common = {key: value for key, value in options.producer.items() if key in _COMMON_OPTIONS}
+    try:
+        async with Admin(**common) as admin:
+            listings = await admin.list_transactions(states=["Ongoing"])
+            names = [each.transactional_id for each in listings if each.transactional_id.startswith(id_prefix)]
+            outcomes = await admin.fence_producers(names)
+    except KafkaError as error:
+        logger.warning("transactions of killed tasks are left to their timeout: %s", error)
+        return
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, KafkaError):
+            logger.warning("the transaction of %r is left to its timeout: %s", name, outcome)
 
 
 def commit_micro_batch(options: SinkOptions, query: str, batch: int, tasks: Sequence[TaskOutput]) -> None:

@@ -18,7 +18,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.held_rows import HeldRows, hold_rows, release_rows
-from tidelog.spark_ingest.sink import TaskId, TaskOutput, commit_micro_batch, end_transactions, write_as_one, write_task
+from tidelog.spark_ingest.sink import (
+    TaskId,
+    TaskOutput,
+    abort_write,
+    commit_micro_batch,
+    end_transactions,
+    write_as_one,
+    write_task,
+)
 from tidelog.spark_ingest.sink_options import SinkOptions
 from tidelog.spark_ingest.task_process import task_process
 
@@ -58,7 +66,7 @@ class TidelogWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-ignore]
         end_transactions(self._options, _transactions(messages), committed=True)
 
     def abort(self, messages: Messages) -> None:
-        end_transactions(self._options, _transactions(messages), committed=False)
+        abort_write(self._options, self._query, _transactions(messages))
 
 
 class TidelogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc,unused-ignore]

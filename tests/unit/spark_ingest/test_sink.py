@@ -16,7 +16,14 @@ from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ConfigError, KafkaError
 from tidelog.spark_ingest import sink
 from tidelog.spark_ingest.micro_batches import CommittedBatch
-from tidelog.spark_ingest.sink import TaskId, TaskOutput, commit_micro_batch, end_transactions, write_task
+from tidelog.spark_ingest.sink import (
+    TaskId,
+    TaskOutput,
+    abort_write,
+    commit_micro_batch,
+    end_transactions,
+    write_task,
+)
 from tidelog.spark_ingest.sink_options import SinkOptions
 
 pa = pytest.importorskip("pyarrow")
@@ -130,6 +137,25 @@ def test_an_aborted_write_is_not_seen_and_an_abort_after_it_does_no_harm(options
     with pytest.raises(KafkaError):
         batch.end(task)
     assert written(options, topic) == Counter()
+
+
+def test_an_abort_also_ends_what_killed_tasks_of_the_write_have_left_open(options, topic):
+    def last_stable_offsets():
+        partitions = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+        with Consumer(
+            bootstrap_servers=options.producer["bootstrap_servers"], isolation_level="read_committed"
+        ) as consumer:
+            return sum(consumer.end_offsets(partitions).values())
+
+    aborted, other = MicroBatch(options, "q-killed", -1), MicroBatch(options, "other", -1)
+    done, _killed, running = aborted.write(0), aborted.write(1), other.write(0)
+    assert last_stable_offsets() == 0
+    assert done.transaction is not None
+    abort_write(options, "q-killed", [done.transaction])
+    other.end(running)
+    # Three records, and three markers: nothing is open.
+    assert last_stable_offsets() == 6
+    assert written(options, topic) == Counter([b"-1/0"])
 
 
 def test_another_query_writes_its_own_micro_batch_0(options, topic):
