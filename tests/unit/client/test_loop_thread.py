@@ -6,6 +6,8 @@ import asyncio
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog.client.sync.loop_thread import LoopThread
+from tidelog.client.sync.record_future import record_future_class
 
 
 class Interrupt(BaseException):
@@ -24,31 +27,74 @@ async def number(value: int) -> int:
     return value
 
 
-def test_an_interrupt_between_two_instructions_of_a_caller_does_not_hold_the_loop():
-    """As Ctrl-C, or a signal handler that raises, where the caller has taken a lock and not begun its `with` block."""
-    thread = LoopThread()
+def interrupted(call: Callable[[], Any]) -> None:
+    """Call, and interrupt where the caller has taken the lock of a condition and not begun its `with` block.
+
+    As Ctrl-C, or a signal handler that raises, would do it there.
+    """
 
     def interrupt(frame: FrameType, event: str, _: Any) -> Any:
         if event == "return" and frame.f_code is threading.Condition.__enter__.__code__:
             raise Interrupt
         return interrupt
 
-    def interrupted() -> None:
-        sys.settrace(interrupt)
-        try:
-            thread.run(number(1))
-        except Interrupt:
-            pass
-        finally:
-            sys.settrace(None)
+    sys.settrace(interrupt)
+    try:
+        call()
+    except Interrupt:
+        pass
+    finally:
+        sys.settrace(None)
 
+
+def run_in_threads(*works: Callable[[], Any]) -> None:
+    """One after the other; a work that does not end is left behind."""
+    for work in works:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+
+
+def test_an_interrupt_between_two_instructions_of_a_caller_does_not_hold_the_loop():
+    thread = LoopThread()
     results: list[int] = []
-    for work in (interrupted, lambda: results.append(thread.run(number(2)))):
-        caller = threading.Thread(target=work, daemon=True)
-        caller.start()
-        caller.join(PATIENCE_S)
+    run_in_threads(
+        lambda: interrupted(lambda: thread.run(number(1))),
+        lambda: results.append(thread.run(number(2))),
+    )
     assert results == [2]
     thread.stop()
+
+
+def test_an_interrupt_of_a_thread_that_waits_for_a_record_does_not_hold_the_loop():
+    future = record_future_class(lambda: None)()
+    settled: list[bool] = []
+
+    def wait() -> None:
+        with suppress(TimeoutError):
+            future.exception(0.01)
+
+    def settle() -> None:
+        future.set_exception(ValueError())
+        settled.append(future.done())
+
+    run_in_threads(lambda: interrupted(wait), settle)
+    assert settled == [True]
+
+
+def test_all_threads_that_wait_for_a_record_go_on():
+    future = record_future_class(lambda: None)()
+    errors: list[BaseException | None] = []
+    threads = [threading.Thread(target=lambda: errors.append(future.exception(PATIENCE_S))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(TimeoutError):
+        future.result(0.01)
+    error = ValueError()
+    future.set_exception(error)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert errors == [error] * 4
 
 
 def test_an_interrupted_caller_cancels_its_call():

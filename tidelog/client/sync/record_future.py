@@ -37,6 +37,30 @@ class _MadeOnFirstUse:
         return made
 
 
+class _End:
+    """An event that is set once, which never makes the thread that sets it wait.
+
+    `threading.Event` has a lock that both sides take in Python code: an interrupt of the waiting thread at a wrong
+    moment leaves it locked, and the loop would wait for it for good.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it was set in time."""
+        if not self._lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)):
+            return False
+        self._lock.release()  # for the next thread that waits
+        return True
+
+
 class LoopFuture(Future[Result]):
     """A future that the producer's loop settles: no exception of a callback reaches the loop.
 
@@ -63,7 +87,7 @@ class RecordFuture(LoopFuture[RecordMetadata]):
     """The delivery of its batch, which is settled. It has the result in place of the future."""
     _index: int
     _exception = None
-    _finished_event: threading.Event | None = None
+    _finished_event: _End | None = None
     _is_observed = False
     """Whether there may be waiters, callbacks or a waiting thread. Set under the lock, like the state."""
     _waiters = _MadeOnFirstUse("_waiters")
@@ -150,7 +174,7 @@ class RecordFuture(LoopFuture[RecordMetadata]):
                 return
             if self._finished_event is None:
                 self._is_observed = True
-                self._finished_event = threading.Event()
+                self._finished_event = _End()
             event = self._finished_event
         if not event.wait(timeout):
             raise TimeoutError
