@@ -187,8 +187,8 @@ class ProducerConfig(ClientConfig):
     """`0`: no response; `1`: the leader has the record; `all`: every in-sync replica has it."""
     enable_idempotence: bool | None = None
     """None: on, unless acks, retries or the requests in flight exclude it (as Kafka's default)."""
-    batch_size: int = _number(16_384)
-    """Uncompressed bytes of a partition's records after which a batch is sent."""
+    batch_size: int = _number(65_536)
+    """Uncompressed bytes of a partition's records after which a batch is sent. Java has 16384, librdkafka 1000000."""
     linger_ms: int = _number(5)
     """A batch that is not full is sent after this time."""
     buffer_memory: int = _number(33_554_432)
