@@ -69,8 +69,13 @@ def javas(bootstrap: str, topic: str, options: dict[str, Any]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def share_of_the_slow(cluster: EmbeddedCluster, topic: str, produce: Produce, options: dict[str, Any]) -> float:
-    """The part of the records since the pause that the paused leader has in the end."""
+def share_of_the_slow(
+    cluster: EmbeddedCluster, topic: str, produce: Produce, options: dict[str, Any], share_while_paused: float
+) -> float:
+    """The part of the records since the pause that the paused leader has in the end.
+
+    The pause ends when the other leaders have the part `share_while_paused`.
+    """
     others_listen = ",".join(f"127.0.0.1:{node.port}" for number, node in cluster.nodes.items() if number < SLOW)
     with Admin(bootstrap_servers=others_listen) as admin:
         admin.create_topics([NewTopic(topic, 3, 1)])
@@ -99,7 +104,7 @@ def share_of_the_slow(cluster: EmbeddedCluster, topic: str, produce: Produce, op
             before, before_in_others = ends({slow}), ends(others)
             cluster.pause(SLOW)
             rest = RECORDS - before - before_in_others
-            while thread.is_alive() and ends(others) - before_in_others < 0.6 * rest:
+            while thread.is_alive() and ends(others) - before_in_others < share_while_paused * rest:
                 time.sleep(0.1)
         finally:
             cluster.resume(SLOW)
@@ -115,8 +120,12 @@ def test_a_leader_that_hangs_gets_few_records_of_an_adaptive_producer(
     need_java: None, cluster: EmbeddedCluster, is_adaptive: bool
 ) -> None:
     options = {"partitioner_adaptive_partitioning_enable": is_adaptive}
+    # Java stays with a partition up to twice as long while its last batch is not full, as it is beside a slow
+    # leader: that gets up to half of the records, and the others as few as half.
+    share_while_paused = 0.6 if is_adaptive else 0.45
     own, javas_own = (
-        share_of_the_slow(cluster, f"{produce.__name__}-{is_adaptive}", produce, options) for produce in (ours, javas)
+        share_of_the_slow(cluster, f"{produce.__name__}-{is_adaptive}", produce, options, share_while_paused)
+        for produce in (ours, javas)
     )
     print(f"adaptive {is_adaptive}: {own:.1%}, Kafka's producer {javas_own:.1%}")
     if is_adaptive:
@@ -124,4 +133,4 @@ def test_a_leader_that_hangs_gets_few_records_of_an_adaptive_producer(
         assert own < min(0.25, javas_own + 0.05)
     else:
         assert 0.25 < own < 0.42
-        assert 0.25 < javas_own < 0.42
+        assert 0.25 < javas_own < 0.55
