@@ -124,3 +124,19 @@ def test_an_interrupted_caller_cancels_its_call():
     assert thread.run(number(3)) == 3
     assert ended == ["cancelled"]
     thread.stop()
+
+
+def test_an_interrupt_while_the_thread_starts_leaves_no_thread(monkeypatch):
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise Interrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    with pytest.raises(Interrupt):
+        LoopThread()
+    started[0].join(PATIENCE_S)
+    assert not started[0].is_alive()

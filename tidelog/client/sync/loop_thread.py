@@ -85,7 +85,11 @@ class LoopThread:
         self._lock = threading.RLock()  # a signal handler may call `close` inside any call
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="tidelog-client", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # an interrupt, while this thread waited for the other one to run
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            raise
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
