@@ -37,7 +37,7 @@ async def test_a_call_that_is_cancelled_after_the_end_of_the_start_does_not_caus
     start.may_end.set()
     while not start.succeeded_count:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    call = asyncio.create_task(start.shared.wait())
+    call = asyncio.create_task(start.shared.wait(1000 * PATIENCE_S))
     await asyncio.sleep(0)
     call.cancel()
     await asyncio.wait([call])
@@ -82,7 +82,7 @@ async def test_calls_that_end_at_any_moment_start_a_client_once(seed):
 
 async def test_no_call_waits_after_the_stop():
     start = Start()
-    call = asyncio.create_task(start.shared.wait())
+    call = asyncio.create_task(start.shared.wait(1000 * PATIENCE_S))
     await asyncio.sleep(0)
     await start.shared.stop()
     with pytest.raises(RuntimeError, match="this client is closed"):
