@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar, cast
 
 from tidelog.client.network.frame_buffers import FrameBuffers
 from tidelog.client.network.output_queue import Buffer, OutputQueue
-from tidelog.client.network.receive_threshold import ReceiveThreshold
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -116,7 +115,6 @@ class Connection(asyncio.BufferedProtocol):
         """By API key and version a request's first bytes: room for the size, then its header."""
         self._transport: asyncio.Transport | None = None
         self._output: OutputQueue | None = None
-        self._threshold: ReceiveThreshold | None = None
         self._closed_future: asyncio.Future[None] = self._loop.create_future()
         self._pending: deque[_PendingRequest] = deque()
         self._correlation_id = 0
@@ -134,7 +132,6 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._output = OutputQueue(self._transport)
-        self._threshold = ReceiveThreshold(transport)
         self.last_used = self._loop.time()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -166,17 +163,12 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         if self._large is not None:
             self._large_filled += count
-            self._expect(len(self._large) - self._large_filled)
             if self._large_filled == len(self._large):
                 frame, self._large = self._large, None
                 self._handle_frame(frame)
             return
         self._end += count
         self._split_frames()
-
-    def _expect(self, remaining_bytes: int) -> None:
-        assert self._threshold is not None
-        self._threshold.expect(remaining_bytes)
 
     def eof_received(self) -> bool:
         return False
@@ -202,7 +194,6 @@ class Connection(asyncio.BufferedProtocol):
                 self._large_filled = self._end - frame_start
                 self._large[: self._large_filled] = self._receive_buffer[frame_start : self._end]
                 self._start = self._end = 0
-                self._expect(size - self._large_filled)
                 return
             else:
                 return
