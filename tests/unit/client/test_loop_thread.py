@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import dis
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from types import FrameType
+from functools import cache
+from itertools import count, pairwise
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, join
+from tidelog.client.sync import producer as sync_producer
+from tidelog.client.sync.caller_thread import CallerThread
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.client.sync.record_future import record_future_class
+from tidelog.client.sync.waiting_threads import WaitingThreads
+
+WAITING_MODULES = ("loop_thread.py", "caller_thread.py", "waiting_threads.py", "record_future.py", "threading.py")
 
 
 class Interrupt(BaseException):
@@ -45,6 +54,49 @@ def interrupted(call: Callable[[], Any]) -> None:
         pass
     finally:
         sys.settrace(None)
+
+
+@cache
+def interruptible_offsets(code: CodeType) -> frozenset[int]:
+    """The instructions before which a signal handler may run: those behind the begin of a function and behind a call.
+
+    Python looks for signals there, and at the begin of another round of a loop.
+    """
+    instructions = list(dis.get_instructions(code))
+    return frozenset(
+        after.offset
+        for before, after in pairwise(instructions)
+        if before.opname == "RESUME" or before.opname.startswith("CALL")
+    )
+
+
+def interrupted_at(step: int, call: Callable[[], Any]) -> bool:
+    """Call, and interrupt where a signal handler may run for the time `step`, in the modules that wait for the loop.
+
+    Whether that place was reached.
+    """
+    remaining = step
+
+    def interrupt(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal remaining
+        if not frame.f_code.co_filename.endswith(WAITING_MODULES):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in interruptible_offsets(frame.f_code):
+            remaining -= 1
+            if remaining < 0:
+                sys.settrace(None)
+                raise Interrupt
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        call()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
 
 
 def run_in_threads(*works: Callable[[], Any]) -> None:
@@ -80,6 +132,104 @@ def test_an_interrupt_of_a_thread_that_waits_for_a_record_does_not_hold_the_loop
 
     run_in_threads(lambda: interrupted(wait), settle)
     assert settled == [True]
+
+
+@pytest.mark.parametrize("with_callback", [False, True])
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a call that had not begun
+def test_no_interrupt_of_a_caller_stops_the_loop(with_callback: bool):
+    thread, caller = LoopThread(), CallerThread()
+
+    async def work() -> int:
+        return await caller.run(int, "1") if with_callback else 1
+
+    for step in count():
+        was_interrupted = interrupted_at(step, lambda: thread.run(work(), caller if with_callback else None))
+        results: list[int] = []
+        run_in_threads(lambda: results.append(thread.run(work(), caller if with_callback else None)))  # noqa: B023
+        assert results == [1], f"step {step}"
+        if not was_interrupted:
+            break
+    assert step > 20
+    thread.stop()
+
+
+def test_no_interrupt_of_a_thread_that_waits_for_a_record_stops_others():
+    kind = record_future_class(lambda: None)
+    for step in count():
+        future = kind()
+
+        def wait(future: Future[Any] = future) -> None:
+            with suppress(TimeoutError):
+                future.result(0.0)
+
+        was_interrupted = interrupted_at(step, wait)
+        found: list[int] = []
+        other = threading.Thread(target=lambda: found.append(future.result(PATIENCE_S)), daemon=True)  # noqa: B023
+        other.start()
+        run_in_threads(lambda: future.set_result(1))  # noqa: B023
+        other.join(PATIENCE_S)
+        assert found == [1], f"step {step}"
+        if not was_interrupted:
+            break
+    assert step > 10
+
+
+def test_an_interrupted_wait_for_room_does_not_hold_the_loop(monkeypatch):
+    monkeypatch.setattr(sync_producer, "_QUEUE_MAX", 1)
+    producer = sync_producer.Producer()
+    for step in count():
+        producer._queue.append(object())
+        timer = threading.Timer(0.01, producer._queue.clear)
+        timer.start()
+        was_interrupted = interrupted_at(step, producer._wait_for_space)
+        join(timer)
+        woken: list[int] = []
+
+        def wake(step: int = step, woken: list[int] = woken) -> None:
+            producer._space_waiters.wake()
+            woken.append(step)
+
+        run_in_threads(wake)
+        assert woken == [step]
+        if not was_interrupted:
+            break
+    assert step > 10
+    producer.close()
+
+
+def test_threads_wait_until_it_is_so_or_their_time_is_over():
+    threads = WaitingThreads()
+    is_so: list[int] = []
+    ended: list[bool] = []
+    waiting = [
+        threading.Thread(target=lambda: ended.append(threads.wait(lambda: bool(is_so), PATIENCE_S))) for _ in range(3)
+    ]
+    for each in waiting:
+        each.start()
+    threads.wake()
+    assert not threads.wait(lambda: bool(is_so), 0.01)
+    assert not threads.wait(lambda: bool(is_so), -1.0)
+    assert not ended
+    is_so.append(1)
+    threads.wake()
+    for each in waiting:
+        each.join(PATIENCE_S)
+    assert ended == [True] * 3
+    assert threads.wait(lambda: True, float("inf"))
+    assert not threads._locks
+
+
+def test_a_thread_does_not_miss_what_comes_about_right_after_its_look():
+    threads = WaitingThreads()
+    looks: list[bool] = []
+
+    def is_met() -> bool:
+        looks.append(bool(looks))
+        threads.wake()
+        return looks[-1]
+
+    run_in_threads(lambda: threads.wait(is_met))
+    assert looks == [False, True]
 
 
 def test_all_threads_that_wait_for_a_record_go_on():

@@ -11,8 +11,10 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from tidelog.client.sync.loop_call import LoopCall
+from tidelog.client.sync.waiting_threads import WaitingThreads
 
 Result = TypeVar("Result")
 
@@ -61,7 +63,7 @@ class CallerThread:
     """The threads that wait for one client, and the callbacks for them."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self.threads = WaitingThreads()
         self._calls: deque[_Call] = deque()
         self._callback_state = threading.local()
 
@@ -73,21 +75,20 @@ class CallerThread:
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """On the loop: let a waiting thread call the function, or the next thread that waits."""
         call = _Call(function, arguments)
-        with self._condition:
-            self._calls.append(call)
-            self._condition.notify_all()
+        self._calls.append(call)
+        self.threads.wake()
         return await call.future
 
-    def wait(self, future: Future[Result]) -> Result:
-        """In the caller's thread: wait for a future of the loop and run callbacks meanwhile."""
-        future.add_done_callback(self._wake)
+    def wait(self, running: LoopCall[Result]) -> Result:
+        """In the caller's thread: wait for a call on the loop and run callbacks meanwhile."""
         while True:
-            with self._condition:
-                while not future.done() and not self._calls:
-                    self._condition.wait()
-                if future.done():
-                    return future.result()
+            self.threads.wait(lambda: running.is_over or bool(self._calls))
+            if running.is_over:
+                return running.result()
+            try:
                 call = self._calls.popleft()
+            except IndexError:
+                continue  # another thread has taken it
             if call.future.done():
                 continue  # the loop no longer waits for it
             self._callback_state.is_active = True
@@ -95,7 +96,3 @@ class CallerThread:
                 call.run()
             finally:
                 self._callback_state.is_active = False
-
-    def _wake(self, _: Future[Any]) -> None:
-        with self._condition:
-            self._condition.notify_all()

@@ -83,7 +83,7 @@ class Consumer(BlockingClient):
     def _run_with_listener(self, name: str, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         if self._caller.is_in_callback:
             raise RuntimeError(f"{name}() cannot be called in a rebalance listener")
-        return self._run(call, self._caller.wait)
+        return self._run(call, self._caller)
 
     def _take(self, name: str, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Run a poll. When the caller is interrupted, by Ctrl-C for example, the records that the loop takes

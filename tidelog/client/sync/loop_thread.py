@@ -11,9 +11,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
+
+from tidelog.client.sync.caller_thread import CallerThread
+from tidelog.client.sync.loop_call import LoopCall
+from tidelog.client.sync.waiting_threads import WaitingThreads
 
 Result = TypeVar("Result")
 
@@ -38,45 +41,6 @@ async def _cancel_other_tasks() -> None:
         await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
 
 
-class _Waiting(Generic[Result]):
-    """A coroutine on the loop, for the one thread that waits for its result.
-
-    `concurrent.futures.Future` has a lock that both threads take in Python code: an interrupt of the caller at a wrong
-    moment leaves it locked, and the loop waits for it for good. Here the caller only waits for a lock, which the loop
-    only releases.
-    """
-
-    __slots__ = ("_end", "_loop", "_task")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, Result]) -> None:
-        self._loop = loop
-        self._end = threading.Lock()
-        self._end.acquire()
-        self._task: asyncio.Task[Result] | None = None
-        loop.call_soon_threadsafe(self._begin, call)
-
-    def _begin(self, call: Coroutine[Any, Any, Result]) -> None:
-        self._task = self._loop.create_task(call)
-        self._task.add_done_callback(self._handle_end)
-
-    def _handle_end(self, task: asyncio.Task[Result]) -> None:
-        if not task.cancelled():
-            task.exception()  # an interrupted caller does not ask for it
-        self._end.release()
-
-    def result(self) -> Result:
-        self._end.acquire()
-        assert self._task is not None
-        return self._task.result()
-
-    def cancel(self) -> None:
-        self._loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-
 class LoopThread:
     """An event loop in a daemon thread."""
 
@@ -98,26 +62,23 @@ class LoopThread:
         finally:
             self.loop.close()
 
-    def run(self, call: Coroutine[Any, Any, Result], wait: Callable[[Future[Result]], Result] | None = None) -> Result:
-        """Run the coroutine in the thread and wait, in `wait` if there is one. An interrupt of the caller cancels it.
+    def run(self, call: Coroutine[Any, Any, Result], caller: CallerThread | None = None) -> Result:
+        """Run the coroutine in the thread and wait. An interrupt of the caller cancels it.
 
-        Raises RuntimeError when `stop` is called meanwhile.
+        With `caller`, this thread runs its callbacks meanwhile. Raises RuntimeError when `stop` is called meanwhile.
         """
-        with self._lock:
-            if self._is_ending:
-                call.close()
-                raise RuntimeError("this client is closed")
-            waiting: _Waiting[Result] | Future[Result]
-            if wait is None:
-                waiting = _Waiting(self.loop, call)
-            else:
-                waiting = asyncio.run_coroutine_threadsafe(call, self.loop)
+        running = LoopCall(self.loop, call, WaitingThreads() if caller is None else caller.threads)
         try:
-            return waiting.result() if isinstance(waiting, _Waiting) else wait(waiting)  # type: ignore[misc]
-        except (CancelledError, asyncio.CancelledError):
+            with self._lock:
+                if self._is_ending:
+                    call.close()
+                    raise RuntimeError("this client is closed")
+                running.begin()
+            return running.result() if caller is None else caller.wait(running)
+        except asyncio.CancelledError:
             raise RuntimeError("this client was closed while it was at work") from None
         except BaseException:
-            waiting.cancel()
+            running.cancel()
             raise
 
     @property
@@ -132,7 +93,9 @@ class LoopThread:
         # Earlier calls have their tasks by now. A later call would wait for a loop that does not
         # run.
         try:
-            asyncio.run_coroutine_threadsafe(_cancel_other_tasks(), self.loop).result()
+            ending = LoopCall(self.loop, _cancel_other_tasks(), WaitingThreads())
+            ending.begin()
+            ending.result()
         finally:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
@@ -151,7 +114,8 @@ class BlockingClient:
         self._closing_thread: threading.Thread | None = None
         """The thread that closes this client."""
         self._ending_thread: LoopThread | None = None
-        self._close_finished = threading.Event()
+        self._is_close_finished = False
+        self._close_waiters = WaitingThreads()
 
     def _handle_fork(self) -> None:
         """In the child of a fork: leave the thread and its locks to the parent."""
@@ -159,18 +123,13 @@ class BlockingClient:
         if self._thread is not None or self._ending_thread is not None:
             self._is_forked = True
             self._thread = self._ending_thread = None
-            self._close_finished = threading.Event()
-            self._close_finished.set()
+            self._is_close_finished = True
 
     def _check_not_forked(self) -> None:
         if self._is_forked:
             raise RuntimeError(_FORKED)
 
-    def _run(
-        self,
-        call: Callable[[], Coroutine[Any, Any, Result]],
-        wait: Callable[[Future[Result]], Result] | None = None,
-    ) -> Result:
+    def _run(self, call: Callable[[], Coroutine[Any, Any, Result]], caller: CallerThread | None = None) -> Result:
         self._check_not_on_loop()
         self._check_not_forked()
         with self._thread_lock:
@@ -179,7 +138,7 @@ class BlockingClient:
             if self._thread is None:
                 self._thread = LoopThread()
             thread = self._thread
-        return thread.run(call(), wait)
+        return thread.run(call(), caller)
 
     def _is_on_loop(self) -> bool:
         thread = self._thread
@@ -204,7 +163,7 @@ class BlockingClient:
         if not is_first:
             # A signal handler inside `close` and a callback on the loop must not wait for themselves.
             if threading.current_thread() is not self._closing_thread and not (thread and thread.is_current):
-                self._close_finished.wait()
+                self._close_waiters.wait(lambda: self._is_close_finished)
             return
         try:
             if thread is not None:
@@ -213,7 +172,8 @@ class BlockingClient:
                 finally:
                     thread.stop()
         finally:
-            self._close_finished.set()
+            self._is_close_finished = True
+            self._close_waiters.wake()
 
     def start(self) -> None:
         raise NotImplementedError

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
@@ -34,7 +33,8 @@ from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.sync.caller_thread import CallerThread
 from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
-from tidelog.client.sync.record_future import LoopFuture, RecordFuture, record_future_class
+from tidelog.client.sync.record_future import RecordFuture, record_future_class
+from tidelog.client.sync.waiting_threads import WaitingThreads
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Producer(BlockingClient):
         self._new_future = record_future_class(self._wake_before_waiting)
         linger_s = self._producer.config.linger_ms / 1000
         self._drain_interval_s = min(max(linger_s / 2, _DRAIN_INTERVAL_MIN_S), _DRAIN_INTERVAL_MAX_S)
-        self._space_event = threading.Event()
+        self._space_waiters = WaitingThreads()
         self._is_draining = False
         """The loop will look at the queue without another wake-up."""
         self._is_woken = False
@@ -166,9 +166,7 @@ class Producer(BlockingClient):
         while len(self._queue) >= _QUEUE_MAX:
             if self._closed:
                 raise RuntimeError("this client is closed")
-            self._space_event.clear()
-            if len(self._queue) >= _QUEUE_MAX:
-                self._space_event.wait(0.05)
+            self._space_waiters.wait(lambda: len(self._queue) < _QUEUE_MAX, 0.05)
 
     def _drain(self) -> None:
         """On the loop: pass queued records to the asynchronous producer."""
@@ -200,7 +198,7 @@ class Producer(BlockingClient):
             if self._missing_since:
                 self._missing_since.pop(topic, None)
         if len(queue) <= _QUEUE_MAX // 2:
-            self._space_event.set()
+            self._space_waiters.wake()
         if self._waiting_task is None:
             self._drain_again(count)
 
@@ -296,7 +294,7 @@ class Producer(BlockingClient):
         caller = CallerThread()
         return self._send_group(
             lambda future: self._producer.send_pieces(topic, lambda: caller.run(pieces.next_piece), ticket=future),
-            caller.wait,
+            caller,
         )
 
     def send_batch(self, topic: str, records: Iterable[Any], *, partition: int) -> Future[WrittenRange]:
@@ -313,17 +311,16 @@ class Producer(BlockingClient):
     def _send_group(
         self,
         send: Callable[[Future[Any]], Coroutine[Any, Any, Any]],
-        wait: Callable[[Future[Any]], Any] = Future.result,
+        caller: CallerThread | None = None,
     ) -> Future[Any]:
         """Send after the records queued so far. An error before the first record is raised."""
-        future: Future[Any] = LoopFuture()
-        future.set_running_or_notify_cancel()
+        future: Future[Any] = self._new_future()
 
         async def send_in_order() -> None:
             await self._drain_queue()
             await send(future)
 
-        self._run(send_in_order, wait)
+        self._run(send_in_order, caller)
         return future
 
     def metrics(self) -> ProducerMetrics:
@@ -422,7 +419,7 @@ class Producer(BlockingClient):
             self._waiting_task.cancel()
         for barrier in kept:
             barrier.reached.set()
-        self._space_event.set()
+        self._space_waiters.wake()
 
     def _fail_aborted(self, future: RecordFuture) -> None:
         error = TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "its transaction was aborted before it was sent")
@@ -453,7 +450,7 @@ class Producer(BlockingClient):
             self._close_with(close)
         finally:
             # Not while another call still delivers what is queued.
-            if self._close_finished.is_set():
+            if self._is_close_finished:
                 self._is_closed = True
                 self._fail_queued()
 

@@ -12,13 +12,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, TypeVar
+from typing import Any
 
-from tidelog.client.model import RecordMetadata
 from tidelog.client.producing.batch_delivery import BatchDelivery
+from tidelog.client.sync.waiting_threads import WaitingThreads
 
 logger = logging.getLogger(__name__)
-Result = TypeVar("Result")
 
 _RUNNING = "RUNNING"  # the names of concurrent.futures
 _FINISHED = "FINISHED"
@@ -37,57 +36,18 @@ class _MadeOnFirstUse:
         return made
 
 
-class _End:
-    """An event that is set once, which never makes the thread that sets it wait.
-
-    `threading.Event` has a lock that both sides take in Python code: an interrupt of the waiting thread at a wrong
-    moment leaves it locked, and the loop would wait for it for good.
+class RecordFuture(Future[Any]):
+    """The outcome of a record, or of all records of one call. It is underway from the beginning, so it cannot be
+    cancelled.
     """
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def set(self) -> None:
-        self._lock.release()
-
-    def wait(self, timeout: float | None) -> bool:
-        """Whether it was set in time."""
-        if not self._lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)):
-            return False
-        self._lock.release()  # for the next thread that waits
-        return True
-
-
-class LoopFuture(Future[Result]):
-    """A future that the producer's loop settles: no exception of a callback reaches the loop.
-
-    The standard one lets an `asyncio.CancelledError` or a SystemExit pass. It would leave the records after this one
-    without an outcome, or end the loop.
-    """
-
-    _done_callbacks: Any
-
-    def _invoke_callbacks(self) -> None:
-        for callback in self._done_callbacks:
-            try:
-                callback(self)
-            except BaseException:
-                logger.exception("a callback of %r raised", self)
-
-
-class RecordFuture(LoopFuture[RecordMetadata]):
-    """The outcome of a record. It is underway from the beginning, so it cannot be cancelled."""
 
     _state = _RUNNING
-    _own_result: RecordMetadata | None = None
+    _own_result: Any = None
     _delivery: BatchDelivery | None = None
     """The delivery of its batch, which is settled. It has the result in place of the future."""
     _index: int
     _exception = None
-    _finished_event: _End | None = None
+    _waiting_threads: WaitingThreads | None = None
     _is_observed = False
     """Whether there may be waiters, callbacks or a waiting thread. Set under the lock, like the state."""
     _waiters = _MadeOnFirstUse("_waiters")
@@ -104,10 +64,10 @@ class RecordFuture(LoopFuture[RecordMetadata]):
         return self._state == _FINISHED
 
     @property
-    def _result(self) -> RecordMetadata | None:  # type: ignore[override]
+    def _result(self) -> Any:  # type: ignore[override]
         return self._own_result if self._delivery is None else self._delivery.metadata(self._index)
 
-    def set_result(self, result: RecordMetadata) -> None:
+    def set_result(self, result: Any) -> None:
         with self._lock:
             if self._state == _FINISHED:
                 raise InvalidStateError(f"{self._state}: {self!r}")
@@ -160,10 +120,20 @@ class RecordFuture(LoopFuture[RecordMetadata]):
 
     def _tell_others(self) -> None:
         """Wake the threads that wait for this future alone, and call the callbacks."""
-        if self._finished_event is not None:
-            self._finished_event.set()
+        if self._waiting_threads is not None:
+            self._waiting_threads.wake()
         if "_done_callbacks" in self.__dict__:
             self._invoke_callbacks()
+
+    def _invoke_callbacks(self) -> None:
+        """No exception of a callback reaches the loop. The standard future lets an `asyncio.CancelledError` or a
+        SystemExit pass: it would leave the records after this one without an outcome, or end the loop.
+        """
+        for callback in self._done_callbacks:
+            try:
+                callback(self)
+            except BaseException:
+                logger.exception("a callback of %r raised", self)
 
     def _wait(self, timeout: float | None) -> None:
         if self._state == _FINISHED:
@@ -172,19 +142,19 @@ class RecordFuture(LoopFuture[RecordMetadata]):
         with self._lock:
             if self.done():
                 return
-            if self._finished_event is None:
+            if self._waiting_threads is None:
                 self._is_observed = True
-                self._finished_event = _End()
-            event = self._finished_event
-        if not event.wait(timeout):
+                self._waiting_threads = WaitingThreads()
+            threads = self._waiting_threads
+        if not threads.wait(self.done, timeout):
             raise TimeoutError
 
-    def result(self, timeout: float | None = None) -> RecordMetadata:
+    def result(self, timeout: float | None = None) -> Any:
         self._wait(timeout)
         try:
             if self._exception is not None:
                 raise self._exception
-            return self._result  # type: ignore[return-value]
+            return self._result
         finally:
             del self  # breaks the cycle of the exception's traceback and this future
 

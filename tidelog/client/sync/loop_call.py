@@ -1,0 +1,59 @@
+"""A coroutine on the loop of a client, for the thread that called it and waits for its result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from tidelog.client.sync.waiting_threads import WaitingThreads
+
+Result = TypeVar("Result")
+
+
+class LoopCall(Generic[Result]):
+    """One call. `begin`, `result` and `cancel` are for the thread that called. `threads` are woken at its end."""
+
+    __slots__ = ("_call", "_loop", "_task", "_threads")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, Result], threads: WaitingThreads
+    ) -> None:
+        self._loop = loop
+        self._call = call
+        self._threads = threads
+        self._task: asyncio.Task[Result] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._task is not None and self._task.done()
+
+    def begin(self) -> None:
+        """Raises RuntimeError once the loop is closed."""
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._call)
+        self._task.add_done_callback(self._handle_end)
+
+    def _handle_end(self, task: asyncio.Task[Result]) -> None:
+        if not task.cancelled():
+            task.exception()  # an interrupted caller does not ask for it
+        self._threads.wake()
+
+    def result(self) -> Result:
+        """Wait for the result of a call that has begun."""
+        self._threads.wait(lambda: self.is_over)
+        assert self._task is not None
+        return self._task.result()
+
+    def cancel(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:  # the interrupt came before it began
+            self._call.close()
