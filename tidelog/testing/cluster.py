@@ -131,6 +131,7 @@ class EmbeddedCluster:
 
     def start(self, timeout_s: float = 60.0) -> float:
         """Start every node that does not run; returns the seconds until every broker knows every other."""
+        _check_seconds(timeout_s)
         if self._is_temporary:
             own_temporary_directory(self.directory)  # a cluster that was stopped starts in it again
         for server in self.nodes.values():
@@ -145,6 +146,7 @@ class EmbeddedCluster:
 
     def await_ready(self, timeout_s: float = 60.0) -> None:
         """Wait until every node is ready and every broker lists all brokers."""
+        _check_seconds(timeout_s)
         deadline_s = time.monotonic() + timeout_s
         for server in self.nodes.values():
             server.await_ready(max(deadline_s - time.monotonic(), 0.0))
@@ -159,6 +161,7 @@ class EmbeddedCluster:
         """SIGTERM to all nodes at once, because the last ones find no node to hand over to; SIGKILL after
         `timeout_s`. A temporary directory is deleted.
         """
+        _check_seconds(timeout_s)
         for server in self.nodes.values():
             server.send_signal(signal.SIGCONT)
             server.send_signal(signal.SIGTERM)
@@ -203,6 +206,7 @@ class EmbeddedCluster:
         """Start a node again on its data and its port, and stop it first when it runs; returns the
         seconds until it is ready.
         """
+        _check_seconds(timeout_s)
         self._check_ids((node,))
         self.nodes[node].stop()
         start_s = time.monotonic()
@@ -255,6 +259,12 @@ class EmbeddedCluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _check_seconds(timeout_s: float) -> None:
+    """Before any node is started or stopped: a wrong argument would leave the work half done."""
+    if not isinstance(timeout_s, (int, float)):
+        raise TypeError(f"timeout_s must be a number of seconds, not {timeout_s!r}")
 
 
 def _as_text(value: Scalar) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,23 @@ def test_a_wrong_key_is_in_the_error_and_nothing_is_left(tmp_path: Path) -> None
     with pytest.raises(ServerFailed, match=r"num\.partitons"), cluster:
         pass
     assert not cluster.directory.exists()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda cluster: cluster.stop("x"),
+        lambda cluster: cluster.start("x"),
+        lambda cluster: cluster.await_ready("x"),
+        lambda cluster: cluster.restart(1, "x"),
+    ],
+)
+def test_a_wrong_timeout_changes_nothing(cluster: EmbeddedCluster, call: Callable[[EmbeddedCluster], Any]) -> None:
+    running = {node: server.pid for node, server in cluster.nodes.items()}
+    with pytest.raises(TypeError, match=r"^timeout_s must be a number of seconds, not 'x'$"):
+        call(cluster)
+    assert {node: server.pid for node, server in cluster.nodes.items() if server.alive} == running
+    assert cluster.directory.is_dir()
 
 
 def test_a_cluster_starts_again_after_its_end() -> None:
