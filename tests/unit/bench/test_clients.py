@@ -14,7 +14,7 @@ from tidelog.bench.raw import BenchError
 
 
 def test_the_first_tenth_of_what_is_sent_does_not_count():
-    meter = Meter(1000)
+    meter = Meter(1000, 100)
     parts = []
     for count in meter.parts():
         parts.append(count)
@@ -28,7 +28,7 @@ def test_the_first_tenth_of_what_is_sent_does_not_count():
     ("batches", "counted"), [([50, 60, 500, 500], 1000), ([1000], 1000), ([99, 900, 1], 1), ([10] * 100, 890)]
 )
 def test_reading_counts_from_the_first_batch_beyond_a_tenth(batches: list[int], counted: int):
-    meter, left = Meter(1000), list(batches)
+    meter, left = Meter(1000, 100), list(batches)
     count = 0
     while meter.wants_more(count):
         count = left.pop(0)
