@@ -321,7 +321,7 @@ def test_a_removal_waits_for_the_one_whole_copy_and_can_be_cancelled() -> None:
         assert play.values(1) == [LARGE] * 3
 
 
-def test_a_removal_goes_on_with_another_leader_() -> None:
+def test_a_removal_goes_on_with_another_leader() -> None:
     with stage() as play:
         play.up()
         for offset in range(3):

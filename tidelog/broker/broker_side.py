@@ -160,9 +160,7 @@ class BrokerSide:
         self._upkeep = Upkeep(config, self.directories, partitions, loop, ports.clock_ms, run, ports.disk)
         self.cleaner = LogCleaner(self.directories, self._settings, loop, ports.clock_ms, run, self._upkeep)
         self.scrubber = Scrubber(config, partitions, self.repairs, loop, run)
-        self._removal_checks = RemovalChecks(
-            config.node_id, partitions, self.repairs, self.scrubber, self.repairs.assignment_of, loop
-        )
+        self._removal_checks = RemovalChecks(config.node_id, partitions, self.repairs, self.scrubber, loop)
         self.cleaner.on_uncleanable = self.scrubber.look_soon
         self._upkeep.on_doubt = self.scrubber.look_soon
         self.repairs.on_repaired = self.cleaner.try_again

@@ -201,7 +201,7 @@ def as_list(name: str, value: Iterable[Any] | Any, what: str) -> list[Any]:
     raise TypeError(f"{name} must be a list of {what}, not {shown(value)}")
 
 
-def as_list_of(check: Callable[[str, Any], Item], name: str, value: Any, what: str) -> list[Item]:
+def as_list_of(name: str, value: Any, what: str, check: Callable[[str, Any], Item]) -> list[Item]:
     return [check(f"an item of {name}", item) for item in as_list(name, value, what)]
 
 
@@ -212,19 +212,19 @@ def as_mapping(name: str, value: Any, what: str) -> dict[Any, Any]:
 
 
 def as_texts(name: str, value: Any) -> list[str]:
-    return as_list_of(as_text, name, value, "strings")
+    return as_list_of(name, value, "strings", as_text)
 
 
 def as_topic_names(name: str, value: Any) -> list[str]:
-    return as_list_of(as_topic_name, name, value, "topic names")
+    return as_list_of(name, value, "topic names", as_topic_name)
 
 
 def as_partitions(name: str, value: Any) -> list[TopicPartition]:
-    return as_list_of(as_partition, name, value, "TopicPartitions")
+    return as_list_of(name, value, "TopicPartitions", as_partition)
 
 
 def as_broker_ids(name: str, value: Any) -> list[int]:
-    return as_list_of(as_int, name, value, "broker ids")
+    return as_list_of(name, value, "broker ids", as_int)
 
 
 def as_offsets(name: str, value: Any) -> dict[TopicPartition, OffsetAndMetadata]:

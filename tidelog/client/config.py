@@ -3,7 +3,7 @@
 One frozen dataclass per client, always made by `from_options`. Invariant: an unknown option, a
 wrong type or a value out of bounds raises a `ConfigError` with one line that names the option, so
 that no client starts half configured. Defaults are those of Kafka 4.3 (`ProducerConfig`,
-`ConsumerConfig`, `AdminClientConfig`).
+`ConsumerConfig`, `AdminClientConfig`), but for a larger `batch_size`.
 """
 
 from __future__ import annotations

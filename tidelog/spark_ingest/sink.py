@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.client.admin.client import Admin
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.producing.detached_transactions import DetachedTransaction, end_transaction
@@ -247,6 +246,8 @@ def abort_write(options: SinkOptions, query: str, transactions: Sequence[Detache
 
 
 async def _abort_open(options: SinkOptions, id_prefix: str) -> None:
+    from tidelog.client.admin.client import Admin  # takes 17 ms, and no task needs it
+
     common = {key: value for key, value in options.producer.items() if key in _COMMON_OPTIONS}
     try:
         async with Admin(**common) as admin:

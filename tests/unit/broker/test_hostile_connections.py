@@ -199,6 +199,12 @@ async def test_a_large_request_may_take_its_time(start_node: StartNode) -> None:
     assert not wire.reader.at_eof()
 
 
+def stop_reading(wire: Any) -> None:
+    """Read nothing more, and take little into the socket."""
+    wire.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    wire.writer.transport.pause_reading()
+
+
 async def test_readers_that_leave_their_answers_lying_are_cut_off_when_it_is_too_much(
     start_node: StartNode, make_batch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,8 +217,7 @@ async def test_readers_that_leave_their_answers_lying_are_cut_off_when_it_is_too
         await wire.call(produce("t", make_batch(bytes(50_000))), 9, ProduceResponse)
     lazy = [await running.connect() for _ in range(4)]
     for each in lazy:
-        each.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        each.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        stop_reading(each)
         for _ in range(400):
             each.send(fetch("t", most=60_000), 11)  # small enough that the answer is a copy, not a part of the file
 
@@ -249,8 +254,7 @@ async def test_readers_of_large_answers_that_lie_in_files_are_not_cut_off(
     await wire.call(produce("t", make_batch(bytes(900_000))), 9, ProduceResponse)
     slow = [await running.connect() for _ in range(4)]
     for each in slow:
-        each.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        each.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        stop_reading(each)
         for _ in range(10):
             each.send(fetch("t"), 11)
 

@@ -40,10 +40,10 @@ class World:
         self.damaged: set[int] = set()
         self.unreadable: set[int] = set()
         self.gates: dict[int, asyncio.Event] = {}
-        self.checks = RemovalChecks(
-            1, cast(Any, self), cast(Any, self), cast(Any, self), lambda one: self.placed[one.index],
-            asyncio.get_running_loop(),
-        )  # fmt: skip
+        self.checks = RemovalChecks(1, cast(Any, self), cast(Any, self), cast(Any, self), asyncio.get_running_loop())
+
+    def assignment_of(self, partition: Any) -> Any:
+        return self.placed[partition.index]
 
     def add(self, index: int, size_bytes: int = 0, **placed: Any) -> None:
         self.partitions[index] = FakePartition(index, size_bytes, self.confirmed)

@@ -149,7 +149,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._corked_bytes = 0
         self._held_bytes = 0  # of answers that wait for an earlier one
         self._keeps_maps = False  # the transport keeps parts of mapped files as they are, instead of copies
-        # Most of the unsent bytes that can be others than those of mapped files; -1: all of them.
+        # At most so many of the unsent bytes are memory, the rest parts of mapped files; -1: all may be memory.
         self._private_bytes = -1
         self._closed = False
         self._exclusive = False

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
     from tidelog.broker.replicas.repairs import Repairs
     from tidelog.broker.replicas.scrubber import Scrubber
-    from tidelog.replication.controller.metadata.image import MetadataDelta, PartitionImage
+    from tidelog.replication.controller.metadata.image import MetadataDelta
     from tidelog.replication.partition import Partition
 
 logger = logging.getLogger("tidelog.repairs")
@@ -29,7 +28,7 @@ DEAD_REPLICAS_WAIT_S: Final = 600.0
 
 
 class RemovalChecks:
-    """`assignment_of`: the partition in the metadata, or None."""
+    """The checks of one broker."""
 
     def __init__(
         self,
@@ -37,14 +36,12 @@ class RemovalChecks:
         partitions: Partitions,
         repairs: Repairs,
         scrubber: Scrubber,
-        assignment_of: Callable[[Partition], PartitionImage | None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._node_id = node_id
         self._partitions = partitions
         self._repairs = repairs
         self._scrubber = scrubber
-        self._assignment_of = assignment_of
         self._loop = loop
         self._unread: dict[Partition, None] = {}
         self._read: dict[Partition, float] = {}
@@ -72,7 +69,7 @@ class RemovalChecks:
 
     def _is_awaited(self, partition: Partition) -> bool:
         """Whether the removal of replicas waits for this leader."""
-        placed = self._assignment_of(partition)
+        placed = self._repairs.assignment_of(partition)
         if placed is None or partition.offline or placed.leader != self._node_id:
             return False
         if self._partitions.find(partition.topic_id, partition.index) is not partition:
@@ -135,6 +132,6 @@ class RemovalChecks:
 
     def _has_waited(self, partition: Partition, read_s: float) -> bool:
         """Whether no replica in sync may have the damaged records, and the others were given time to answer."""
-        placed = self._assignment_of(partition)
+        placed = self._repairs.assignment_of(partition)
         is_alone = placed is not None and set(placed.isr) == {self._node_id} and not placed.elr
         return is_alone and self._loop.time() - read_s > DEAD_REPLICAS_WAIT_S

@@ -62,7 +62,7 @@ class Scrubber:
         self._loop = loop
         self._run_in_executor = run_in_executor
         self._task: asyncio.Task[None] | None = None
-        self._urgent: asyncio.Task[None] | None = None
+        self._urgent: asyncio.Task[bool] | None = None
         self._aging: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -117,9 +117,9 @@ class Scrubber:
         """The cleaner could not read this log: scrub it now, unless another such scrub is running."""
         partition = next((each for each in self._partitions.hosted() if each.log is log), None)
         if partition is not None and (self._urgent is None or self._urgent.done()):
-            self._urgent = self._loop.create_task(self._look_at(partition), name="scrub at once")
+            self._urgent = self._loop.create_task(self.read_whole(partition, 0), name="scrub at once")
 
-    async def read_whole(self, partition: Partition) -> bool:
+    async def read_whole(self, partition: Partition, rate_min: int = WHOLE_BYTES_PER_S) -> bool:
         """Read all that the log has now, at once, and report its damage. False if it was not read to its end.
 
         A segment that is replaced meanwhile was read by the cleaner or the repair that replaced it.
@@ -127,21 +127,11 @@ class Scrubber:
         try:
             for segment in list(partition.log.segments):
                 if self._is_to_be_read(partition, segment):
-                    await self._scrub(partition, segment, WHOLE_BYTES_PER_S)
+                    await self._scrub(partition, segment, rate_min)
         except Exception as error:
             self._partitions.refusal(partition, error)
             return False
         return self._is_hosted(partition)
-
-    async def _look_at(self, partition: Partition) -> None:
-        try:
-            for segment in list(partition.log.segments):
-                if self._is_to_be_read(partition, segment):
-                    await self._scrub(partition, segment)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            self._partitions.refusal(partition, error)
 
     def _is_to_be_read(self, partition: Partition, segment: Segment) -> bool:
         """Whether the segment was not deleted or cleaned meanwhile, and is not an empty active segment."""

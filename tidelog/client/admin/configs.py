@@ -165,7 +165,7 @@ class ConfigAdmin(AdminBase):
         configuration_keys = None if keys is None else as_texts("keys", keys)
         as_flag("documentation", documentation)
         configs: dict[ConfigResource, dict[str, ConfigEntry]] = {}
-        targets = as_list_of(_as_resource, "resources", resources, "ConfigResources")
+        targets = as_list_of("resources", resources, "ConfigResources", _as_resource)
         for broker, group in _by_broker(targets).items():
             request = DescribeConfigsRequest(
                 resources=[

@@ -52,7 +52,7 @@ class LogDirsAdmin(AdminBase):
         Omits replicas not on their broker.
         """
         by_broker: dict[int, dict[str, list[int]]] = {}
-        for topic, number, broker_id in as_list_of(as_replica, "replicas", replicas, "Replicas"):
+        for topic, number, broker_id in as_list_of("replicas", replicas, "Replicas", as_replica):
             by_broker.setdefault(broker_id, {}).setdefault(topic, []).append(number)
         log_dirs: dict[Replica, ReplicaLogDirs] = {}
         for broker_id, topics in by_broker.items():

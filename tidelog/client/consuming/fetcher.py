@@ -31,6 +31,7 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import ISOLATION
+from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import (
     FetchPartition,
@@ -460,7 +461,7 @@ class Fetcher:
                 try:
                     request = FetchRequest(session_id=node.session.session_id, session_epoch=CLOSE_SESSION)
                     version = connection.version_of(FetchRequest)
-                    connection.send(request, FetchResponse, version, 1000).add_done_callback(_retrieve_exception)
+                    connection.send(request, FetchResponse, version, 1000).add_done_callback(retrieve_exception)
                 except KafkaError:
                     pass
         self._nodes.clear()
@@ -479,8 +480,3 @@ def _collector_at_rest() -> Iterator[None]:
     finally:
         if is_enabled:
             gc.enable()
-
-
-def _retrieve_exception(response_future: asyncio.Future[FetchResponse]) -> None:
-    if not response_future.cancelled():
-        response_future.exception()

@@ -1,7 +1,7 @@
 """Loads compiled loops beside the event loop, so that no call waits for them beyond its timeout.
 
-A load takes a third of a second, and several seconds where the loops are not compiled yet on this machine. It runs on
-a thread. Invariant: it runs once, and `close` leaves no task.
+A load takes half a second, and more where the loops are not compiled yet on this machine. It runs on a thread.
+Invariant: it runs once, and `close` leaves no task.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.membership import GroupMembership, Membership, wait_until
 from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Rebalancer:
         task = self._step_task
         if task is None:
             task = self._step_task = self._loop.create_task(step())
-            task.add_done_callback(_retrieve)
+            task.add_done_callback(retrieve_exception)
         await asyncio.wait([task])
         if self._step_task is task:
             self._step_task = None
@@ -140,7 +141,7 @@ class Rebalancer:
             self._joined_change_count = subscription.topic_change_count
             owned = tuple(subscription.assigned)
             self._join_task = self._loop.create_task(membership.join(tuple(subscription.topics), owned))
-            self._join_task.add_done_callback(_retrieve)
+            self._join_task.add_done_callback(retrieve_exception)
         self._raise_listener_problem()
 
     async def _raise_fatal_error(self) -> None:
@@ -272,7 +273,7 @@ class Rebalancer:
             # Without a generation the broker would take this for the commit of a consumer outside
             # of any group.
             refusal: asyncio.Future[None] = self._loop.create_future()
-            refusal.add_done_callback(_retrieve)  # the caller may be cancelled before it sees the refusal
+            refusal.add_done_callback(retrieve_exception)  # the caller may be cancelled before it sees the refusal
             if offsets:
                 refusal.set_exception(KafkaError(self._refusal_code))
             else:
@@ -369,14 +370,6 @@ class Rebalancer:
             if task is not None:
                 task.cancel()
         await self.membership.stop()
-
-
-def _retrieve(outcome: asyncio.Future[Any]) -> None:
-    """Mark the exception as retrieved: the next poll or the waiting caller raises it, and without
-    either it is not a program error.
-    """
-    if not outcome.cancelled():
-        outcome.exception()
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

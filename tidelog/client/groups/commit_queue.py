@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
+from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -77,7 +78,7 @@ class CommitQueue:
     ) -> asyncio.Future[None]:
         """Queue a commit now. The future gets None or an exception of `Coordinator.commit`."""
         commit = _Commit(dict(offsets), identity, self._loop.time() + timeout_ms / 1000)
-        commit.future.add_done_callback(_retrieve_exception)
+        commit.future.add_done_callback(retrieve_exception)
         if self._is_closed:
             commit.settle(_closed_error())
             return commit.future
@@ -86,7 +87,7 @@ class CommitQueue:
         self._waiting.append(commit)
         if self._worker is None:
             self._worker = self._loop.create_task(self._send_commits())
-            self._worker.add_done_callback(_retrieve_exception)
+            self._worker.add_done_callback(retrieve_exception)
         return commit.future
 
     async def wait_until_empty(self) -> None:
@@ -145,11 +146,3 @@ class CommitQueue:
 
 def _closed_error() -> KafkaError:
     return KafkaError(ErrorCode.NETWORK_EXCEPTION, "the consumer was closed before the commit was answered")
-
-
-def _retrieve_exception(outcome: asyncio.Future[None]) -> None:
-    """Mark the exception as retrieved: a failure after the caller stopped waiting is not a program
-    error.
-    """
-    if not outcome.cancelled():
-        outcome.exception()

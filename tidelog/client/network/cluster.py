@@ -20,6 +20,7 @@ from tidelog.client.model import Node
 from tidelog.client.network.backoff import ExponentialBackoff
 from tidelog.client.network.connection import Connection, connect
 from tidelog.client.network.metadata import EMPTY, ClusterMetadata, TopicMetadata, merge_metadata
+from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -164,7 +165,7 @@ class Cluster:
         link = self._links.setdefault((node_id, purpose), _Link())
         if link.connect_task is None:
             link.connect_task = asyncio.get_running_loop().create_task(self._connect(link, node_id))
-            link.connect_task.add_done_callback(_retrieve)
+            link.connect_task.add_done_callback(retrieve_exception)
         return link.connect_task
 
     async def connection(self, node_id: int, purpose: str = DATA) -> Connection:
@@ -263,7 +264,7 @@ class Cluster:
             return min(candidates, key=lambda connection: connection.in_flight)
         if self._bootstrap_attempt is None:
             self._bootstrap_attempt = asyncio.get_running_loop().create_task(self._open_bootstrap())
-            self._bootstrap_attempt.add_done_callback(_retrieve)
+            self._bootstrap_attempt.add_done_callback(retrieve_exception)
         return await self._await_attempt(self._bootstrap_attempt)
 
     async def _open_bootstrap(self) -> Connection:
@@ -498,12 +499,3 @@ class Cluster:
         if node.node_id not in self.metadata.nodes:
             self.metadata = self.metadata._replace(nodes={**self.metadata.nodes, node.node_id: node})
         return node.node_id
-
-
-def _retrieve(task: asyncio.Task[Connection]) -> None:
-    """Mark the exception as retrieved.
-
-    Callers that await the attempt get it; without one it is not a program error.
-    """
-    if not task.cancelled():
-        task.exception()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tidelog.client.config import ClientConfig
+from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -39,7 +40,7 @@ class SharedStart:
         if self._task is None:
             self._loop = loop
             self._task = loop.create_task(self._run())
-            self._task.add_done_callback(_retrieve_exception)
+            self._task.add_done_callback(retrieve_exception)
         task = self._task
         try:
             await asyncio.wait([task], timeout=None if timeout_ms is None else max(timeout_ms, 0.0) / 1000)
@@ -76,9 +77,3 @@ class SharedStart:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Mark the exception as retrieved: the calls that wait for the start get it, and there may be none."""
-    if not task.cancelled():
-        task.exception()

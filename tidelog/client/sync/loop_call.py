@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.client.sync.waiting_threads import WaitingThreads
 
 Result = TypeVar("Result")
@@ -38,8 +39,7 @@ class LoopCall(Generic[Result]):
         self._task.add_done_callback(self._handle_end)
 
     def _handle_end(self, task: asyncio.Task[Result]) -> None:
-        if not task.cancelled():
-            task.exception()  # an interrupted caller does not ask for it
+        retrieve_exception(task)  # an interrupted caller does not ask for it
         self._threads.wake()
 
     def result(self) -> Result:
