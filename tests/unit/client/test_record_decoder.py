@@ -70,7 +70,7 @@ async def test_a_loop_that_cannot_be_loaded_is_tried_once(
     assert len([each for each in caplog.records if "numba" in each.message]) == warnings
 
 
-async def test_a_poll_does_not_wait_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_waits_for_the_loop_no_longer_than_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", FEWEST_RECORDS)
     may_end = threading.Event()
     loads: list[bool] = []
@@ -81,10 +81,40 @@ async def test_a_poll_does_not_wait_for_the_loop(monkeypatch: pytest.MonkeyPatch
                 cluster.topics["t"][0].append(bytes(encode_batch([(1000, None, b"v", ())] * FEWEST_RECORDS)))
             count = 0
             while count < 3 * FEWEST_RECORDS:
-                count += sum(map(len, (await reading.poll(1000, 20)).values()))
+                count += sum(map(len, (await reading.poll(10, 20)).values()))
             assert not loads
         # the thread still runs; no task waits for it
         assert not [task for task in asyncio.all_tasks() if "KernelLoading" in repr(task)]
+        may_end.set()
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 60_000])
+async def test_a_poll_gives_the_load_of_the_loop_its_time(timeout_ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", FEWEST_RECORDS)
+    may_end = threading.Event()
+    monkeypatch.setattr(record_columns, "load", lambda: may_end.wait(PATIENCE_S))
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
+        cluster.topics["t"][0].append(bytes(encode_batch([(1000, None, b"v", ())] * 2 * FEWEST_RECORDS)))
+        assert await reading.poll(60_000, FEWEST_RECORDS)
+        poll = asyncio.create_task(reading.poll(timeout_ms, FEWEST_RECORDS))
+        done, _ = await asyncio.wait([poll], timeout=0.05 if timeout_ms else PATIENCE_S)
+        assert bool(done) == (timeout_ms == 0)
+        may_end.set()
+        assert await poll
+
+
+async def test_a_close_ends_a_poll_that_waits_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", FEWEST_RECORDS)
+    may_end = threading.Event()
+    monkeypatch.setattr(record_columns, "load", lambda: may_end.wait(PATIENCE_S))
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
+        cluster.topics["t"][0].append(bytes(encode_batch([(1000, None, b"v", ())] * FEWEST_RECORDS)))
+        assert await reading.poll(60_000)
+        poll = asyncio.create_task(reading.poll(60_000))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            await reading.close()
+            assert await poll == {}
         may_end.set()
 
 

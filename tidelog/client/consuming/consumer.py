@@ -363,12 +363,12 @@ class Consumer:
         self._positions_before_take = {}
         while True:
             self._update_event.clear()
+            if self._fetcher.decoder.is_kernel_due and not self._closed:
+                await self._record_kernel.load_within(deadline - loop.time())
             if self._group is not None and not self._closed:
                 await self._group.step()
             if self._closed:
                 return None
-            if self._fetcher.decoder.is_kernel_due:
-                self._record_kernel.start()
             lookup.start_lookup()
             if self.keeps_positions:
                 self._positions_before_take = self._subscription.positions()

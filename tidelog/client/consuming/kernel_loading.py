@@ -28,6 +28,14 @@ class KernelLoading:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
+    async def load_within(self, timeout_s: float) -> None:
+        """Begin the load, and wait for it so long. Beside a busy thread it takes several times as long."""
+        if not self.is_over:
+            self.start()
+            assert self._task is not None
+            if timeout_s > 0:
+                await asyncio.wait([self._task], timeout=timeout_s)
+
     async def close(self) -> None:
         """Stop waiting for the load. A thread cannot be interrupted: it ends by itself."""
         if self._task is not None:
