@@ -206,7 +206,7 @@ async def test_a_delayed_end_of_version_1_cannot_end_the_next_transaction(
     await finalize(node, 1)
     topic = topic_of(node)
     delayed: list[EndTxnRequest] = []
-    send = Connection.send
+    send = Connection._send
 
     def lose_the_first_end(self: Connection, request: Any, *arguments: Any) -> Any:
         if isinstance(request, EndTxnRequest) and not delayed:
@@ -214,7 +214,7 @@ async def test_a_delayed_end_of_version_1_cannot_end_the_next_transaction(
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "the connection broke")
         return send(self, request, *arguments)
 
-    monkeypatch.setattr(Connection, "send", lose_the_first_end)
+    monkeypatch.setattr(Connection, "_send", lose_the_first_end)
     if not is_cured:
         monkeypatch.setattr(TransactionManager, "handle_unanswered", lambda self, request: None)
     async with producer(node) as sending:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, refuse_produce, then
 from tests.unit.client.transacting import (
     cluster_of,
@@ -29,11 +30,13 @@ from tidelog.client import (
     TransactionFatal,
     TransactionTimeout,
 )
+from tidelog.client.producing.transaction_manager import TransactionManager
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
-from tidelog.protocol.messages.end_txn import EndTxnRequest
+from tidelog.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.produce import ProduceRequest
 
 both_versions = pytest.mark.parametrize("version", [1, 2])
@@ -190,6 +193,51 @@ async def test_what_is_still_ending_is_waited_for(version):
 
 
 @both_versions
+async def test_a_refused_end_is_sent_again_after_the_backoff(version):
+    times_s: list[float] = []
+
+    def refuse(request: Any, node: Any) -> Any:
+        times_s.append(asyncio.get_running_loop().time())
+        return EndTxnResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+    def end(request: Any, node: Any) -> Any:
+        times_s.append(asyncio.get_running_loop().time())
+        return handled(request, node)
+
+    waits = {"retry_backoff_ms": 200, "retry_backoff_max_ms": 200}
+    async with cluster_of(version) as cluster, transactional(cluster, **waits) as sending:
+        cluster.script(EndTxnRequest, refuse, refuse, end)
+        await run(sending, b"1")
+        assert len(times_s) == 3
+        assert min(after - before for before, after in pairwise(times_s)) > 0.1
+
+
+@both_versions
+async def test_the_end_does_not_wait_for_another_answer_on_its_connection(version):
+    async with cluster_of(version, t=1) as cluster, transactional(cluster) as sending:
+        await sending.begin_transaction()
+        await sending.send_and_wait("t", b"1", partition=0)
+        cluster.script(MetadataRequest, lambda request, node: SILENCE)
+        node_id = cluster.coordinator
+        links: Any = sending._cluster
+        [connection] = [link.connection for link in links._links.values() if link.connection is not None]
+        assert connection.node_id == node_id
+        unanswered = connection.send(MetadataRequest(topics=[]), MetadataResponse, 9, 60_000)
+        await asyncio.wait_for(sending.commit_transaction(), PATIENCE_S)
+        assert not unanswered.done()
+        unanswered.cancel()
+        assert cluster.transactions.committed == [b"1"]
+
+
+async def test_a_fault_of_the_client_at_the_end_of_a_transaction_ends_the_producer(monkeypatch, caplog):
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        monkeypatch.setattr(TransactionManager, "handle_ended", lambda self, *arguments: 1 // 0)
+        with pytest.raises(TransactionFatal, match="fault of the client: ZeroDivisionError"):
+            await run(sending, b"1")
+        assert "end by a fault of the client" in caplog.text
+
+
+@both_versions
 async def test_a_moved_coordinator_is_looked_up_again(version):
     async with cluster_of(version, nodes=2, t=1) as cluster, transactional(cluster) as sending:
         await run(sending, b"1")
@@ -287,7 +335,7 @@ async def test_a_record_that_cannot_be_sent_makes_the_transaction_abortable():
 async def test_a_record_that_expires_unsettled_makes_the_transaction_abortable(version):
     async with cluster_of(version) as cluster, transactional(cluster) as sending:
         await run(sending, b"0")
-        cluster.script(ProduceRequest, *[SILENCE_ACTION] * 10)
+        cluster.script(ProduceRequest, *[lambda request, node: SILENCE] * 10)
 
         async def one_that_expires() -> None:
             async with sending.transaction():
@@ -300,10 +348,6 @@ async def test_a_record_that_expires_unsettled_makes_the_transaction_abortable(v
         await run(sending, b"2")
         assert [each for each in story(cluster) if each in ("commit", "abort")] == ["commit", "abort", "commit"]
         assert cluster.transactions.committed == [b"0", b"2"]
-
-
-def SILENCE_ACTION(request: Any, node: Any) -> Any:
-    return SILENCE
 
 
 @pytest.mark.parametrize("answer", [DROP, SILENCE])

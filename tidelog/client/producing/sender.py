@@ -83,6 +83,7 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._acks = config.required_acks
         self._pass_scheduled = False
+        self._is_in_pass = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0  # uvloop's handle of a time that is past has no `when`
         self._next_expiry_check_ms = 0.0
@@ -136,6 +137,13 @@ class Sender:
         self._pass_scheduled = False
         if self._closed:
             return
+        self._is_in_pass = True
+        try:
+            self._send_due()
+        finally:
+            self._is_in_pass = False
+
+    def _send_due(self) -> None:
         now_ms = self._loop.time() * 1000
         if now_ms >= self._next_expiry_check_ms:
             self._next_expiry_check_ms = now_ms + _EXPIRY_CHECK_MS
@@ -223,7 +231,7 @@ class Sender:
         if self._transactions is not None:
             self._transactions.note_batch_sent()
         self._send(connection, batches)
-        if self._accumulator.has_waiting_batches or self._transactions is not None:
+        if self._accumulator.has_waiting_batches:
             self.wake()
 
     def _send(self, connection: Connection, batches: list[Batch]) -> None:
@@ -304,6 +312,8 @@ class Sender:
                 for batch in batches:
                     self._handle_error(batch, code, str(error), node_id)
         finally:
+            if self.on_pass is not None and not self._accumulator.incomplete_count:
+                self.on_pass()  # the end of the transaction may be due
             # After the records' futures: a caller that waited for one sends its next record before this pass.
             self.wake()
 
@@ -496,10 +506,11 @@ class Sender:
         """Whether a batch is not delivered and has not failed."""
         return self._accumulator.incomplete_count > 0
 
-    def make_all_due(self) -> None:
+    def send_all(self) -> None:
         """Send all records appended so far without a wait for more."""
         self._accumulator.flush()
-        self.wake()
+        if self._accumulator.incomplete_count and not self._is_in_pass:
+            self._run_pass()
 
     def _complete(self, batch: Batch) -> None:
         self._accumulator.complete(batch)

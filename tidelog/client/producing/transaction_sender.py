@@ -1,8 +1,9 @@
 """Sends the requests of a `TransactionManager`, one at a time, to the coordinators.
 
 Here: lookup of coordinators, versions, retries with backoff, and the effects of a changed state on
-the batches. The manager decides what to send and what an answer means. Invariants: at most one
-request is unanswered. A retriable error is retried until the manager no longer has the request.
+the batches. The manager decides what to send and what an answer means. EndTxn over an idle connection,
+the usual request, is written at once and answered in a callback; all others need a task. Invariants: at
+most one request is unanswered. A retriable error is retried until the manager no longer has the request.
 Every change of the manager wakes the calls that wait for it.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TypeVar
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, TypeVar
 
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import TopicPartition
@@ -66,13 +69,17 @@ class _Refused(Exception):
     """An answer with an error code."""
 
     def __init__(self, code: ErrorCode, subject: str) -> None:
-        super().__init__(code)
+        super().__init__(f"{subject} was refused with {code.name}")
         self.code = code
-        self.message = f"{subject} was refused with {code.name}"
 
 
 class _Superseded(Exception):
     """The state has changed before the request was sent."""
+
+
+def _end_wait(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())
 
 
 class TransactionSender:
@@ -94,6 +101,8 @@ class TransactionSender:
         self._loop = asyncio.get_running_loop()
         self._coordinators: dict[tuple[int, str], int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._awaits_end = False
+        """An EndTxn without a task is unanswered."""
         self._published_revision = -1
         self._waiters: list[asyncio.Future[None]] = []
         self._closed = False
@@ -121,11 +130,10 @@ class TransactionSender:
             if manager.revision != self._published_revision:
                 self._published_revision = manager.revision
                 self._publish()
-            if self._task is None and not self._closed:
+            if self._task is None and not self._awaits_end and not self._closed:
                 request = manager.next_request(self._sender.has_incomplete_batches)
-                if request is not None:
-                    self._task = self._loop.create_task(self._send_requests(request))
-                    self._task.add_done_callback(self._handle_task_end)
+                if request is not None and not (isinstance(request, EndTxn) and self._end_at_once(request)):
+                    self._start(self._send_requests(request))
             if manager.revision == self._published_revision:
                 return
 
@@ -141,7 +149,7 @@ class TransactionSender:
             text = "its transaction was aborted before it was sent"
             self._sender.fail_unsent(TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, text))
         elif manager.state is State.COMMITTING:
-            self._sender.make_all_due()
+            self._sender.send_all()
         self._wake_waiters()
         self._sender.wake()
 
@@ -160,18 +168,25 @@ class TransactionSender:
                 waiter.set_result(None)
         self._waiters.clear()
 
-    async def wait_for_change(self) -> None:
-        """Wait until the state may be another."""
+    async def wait_for_change(self, deadline: float) -> None:
+        """Wait until the state may be another. Raises TimeoutError at the deadline, in the loop's time."""
         if self._closed:
             raise RuntimeError("this producer is closed")
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append(waiter)
-        await waiter
+        timer = self._loop.call_at(deadline, _end_wait, waiter)  # cheaper than asyncio.timeout_at
+        try:
+            await waiter
+        finally:
+            timer.cancel()
 
     # -- requests
 
-    async def _send_requests(self, request: Request | None) -> None:
-        failures = 0
+    def _start(self, sending: Coroutine[Any, Any, None]) -> None:
+        self._task = self._loop.create_task(sending)
+        self._task.add_done_callback(self._handle_task_end)
+
+    async def _send_requests(self, request: Request | None, failures: int = 0) -> None:
         while request is not None:
             wait_ms = await self._send(request, failures + 1)
             failures = failures + 1 if wait_ms else 0
@@ -180,31 +195,39 @@ class TransactionSender:
                 await asyncio.sleep(wait_ms / 1000)
             request = self._manager.next_request(self._sender.has_incomplete_batches)
 
+    async def _send_after_failure(self, wait_ms: float) -> None:
+        await asyncio.sleep(wait_ms / 1000)
+        await self._send_requests(self._manager.next_request(self._sender.has_incomplete_batches), 1)
+
     def _handle_task_end(self, task: asyncio.Task[None]) -> None:
         self._task = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.error(
-                "the transactions of %r end by a fault of the client", self._manager.transactional_id, exc_info=error
-            )
-            self._manager.fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"a fault of the client: {error!r}")
+            self._fail_by_fault(error)
         self.handle_change()
+
+    def _fail_by_fault(self, error: BaseException) -> None:
+        logger.error(
+            "the transactions of %r end by a fault of the client", self._manager.transactional_id, exc_info=error
+        )
+        self._manager.fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"a fault of the client: {error!r}")
 
     async def _send(self, request: Request, attempt: int) -> float:
         """Send once. Returns the wait before the next attempt, 0 when none is needed."""
-        manager = self._manager
         try:
             await self._dispatch(request)
-            self._last_problem = ""
-            return 0.0
         except _Superseded:
             return 0.0
-        except _Refused as refusal:
-            code, message = refusal.code, refusal.message
-            is_answered = True
-        except KafkaError as error:
-            code, message = error.code, str(error)
-            is_answered = code not in _UNANSWERED_ERRORS
+        except (_Refused, KafkaError) as error:
+            return self._handle_error(request, error, attempt)
+        self._last_problem = ""
+        return 0.0
+
+    def _handle_error(self, request: Request, error: _Refused | KafkaError, attempt: int) -> float:
+        """An attempt failed. Returns the wait before the next one, 0 when none is needed."""
+        manager = self._manager
+        code, message = error.code, str(error)
+        is_answered = isinstance(error, _Refused) or code not in _UNANSWERED_ERRORS
         if not is_answered:
             manager.handle_unanswered(request)
         if not code.retriable:
@@ -387,19 +410,69 @@ class TransactionSender:
             self._check(code, f"TxnOffsetCommit of {partition} for group {group.group_id!r}", key)
         self._manager.handle_offsets_committed(request)
 
-    async def _end_txn(self, request: EndTxn) -> None:
-        message = EndTxnRequest(
+    # -- EndTxn
+
+    def _end_txn_request(self, request: EndTxn) -> EndTxnRequest:
+        return EndTxnRequest(
             transactional_id=self._manager.transactional_id,
             producer_id=self._manager.producer_id,
             producer_epoch=self._manager.producer_epoch,
             committed=request.committed,
         )
+
+    async def _end_txn(self, request: EndTxn) -> None:
         answer = await self._call_transaction_coordinator(
             request,
-            message,
+            self._end_txn_request(request),
             EndTxnResponse,
             max_version=self._max_version(EndTxnRequest),
             min_version=_LAST_VERSIONS_1[EndTxnRequest] + 1 if self._manager.uses_version_2 else 0,
         )
+        self._handle_end(request, answer)
+
+    def _handle_end(self, request: EndTxn, answer: EndTxnResponse) -> None:
         self._check(answer.error_code, "EndTxn")
         self._manager.handle_ended(request, answer.producer_id, answer.producer_epoch)
+
+    def _end_at_once(self, request: EndTxn) -> bool:
+        """Write EndTxn, when the coordinator's connection is open and idle. False leaves it to a task."""
+        node_id = self._coordinators.get((_TRANSACTION, self._manager.transactional_id))
+        connection = None if node_id is None else self._cluster.ready(node_id)
+        if connection is None or connection.in_flight or not connection.writable:
+            return False
+        try:
+            version = connection.version_of(EndTxnRequest, self._max_version(EndTxnRequest))
+        except KafkaError:
+            return False
+        if self._manager.uses_version_2 and version <= _LAST_VERSIONS_1[EndTxnRequest]:
+            return False
+        if not self._manager.confirm_sending(request):
+            return False
+        self._awaits_end = True
+        handle = partial(self._handle_end_answer, request)
+        message, timeout_ms = self._end_txn_request(request), self._config.request_timeout_ms
+        try:
+            connection.send_with_callback(message, EndTxnResponse, version, timeout_ms, handle)
+        except KafkaError as error:
+            self._loop.call_soon(handle, None, error)
+        return True
+
+    def _handle_end_answer(self, request: EndTxn, answer: EndTxnResponse | None, error: Exception | None) -> None:
+        self._awaits_end = False
+        if self._closed:
+            return
+        try:
+            if answer is not None:
+                self._handle_end(request, answer)
+                self._last_problem = ""
+            else:
+                assert error is not None
+                self._coordinators.pop((_TRANSACTION, self._manager.transactional_id), None)
+                raise error
+        except (_Refused, KafkaError) as problem:
+            wait_ms = self._handle_error(request, problem, 1)
+            if wait_ms:
+                self._start(self._send_after_failure(wait_ms))
+        except Exception as fault:
+            self._fail_by_fault(fault)
+        self.handle_change()

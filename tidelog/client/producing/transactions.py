@@ -54,6 +54,8 @@ class Transactions:
     async def begin(self) -> int:
         """Begin a transaction, after the end of the previous one. Returns its number."""
         manager = self._manager
+        if manager.state is State.READY and manager.begin(self._sender.uses_version_2):
+            return manager.number  # usual, and nothing has to be sent
         manager.initialize()
         deadline = self._deadline()
         while True:
@@ -211,9 +213,9 @@ class Transactions:
         if condition():
             return  # usual for the begin, and cheaper than a timeout
         try:
-            async with asyncio.timeout_at(deadline or self._deadline()):
-                while not condition():
-                    await self._sender.wait_for_change()
+            deadline = deadline or self._deadline()
+            while not condition():
+                await self._sender.wait_for_change(deadline)
         except TimeoutError:
             text = (
                 f"{call} of transactional id {self._manager.transactional_id!r} did not end within "
