@@ -188,6 +188,24 @@ async def test_a_partition_that_is_not_there_is_refused_without_a_question(
     assert not coordinator.asked
 
 
+async def test_a_partition_that_comes_while_others_are_verified_can_be_tried_again(
+    running: RunningNode, wire: Wire, topic: None
+):
+    """Its batch was not verified: INVALID_TXN_STATE would end the transaction, which has done nothing wrong."""
+    coordinator = use(running, FakeCoordinator(answer_now=False))
+    batches = {T0: transactional(), ("late", 0): transactional()}
+    wire.send(produce_request(batches), 12)
+    await coordinator.wait_until_asked()
+    other = await running.connect()
+    await other.create_topic("late")
+    coordinator.answer()
+    assert errors_of(await wire.receive(ProduceResponse, 12)) == [E.NONE, E.UNKNOWN_TOPIC_OR_PARTITION]
+    wire.send(produce_request({("late", 0): batches["late", 0]}), 12)
+    await coordinator.wait_until_asked(2)
+    coordinator.answer()
+    assert errors_of(await wire.receive(ProduceResponse, 12)) == [E.NONE]
+
+
 async def test_batches_of_no_transaction_in_the_same_request_are_appended(
     running: RunningNode, wire: Wire, topic: None
 ):

@@ -243,8 +243,10 @@ def _serve_transaction(
             verification = partition.begin_verification(
                 header.producer_id, header.producer_epoch, header.base_sequence, adds, now_ms
             )
-        except KafkaError:
-            continue  # the append raises the same error
+        except KafkaError as error:
+            # The append raises the same error. But if this node leads the partition by then, the batch is not verified.
+            transaction.refusals[topic, index] = error
+            continue
         if verification is not None:
             transaction.appends[topic, index] = TransactionAppend(verification)
             keys[partition.topic, index] = (topic, index)
@@ -325,7 +327,7 @@ def _concluded(to: _Responder, progress: _Progress) -> Answer:
 
 
 class _Transaction(NamedTuple):
-    """The transaction of a request: the verifications of its partitions, and the refused ones."""
+    """The transaction of a request: the verifications of its partitions, and the partitions that have none."""
 
     appends: dict[_Key, TransactionAppend]
     refusals: dict[_Key, KafkaError]
@@ -340,7 +342,7 @@ class _Transaction(NamedTuple):
                 self.refusals[key] = _not_verified(error, version)
 
     def of(self, topic: str | bytes, index: int) -> TransactionAppend | None:
-        """The verification for one partition, or None. Raises the coordinator's refusal."""
+        """The verification for one partition, or None. Raises the refusal, of the coordinator or of this node."""
         refusal = self.refusals.get((topic, index))
         if refusal is not None:
             raise KafkaError(refusal.code, refusal.message)
