@@ -73,8 +73,10 @@ async def _resolve(options: SourceOptions, conditions: Sequence[Condition]) -> R
         start = _resolve_special(starting[partition], earliest[partition], latest[partition])
         end = _resolve_special(ending[partition], earliest[partition], latest[partition])
         if start > end and ending[partition] != LATEST and not options.starting.group:
-            bounds = f"{options.starting.option} of {partition} is {start}, above its {options.ending.option}, {end}"
-            raise ConfigError(bounds)
+            raise ConfigError(
+                f"{options.starting.option} of {partition} is offset {start}, above its {options.ending.option}, "
+                f"offset {end}"
+            )
         start, end = _clip_to_log(options, partition, start, end, earliest, ends)
         ranges.append(OffsetRange(*partition, min(max(start, since.get(partition, start)), end), end))
     return ResolvedRanges(narrow_ranges(ranges, conditions) if conditions else ranges, _ids(topics))

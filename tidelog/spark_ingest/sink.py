@@ -32,7 +32,7 @@ from tidelog.spark_ingest.micro_batches import (
     is_repeated,
     mark,
 )
-from tidelog.spark_ingest.sink_options import SinkOptions
+from tidelog.spark_ingest.sink_options import SinkOptions, column_places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -349,7 +349,7 @@ def _topics(batch: pa.RecordBatch, options: SinkOptions) -> Sequence[str]:
     """The topics of the rows, that of the first row first. Raises ConfigError for a row without one."""
     if options.topic:
         return [options.topic]
-    topics: Sequence[str | None] = batch.column(_columns(batch)["topic"]).unique().to_pylist()
+    topics: Sequence[str | None] = batch.column(column_places(batch.schema.names)["topic"]).unique().to_pylist()
     if None in topics:
         raise ConfigError("null topic present in the data. Use the 'topic' option for setting a default topic.")
     return topics  # type: ignore[return-value]
@@ -361,14 +361,9 @@ def _by_topic(batch: pa.RecordBatch, options: SinkOptions) -> Iterator[tuple[str
     import pyarrow.compute as pc
 
     topics = _topics(batch, options)
-    places = _columns(batch)
+    places = column_places(batch.schema.names)
     names = [name for name in INPUT_COLUMNS if name in places]
     records = pa.RecordBatch.from_arrays([batch.column(places[name]) for name in names], names=names)
     for topic in topics:
         is_whole = len(topics) == 1
         yield topic, records if is_whole else records.filter(pc.equal(batch.column(places["topic"]), topic))
-
-
-def _columns(batch: pa.RecordBatch) -> dict[str, int]:
-    """The places of the columns by name. Spark names columns without regard to case."""
-    return {name.lower(): place for place, name in enumerate(batch.schema.names)}

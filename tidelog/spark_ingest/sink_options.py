@@ -5,7 +5,7 @@ Names and rules are those of Spark's KafkaSourceProvider and KafkaWriter where S
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,6 +87,9 @@ KAFKA_SUPPORTED: Final = frozenset(
         "max.request.size",
         "metadata.max.age.ms",
         "metadata.max.idle.ms",
+        "partitioner.adaptive.partitioning.enable",
+        "partitioner.availability.timeout.ms",
+        "partitioner.ignore.keys",
         "reconnect.backoff.max.ms",
         "reconnect.backoff.ms",
         "request.timeout.ms",
@@ -99,10 +102,32 @@ KAFKA_SUPPORTED: Final = frozenset(
 )
 """Options of Kafka's producer that have an effect."""
 
+KAFKA_WITHOUT_EFFECT: Final = frozenset(
+    f"kafka.{name}"
+    for name in (
+        "client.dns.lookup",
+        "config.providers",
+        "connections.max.idle.ms",
+        "enable.metrics.push",
+        "metadata.recovery.rebootstrap.trigger.ms",
+        "metadata.recovery.strategy",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "receive.buffer.bytes",
+        "security.providers",
+        "send.buffer.bytes",
+        "socket.connection.setup.timeout.max.ms",
+    )
+)
+"""Other options of Kafka 4.3's producer, accepted with a warning: jobs for Spark's connector have them."""
+
 _FORBIDDEN: Final[Mapping[str, str]] = {
     "kafka.key.serializer": "keys are written as the bytes of their column",
     "kafka.value.serializer": "values are written as the bytes of their column",
     "kafka.interceptor.classes": "there is no JVM to run them",
+    "kafka.partitioner.class": "there is no JVM to run it; a column `partition` chooses for each row",
     "kafka.transactional.id": "exactlyOnce chooses one for each task; set transactionalIdPrefix",
 }
 _COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -136,6 +161,8 @@ class SinkOptions:
     prefix: str = DEFAULT_PREFIX
     max_atomic_bytes: int = 0
     """The most bytes of rows that are written as one transaction; 0 where each task writes its own."""
+    without_effect: tuple[str, ...] = ()
+    """Accepted options without effect."""
 
     @classmethod
     def parse(cls, raw_options: Mapping[str, str]) -> SinkOptions:
@@ -145,17 +172,20 @@ class SinkOptions:
         for name in ("path", "checkpointlocation", "queryname"):
             options.pop(name, None)
         for key in options:
-            check_name(key, _SPELLING, KAFKA_SUPPORTED, _FORBIDDEN, "sink")
+            check_name(key, _SPELLING, KAFKA_SUPPORTED | KAFKA_WITHOUT_EFFECT, _FORBIDDEN, "sink")
         exactly_once = flag(options, "exactlyOnce", False)
         flag(options, "includeHeaders", False)
         producer = _producer(options, exactly_once)
         max_atomic_bytes = _max_atomic_bytes(options, exactly_once)
-        return cls(producer, options.get("topic", ""), exactly_once, _prefix(options), max_atomic_bytes)
+        without_effect = tuple(sorted(KAFKA_WITHOUT_EFFECT.intersection(options)))
+        return cls(producer, options.get("topic", ""), exactly_once, _prefix(options), max_atomic_bytes, without_effect)
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
     """Refuse a schema that cannot be written, in the words of Spark's connector. Raises ConfigError."""
-    types = {field.name.lower(): field.dataType.simpleString() for field in schema.fields}
+    fields = schema.fields
+    places = column_places([field.name for field in fields])
+    types = {name: fields[place].dataType.simpleString() for name, place in places.items()}
     if not options.topic and "topic" not in types:
         raise ConfigError(
             "topic option required when no 'topic' attribute is present. Use the topic option for setting a topic."
@@ -165,6 +195,26 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
     for name, allowed in _COLUMN_TYPES.items():
         if name in types and types[name] not in allowed:
             raise ConfigError(f"{name} attribute type must be a {' or '.join(allowed)}, not {types[name]}")
+
+
+def column_places(names: Sequence[str]) -> dict[str, int]:
+    """The places of a record's columns by name. Spark names columns without regard to case.
+
+    Of several with one name, as `value` and `VALUE`, the one in lower case counts, which is the only one that Spark's
+    connector knows. Raises ConfigError where there is none in lower case.
+    """
+    places: dict[str, int] = {}
+    for place, name in enumerate(names):
+        column = name.lower()
+        if column not in _COLUMN_TYPES or column in places:
+            continue
+        same = [each for each in names if each.lower() == column]
+        if len(same) > 1 and column not in same:
+            raise ConfigError(
+                f"the columns {', '.join(map(repr, same))} differ in their case only; name one {column!r}"
+            )
+        places[column] = place if len(same) == 1 else names.index(column)
+    return places
 
 
 def _max_atomic_bytes(options: Mapping[str, str], exactly_once: bool) -> int:

@@ -121,8 +121,7 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
         from tidelog.spark_ingest.planning import plan_ranges
 
         options = self._options
-        for name in options.without_effect:
-            logger.warning("option %r has no effect on this source", name)
+        _warn_of(options.without_effect, "source")
         ranges, topic_ids = resolve_ranges(options, self._conditions)
         ranges = plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
         return [RangePartition(each, topic_ids[each.topic]) for each in ranges]
@@ -251,7 +250,13 @@ def _parse_sink(options: Mapping[str, str], schema: StructType) -> SinkOptions:
 
     parsed = SinkOptions.parse(options)
     check_columns(schema, parsed)
+    _warn_of(parsed.without_effect, "sink")
     return parsed
+
+
+def _warn_of(without_effect: Sequence[str], owner: str) -> None:
+    for name in without_effect:
+        logger.warning("option %r has no effect on this %s", name, owner)
 
 
 def _parse(options: Mapping[str, str], mode: str) -> SourceOptions:

@@ -147,5 +147,7 @@ def test_an_end_before_the_start_is_refused_as_by_sparks_connector(node, new_top
     starting, ending = by_partition(topic, 7), by_partition(topic, 3)
     with pytest.raises(ConfigError, match=f"startingOffsets of {topic}-0 is 7, above its endingOffsets, 3"):
         ranges(node, subscribe=topic, startingOffsets=starting, endingOffsets=ending)
-    with pytest.raises(ConfigError, match=f"startingOffsets of {topic}-0 is 7, above its endingTimestamp, 3"):
+    with pytest.raises(
+        ConfigError, match=f"startingOffsets of {topic}-0 is offset 7, above its endingTimestamp, offset 3"
+    ):
         ranges(node, subscribe=topic, startingOffsets=starting, endingTimestamp=str(TIME + 3))
