@@ -114,12 +114,13 @@ async def begin_commit(
                 f"committed, and now with {len(tasks)}: exactlyOnce needs the same tasks. Set back the options "
                 f"that divide the stream into tasks, as minPartitions, until it is done. {_WAYS_OUT}"
             )
-        await _check_rows(cluster, tasks, batch, timeout_ms)
+        await check_rows(cluster, tasks, batch, timeout_ms)
     elif topics:
         await Coordinator(cluster, group).commit(mark(topics[0], batch, len(tasks)), GroupIdentity(), timeout_ms)
 
 
-async def _check_rows(cluster: Cluster, tasks: Sequence[TaskOutcome], batch: int, timeout_ms: float) -> None:
+async def check_rows(cluster: Cluster, tasks: Sequence[TaskOutcome], batch: int, timeout_ms: float) -> None:
+    """Raises ConfigError when rows of a micro-batch that is committed, at least in part, are others than before."""
     # A task with an open transaction has not committed this micro-batch, and its offset cannot be read before the end.
     closed = [task for task in tasks if task.topic is None]
     marks = await asyncio.gather(*(committed_batch(cluster, task.group, timeout_ms) for task in closed))
@@ -133,6 +134,6 @@ async def _check_rows(cluster: Cluster, tasks: Sequence[TaskOutcome], batch: int
         task, written = changed[0]
         raise ConfigError(
             f"micro-batch {batch} has {task.rows} rows now in the task {task.group!r}, which has committed {written}: "
-            "rows have changed their task, and would be lost or written twice. exactlyOnce needs rows that depend on "
-            f"the micro-batch alone, task by task. {_WAYS_OUT}"
+            "rows have changed their task, or the checkpoint was set back, and rows would be lost or written twice. "
+            f"exactlyOnce needs rows that depend on the micro-batch alone, task by task. {_WAYS_OUT}"
         )

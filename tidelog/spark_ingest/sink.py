@@ -28,6 +28,7 @@ from tidelog.spark_ingest.micro_batches import (
     atomic_name,
     begin_commit,
     check_not_begun_in_tasks,
+    check_rows,
     committed_batch,
     is_repeated,
     mark,
@@ -97,6 +98,8 @@ def write_as_one(options: SinkOptions, query: str, batch: int, batches: Iterable
     if batch >= 0:
         asyncio.run(_check_not_begun(options, group, batch))
     written = _write(_TransactionWriter(options, atomic_name(group), batch), options, batches)
+    if written.is_repeated:
+        asyncio.run(_check_same_rows(options, TaskOutcome(atomic_name(group), written.rows, None), batch))
     end_transactions(options, [written.transaction] if written.transaction else [], committed=True)
 
 
@@ -104,6 +107,12 @@ async def _check_not_begun(options: SinkOptions, group: str, batch: int) -> None
     config = _common_config(options)
     async with _connected(config) as cluster:
         await check_not_begun_in_tasks(cluster, group, batch, config.default_api_timeout_ms)
+
+
+async def _check_same_rows(options: SinkOptions, written: TaskOutcome, batch: int) -> None:
+    config = _common_config(options)
+    async with _connected(config) as cluster:
+        await check_rows(cluster, [written], batch, config.default_api_timeout_ms)
 
 
 def _write(writer: _Writer, options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> TaskOutput:

@@ -217,6 +217,16 @@ def column_places(names: Sequence[str]) -> dict[str, int]:
     return places
 
 
+def check_speculation(options: SinkOptions, setting: str | None) -> None:
+    """Refuse exactlyOnce where Spark may run a task twice at once. Raises ConfigError."""
+    # Spark reads the setting so; SparkConf().set(name, True) writes "True".
+    if options.exactly_once and setting is not None and setting.strip().lower() == "true":
+        raise ConfigError(
+            "exactlyOnce cannot be used with spark.speculation=true: of two attempts of one task each ends the "
+            "transaction of the other. Set spark.speculation to false"
+        )
+
+
 def _max_atomic_bytes(options: Mapping[str, str], exactly_once: bool) -> int:
     if not flag(options, "atomic", False):
         if "maxatomicbytes" in options:

@@ -27,7 +27,7 @@ from tidelog.spark_ingest.sink import (
     write_as_one,
     write_task,
 )
-from tidelog.spark_ingest.sink_options import SinkOptions
+from tidelog.spark_ingest.sink_options import SinkOptions, check_speculation
 from tidelog.spark_ingest.task_process import task_process
 
 if TYPE_CHECKING:
@@ -99,11 +99,7 @@ def _task_context(options: SinkOptions) -> TaskContext:
     context = TaskContext.get()
     assert context is not None
     # Spark hands its settings to tasks as local properties.
-    if options.exactly_once and context.getLocalProperty("spark.speculation") == "true":
-        raise ConfigError(
-            "exactlyOnce cannot be used with spark.speculation=true: of two attempts of one task each ends the "
-            "transaction of the other. Set spark.speculation to false"
-        )
+    check_speculation(options, context.getLocalProperty("spark.speculation"))
     return context
 
 

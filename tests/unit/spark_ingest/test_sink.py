@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from tidelog.spark_ingest.sink import (
     end_transactions,
     write_task,
 )
-from tidelog.spark_ingest.sink_options import SinkOptions
+from tidelog.spark_ingest.sink_options import SinkOptions, check_speculation
 
 pa = pytest.importorskip("pyarrow")
 
@@ -379,6 +380,15 @@ def test_a_row_that_cannot_be_a_record_is_refused_in_one_line(options, topic, co
     with pytest.raises(ConfigError, match=f"^a row cannot be written: .*{reason}"):
         write_task(options, TaskId(f"q-{topic}", 0, 0), [batch])
     assert written(options, topic) == Counter()
+
+
+@pytest.mark.parametrize("setting", ["true", "True", " TRUE"])
+def test_speculation_is_refused_in_every_spelling_that_spark_takes(options, setting):
+    with pytest.raises(ConfigError, match=r"exactlyOnce cannot be used with spark\.speculation=true"):
+        check_speculation(options, setting)
+    check_speculation(options, "false")
+    check_speculation(options, None)
+    check_speculation(replace(options, exactly_once=False), setting)
 
 
 def test_the_options_that_spark_adds_for_itself_are_passed_over(broker):

@@ -175,6 +175,18 @@ def test_a_micro_batch_that_is_written_as_one_is_not_written_by_tasks(options, t
     assert written(options, topic) == batch.expected() + later.expected()
 
 
+@pytest.mark.parametrize("now", [("a", "b", "c"), ("abc",), ("ab", "c"), ("a",), ()])
+def test_a_micro_batch_that_is_written_and_comes_with_more_rows_is_refused(options, topic, now):
+    """As after a checkpoint was set back and more records came: the rows that were not written were lost."""
+    run(options, topic, 0, held("0", "1"), held("2"))
+    division = [held(*values) for values in now]
+    run(options, topic, 0, *division)  # divided otherwise, or some have left the source since
+    with pytest.raises(ConfigError, match=r"has 4 rows now .* has committed 3: .* the checkpoint was set back"):
+        run(options, topic, 0, *division, held(*"defg"[: 4 - sum(map(len, now))]))
+    run(options, topic, 1, held("next"))
+    assert written(options, topic) == Counter([b"0", b"1", b"2", b"next"])
+
+
 def test_rows_of_a_task_come_back_as_they_were():
     schema = pa.schema([("key", pa.binary()), ("value", pa.string()), ("topic", pa.string())])
     given = [pa.record_batch([[b"k", None], ["v", None], ["t", "u"]], schema=schema)] * 2
