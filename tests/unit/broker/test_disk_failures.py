@@ -28,6 +28,12 @@ from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopics
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from tidelog.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -75,9 +81,6 @@ async def start(disk: FaultyDisk, tmp_path: Path, homes: list[Path]) -> AsyncIte
             # Only what a test asks for: what has not changed since the last checkpoint is not written again.
             "replica.high.watermark.checkpoint.interval.ms": "3600000",
         }
-        if running:
-            # It registers with other directories than before: that waits until its former session is over.
-            settings |= {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "100"}
         node = Node(NodeConfig(settings | config), replace(os_ports(), disk=disk))
         try:
             line = await node.start()
@@ -541,8 +544,35 @@ async def test_a_log_whose_topic_cannot_be_written_down_takes_its_directory_offl
     await placed.require_one_gone()
 
 
-@pytest.mark.slow
-async def test_a_directory_that_was_replaced_by_an_empty_one_is_filled_anew(
+@pytest.mark.parametrize("how", ["empty", "dropped"])
+async def test_the_only_replica_of_a_directory_that_is_gone_does_not_begin_an_empty_log(
+    start: Start, homes: list[Path], make_batch: MakeBatch, how: str
+) -> None:
+    """A volume is not mounted, or its directory is not in log.dirs any more: the empty log led, and nobody was told."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    gone, kept = placed.home("one"), placed.home("other")
+    await placed.running.stop()
+    if how == "empty":
+        gone.rename(gone.with_name("unmounted"))
+        running = await start()
+    else:
+        running = await start(**{"log.dirs": str(kept)})
+    wire = await running.connect()
+    assert await send(wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+    assert await error_of_fetch(wire, "one") == STORAGE_ERROR
+    assert await send(wire, "other", placed.batch) == (0, 1)
+    assert not (kept / "one-0").exists()
+    assert how == "dropped" or not (gone / "one-0").exists()
+
+    await running.stop()
+    if how == "empty":
+        shutil.rmtree(gone)
+        gone.with_name("unmounted").rename(gone)
+    wire = await (await start()).connect()
+    assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"x"]
+
+
+async def test_a_topic_that_may_lose_records_is_filled_anew_in_an_empty_directory(
     start: Start, homes: list[Path], make_batch: MakeBatch
 ) -> None:
     placed = await Placed.make(await start(), homes, make_batch(b"x"))
@@ -550,9 +580,15 @@ async def test_a_directory_that_was_replaced_by_an_empty_one_is_filled_anew(
     await placed.running.stop()
     lost.rename(lost.with_name("lost"))
     wire = await (await start()).connect()
-    for topic in ("other", "one"):
-        await until_led(wire, topic)
-    assert (await send(wire, "one", placed.batch))[0] == 0
+    assert await send(wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+    config = AlterableConfig(name="unclean.leader.election.enable", config_operation=0, value="true")
+    resource = AlterConfigsResource(resource_type=2, resource_name="one", configs=[config])
+    await wire.call(IncrementalAlterConfigsRequest(resources=[resource]), 1, IncrementalAlterConfigsResponse)
+    async with asyncio.timeout(PATIENCE_S):
+        while (sent := await send(wire, "one", placed.batch))[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert sent == (0, 0)
+    assert await send(wire, "two", placed.batch) == (STORAGE_ERROR, -1)
 
 
 @pytest.mark.slow

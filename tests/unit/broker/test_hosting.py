@@ -17,6 +17,7 @@ from tidelog.protocol.errors import ConfigError, ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
 from tidelog.storage.files.checkpoints import CheckpointTask
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.files.meta_properties import ForeignDirectory
@@ -66,9 +67,7 @@ async def test_a_node_whose_metadata_log_lies_in_another_directory_does_not_begi
         await start_node(**changed)
     assert new.exists() == is_formatted, "a directory of another cluster would be in the way later"
 
-    # It registers with other directories than before: that waits until its former session is over.
-    session = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "100"}
-    node = await start_node(**{"log.dirs": f"{new},{old}", "metadata.log.dir": str(old)}, **session)
+    node = await start_node(**{"log.dirs": f"{new},{old}", "metadata.log.dir": str(old)})
     wire = await node.connect()
     assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == [b"a"]
 
@@ -120,6 +119,35 @@ async def test_logs_that_the_metadata_does_not_know_are_kept_aside(
     assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == []
     (stray,) = (tmp_path / "data").glob("t-0.*-stray")
     assert b"precious" in (stray / "00000000000000000000.log").read_bytes()
+
+
+@pytest.mark.parametrize("how", ["another id", "merged"])
+async def test_a_node_with_one_directory_reports_it_when_it_was_another_before(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, how: str
+) -> None:
+    """The controller took the replicas for those of a directory that is offline, and none of them led again."""
+    homes = {tmp_path / "a", tmp_path / "b"} if how == "merged" else {tmp_path / "a"}
+    metadata = {"metadata.log.dir": str(tmp_path / "metadata")}
+    node = await start_node(**metadata, **{"log.dirs": ",".join(map(str, homes))})
+    wire = await node.connect()
+    await wire.create_topic("t")
+    await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    image = node.node._services.image
+    await until(lambda: image().topics_by_name["t"].partitions[0].directory_of(1) != UNASSIGNED_DIRECTORY)
+    await node.stop()
+    (home,) = (each for each in homes if (each / "t-0").exists())
+    if how == "merged":
+        (other,) = homes - {home}
+        home = (home / "t-0").rename(other / "t-0").parent
+    else:
+        properties = (home / "meta.properties").read_text().splitlines(keepends=True)
+        (home / "meta.properties").write_text("".join(line for line in properties if "directory.id" not in line))
+    # With no directory as before, the registration waits until the former session is over.
+    session = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "100"}
+    node = await start_node(**metadata, **session, **{"log.dirs": str(home)})
+    wire = await node.connect()
+    await until(lambda: node.node._services.image().topics_by_name["t"].partitions[0].leader == 1)
+    assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == [b"a"]
 
 
 async def test_a_directory_for_metadata_alone_takes_no_partitions(start_node: Any, tmp_path: Path) -> None:

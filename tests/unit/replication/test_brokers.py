@@ -116,15 +116,16 @@ def test_two_processes_of_one_id(state):
 
 def test_a_restart_after_which_no_controller_knows_the_old_process(state):
     """A session out of the log: from the same directories at the same addresses it is the successor."""
-    register(state, Broker(4))
+    register(state, Broker(4), log_dirs=[directory_id(4, 0), directory_id(4, 1)])
     again = Broker(4, incarnation=7)
     moved = [Listener(name="PLAINTEXT", host="other", port=9004, security_protocol=0)]
     heard_nothing = {"has_valid_session": True, "was_heard": False}
     for other in ({"log_dirs": [b"x" * 16]}, {"listeners": moved}):
         assert refusal(state, again, **heard_nothing, **other) is ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    register(state, again, **heard_nothing)
+    # A directory may have been added or removed meanwhile.
+    register(state, again, **heard_nothing, log_dirs=[directory_id(4, 1), directory_id(4, 2)])
     state.node_id = 4  # its process has the controller of this quorum, too
-    register(state, Broker(4, incarnation=8), **heard_nothing, listeners=moved)
+    register(state, Broker(4, incarnation=8), **heard_nothing, listeners=moved, log_dirs=[directory_id(4, 2)])
 
 
 def test_a_failed_directory_takes_its_replicas_out(state):

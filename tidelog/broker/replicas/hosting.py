@@ -18,6 +18,7 @@ from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
 from tidelog.broker.replicas.log_directories import CORDONED
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.java_text import parse_integer, trim
+from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from tidelog.replication.throttle import UNLIMITED, is_throttled
 from tidelog.storage.files.disk import is_exhaustion
@@ -85,6 +86,8 @@ class Hosting:
         self._discovered_logs = DiscoveredLogs(directories)
         self._offline_replicas: dict[tuple[str, int], LogDirectory | None] = {}
         """Replicas that cannot be served: in a failed directory (None if it is unknown), or damaged."""
+        self._lost_replicas: set[tuple[bytes, int]] = set()
+        """Replicas whose directory is not there any more, and that wait for another leader."""
         self._log_configs: dict[str, LogConfig] = {}
         self._moves: ReplicaMoves | None = None
         self._unclean_leaders: UncleanLeaders | None = None
@@ -232,6 +235,16 @@ class Hosting:
             if is_exhaustion(error):
                 raise
             self._directories.failed_at(error.filename or "", error)
+        if location is None and self._is_lost(topic, assignment, directory_id):
+            if (topic.topic_id, index) not in self._lost_replicas:
+                self._lost_replicas.add((topic.topic_id, index))
+                self._partitions.add_unavailable(topic.name, index, topic.topic_id)
+                logger.error(
+                    "%s-%d is offline: its log directory is gone, and no other replica leads. Mount the volume or put "
+                    "the directory into log.dirs again; the topic's unclean.leader.election.enable=true gives it up",
+                    topic.name, index,
+                )  # fmt: skip
+            return None
         if location is None:
             if self._directories.may_be_offline(directory_id):
                 logger.warning("%s-%d is in a log directory that is offline", topic.name, index)
@@ -241,6 +254,9 @@ class Hosting:
             self._offline_replicas[key] = None
             self._partitions.add_unavailable(topic.name, index, topic.topic_id)
             return None
+        if (topic.topic_id, index) in self._lost_replicas:
+            self._lost_replicas.remove((topic.topic_id, index))
+            self._partitions.remove_unavailable(topic.name, index, topic.topic_id)
         directory, log = location
         config = self._log_config(topic.name)
         if log.config is not config:  # the log was opened with the settings of an earlier image
@@ -249,6 +265,23 @@ class Hosting:
         self._configure(partition)
         self._directory_of[partition] = directory
         return partition
+
+    def _is_lost(self, topic: TopicImage, assignment: PartitionImage, directory_id: bytes) -> bool:
+        """Whether this replica, without a log, must not begin an empty one.
+
+        Its directory was replaced by an empty one, or is not in `log.dirs` any more. An empty log in another directory
+        would lead, because the replica was in sync, and what was acknowledged would be gone. A leader elsewhere has it.
+        """
+        if directory_id in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY) or self._directories.may_be_offline(
+            directory_id
+        ):
+            return False
+        if any(home.directory_id == directory_id for home in self._directories.homes):
+            return False
+        if assignment.leader not in (self._node_id, -1):
+            return False
+        eligible = {*assignment.isr, *assignment.elr, *assignment.last_known_elr}
+        return self._node_id in eligible and not self._allows_unclean_leader(topic.name)
 
     def _create(self, topic: TopicImage, index: int, directory_id: bytes) -> LogLocation | None:
         """Create a log in the assigned directory, else in the one with the
@@ -319,13 +352,17 @@ class Hosting:
         logger.warning("%d replicas in %s are offline", len(lost_partitions), directory.path)
 
     def _report_directory(self, partition: Partition, assignment: PartitionImage) -> None:
-        """Report the replica's directory to the controller, which assigns it
-        itself on a node with one directory.
+        """Report the replica's directory to the controller, which assigns it itself on a node with one directory.
+
+        That one may have been another before: its disk was replaced, or the others were merged into it.
         """
-        if self._assignments is not None and len(self._directories.home_paths) > 1:
+        assigned_id = assignment.directory_of(self._node_id)
+        if len(self._directories.home_paths) == 1 and assigned_id in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
+            return
+        if self._assignments is not None:
             target_id = None if self._moves is None else self._moves.assigned_directory_id(partition)
             directory_id = target_id or self._directory_of[partition].directory_id
-            if assignment.directory_of(self._node_id) != directory_id:
+            if assigned_id != directory_id:
                 self._assignments.report(partition.topic_id, partition.index, directory_id)
 
     def _apply_role(self, partition: Partition, assignment: PartitionImage) -> None:
@@ -371,6 +408,7 @@ class Hosting:
 
     def _delete_replica(self, topic: TopicImage, index: int) -> None:
         partition = self._partitions.find(topic.topic_id, index)
+        self._lost_replicas.discard((topic.topic_id, index))
         directory: LogDirectory | None
         if partition is not None:
             self._end_role(partition)
@@ -422,6 +460,13 @@ class Hosting:
             value = self._settings.topic_default("min.insync.replicas")
         return parse_integer(trim(value or "1"))
 
+    def _allows_unclean_leader(self, topic: str) -> bool:
+        assert self._image is not None
+        value = self._image.topic_config(topic).get("unclean.leader.election.enable")
+        if value is None:
+            value = self._settings.topic_default("unclean.leader.election.enable")
+        return trim(value or "").lower() == "true"
+
     def _configure(self, partition: Partition) -> None:
         assert self._image is not None
         partition.min_insync_replicas = self._min_insync_replicas(partition.topic)
@@ -440,6 +485,7 @@ class Hosting:
             throttle.bytes_per_s = self._settings.integer(name) if self._settings.is_set(name) else UNLIMITED
 
     def _apply_configs(self, resources: set[tuple[int, str]]) -> None:
+        assert self._image is not None
         names = {name for kind, name in resources if kind == TOPIC_RESOURCE}
         affects_all = any((BROKER_RESOURCE, name) in resources for name in ("", str(self._node_id)))
         if affects_all:
@@ -451,5 +497,9 @@ class Hosting:
                 partition.log.set_config(self._log_config(partition.topic))
                 self._configure(partition)
                 partition.advance_high_watermark()  # a lower min.insync.replicas may allow it
+        for topic_id, index in list(self._lost_replicas):
+            topic = self._image.topics_by_id.get(topic_id)
+            if topic is not None and (affects_all or topic.name in names):
+                self._apply_partitions(topic, (index,))
         if affects_all:
             self._set_throttle_rates()

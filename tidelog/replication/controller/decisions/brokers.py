@@ -111,9 +111,10 @@ def _check_registration(
 def _is_restarted(state: ControllerState, request: BrokerRegistrationRequest, present: BrokerImage) -> bool:
     """Whether the request comes from the same directories at the same addresses, or from this controller's own node.
 
-    The ids of the directories alone prove nothing: a copy of a disk has them too, on another machine.
+    The ids of the directories alone prove nothing: a copy of a disk has them too, on another machine. One of them is
+    enough beside the address: others may have been added or removed before the restart.
     """
-    if not present.log_dirs or set(present.log_dirs) != set(request.log_dirs):
+    if set(present.log_dirs).isdisjoint(request.log_dirs):
         return False
     addresses = {(entry.name, entry.host, entry.port) for entry in request.listeners}
     present_addresses = {(entry.name, entry.host, entry.port) for entry in present.endpoints.values()}
