@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidelog.cli.common import HELP, fail, reason, swallow_output
+from tidelog.cli.common import HELP, cannot_write, fail, reason, swallow_output
 from tidelog.version import __version__
 
 if TYPE_CHECKING:
@@ -65,6 +65,13 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command. A Ctrl-C that the command does not handle is a failure with a line, as any other."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.ClickException("interrupted") from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
@@ -85,12 +92,22 @@ def cli() -> None:
 
 def run(words: list[str]) -> int:
     """Run one command; an expected failure becomes one line on standard error."""
+    _open_what_is_closed()
+    code = _run(words)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        failure = cannot_write(error)
+        if not code and not isinstance(error, BrokenPipeError):
+            code = fail(failure.message)
+    return code
+
+
+def _run(words: list[str]) -> int:
     from tidelog.protocol.errors import KafkaError
 
-    _open_what_is_closed()
     try:
         outcome = cli.main(words, prog_name="tidelog", standalone_mode=False)
-        sys.stdout.flush()
     except click.UsageError as error:
         error.show()
         return 2
@@ -100,10 +117,11 @@ def run(words: list[str]) -> int:
         return 1
     except KafkaError as error:
         return fail(f"{error}{_hint(error)}")
-    except BrokenPipeError:
-        # The reader of the output has closed the pipe, as `head` does.
+    except SystemExit:
+        # Click's own end when the reader of the output has closed the pipe, as `head` does. The reader has what it
+        # wanted, and a command that has more to do than to print goes on (`echo`).
         swallow_output()
-        return 1
+        return 0
     except OSError as error:
         return fail(reason(error))
     return outcome if isinstance(outcome, int) else 0
@@ -117,10 +135,12 @@ def _hint(error: KafkaError) -> str:
 
 
 def _open_what_is_closed() -> None:
-    """Replace standard streams that the caller has closed (`>&-`) by the null device."""
+    """Replace standard streams that the caller has closed (`<&-`, `>&-`): a command that reads or writes one fails, any
+    other works. Messages on a closed standard error go nowhere.
+    """
     if sys.stdin is None:
-        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY), "r")
     if sys.stdout is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")

@@ -61,6 +61,24 @@ _PROPERTIES = click.option(
 as_json = click.option("--json", "json_wanted", is_flag=True, help="Print JSON.")
 
 
+def alternative(flag: str, name: str, value: object, about: str) -> Callable[[Decorated], Decorated]:
+    """Add a flag that gives the parameter `name` this value. Another flag of the same parameter excludes it; without
+    any of them the parameter is None.
+    """
+
+    def choose(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+        other = context.meta.get(f"{__name__}.{name}")
+        context.params.setdefault(name, None)
+        if not is_given:
+            return
+        if other is not None:
+            raise click.UsageError(f"give {other} or {flag}, not both")
+        context.meta[f"{__name__}.{name}"] = flag
+        context.params[name] = value
+
+    return click.option(flag, is_flag=True, expose_value=False, callback=choose, help=about)
+
+
 def overriding(what: str) -> Callable[[Decorated], Decorated]:
     """Add the option `-o key=value` to a command: configuration by Kafka's names, as the parameter `overrides`."""
     return click.option(
@@ -121,8 +139,42 @@ def reason(error: OSError) -> str:
     return f"{where}{error.strerror}" if error.strerror else str(error)
 
 
+def echo(text: str = "", newline: bool = True) -> None:
+    """Print on standard output. When its reader has closed it, as `head` does, the command goes on without it: its work
+    and its exit code are the same.
+    """
+    try:
+        emit(text, newline)
+    except BrokenPipeError:
+        swallow_output()
+
+
+def emit(text: str, newline: bool = True) -> None:
+    """Print on standard output, for a command that only prints, and that a reader ends with a BrokenPipeError."""
+    try:
+        click.echo(text, nl=newline)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise cannot_write(error) from None
+
+
+def cannot_write(error: OSError) -> click.ClickException:
+    """The failure of a command whose output cannot be written. It writes nothing more."""
+    swallow_output()
+    return click.ClickException(f"cannot write standard output: {reason(error)}")
+
+
+def announce(line: str) -> None:
+    """Print the first line of what runs on: it is ready, with its address. It does so without a reader, too."""
+    try:
+        click.echo(line)
+    except OSError:
+        swallow_output()
+
+
 def swallow_output() -> None:
-    """Discard standard output from now on, with its buffer, because its reader has closed it."""
+    """Discard standard output from now on, with its buffer, because it cannot be written any more."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -171,7 +223,7 @@ def say_count(count: int) -> None:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, sort_keys=False))
+    echo(json.dumps(value, indent=2, sort_keys=False))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -186,6 +238,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
         )
         return "  ".join(padded).rstrip()
 
-    click.echo(line(header))
+    echo(line(header))
     for row in texts:
-        click.echo(line(row))
+        echo(line(row))

@@ -12,16 +12,7 @@ from typing import Any
 import click
 
 from tidelog.broker.config.node_config import FREE_PREFIXES
-from tidelog.cli.common import (
-    HELP,
-    as_json,
-    client_options,
-    connecting,
-    key_values,
-    print_json,
-    print_table,
-    run,
-)
+from tidelog.cli.common import HELP, as_json, client_options, connecting, echo, key_values, print_json, print_table, run
 from tidelog.client import Admin
 from tidelog.client.admin.configs import APPEND, DELETE, SUBTRACT, ConfigChange, ConfigResource
 from tidelog.client.model import ConfigEntry
@@ -169,7 +160,7 @@ def alter(
             for resource in resources:
                 await admin.alter_config_resources({resource: changes}, validate_only=dry_run)
                 if not json_wanted:
-                    click.echo(f"{'Would change' if dry_run else 'Changed'} the configuration of {resource}.")
+                    echo(f"{'Would change' if dry_run else 'Changed'} the configuration of {resource}.")
 
     run(ask())
     if json_wanted:

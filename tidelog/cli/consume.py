@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-from tidelog.cli.common import HELP, client_options, connecting, run, say_count, time_in
+from tidelog.cli.common import HELP, cannot_write, client_options, connecting, run, say_count, time_in
 from tidelog.cli.record_format import FORMATS, Render, compile_template, json_writer
-from tidelog.client import Consumer, TopicPartition
+from tidelog.client import Consumer, ConsumerRecord, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _POLL_MS = 200
@@ -253,19 +253,30 @@ class _Reading:
             most = selection.max_messages
             left = _POLL_RECORDS if most is None else min(_POLL_RECORDS, most - self._count)
             batches = await consumer.poll(timeout_ms=_POLL_MS, max_records=left)
-            for partition, records in batches.items():
-                for record in records:
-                    if self._is_wanted(partition, record.offset, record.timestamp_ms):
-                        sys.stdout.buffer.write(render(record))
-                        self._count += 1
             if batches:
-                sys.stdout.buffer.flush()
+                self._print(batches, render)
                 last = loop.time()
             elif selection.timeout_ms is not None and loop.time() - last >= selection.timeout_ms / 1000:
                 break
             if most is not None and self._count >= most:
                 break
         return self._count
+
+    def _print(self, batches: dict[TopicPartition, list[ConsumerRecord]], render: Render) -> None:
+        """Write the records. A group commits as read only what was written: the others come again."""
+        try:
+            for partition, records in batches.items():
+                for record in records:
+                    if self._is_wanted(partition, record.offset, record.timestamp_ms):
+                        sys.stdout.buffer.write(render(record))
+                        self._count += 1
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            for partition, records in batches.items():
+                self._consumer.seek(partition, records[0].offset)
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise cannot_write(error) from None
 
     def _is_wanted(self, partition: TopicPartition, offset: int, timestamp_ms: int) -> bool:
         """Whether the record precedes the partition's stop. The first record at or after --until-time sets the stop."""

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from tidelog.cli.common import HELP, as_count, client_options, connecting, print_json, run
+from tidelog.cli.common import HELP, alternative, as_count, client_options, connecting, echo, print_json, run
 from tidelog.cli.reassign import partition_lists
 from tidelog.client import Admin, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
 @click.command("elect-leaders", context_settings=HELP)
-@click.option("--preferred", "unclean", flag_value=False, type=bool, default=False, help="The first replica (default).")
-@click.option("--unclean", "unclean", flag_value=True, type=bool, help="Any replica alive, though records may be lost.")
+@alternative("--preferred", "unclean", False, "The first replica (default).")
+@alternative("--unclean", "unclean", True, "Any replica alive, though records may be lost.")
 @click.option("--all", "everywhere", is_flag=True, help="In the whole cluster.")
 @click.option(
     "--json",
@@ -29,7 +29,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 def command(
     bootstrap: str,
     properties: dict[str, str],
-    unclean: bool,
+    unclean: bool | None,
     everywhere: bool,
     file: Path | None,
     topic: str | None,
@@ -52,7 +52,7 @@ def command(
             if topic is not None:
                 known = (await admin.describe_topics([topic]))[topic].partitions
                 partitions = [TopicPartition(topic, number) for number in numbers or [each.partition for each in known]]
-            return await admin.elect_leaders(partitions, unclean=unclean)
+            return await admin.elect_leaders(partitions, unclean=bool(unclean))
 
     outcomes = run(ask())
     if output_json:
@@ -86,9 +86,9 @@ def _report(outcomes: dict[TopicPartition, KafkaError | None]) -> int:
     for partition, error in sorted(outcomes.items()):
         if error is None:
             elected.append(partition)
-            click.echo(f"{partition}: elected")
+            echo(f"{partition}: elected")
         elif error.code is ErrorCode.ELECTION_NOT_NEEDED:
-            click.echo(f"{partition}: no election needed")
+            echo(f"{partition}: no election needed")
         else:
             failed = 1
             click.echo(f"tidelog: {error}", err=True)

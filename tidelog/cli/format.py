@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidelog.broker.config.node_config import NodeConfig
-from tidelog.cli.common import HELP, as_json, fail, overriding, print_json
+from tidelog.cli.common import HELP, as_json, echo, fail, overriding, print_json
 from tidelog.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def command(
     if json_wanted:
         print_json(formatted)
     else:
-        click.echo(formatted["cluster_id"])
+        echo(formatted["cluster_id"])
     return 0
 
 

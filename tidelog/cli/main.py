@@ -10,9 +10,13 @@ import sys
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    from tidelog.cli.commands import run
+    try:
+        from tidelog.cli.commands import run
 
-    return run(sys.argv[1:] if arguments is None else list(arguments))
+        return run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:  # before a command is there that handles it
+        sys.stderr.write("tidelog: interrupted\n")
+        return 1
 
 
 if __name__ == "__main__":

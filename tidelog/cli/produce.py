@@ -22,8 +22,8 @@ from tidelog.cli.common import (
     PATIENCE_MS,
     client_options,
     connecting,
-    key_values,
     print_json,
+    reason,
     run,
     say_count,
 )
@@ -170,11 +170,10 @@ class Shape:
         value_format: str = "text",
     ) -> None:
         self._key_format, self._value_format = key_format, value_format
-        self._separator = key_separator.encode() if key_separator is not None else None
-        self._null = null_marker.encode() if null_marker is not None else None
-        self.headers: list[tuple[str, bytes | None]] = [
-            (name, text.encode()) for name, text in key_values(headers).items()
-        ]
+        # Bytes of the command line that are no text in the locale come back as they were written.
+        self._separator = os.fsencode(key_separator) if key_separator is not None else None
+        self._null = os.fsencode(null_marker) if null_marker is not None else None
+        self.headers = [_header(text) for text in headers]
 
     def parse(self, line: bytes) -> ParsedRecord:
         """Raises ValueError for a key or value that does not have its format."""
@@ -192,11 +191,24 @@ class Shape:
         key, separator, value = line.partition(self._separator)
         if not separator:
             shown = line[:60].decode(errors="replace")
-            raise click.ClickException(f"no key separator {self._separator.decode()!r} in the line {shown!r}")
+            raise click.ClickException(
+                f"no key separator {self._separator.decode(errors='replace')!r} in the line {shown!r}"
+            )
         return self._or_null(key), self._or_null(value)
 
     def _or_null(self, data: bytes) -> bytes | None:
         return None if data == self._null else data
+
+
+def _header(text: str) -> tuple[str, bytes | None]:
+    """`name=value`; a name may come several times. Raises a usage error."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
+    try:
+        return os.fsencode(name.strip()).decode(), os.fsencode(value)
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"the header name {name!r} is not UTF-8", param_hint="--header") from None
 
 
 async def _produce(options: dict[str, Any], target: Target, parse: Callable[[bytes], ParsedRecord]) -> SentRecords:
@@ -259,9 +271,12 @@ async def _read(descriptor: int) -> bytes:
         loop.add_reader(descriptor, readable.set)
     except PermissionError:  # a file, always ready
         await asyncio.sleep(0)
-        return os.read(descriptor, _READ_BYTES)
+    else:
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(descriptor)
     try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(descriptor)
-    return os.read(descriptor, _READ_BYTES)
+        return os.read(descriptor, _READ_BYTES)
+    except OSError as error:
+        raise click.ClickException(f"cannot read standard input: {reason(error)}") from None

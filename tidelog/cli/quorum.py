@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from tidelog.cli.common import HELP, as_json, client_options, connecting, print_json, print_table, run
+from tidelog.cli.common import (
+    HELP,
+    alternative,
+    as_json,
+    client_options,
+    connecting,
+    echo,
+    print_json,
+    print_table,
+    run,
+)
 from tidelog.client import Admin
 from tidelog.client.model import QuorumDescription, QuorumReplica
 from tidelog.protocol.uuids import uuid_from_text, uuid_to_text
@@ -26,11 +36,11 @@ def command() -> None:
 
 
 @command.command("describe")
-@click.option("--status", "view", flag_value="status", default=True, help="Leader, epoch, voters (default).")
-@click.option("--replication", "view", flag_value="replication", help="How far each replica is.")
+@alternative("--status", "view", "status", "Leader, epoch, voters (default).")
+@alternative("--replication", "view", "replication", "How far each replica is.")
 @as_json
 @connecting
-def describe(bootstrap: str, properties: dict[str, str], view: str, json_wanted: bool) -> None:
+def describe(bootstrap: str, properties: dict[str, str], view: str | None, json_wanted: bool) -> None:
     """Print the leader, the voters and the observers of the metadata quorum.
 
     \b
@@ -81,7 +91,7 @@ def add_voter(
     if json_wanted:
         print_json({"node_id": node_id, "directory_id": directory_id, "outcome": "added"})
     else:
-        click.echo(f"Node {node_id} votes.")
+        echo(f"Node {node_id} votes.")
 
 
 @command.command("remove-voter")
@@ -107,7 +117,7 @@ def remove_voter(
     if json_wanted:
         print_json({"node_id": node_id, "directory_id": directory_id, "outcome": "removed"})
     else:
-        click.echo(f"Node {node_id} does not vote any more.")
+        echo(f"Node {node_id} does not vote any more.")
 
 
 def _directory(text: str) -> bytes:
@@ -143,7 +153,7 @@ def _print_status(cluster_id: str | None, quorum: QuorumDescription) -> None:
         ("observers", _names_of(quorum, quorum.observers)),
     )
     for name, value in lines:
-        click.echo(f"{name + ':':<24}{value}")
+        echo(f"{name + ':':<24}{value}")
 
 
 def _names_of(quorum: QuorumDescription, replicas: tuple[QuorumReplica, ...]) -> str:

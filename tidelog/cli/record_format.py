@@ -117,7 +117,7 @@ def compile_template(template: str, key_form: str = "text", value_form: str = "t
     parts: list[bytes | Render] = []
     for literal, name, specification, conversion in Formatter().parse(template):
         if literal:
-            parts.append(literal.encode())
+            parts.append(literal.encode(errors="surrogateescape"))  # bytes of the command line that are not UTF-8
         if name is None:
             continue
         if name in fields and (specification or conversion):

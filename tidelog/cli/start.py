@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from tidelog.broker.config.node_config import NodeConfig
-from tidelog.cli.common import HELP, fail, overriding, reason, swallow_output
+from tidelog.cli.common import HELP, announce, fail, overriding, reason
 from tidelog.protocol.errors import ConfigError
 
 
@@ -81,15 +81,6 @@ def _allow_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):  # macOS may refuse its own maximum
             pass
-
-
-def announce(line: str) -> None:
-    """Print the first line: the node is ready, with its address."""
-    try:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has closed the pipe; the node runs on
-        swallow_output()
 
 
 def _event_loop_run(main: Coroutine[Any, Any, None]) -> None:

@@ -12,10 +12,12 @@ import click
 
 from tidelog.cli.common import (
     HELP,
+    alternative,
     as_count,
     as_json,
     client_options,
     connecting,
+    echo,
     key_values,
     print_json,
     print_table,
@@ -71,7 +73,7 @@ def list_topics(bootstrap: str, properties: dict[str, str], exclude_internal: bo
         print_json(names)
     else:
         for name in names:
-            click.echo(name)
+            echo(name)
 
 
 @command.command("create")
@@ -124,9 +126,9 @@ def create(
         text = uuid_to_text(topic_id) if topic_id is not None and not dry_run else None
         print_json({"name": name, "topic_id": text, "outcome": outcome})
     elif topic_id is None:
-        click.echo(f"Topic {name} is there already.")
+        echo(f"Topic {name} is there already.")
     else:
-        click.echo(f"{'Would create' if dry_run else 'Created'} topic {name}.")
+        echo(f"{'Would create' if dry_run else 'Created'} topic {name}.")
 
 
 def _assignment(text: str | None) -> list[list[int]]:
@@ -139,8 +141,8 @@ def _assignment(text: str | None) -> list[list[int]]:
 
 @command.command("describe")
 @click.argument("names", nargs=-1)
-@click.option("--under-replicated", "wanted", flag_value="under-replicated", help="Only with replicas out of sync.")
-@click.option("--unavailable", "wanted", flag_value="unavailable", help="Only those without a leader.")
+@alternative("--under-replicated", "wanted", "under-replicated", "Only with replicas out of sync.")
+@alternative("--unavailable", "wanted", "unavailable", "Only those without a leader.")
 @click.option("--sizes", "sizes_wanted", is_flag=True, help="Also the size of each partition's log, at its leader.")
 @click.option("--offsets", "offsets_wanted", is_flag=True, help="Also the first and the next offset.")
 @click.option("--configs", "all_configs", is_flag=True, help="All configs, not only those set for the topic.")
@@ -196,7 +198,7 @@ def describe(
     print_table(("TOPIC", "PARTITION", "LEADER", "EPOCH", "REPLICAS", "ISR", "OFFLINE", *more), rows)
     settings = [(topic.name, key, value) for topic in topics for key, value in sorted(configs[topic.name].items())]
     if settings:
-        click.echo()
+        echo()
         print_table(("TOPIC", "CONFIG", "VALUE"), settings)
 
 
@@ -273,7 +275,7 @@ def alter(
 
     def tell(line: str) -> None:
         if not json_wanted:
-            click.echo(line)
+            echo(line)
 
     async def ask() -> None:
         async with Admin(**client_options(bootstrap, properties)) as admin:
@@ -314,7 +316,7 @@ def delete(
 
     def outcome_row(name: str, outcome: str) -> dict[str, str]:
         if not json_wanted:
-            click.echo(f"Deleted topic {name}." if outcome == "deleted" else f"There is no topic {name}.")
+            echo(f"Deleted topic {name}." if outcome == "deleted" else f"There is no topic {name}.")
         return {"name": name, "outcome": outcome}
 
     async def ask() -> list[dict[str, str]]:

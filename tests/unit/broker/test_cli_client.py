@@ -286,19 +286,6 @@ def test_a_partition_to_write_that_is_not_there(cli: Cli):
 
 
 @pytest.mark.slow
-def test_standard_streams_that_are_closed(bootstrap: str):
-    words = f"exec {sys.executable} -m tidelog"
-    for line, expected in (
-        (f"{words} topics list -b {bootstrap} >&-", ""),
-        (f"{words} produce closed -b {bootstrap} <&-", "0 records\n"),
-    ):
-        done = subprocess.run(
-            ["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", expected)
-
-
-@pytest.mark.slow
 def test_ctrl_c_ends_typing_and_keeps_what_was_typed(cli: Cli, bootstrap: str):
     words = [sys.executable, "-m", "tidelog", "produce", "typed", "-b", bootstrap]
     process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -320,6 +307,24 @@ def test_ctrl_c_ends_typing_and_keeps_what_was_typed(cli: Cli, bootstrap: str):
 def test_a_line_without_its_key_fails(cli: Cli):
     status, _, err = cli("produce", "keyed", "-k", ":", stdin=b"keyless\n")
     assert (status, err) == (1, "tidelog: no key separator ':' in the line 'keyless'\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "one", "other"),
+    [
+        ("groups reset-offsets billing --topic orders --execute", "--to-earliest", "--to-latest"),
+        ("groups reset-offsets billing --topic orders", "--to-current", "--to-earliest"),
+        ("groups describe billing", "--members", "--state"),
+        (f"reassign --json {__file__}", "--verify", "--execute"),
+        ("elect-leaders --all", "--unclean", "--preferred"),
+        ("quorum describe", "--status", "--replication"),
+        ("topics describe", "--unavailable", "--under-replicated"),
+    ],
+)
+def test_options_that_contradict_each_other_are_wrong_usage(cli: Cli, words: str, one: str, other: str):
+    status, out, err = cli(*words.split(), one, other)
+    assert (status, out) == (2, b"")
+    assert f"give {one} or {other}, not both" in err
 
 
 def test_a_record_that_is_too_large_fails(cli: Cli):

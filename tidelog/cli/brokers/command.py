@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tidelog.cli.common import HELP, as_bytes, as_json, client_options, connecting, print_json, print_table, run
+from tidelog.cli.common import HELP, as_bytes, as_json, client_options, connecting, echo, print_json, print_table, run
 from tidelog.client import Admin
 from tidelog.client.model import BrokerVersions, LogDirDescription, Node, TopicDescription
 from tidelog.protocol.api import api_name
@@ -102,7 +102,7 @@ def describe(
     else:
         for number, each in enumerate(brokers):
             if number:
-                click.echo()
+                echo()
             _print_broker(each, api_versions)
     return int(any(each.problem for each in brokers))
 
@@ -178,7 +178,7 @@ def _print_broker(broker: Broker, api_versions: bool) -> None:
         for name, (low, high) in sorted(broker.versions.supported_features.items()):
             lines.append(("feature", f"{name} {low} to {high}, now {finalized.get(name, 0)}"))
     for name, value in lines:
-        click.echo(f"{name + ':':<16}{value}")
+        echo(f"{name + ':':<16}{value}")
     if api_versions and broker.versions is not None:
         rows = [(key, api_name(key), low, high) for key, (low, high) in sorted(broker.versions.apis.items())]
         print_table(("KEY", "API", "MIN", "MAX"), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tidelog.cli.common import HELP, as_json, client_options, connecting, key_values, print_json, print_table, run
+from tidelog.cli.common import HELP, as_json, client_options, connecting, echo, key_values, print_json, print_table, run
 from tidelog.client import Admin
 from tidelog.client.admin.features import SAFE_DOWNGRADE, UNSAFE_DOWNGRADE, UPGRADE
 from tidelog.client.model import BrokerVersions
@@ -129,4 +129,4 @@ def _update(
         print_json({"features": levels, "outcome": "would be finalized" if dry_run else "finalized"})
         return
     for name, level in levels.items():
-        click.echo(f"{name} {'would be' if dry_run else 'is'} at level {level}.")
+        echo(f"{name} {'would be' if dry_run else 'is'} at level {level}.")

@@ -19,7 +19,7 @@ import click
 
 from tidelog.cli.cluster.state import RUNNING, ClusterState, Node
 from tidelog.cli.cluster.view import View, cpu_s, look, memory_bytes
-from tidelog.cli.common import print_json, print_table
+from tidelog.cli.common import echo, print_json, print_table
 from tidelog.cli.socket_bytes import ConnectionBytes, carried_between, inodes, per_socket
 from tidelog.replication.controller.decisions.balance import Balance, assess
 
@@ -141,11 +141,11 @@ def show(state: ClusterState, names: Sequence[str], weights: Mapping[str, float]
     print_table(["BROKER", *(name.upper() for name in result.measure_shares), "SHARE", "DEVIATION", ""], rows)
     verdict = "ALARM" if result.is_spread_too_wide else "even"
     limit = f"alarm above {result.spread_max:.4f}"
-    click.echo(f"\nmean share {1 / len(result.shares):.1%}, spread {result.spread:.4f} ({limit}): {verdict}")
+    echo(f"\nmean share {1 / len(result.shares):.1%}, spread {result.spread:.4f} ({limit}): {verdict}")
     if idle:
-        click.echo(f"nothing to speak of during {seconds:g} s: {', '.join(idle)}")
+        echo(f"nothing to speak of during {seconds:g} s: {', '.join(idle)}")
     if missing:
-        click.echo(f"not told by this machine: {', '.join(missing)}")
+        echo(f"not told by this machine: {', '.join(missing)}")
     return 0
 
 

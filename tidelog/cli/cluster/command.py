@@ -24,7 +24,7 @@ from tidelog.cli.cluster.state import (
     NoCluster,
     Node,
 )
-from tidelog.cli.common import HELP, as_json, key_values, overriding, print_json, print_table
+from tidelog.cli.common import HELP, announce, as_json, echo, key_values, overriding, print_json, print_table
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -141,7 +141,7 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
                 }
             )
         else:
-            click.echo(
+            announce(
                 f"tidelog cluster ready in {seconds:.2f} s: {state.bootstrap} "
                 f"(cluster {state.cluster_id}, {len(state.nodes)} nodes, data {file.directory})"
             )
@@ -216,7 +216,7 @@ async def _show(file: ClusterFile, end_signals: _EndSignals, every_s: float = 1.
             else:
                 for node, each in now.items():
                     if seen.get(node) != each:
-                        click.echo(f"node {node}: {each}")
+                        echo(f"node {node}: {each}")
             if now != seen:
                 with file.changing():
                     pass  # saves the nodes that have died
@@ -250,7 +250,7 @@ def status(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
         print_json(content)
         return
     print_table(HEADER, [cells(view, node) for node in state.nodes if node.id in chosen])
-    click.echo(f"\n{summary(view)}")
+    echo(f"\n{summary(view)}")
 
 
 @command.command("kill")
@@ -414,6 +414,6 @@ def _say(what: str, nodes: list[Node], json_wanted: bool, more: str = "") -> Non
         print_json([{"id": node.id, "outcome": what, "pid": node.pid if node.is_there else None} for node in nodes])
         return
     for node in nodes:
-        click.echo(f"{what} node {node.id}{more}")
+        echo(f"{what} node {node.id}{more}")
     if not nodes:
-        click.echo(f"no node was {what}")
+        echo(f"no node was {what}")

@@ -11,10 +11,12 @@ import click
 
 from tidelog.cli.common import (
     HELP,
+    alternative,
     as_count,
     as_json,
     client_options,
     connecting,
+    echo,
     fail,
     print_json,
     print_table,
@@ -85,8 +87,8 @@ def list_groups(
 
 @command.command("describe")
 @click.argument("groups", nargs=-1)
-@click.option("--members", "view", flag_value="members", help="Who is in it, instead of what it has read.")
-@click.option("--state", "view", flag_value="state", help="Its state, coordinator and assignor.")
+@alternative("--members", "view", "members", "Who is in it, instead of what it has read.")
+@alternative("--state", "view", "state", "Its state, coordinator and assignor.")
 @click.option("--verbose", is_flag=True, help="--members: which partitions each reads.")
 @as_json
 @connecting
@@ -188,7 +190,7 @@ def remove_members(
         if error is not None:
             fail(str(error))
         elif not json_wanted:
-            click.echo(f"Removed {member}.")
+            echo(f"Removed {member}.")
     return 1 if any(outcome.values()) else 0
 
 
@@ -217,7 +219,7 @@ def delete(bootstrap: str, properties: dict[str, str], groups: tuple[str, ...], 
         if error is not None:
             fail(str(error))
         elif not json_wanted:
-            click.echo(f"Deleted group {group}.")
+            echo(f"Deleted group {group}.")
     return 1 if any(outcome.values()) else 0
 
 

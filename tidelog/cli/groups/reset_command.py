@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 import click
 
-from tidelog.cli.common import as_json, client_options, connecting, fail, print_json, print_table, run
+from tidelog.cli.common import (
+    alternative,
+    as_json,
+    client_options,
+    connecting,
+    echo,
+    fail,
+    print_json,
+    print_table,
+    run,
+)
 from tidelog.cli.groups import reset as groups_reset
 from tidelog.cli.groups.reset import Move, Offsets, ResetError
 from tidelog.client import Admin, TopicPartition
@@ -35,9 +45,9 @@ Moves = dict[TopicPartition, Move]
 @click.option("--all-groups", is_flag=True, help="Every group of the cluster.")
 @click.option("--topic", "scopes", multiple=True, metavar="TOPIC[:P,P]", help="Partitions of a topic, or all of them.")
 @click.option("--all-topics", is_flag=True, help="Everything the group has committed.")
-@click.option("--to-earliest", "kind", flag_value="earliest", help="To the first record there is.")
-@click.option("--to-latest", "kind", flag_value="latest", help="Behind the last record.")
-@click.option("--to-current", "kind", flag_value="current", help="To what is committed; else behind the last record.")
+@alternative("--to-earliest", "kind", "earliest", "To the first record there is.")
+@alternative("--to-latest", "kind", "latest", "Behind the last record.")
+@alternative("--to-current", "kind", "current", "To what is committed; else behind the last record.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="OFFSET", help="To this offset.")
 @click.option("--shift-by", type=int, metavar="N", help="N records on, or back if negative.")
 @click.option("--to-datetime", metavar="TIME", help="To the first record from then on: YYYY-MM-DDTHH:MM:SS.sss, UTC.")
@@ -227,7 +237,7 @@ def _show(moves: Mapping[str, Moves], several: bool, export: bool, json_wanted: 
         plans = {
             group: {partition: move.new for partition, move in planned.items()} for group, planned in moves.items()
         }
-        click.echo(groups_reset.as_csv(plans, several), nl=False)
+        echo(groups_reset.as_csv(plans, several), newline=False)
     else:
         header = ("GROUP", "TOPIC", "PARTITION", "OLD-OFFSET", "NEW-OFFSET")
         print_table(header, [(*row[:3], "-" if row[3] is None else row[3], row[4]) for row in rows])

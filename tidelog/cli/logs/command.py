@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import click
 
-from tidelog.cli.common import HELP
+from tidelog.cli.common import HELP, emit
 from tidelog.cli.logs.dump import Row, dump, is_known
 from tidelog.cli.logs.verify import command as verify_command
 from tidelog.storage.files.disk import Disk, OsDisk
@@ -51,11 +51,11 @@ def dump_command(paths: tuple[str, ...], records: bool, json_wanted: bool) -> in
     for path in _files(disk, tuple(path.rstrip("/") or path for path in paths)):
         empty = False
         if not json_wanted:
-            click.echo(path)
+            emit(path)
         try:
             for row in dump(disk, path, records=records):
                 good = good and "error" not in row and row.get("crc_valid", True)
-                click.echo(json.dumps({"file": path, **row}, ensure_ascii=False) if json_wanted else _line(row))
+                emit(json.dumps({"file": path, **row}, ensure_ascii=False) if json_wanted else _line(row))
         except ValueError as error:
             raise click.ClickException(str(error)) from None
     if empty:

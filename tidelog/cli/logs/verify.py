@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from tidelog.cli.common import HELP, reason, run, with_ports
+from tidelog.cli.common import HELP, echo, reason, run, with_ports
 from tidelog.cli.logs.policies import compacted_topics
 from tidelog.cli.logs.repair import PartitionRepair, RepairSource
 from tidelog.protocol.errors import KafkaError
@@ -116,7 +116,7 @@ def command(directory: str, source: str | None, compacted: tuple[str, ...], json
     left = found = 0
     try:
         for row in verification.run(source):
-            click.echo(row.as_json() if json_wanted else row.line())
+            echo(row.as_json() if json_wanted else row.line())
             found += row.counts
             left += row.counts and row.outcome != "repaired"
     except PermissionError as error:
@@ -131,13 +131,11 @@ def _print_summary(verification: _Verification, found: int, repaired: int, repai
     segments, verified_bytes = verification.segments, verification.verified_bytes
     if json_wanted:
         summary = {"segments": segments, "verified_bytes": verified_bytes, "problems": found, "repaired": repaired}
-        click.echo(json.dumps(summary))
+        echo(json.dumps(summary))
         return
     problems = f"{found or 'no'} problem{'' if found == 1 else 's'}"
     outcome = f", {repaired} repaired" if repairs and found else ""
-    click.echo(
-        f"{segments:,} segment{'' if segments == 1 else 's'}, {verified_bytes:,} bytes verified, {problems}{outcome}"
-    )
+    echo(f"{segments:,} segment{'' if segments == 1 else 's'}, {verified_bytes:,} bytes verified, {problems}{outcome}")
 
 
 class _Verification:

@@ -13,7 +13,17 @@ from typing import TypeVar
 
 import click
 
-from tidelog.cli.common import HELP, as_count, client_options, connecting, print_json, print_table, run
+from tidelog.cli.common import (
+    HELP,
+    alternative,
+    as_count,
+    client_options,
+    connecting,
+    echo,
+    print_json,
+    print_table,
+    run,
+)
 from tidelog.cli.reassign import directories as reassign_directories
 from tidelog.cli.reassign import partition_lists, proposals
 from tidelog.cli.reassign.partition_lists import COMPLETE, ELSEWHERE, MOVING, Directories, Plan
@@ -32,11 +42,11 @@ _NO_RATE: dict[str, str | None] = {partition_lists.LEADER_RATE: None, partition_
 
 @click.command("reassign", context_settings=HELP)
 @click.option("--json", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The plan.")
-@click.option("--execute", "action", flag_value="execute", help="Start the moves of the plan.")
-@click.option("--verify", "action", flag_value="verify", help="Say how far they are; exit code 1 until all are done.")
-@click.option("--cancel", "action", flag_value="cancel", help="Stop them, and go back to where each began.")
-@click.option("--list", "action", flag_value="list", help="Say which partitions are being moved, of any plan.")
-@click.option("--generate", "action", flag_value="generate", help="Propose a plan for topics; nothing is moved.")
+@alternative("--execute", "action", "execute", "Start the moves of the plan.")
+@alternative("--verify", "action", "verify", "Say how far they are; exit code 1 until all are done.")
+@alternative("--cancel", "action", "cancel", "Stop them, and go back to where each began.")
+@alternative("--list", "action", "list", "Say which partitions are being moved, of any plan.")
+@alternative("--generate", "action", "generate", "Propose a plan for topics; nothing is moved.")
 @click.option(
     "--topics-to-move-json",
     "topics_file",
@@ -130,8 +140,8 @@ async def _generate(admin: Admin, topics_file: Path, broker_list: str, by_rack: 
     except partition_lists.ListError as error:
         raise click.ClickException(str(error)) from None
     paths = await reassign_directories.present(admin, placed)
-    click.echo(f"Current partition replica assignment\n{partition_lists.as_plan(placed, paths)}\n")
-    click.echo(f"Proposed partition reassignment configuration\n{partition_lists.as_plan(plan)}")
+    echo(f"Current partition replica assignment\n{partition_lists.as_plan(placed, paths)}\n")
+    echo(f"Proposed partition reassignment configuration\n{partition_lists.as_plan(plan)}")
     return 0
 
 
@@ -156,7 +166,7 @@ async def _execute(admin: Admin, plan: Plan, paths: Directories, throttle: int |
     if moving and not additional:
         raise click.ClickException(f"already moving {as_count(moving, 'partition')}; --additional adds to them")
     before = {partition: placed[partition] for partition in plan}
-    click.echo(partition_lists.as_plan(before, await reassign_directories.present(admin, before)))
+    echo(partition_lists.as_plan(before, await reassign_directories.present(admin, before)))
     if throttle is not None:
         topics, brokers = partition_lists.throttles(plan, placed, moving)
         rate: dict[str, str | None] = {

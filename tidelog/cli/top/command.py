@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tidelog.cli.common import HELP, as_bytes, client_options, connecting, print_json, print_table, run
+from tidelog.cli.common import HELP, as_bytes, client_options, connecting, echo, print_json, print_table, run
 from tidelog.cli.top.rates import SORTS, View, view
 from tidelog.cli.top.snapshot import Snapshot, take
 from tidelog.client import Admin
@@ -76,7 +76,7 @@ def command(
         return
     for number, (header, rows) in enumerate(_tables(seen)):
         if number:
-            click.echo()
+            echo()
         print_table(header, rows)
 
 

@@ -1,0 +1,136 @@
+"""Commands whose standard streams are closed, full, or read only in part; and bytes that are not UTF-8 in arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tidelog.client.sync import Producer
+from tidelog.testing import EmbeddedBroker
+
+pytestmark = pytest.mark.slow  # each starts processes
+
+ROOT = Path(__file__).resolve().parents[3]
+NO_DESCRIPTOR = "Bad file descriptor"
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    with EmbeddedBroker() as broker, Producer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        for _ in range(5_000):
+            producer.send("numbers", b"x" * 100)
+        producer.flush()
+        yield broker.bootstrap_servers
+
+
+def shell(line: str, bootstrap: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """The outcome of a line of bash, in which `tidelog` is the command line; a pipe fails with any of its parts."""
+    start = f'set -o pipefail; tidelog() {{ {sys.executable} -m tidelog "$@"; }}\n'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TIDELOG_BOOTSTRAP_SERVER": bootstrap, **variables}
+    return subprocess.run(
+        ["bash", "-c", start + line], env=environment, capture_output=True, timeout=PATIENCE_S, check=False
+    )
+
+
+def committed(group: str, bootstrap: str) -> int:
+    described = json.loads(shell(f"tidelog groups describe {group} --json", bootstrap).stdout)
+    return sum(each["current_offset"] or 0 for one in described for each in one["offsets"])
+
+
+@pytest.mark.parametrize(
+    ("words", "err"),
+    [
+        ("topics list >&-", f"cannot write standard output: {NO_DESCRIPTOR}"),
+        ("--version >&-", NO_DESCRIPTOR),
+        ("--help >/dev/full", "No space left on device"),
+        ("consume numbers -o earliest -e >&-", f"cannot write standard output: {NO_DESCRIPTOR}"),
+        ("topics list >/dev/full", "cannot write standard output: No space left on device"),
+        ("topics describe --json >/dev/full", "cannot write standard output: No space left on device"),
+        ("consume numbers -o earliest -e >/dev/full", "cannot write standard output: No space left on device"),
+        ("produce closed <&-", f"cannot read standard input: {NO_DESCRIPTOR}"),
+    ],
+)
+def test_a_stream_that_cannot_be_used_is_one_line(bootstrap: str, words: str, err: str):
+    done = shell(f"tidelog {words}", bootstrap)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", f"tidelog: {err}\n")
+
+
+@pytest.mark.parametrize(
+    "words", ["topics list <&-", "consume numbers -o -1 -e <&-", "topics list 2>&-", "topics create quiet 2>&- <&-"]
+)
+def test_a_closed_stream_that_is_not_used_does_not_matter(bootstrap: str, words: str):
+    done = shell(f"tidelog {words}", bootstrap)
+    assert done.returncode == 0
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["top --once -d 0.1", "topics describe --configs numbers", "consume numbers -o earliest", "brokers list", "--help"],
+)
+def test_a_reader_that_has_enough_is_no_failure(bootstrap: str, words: str):
+    done = shell(f"tidelog {words} | head -c 1", bootstrap)
+    assert (done.returncode, len(done.stdout), done.stderr) == (0, 1, b"")
+
+
+def test_a_reader_that_has_enough_does_not_end_the_work(bootstrap: str):
+    names = [f"gone{number}" for number in range(4)]
+    for name in names:
+        shell(f"tidelog topics create {name}", bootstrap)
+    done = shell(f"tidelog topics delete {' '.join(names)} missing | :", bootstrap)
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+    assert b"UNKNOWN_TOPIC_OR_PARTITION: topic 'missing'" in done.stderr
+    assert shell("tidelog topics list | grep gone", bootstrap).stdout == b""
+
+
+@pytest.mark.parametrize("output", [">/dev/full", ">&-", "| head -c 1"])
+def test_a_group_keeps_what_could_not_be_written(bootstrap: str, output: str):
+    group = f"kept-{output.strip('>|/& ').split()[0].replace('/', '-')}"
+    shell(f"tidelog consume numbers -g {group} --from-beginning -n 100 >/dev/null", bootstrap)
+    assert committed(group, bootstrap) == 100
+    shell(f"tidelog consume numbers -g {group} {output}", bootstrap)
+    assert committed(group, bootstrap) in ((100,) if "head" not in output else (100, 2100))
+
+
+@pytest.mark.parametrize("variables", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_bytes_of_arguments_are_sent_as_they_are(bootstrap: str, variables: dict[str, str]):
+    topic = f"bytes{len(variables)}"
+    lines = rf"""printf 'k\377v\n\376\377v\n' |
+        tidelog produce {topic} -q -k $'\377' --null $'\376' -H $'h=\xc3\xa9\377' -H 'h= b ' &&
+        tidelog consume {topic} -o earliest -e -f $'{{key}}\377{{value}} {{headers}}'"""
+    done = shell(lines, bootstrap, **variables)
+    assert (done.returncode, done.stderr) == (0, b"2 records\n")
+    assert done.stdout == b"".join(key + b"\xffv h=\xc3\xa9\xff,h= b \n" for key in (b"k", b"null"))
+
+
+def test_a_header_without_a_readable_name_is_wrong_usage(bootstrap: str):
+    for header in (r"$'\377=1'", "=1", "name"):
+        done = shell(f"echo x | tidelog produce headers -H {header}", bootstrap)
+        assert (done.returncode, b"Traceback" in done.stderr, b"--header" in done.stderr) == (2, False, True), done
+
+
+def test_a_start_that_is_interrupted_says_so(tmp_path: Path):
+    """Ctrl-C at any moment before the node handles it. CPython ends some of them by the signal, after the line."""
+    for delay_s in (0.1, 0.15, 0.2, 0.25, 0.3, 0.4):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tidelog", "start", "-o", f"log.dirs={tmp_path / str(delay_s)}"]
+            + ["-o", "listeners=PLAINTEXT://127.0.0.1:0"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=PATIENCE_S)[1].decode()
+        assert process.returncode in (0, 1, -signal.SIGINT)
+        assert process.returncode == 0 or err == "tidelog: interrupted\n"
