@@ -34,7 +34,8 @@ class Terminal:
 
     def words(self, *words: str) -> list[str]:
         verb, *rest = words
-        return [sys.executable, "-m", "tidelog", "cluster", verb, "--data", str(self.directory), *rest]
+        # -P: like the installed command, without the working directory on its path.
+        return [sys.executable, "-P", "-m", "tidelog", "cluster", verb, "--data", str(self.directory), *rest]
 
     def __call__(self, *words: str, expected: int = 0) -> str:
         done = subprocess.run(
@@ -72,6 +73,14 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_nodes_take_no_module_from_the_working_directory(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "struct.py").write_text("raise AssertionError('the module of the user')")
+    monkeypatch.chdir(tmp_path)
+    assert "ready" in terminal.start("--brokers", "1")
 
 
 def test_three_brokers_are_started_broken_and_mended(terminal: Terminal) -> None:

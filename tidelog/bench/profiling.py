@@ -25,6 +25,7 @@ from tidelog.bench.clusters import Alone, Cluster, RunningCluster
 from tidelog.bench.compare import OPTIONS
 from tidelog.bench.scenarios.base import Contestant, Scenario
 from tidelog.testing.cluster import EmbeddedCluster
+from tidelog.testing.fork_server import module_command
 from tidelog.testing.processes import TidelogProcess
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -38,8 +39,7 @@ class ProfiledTidelog(TidelogProcess):
         return self.directory / "profile"
 
     def command(self) -> list[str]:
-        arguments = super().command()[3:]
-        return [sys.executable, "-m", "tidelog.bench.profiling", str(self.profile_file), *arguments]
+        return [*module_command("tidelog.bench.profiling"), str(self.profile_file), *self.arguments()]
 
 
 @dataclass(frozen=True, slots=True)

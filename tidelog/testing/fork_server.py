@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any
 
 PRELOADED = (
@@ -38,6 +39,11 @@ _CLOSE_TIMEOUT_S = 10.0
 _SET_PARENT_DEATH_SIGNAL = 1
 _servers: dict[int, ForkServer] = {}
 _servers_lock = threading.Lock()
+
+
+def module_command(module: str) -> list[str]:
+    """The command line that runs a module. -P: a struct.py in the working directory is the user's, not Python's."""
+    return [sys.executable, "-P", "-m", module]
 
 
 class ForkFailed(Exception):
@@ -106,17 +112,48 @@ class ForkServer:
         self._socket, other_end = socket.socketpair()
         with other_end:
             self._process = subprocess.Popen(
-                [*command_prefix, sys.executable, "-m", "tidelog.testing.fork_server", *PRELOADED],
+                [*command_prefix, *module_command("tidelog.testing.fork_server"), *PRELOADED],
                 stdin=other_end.fileno(),
                 env=dict(environment),
                 start_new_session=True,
             )
 
     def spawn(self, arguments: list[str], output_fd: int, environment: Mapping[str, str]) -> ForkedProcess:
-        """Run `tidelog ARGUMENTS` in a fork that writes to `output_fd`; ForkFailed."""
+        """Run `tidelog ARGUMENTS` in a fork that writes to `output_fd`; ForkFailed.
+
+        A thread talks to the fork server. The exception of a signal handler (Ctrl-C, a time limit of a test)
+        would leave an answer unread, and each later caller would get the process of another one.
+        """
         request = json.dumps(
-            {"arguments": arguments, "environment": dict(environment), "directory": os.getcwd()}
+            {"arguments": arguments, "environment": dict(environment), "directory": _working_directory()}
         ).encode()
+        answers: list[ForkedProcess | ForkFailed] = []
+        answered: SimpleQueue[None] = SimpleQueue()
+        interrupts: list[BaseException] = []
+
+        def talk(own_output_fd: int) -> None:
+            try:
+                answers.append(self._fork(request, own_output_fd))
+            finally:
+                os.close(own_output_fd)
+            answered.put(None)
+            if interrupts:
+                _kill_forked(answers)
+
+        try:
+            own_output_fd = os.dup(output_fd)  # an interrupted caller closes its own before the answer
+            threading.Thread(target=talk, args=(own_output_fd,), name="tidelog-spawn", daemon=True).start()
+            answered.get()
+        except BaseException as interrupt:
+            interrupts.append(interrupt)
+            _kill_forked(answers)
+            raise
+        (answer,) = answers
+        if isinstance(answer, ForkFailed):
+            raise answer
+        return answer
+
+    def _fork(self, request: bytes, output_fd: int) -> ForkedProcess | ForkFailed:
         status_fd, status_of_fork = os.pipe()
         try:
             with self._lock:
@@ -129,10 +166,10 @@ class ForkServer:
         finally:
             os.close(status_of_fork)
         pid = _PID.unpack(answer)[0] if answer else 0
-        if pid <= 0:
-            os.close(status_fd)
-            raise ForkFailed(f"the fork server {'could not fork: ' + os.strerror(-pid) if pid else 'has ended'}")
-        return ForkedProcess(pid, status_fd)
+        if pid > 0:
+            return ForkedProcess(pid, status_fd)
+        os.close(status_fd)
+        return ForkFailed(f"the fork server {'could not fork: ' + os.strerror(-pid) if pid else 'has ended'}")
 
     @property
     def alive(self) -> bool:
@@ -140,6 +177,10 @@ class ForkServer:
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """End the fork server and all its forks: in good order, or by SIGKILL when it does not end in time."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # a thread may wait for an answer; a close alone would wait for it
+        except OSError:
+            pass  # the fork server has ended
         self._socket.close()
         try:
             self._process.wait(timeout_s)
@@ -163,6 +204,21 @@ def close_fork_server() -> None:
         server = _servers.pop(os.getpid(), None)
     if server is not None:
         server.close()
+
+
+def _kill_forked(answers: list[ForkedProcess | ForkFailed]) -> None:
+    """End the process that a caller asked for and does not take."""
+    for answer in answers:
+        if isinstance(answer, ForkedProcess):
+            answer.kill()
+
+
+def _working_directory() -> str:
+    """Where the process runs: where this one does, unless that directory is deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.sep
 
 
 def _receive(connection: socket.socket, size_bytes: int) -> bytes:
@@ -202,16 +258,26 @@ class _Server:
                 self._wakeup.recv(4096)
                 self._reap()
             if self._requests.fileno() in ready:
-                mark, descriptors, _, _ = socket.recv_fds(self._requests, 1, 2)
-                if not mark:
+                request, descriptors = self._next_request()
+                if request is None:
                     self._end_all()
                     return None
-                header = _receive(self._requests, _LENGTH.size)
-                size_bytes = _LENGTH.unpack(header)[0]
-                assert size_bytes <= _REQUEST_BYTES_MAX
-                request: dict[str, Any] = json.loads(_receive(self._requests, size_bytes))
                 if self._fork(request, *descriptors):
                     return request
+
+    def _next_request(self) -> tuple[dict[str, Any] | None, list[int]]:
+        """A request and its descriptors; None at the end of the connection, also at one amid a request or with an
+        answer unread: the caller was killed.
+        """
+        try:
+            mark, descriptors, _, _ = socket.recv_fds(self._requests, 1, 2)
+            header = _receive(self._requests, _LENGTH.size) if mark else b""
+            size_bytes = _LENGTH.unpack(header)[0] if header else 0
+            assert size_bytes <= _REQUEST_BYTES_MAX
+            request = _receive(self._requests, size_bytes) if size_bytes else b""
+        except ConnectionError:
+            return None, []
+        return (json.loads(request) if request else None), descriptors
 
     def _fork(self, request: dict[str, Any], output_fd: int, status_fd: int) -> bool:
         """Whether this is the fork."""
@@ -229,7 +295,10 @@ class _Server:
             self._status_fds[pid] = status_fd
         else:
             os.close(status_fd)
-        self._requests.sendall(_PID.pack(pid))
+        try:
+            self._requests.sendall(_PID.pack(pid))
+        except ConnectionError:
+            pass  # the caller was killed, and the next request is the end
         return False
 
     def _become_fork(self, request: dict[str, Any], output_fd: int, server_pid: int) -> None:

@@ -17,7 +17,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tidelog.testing.fork_server import ForkedProcess, close_fork_server, fork_server
+from tidelog.testing.fork_server import ForkedProcess, close_fork_server, fork_server, module_command
 from tidelog.testing.ports import free_port
 from tidelog.testing.usage import Usage, usage
 
@@ -254,7 +253,7 @@ class TidelogProcess(ServerProcess):
         return arguments
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "tidelog", *self.arguments()]
+        return [*module_command("tidelog"), *self.arguments()]
 
     def environment(self) -> dict[str, str]:
         """This interpreter's environment, with the checkout first on the path: the

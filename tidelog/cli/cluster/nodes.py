@@ -111,7 +111,8 @@ def launch(node: Node, cluster_id: str) -> None:
     with open(node.output, "ab") as output:
         node.output_from = output.tell()
         child = subprocess.Popen(
-            [sys.executable, "-m", "tidelog", "start", str(file)],
+            # -P: a struct.py in the working directory is the user's, not Python's.
+            [sys.executable, "-P", "-m", "tidelog", "start", str(file)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
