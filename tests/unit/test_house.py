@@ -81,7 +81,6 @@ PURE = (
     "broker/coordinators/*/rebalance.py",
     "broker/coordinators/*/records.py",
     "broker/coordinators/*/states.py",
-    "spark_ingest/filters.py",
     "spark_ingest/java_pattern.py",
     "spark_ingest/option_table.py",
     "spark_ingest/options.py",

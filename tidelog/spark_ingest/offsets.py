@@ -19,7 +19,6 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponseTopic
-from tidelog.spark_ingest.filters import Condition, earliest_time_ms, narrow_ranges
 from tidelog.spark_ingest.java_pattern import compile_java_pattern
 from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
@@ -48,24 +47,18 @@ class ResolvedRanges(NamedTuple):
     topic_ids: TopicIds
 
 
-def resolve_ranges(options: SourceOptions, conditions: Sequence[Condition] = ()) -> ResolvedRanges:
-    """One range per partition, empty ones included; only what the conditions leave, where there are
-    some.
-
-    Raises KafkaError, ConfigError or DataLoss.
-    """
-    return asyncio.run(_resolve(options, conditions))
+def resolve_ranges(options: SourceOptions) -> ResolvedRanges:
+    """One range per partition, empty ones included. Raises KafkaError, ConfigError or DataLoss."""
+    return asyncio.run(_resolve(options))
 
 
-async def _resolve(options: SourceOptions, conditions: Sequence[Condition]) -> ResolvedRanges:
+async def _resolve(options: SourceOptions) -> ResolvedRanges:
     cluster = Cluster(options.consumer)
     await cluster.start()
     try:
         topics, partitions, earliest, latest, ends = await _edges(cluster, options)
         starting = await _bound_offsets(cluster, options, options.starting, partitions)
         ending = await _bound_offsets(cluster, options, options.ending, partitions)
-        since_ms = earliest_time_ms(conditions)
-        since = {} if since_ms is None else await _offsets_since(cluster, options, partitions, since_ms, latest)
     finally:
         await cluster.close()
     ranges = []
@@ -78,16 +71,8 @@ async def _resolve(options: SourceOptions, conditions: Sequence[Condition]) -> R
                 f"offset {end}"
             )
         start, end = _clip_to_log(options, partition, start, end, earliest, ends)
-        ranges.append(OffsetRange(*partition, min(max(start, since.get(partition, start)), end), end))
-    return ResolvedRanges(narrow_ranges(ranges, conditions) if conditions else ranges, _ids(topics))
-
-
-async def _offsets_since(
-    cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], since_ms: int, latest: Offsets
-) -> Offsets:
-    """The first offset of each partition with a timestamp at or after `since_ms`, else its end."""
-    found = await _list_offsets(cluster, options, dict.fromkeys(partitions, since_ms))
-    return {partition: each.offset if each is not None else latest[partition] for partition, each in found.items()}
+        ranges.append(OffsetRange(*partition, start, end))
+    return ResolvedRanges(ranges, _ids(topics))
 
 
 async def find_first_offsets(cluster: Cluster, options: SourceOptions) -> tuple[Offsets, TopicIds]:

@@ -128,9 +128,9 @@ SOURCE_OPTIONS: Final = (
     SourceOption(
         "pushFilters",
         BATCH,
-        "`false`",
-        "whether filters on `topic`, `partition`, `offset` and `timestamp` narrow the offsets that are read. It needs "
-        "`spark.sql.python.filterPushdown.enabled`",
+        "",
+        "accepted without effect: Spark would read what one filter has left also for other filters of the same "
+        "DataFrame",
         "true",
         in_spark=False,
     ),

@@ -115,7 +115,6 @@ class SourceOptions:
     max_batch_bytes: int = DEFAULT_MAX_BYTES
     fetch_offset_retries: int = 3
     fetch_offset_retry_interval_ms: int = 10
-    push_filters: bool = False
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
@@ -139,6 +138,8 @@ class SourceOptions:
         if min_offsets and max_offsets and min_offsets > max_offsets:
             raise ConfigError(f"minOffsetsPerTrigger ({min_offsets}) is above maxOffsetsPerTrigger ({max_offsets})")
         without_effect = KAFKA_WITHOUT_EFFECT.intersection(options)
+        if flag(options, "pushFilters", False):
+            without_effect |= {"pushFilters"}
         if starting.group:
             without_effect -= {"kafka.group.id"}
         return cls(
@@ -157,7 +158,6 @@ class SourceOptions:
             max_batch_bytes=_positive(options, MAX_BATCH_BYTES_OPTION) or DEFAULT_MAX_BYTES,
             fetch_offset_retries=_number(options, "fetchOffset.numRetries", 3),
             fetch_offset_retry_interval_ms=_number(options, "fetchOffset.retryIntervalMs", 10),
-            push_filters=flag(options, "pushFilters", False),
             max_offsets_per_trigger=max_offsets,
             min_offsets_per_trigger=min_offsets,
             max_trigger_delay_ms=_duration_ms(options, "maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),

@@ -9,7 +9,7 @@ Arrow.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -29,10 +29,9 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, Filter
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
-    from tidelog.spark_ingest.filters import Condition
     from tidelog.spark_ingest.options import SourceOptions
     from tidelog.spark_ingest.planning import OffsetRange
     from tidelog.spark_ingest.sink_options import SinkOptions
@@ -61,10 +60,7 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
         from tidelog.spark_ingest.option_table import BATCH
         from tidelog.spark_ingest.schema import projection
 
-        options = _parse(self.options, BATCH)
-        # Spark refuses every read of a reader that has `pushFilters` unless its own setting allows it.
-        reader = TidelogFilteringReader if options.push_filters else TidelogReader
-        return reader(options, projection(schema))
+        return TidelogReader(_parse(self.options, BATCH), projection(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from tidelog.protocol.errors import ConfigError
@@ -105,12 +101,15 @@ class RangePartition(InputPartition):  # type: ignore[misc,unused-ignore]
 
 
 class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
-    """One batch read: `partitions` runs on the driver, `read` in the tasks."""
+    """One batch read: `partitions` runs on the driver, `read` in the tasks.
+
+    It has no `pushFilters`: Spark up to 4.3 keeps the ranges of the last scan of a DataFrame and reads them for its
+    other scans, so that ranges narrowed by one filter would lose the rows of another.
+    """
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._conditions: list[Condition] = []
 
     def partitions(self) -> Sequence[RangePartition]:
         """The ranges to read, fixed at this time.
@@ -122,24 +121,13 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
 
         options = self._options
         _warn_of(options.without_effect, "source")
-        ranges, topic_ids = resolve_ranges(options, self._conditions)
+        ranges, topic_ids = resolve_ranges(options)
         ranges = plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
         return [RangePartition(each, topic_ids[each.topic]) for each in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The records of one range as Arrow record batches of the selected columns."""
         return _read(self._options, self._columns, partition)
-
-
-class TidelogFilteringReader(TidelogReader):
-    """A batch read that narrows its ranges by the filters of the query."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take note of the filters. Spark evaluates all of them again."""
-        from tidelog.spark_ingest.filters import read_conditions
-
-        self._conditions = read_conditions(filters)
-        return filters
 
 
 class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc,unused-ignore]

@@ -25,6 +25,9 @@ def latest(spark: SparkSession, topic: str, **options: str) -> DataFrame:
 
     Within a partition the record with the highest offset is the latest. A key in several
     partitions, as after partitions were added, has one row: that with the highest timestamp.
+
+    Spark asks for the offsets at the first read of a DataFrame only. Call it again for newer records, in a stream in
+    each micro-batch (`foreachBatch`).
     """
     from pyspark.sql import functions as F
 

@@ -189,6 +189,8 @@ def test_kafkas_consumer_options_without_effect_are_taken_and_noted():
     options = parsed(subscribe="t", groupIdPrefix="x", **{"kafka.group.id": "mine", "kafka.max.poll.records": "9"})
     assert options.consumer.group_id is None
     assert options.without_effect == ("kafka.group.id", "kafka.max.poll.records")
+    assert parsed(subscribe="t", pushFilters="true").without_effect == ("pushFilters",)
+    assert parsed(subscribe="t", pushFilters="false").without_effect == ()
 
 
 def test_every_option_of_kafkas_consumer_is_served_refused_or_said_to_have_no_effect():

@@ -20,7 +20,6 @@ def test_the_defaults_on_the_page_are_those_of_the_code():
     values = {
         "failOnDataLoss": options.fail_on_data_loss,
         "includeHeaders": options.include_headers,
-        "pushFilters": options.push_filters,
         "kafkaConsumer.pollTimeoutMs": options.poll_timeout_ms,
         "fetchOffset.numRetries": options.fetch_offset_retries,
         "fetchOffset.retryIntervalMs": options.fetch_offset_retry_interval_ms,
