@@ -51,20 +51,26 @@ class FetchBuffer:
 
         When no records remain, raises the KafkaError of a partition that cannot be read, or the
         exception of a deserializer. Batches that are damaged are fetched again after that: the
-        broker, or another one, may have a whole copy by then.
+        broker, or another one, may have a whole copy by then. What is raised and is no Exception (an
+        interrupt, or a deserializer's CancelledError) leaves all positions as they were.
         """
         records_by_partition: dict[TopicPartition, list[ConsumerRecord]] = {}
         remaining = limit
         errors: dict[TopicPartition, Exception] = {}
+        starts: dict[TopicPartition, tuple[int, int]] = {}
         progress = True
         while progress and remaining > 0:
             progress = False
             for partition in list(self._fetches):
                 try:
+                    self._note_start(starts, partition)
                     records = self._take_from(partition, remaining)
                 except Exception as error:
                     errors[partition] = error
                     continue
+                except BaseException:
+                    self._go_back_to(starts)
+                    raise
                 if records:
                     records_by_partition.setdefault(partition, []).extend(records)
                     remaining -= len(records)
@@ -74,6 +80,20 @@ class FetchBuffer:
         if not records_by_partition:
             self._raise_first(errors)
         return records_by_partition
+
+    def _note_start(self, starts: dict[TopicPartition, tuple[int, int]], partition: TopicPartition) -> None:
+        """Note the position before the first records of a call."""
+        state = self._subscription.assigned.get(partition)
+        if state is not None and partition not in starts:
+            starts[partition] = state.position, state.leader_epoch
+
+    def _go_back_to(self, starts: Mapping[TopicPartition, tuple[int, int]]) -> None:
+        """Let no record of this call count as consumed, because its caller gets none. They are fetched again: a batch
+        that was being decoded is not whole any more.
+        """
+        for partition, (offset, leader_epoch) in starts.items():
+            self._subscription.rewind(partition, offset, leader_epoch)
+        self.discard(starts)
 
     def _raise_first(self, errors: Mapping[TopicPartition, Exception]) -> None:
         for partition, failure in errors.items():
@@ -119,15 +139,20 @@ class FetchBuffer:
         """
         taken: list[pa.RecordBatch] = []
         errors: dict[TopicPartition, Exception] = {}
+        starts: dict[TopicPartition, tuple[int, int]] = {}
         progress = True
         while progress and rows > 0 and size_bytes > 0:
             progress = False
             for partition in list(self._fetches):
                 try:
+                    self._note_start(starts, partition)
                     piece = self._take_piece(partition, columns)
                 except Exception as error:
                     errors[partition] = error
                     continue
+                except BaseException:
+                    self._go_back_to(starts)
+                    raise
                 if piece is not None:
                     taken.append(piece)
                     rows -= piece.num_rows

@@ -1,7 +1,7 @@
 """Interceptors of a producer, and callbacks for the delivery of single records.
 
 Invariant: an exception of either is logged and goes no further, so that neither breaks a send or
-stops the sender.
+stops the sender. A KeyboardInterrupt or SystemExit leaves the event loop, in a callback of its own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from tidelog.client.arguments import shown
 from tidelog.client.model import ProducerRecord, RecordMetadata
 
 logger = logging.getLogger(__name__)
-
-_FAULTS = (Exception, asyncio.CancelledError)
-"""CancelledError too: code that reads the result of a cancelled future raises it."""
 
 DeliveryCallback = Callable[[RecordMetadata | None, Exception | None], None]
 """Called with the metadata of a delivered record, or with None and the error."""
@@ -49,8 +46,8 @@ class Interceptors:
         for interceptor in self._interceptors:
             try:
                 replaced: Any = interceptor.on_send(topic, record)
-            except _FAULTS:
-                logger.exception("%s: on_send raised", type(interceptor).__name__)
+            except BaseException as fault:
+                _handle_fault(interceptor, "on_send", fault)
                 continue
             if isinstance(replaced, ProducerRecord):
                 record = replaced
@@ -63,8 +60,19 @@ class Interceptors:
         for interceptor in self._interceptors:
             try:
                 interceptor.on_acknowledgement(metadata, error)
-            except _FAULTS:
-                logger.exception("%s: on_acknowledgement raised", type(interceptor).__name__)
+            except BaseException as fault:
+                _handle_fault(interceptor, "on_acknowledgement", fault)
+
+
+def _handle_fault(interceptor: ProducerInterceptor, method: str, fault: BaseException) -> None:
+    logger.error("%s: %s raised", type(interceptor).__name__, method, exc_info=fault)
+    if isinstance(fault, (KeyboardInterrupt, SystemExit)):
+        # asyncio ends its loop by these. Raised here, they would leave the records after this one without an outcome.
+        asyncio.get_running_loop().call_soon(_raise, fault)
+
+
+def _raise(fault: BaseException) -> None:
+    raise fault
 
 
 def calls_on_delivery(callback: DeliveryCallback) -> Callable[[Any], None]:
@@ -78,7 +86,7 @@ def calls_on_delivery(callback: DeliveryCallback) -> Callable[[Any], None]:
         error = future.exception()
         try:
             callback(None if error is not None else future.result(), error)
-        except _FAULTS:
+        except (Exception, asyncio.CancelledError):  # code that reads the result of a cancelled future raises that
             logger.exception("a delivery callback raised")
 
     return handle

@@ -483,7 +483,7 @@ class Producer:
         """The number of the open transaction, 0 without one."""
         return 0 if self._manager is None else self._manager.open_number
 
-    def note_lost_record(self, error: Exception, transaction: int | None = None) -> None:
+    def note_lost_record(self, error: BaseException, transaction: int | None = None) -> None:
         """A record could not be sent: its transaction, if any, can only be aborted (as in Java).
 
         `transaction`: the one that was open when the record began to wait for its place, None for a record that has

@@ -7,6 +7,7 @@ thread, so calls of a started client raise RuntimeError in the child; `close` re
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import weakref
@@ -19,6 +20,8 @@ from tidelog.client.sync.loop_call import LoopCall
 from tidelog.client.sync.waiting_threads import WaitingThreads
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 _CANCEL_TIMEOUT_S = 5
 _FORKED = "this client was started before a fork, and its thread is in the other process; make a client after the fork"
@@ -48,19 +51,31 @@ class LoopThread:
         self.loop = new_loop()
         self._lock = threading.RLock()  # a signal handler may call `close` inside any call
         self._is_ending = False
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="tidelog-client", daemon=True)
         try:
             self._thread.start()
         except BaseException:  # an interrupt, while this thread waited for the other one to run
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.loop.call_soon_threadsafe(self._stop_loop)
             raise
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            while not self._is_stopped:
+                try:
+                    self.loop.run_forever()
+                except BaseException as error:
+                    # A SystemExit of the user's code, such as a deserializer, ends `run_forever`. The call that ran
+                    # it raises it, and all other calls need the loop.
+                    logger.error("the loop of a blocking client goes on after %r", error)
         finally:
             self.loop.close()
+
+    def _stop_loop(self) -> None:
+        """On the loop."""
+        self._is_stopped = True
+        self.loop.stop()
 
     def run(self, call: Coroutine[Any, Any, Result], caller: CallerThread | None = None) -> Result:
         """Run the coroutine in the thread and wait. An interrupt of the caller cancels it.
@@ -97,7 +112,7 @@ class LoopThread:
             ending.begin()
             ending.result()
         finally:
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.loop.call_soon_threadsafe(self._stop_loop)
             self._thread.join()
 
 

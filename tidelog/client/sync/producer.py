@@ -189,7 +189,7 @@ class Producer(BlockingClient):
             try:
                 waited_ms = self._waited_ms(topic, queued_s) if self._missing_since else 0.0
                 place = append(topic, value, key, headers, partition, timestamp_ms, future, waited_ms)
-            except Exception as error:
+            except BaseException as error:  # of a serializer, a partitioner: it is the record's outcome
                 self._handle_send_error(future, topic, error, time.monotonic())
                 continue
             if place.__class__ is not ProducerBatch:
@@ -239,17 +239,18 @@ class Producer(BlockingClient):
                     self._fail_aborted(future)
                 self._drain()
                 return
-            if task.cancelled():
+            if task.cancelled() and self._closed:
                 waiting.close()
                 cause = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
                 if not future.done():  # `close` in another thread may have settled it
                     future.set_exception(cause)
                 self._producer.report_unsent(cause)
                 return
-            error = task.exception()
+            # A partitioner may raise a CancelledError of its own.
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
                 self._missing_since.pop(topic, None)
-            elif isinstance(error, Exception):
+            else:
                 self._handle_send_error(future, topic, error, start_s, transaction)
             self._drain()
 
@@ -258,11 +259,11 @@ class Producer(BlockingClient):
         self._waiting_task.add_done_callback(handle_end)
 
     def _handle_send_error(
-        self, future: RecordFuture, topic: str, error: Exception, start_s: float, transaction: int | None = None
+        self, future: RecordFuture, topic: str, error: BaseException, start_s: float, transaction: int | None = None
     ) -> None:
         """`transaction`: that of a record that has waited."""
         future.set_exception(error)
-        self._log_once(str(error))
+        self._log_once(str(error) or repr(error))
         self._producer.note_lost_record(error, transaction)
         self._producer.report_unsent(error)
         if isinstance(error, KafkaError) and error.retriable:

@@ -1,0 +1,187 @@
+"""Serializers, partitioners, interceptors, deserializers and assignors that raise what is no Exception."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.test_admin import served
+from tests.unit.client.test_consumer import FAST, T0, T1, consumer, fill
+from tests.unit.client.test_producer import producer
+from tests.unit.client.test_sync_consumer import in_thread
+from tests.unit.client.test_sync_producer import producer as blocking_producer
+from tidelog import Assignor, ProducerInterceptor, ProducerRecord, TopicPartition
+from tidelog.client import sync
+
+
+class Own(BaseException):
+    pass
+
+
+FAULTS = [Own, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit]
+"""The last two end an event loop."""
+
+
+class RaisingOnce:
+    """Raises at one call only."""
+
+    def __init__(self, fault: type[BaseException], at: int = 3) -> None:
+        self._fault = fault
+        self._at = at
+        self.calls = 0
+
+    def __call__(self, result: Any) -> Any:
+        self.calls += 1
+        if self.calls == self._at:
+            raise self._fault
+        return result
+
+
+def sent_by_blocking_producer(**options: Any) -> list[type | None]:
+    """What became of five records, and of one after a flush, while the producer could be closed."""
+
+    def work() -> list[type | None]:
+        with served(t=1) as fake:
+            sending = blocking_producer(fake, **options)
+            futures = [sending.send("t", b"x") for _ in range(5)]
+            sending.flush()
+            futures.append(sending.send("t", b"x"))
+            sending.close()
+            errors = [future.exception(PATIENCE_S) for future in futures]
+            return [None if error is None else type(error) for error in errors]
+
+    outcome = in_thread(work)
+    assert isinstance(outcome, list), outcome
+    return outcome
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", ["value_serializer", "partitioner"])
+def test_what_a_serializer_or_partitioner_raises_is_the_outcome_of_one_record(kind, fault):
+    once = RaisingOnce(fault)
+    function: Callable[..., Any] = once if kind == "value_serializer" else lambda *_: once(0)
+    assert sent_by_blocking_producer(**{kind: function}) == [None, None, fault, None, None, None]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_partitioner_that_raises_at_the_first_record_of_a_topic_stops_no_other_record(fault):
+    once = RaisingOnce(fault, at=1)
+    assert sent_by_blocking_producer(partitioner=lambda *_: once(0)) == [fault, *[None] * 5]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", ["on_send", "on_acknowledgement"])
+def test_what_an_interceptor_raises_leaves_no_record_without_an_outcome(method, fault):
+    once = RaisingOnce(fault)
+
+    class Raising(ProducerInterceptor):
+        def on_send(self, topic: str, record: ProducerRecord) -> ProducerRecord:
+            return once(record) if method == "on_send" else record
+
+        def on_acknowledgement(self, metadata: Any, error: Any) -> None:
+            if method == "on_acknowledgement":
+                once(None)
+
+    assert sent_by_blocking_producer(interceptors=[Raising()]) == [None] * 6
+    assert once.calls == 6
+
+
+async def test_an_interrupt_in_an_interceptor_ends_the_loop_after_the_records_have_their_outcome(monkeypatch):
+    class Raising(ProducerInterceptor):
+        def on_acknowledgement(self, metadata: Any, error: Any) -> None:
+            raise SystemExit
+
+    raised: list[Any] = []
+    loop = asyncio.get_running_loop()
+    async with FakeCluster(t=1) as fake, producer(fake, interceptors=[Raising()]) as sending:
+        scheduled = loop.call_soon
+
+        def call_soon(callback: Any, *arguments: Any, **options: Any) -> Any:
+            if arguments and isinstance(arguments[0], SystemExit):
+                return raised.append(callback)
+            return scheduled(callback, *arguments, **options)
+
+        monkeypatch.setattr(loop, "call_soon", call_soon)
+        futures = [await sending.send("t", b"x") for _ in range(3)]
+        assert [(await future).offset for future in futures] == [0, 1, 2]
+        monkeypatch.undo()
+    assert len(raised) == 3
+    with pytest.raises(SystemExit):
+        raised[0](SystemExit())
+
+
+@pytest.mark.parametrize("fault", FAULTS[:3])
+@pytest.mark.parametrize("at", [3, 7])  # in the first partition, and when the records of that are taken
+async def test_a_poll_that_a_deserializer_breaks_off_has_consumed_nothing(fault, at):
+    async with FakeCluster(t=2) as fake:
+        for partition in range(2):
+            fill(fake, "t", partition, 4)
+        async with consumer(fake, value_deserializer=RaisingOnce(fault, at)) as reading:
+            reading.assign([T0, T1])
+            offsets: dict[TopicPartition, list[int]] = {T0: [], T1: []}
+            broken = 0
+            async with asyncio.timeout(PATIENCE_S):
+                while sum(map(len, offsets.values())) < 8:
+                    try:
+                        batch = await reading.poll(1000)
+                    except fault:
+                        broken += 1
+                        assert await reading.position(T0) + await reading.position(T1) == 0
+                        continue
+                    for read, records in batch.items():
+                        offsets[read] += [record.offset for record in records]
+        assert broken == 1
+        assert offsets == {T0: [0, 1, 2, 3], T1: [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_blocking_consumer_works_on_after_a_deserializer_has_raised(fault):
+    def work() -> list[int]:
+        with served(t=1) as fake:
+            fill(fake, "t", 0, 5)
+            options = {"bootstrap_servers": fake.bootstrap, "group_id": "g", "auto_offset_reset": "earliest", **FAST}
+            reading = sync.Consumer("t", value_deserializer=RaisingOnce(fault), **options)
+            found: list[int] = []
+            broken = 0
+            while len(found) < 5:
+                try:
+                    found += [record.offset for _, record in zip(range(5 - len(found)), reading)]
+                except (fault, RuntimeError):
+                    broken += 1
+            reading.close()
+            return [broken, *found]
+
+    assert in_thread(work) == [1, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, SystemExit, Own])
+def test_a_poll_raises_what_an_assignor_raises_and_the_next_one_joins_again(fault):
+    class OwnAssignor(Assignor):
+        name = "own"
+        cooperative = False
+        once = RaisingOnce(fault, at=1)
+
+        def user_data(self, owned: Any, generation: int) -> bytes:
+            return b""
+
+        def assign(self, partition_counts: Any, members: Any) -> Any:
+            return self.once({member: [T0] for member in members})
+
+    def work() -> list[int]:
+        with served(t=1) as fake:
+            fill(fake, "t", 0, 5)
+            options = {"bootstrap_servers": fake.bootstrap, "group_id": "g", "auto_offset_reset": "earliest", **FAST}
+            with sync.Consumer("t", partition_assignment_strategy=[OwnAssignor()], **options) as reading:
+                with pytest.raises(fault):
+                    next(reading)
+                found: list[int] = []
+                while len(found) < 5:
+                    found += [record.offset for records in reading.poll(100).values() for record in records]
+                return found
+
+    assert in_thread(work) == [0, 1, 2, 3, 4]
