@@ -68,7 +68,9 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     except OSError as error:
         hint = ""
         if error.errno == errno.EADDRINUSE:
-            hint = " (does a node run already? `-o listeners=PLAINTEXT://HOST:PORT` takes another port)"
+            hint = (
+                " (does a node run already? another port: `-o listeners=PLAINTEXT://HOST:PORT`, `-o metrics.port=PORT`)"
+            )
         return fail(reason(error) + hint)
     return 0
 

@@ -88,6 +88,7 @@ def test_a_cluster_that_does_not_answer_is_told_with_what_to_do(cli: Cli):
     )
     assert (status, out, err.count("\n")) == (1, b"", 1)
     assert err.startswith("tidelog: NETWORK_EXCEPTION: no broker reached at 127.0.0.1:")
+    assert ": Connection refused (-b HOST" in err
     assert "TIDELOG_BOOTSTRAP_SERVER say where the cluster is, `tidelog start` runs a node" in err
 
 
@@ -325,6 +326,19 @@ def test_options_that_contradict_each_other_are_wrong_usage(cli: Cli, words: str
     status, out, err = cli(*words.split(), one, other)
     assert (status, out) == (2, b"")
     assert f"give {one} or {other}, not both" in err
+
+
+@pytest.mark.parametrize("words", ["--state Bogus", "--type newest", "--state Stable --state stabel"])
+def test_a_state_or_type_that_no_group_has_is_wrong_usage(cli: Cli, words: str):
+    status, out, err = cli("groups", "list", *words.split())
+    assert (status, out) == (2, b"")
+    assert f"{words.split()[-1]!r} is not one of" in err
+    assert cli("groups", "list", "--state", "empty", "--type", "Classic")[0] == 0
+
+
+def test_a_pattern_that_the_broker_refuses_is_named(cli: Cli):
+    status, _, err = cli("transactions", "list", "--include", "(")
+    assert (status, err) == (1, "tidelog: INVALID_REGULAR_EXPRESSION: the pattern '(' for broker 1\n")
 
 
 def test_a_record_that_is_too_large_fails(cli: Cli):

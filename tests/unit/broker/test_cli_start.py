@@ -149,7 +149,7 @@ def test_a_busy_port_is_refused_before_a_directory_is_made(tmp_path: Path):
         line = refused("-o", f"listeners=PLAINTEXT://127.0.0.1:{port}", cwd=tmp_path)
     assert line == (
         f"tidelog: cannot listen on 127.0.0.1:{port}: Address already in use "
-        "(does a node run already? `-o listeners=PLAINTEXT://HOST:PORT` takes another port)"
+        "(does a node run already? another port: `-o listeners=PLAINTEXT://HOST:PORT`, `-o metrics.port=PORT`)"
     )
     assert list(tmp_path.iterdir()) == []
 

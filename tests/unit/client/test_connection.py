@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -174,6 +175,36 @@ async def test_an_answer_that_cannot_be_read_is_an_error_and_the_end(garbage):
         with pytest.raises(KafkaError):
             await beat(connection)
         assert connection.closed
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 9092)"), "Connection refused"),
+        (
+            OSError(
+                "Multiple exceptions: [Errno 111] Connect call failed ('::1', 9092, 0, 0), "
+                "[Errno 113] Connect call failed ('127.0.0.1', 9092)"
+            ),
+            "Connection refused, No route to host",
+        ),
+        (socket.gaierror(-3, "Temporary failure in name resolution"), "Temporary failure in name resolution"),
+        (OSError("of no number"), "of no number"),
+        (UnicodeError("label too long"), "label too long"),
+    ],
+)
+async def test_a_connection_that_does_not_come_about_has_its_reason(
+    cause: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+):
+    async def refuse(*_: object) -> None:
+        raise cause
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
+    with pytest.raises(KafkaError) as caught:
+        await connect(
+            "localhost", 9092, client_id="c", max_frame_bytes=100, software_version="0", timeout_ms=PATIENCE_MS
+        )
+    assert str(caught.value) == f"NETWORK_EXCEPTION: cannot connect to localhost:9092: {reason}"
 
 
 async def test_a_lost_connection_fails_all_that_waits_and_says_so_once():

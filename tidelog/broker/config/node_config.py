@@ -79,6 +79,7 @@ class NodeConfig(TypedValues):
         self._check_roles()
         self.listeners: list[Listener] = self._parse_listeners("listeners")
         self._check_addresses()
+        self._check_directories()
         self.quorum_voters: dict[int, tuple[str, int]] = dict(map(_voter, self.items("controller.quorum.voters")))
         self.quorum_bootstrap: list[tuple[str, int]] = [
             _host_and_port("controller.quorum.bootstrap.servers", item)
@@ -261,6 +262,8 @@ class NodeConfig(TypedValues):
             return
         names = {listener.name for listener in self.listeners}
         explicit = self.is_set("advertised.listeners")
+        if explicit and not self.items("advertised.listeners"):
+            raise ConfigError("advertised.listeners is empty: clients would learn no address of this broker")
         for listener in self.advertised_listeners():
             if listener.host in _META_ADDRESSES:
                 which = "advertised.listeners" if explicit else "listeners"
@@ -272,6 +275,12 @@ class NodeConfig(TypedValues):
                 raise ConfigError(
                     f"advertised.listeners names {listener.name}, but listeners has only {', '.join(sorted(names))}"
                 )
+
+    def _check_directories(self) -> None:
+        """An empty list is refused, as by Kafka: the variable of a script may have been empty."""
+        for key in ("log.dirs", "log.dir"):
+            if self.is_set(key) and not self.items(key):
+                raise ConfigError(f"{key} is empty: it must name at least one directory")
 
 
 def _parse_listener(key: str, item: str, protocols: Mapping[str, str]) -> Listener:

@@ -27,7 +27,7 @@ from tidelog.cli.groups.reset import ResetError, chosen
 from tidelog.cli.groups.reset_command import reset_offsets
 from tidelog.cli.groups.show import ShownGroup
 from tidelog.client import Admin, TopicPartition
-from tidelog.client.groups.model import GroupDescription, GroupListing
+from tidelog.client.groups.model import GROUP_STATES, GROUP_TYPES, GroupDescription, GroupListing
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _LOOKS = 5
@@ -48,8 +48,22 @@ command.add_command(reset_offsets)
 
 
 @command.command("list")
-@click.option("--state", "states", multiple=True, metavar="STATE", help="Only those in it, such as Stable or Empty.")
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only those of it, such as classic.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(GROUP_STATES, case_sensitive=False),
+    multiple=True,
+    metavar="STATE",
+    help="Only those in it, such as Stable or Empty.",
+)
+@click.option(
+    "--type",
+    "types",
+    type=click.Choice(GROUP_TYPES, case_sensitive=False),
+    multiple=True,
+    metavar="TYPE",
+    help="Only those of it, such as classic.",
+)
 @as_json
 @connecting
 def list_groups(

@@ -90,7 +90,9 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
             if not connection.supports(ListTransactionsRequest, needed_version):
                 raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"broker {node_id} cannot choose among transactions so")
             response = await connection.call(request, ListTransactionsResponse, self._config.request_timeout_ms)
-            raise_on_error(response.error_code, None, f"transactions of broker {node_id}")
+            is_pattern = response.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION  # Kafka's answer has no text
+            what = f"the pattern {id_pattern!r} for" if is_pattern else "transactions of"
+            raise_on_error(response.error_code, None, f"{what} broker {node_id}")
             if response.unknown_state_filters:
                 text = f"no state of a transaction: {', '.join(response.unknown_state_filters)}"
                 raise KafkaError(ErrorCode.INVALID_REQUEST, text)

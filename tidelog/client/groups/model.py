@@ -13,6 +13,11 @@ from tidelog.client.model import Node, TopicPartition
 STABLE = "Stable"
 EMPTY = "Empty"
 DEAD = "Dead"
+# What Kafka 4.3 names, groups of all types.
+GROUP_STATES = (
+    "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
+)  # fmt: skip
+GROUP_TYPES = ("consumer", "classic", "share", "streams")
 
 
 @dataclass(frozen=True, slots=True)

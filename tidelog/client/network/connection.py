@@ -9,6 +9,9 @@ out of order ends the connection. No frame larger than `max_frame_bytes` is read
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
@@ -454,8 +457,7 @@ async def connect(
         error = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{address} did not answer within {timeout_ms:.0f} ms")
     except (OSError, ValueError, OverflowError) as cause:
         # ValueError and OverflowError: a host or a port that cannot exist.
-        reason = getattr(cause, "strerror", None) or cause
-        error = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {reason}")
+        error = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {_reason(cause)}")
     except BaseException:
         if connection is not None:
             connection.close()
@@ -463,3 +465,12 @@ async def connect(
     if connection is not None:
         connection.close()
     raise error
+
+
+def _reason(cause: Exception) -> str:
+    """The system's words for an error. asyncio's text has the address as a tuple instead, of each address of a name."""
+    text = getattr(cause, "strerror", None) or str(cause)
+    if not isinstance(cause, OSError) or isinstance(cause, socket.gaierror):
+        return text
+    numbers = [cause.errno] if cause.errno else [int(number) for number in re.findall(r"\[Errno (\d+)\]", text)]
+    return ", ".join(dict.fromkeys(map(os.strerror, numbers))) or text
