@@ -3,10 +3,10 @@
 Each task has a group whose offset is committed in the task's transaction, with the number of its rows
 as the offset's text: the task has written every micro-batch before that offset. The query has a group
 whose offset the driver commits before it ends the first transaction of a micro-batch, with the number
-of tasks as the offset's text. Invariant: a micro-batch that may be committed in part is run again
-with the same tasks, or refused; otherwise rows that change their task would be lost or doubled. Tasks
-are the same when each that is committed has as many rows as before; rows that change places in equal
-numbers are not seen.
+of tasks and the run of the query as the offset's text. Invariant: a micro-batch that may be committed
+in part is run again with the same tasks, or refused; otherwise rows that change their task would be
+lost or doubled. Tasks are the same when each that is committed has as many rows as before; rows that
+change places in equal numbers are not seen.
 
 Where a micro-batch is one transaction, the query has another group (`atomic_name`), whose offset is
 committed in that transaction. A micro-batch that was begun in one of the two ways is refused in the
@@ -34,21 +34,36 @@ class CommittedBatch(NamedTuple):
     number: int
     size: int
     """The number of a query's tasks, or of a task's rows; 0 where it is not known."""
+    run: str = ""
+    """The run of the query, from its start to its end; empty where it is not known."""
 
 
-async def committed_batch(cluster: Cluster, group: str, timeout_ms: float) -> CommittedBatch:
-    """The last micro-batch in the group's offsets.
+async def committed_batch(
+    cluster: Cluster, group: str, timeout_ms: float, *, require_stable: bool = True
+) -> CommittedBatch:
+    """The last micro-batch in the group's offsets; it waits for an open transaction that adds one.
 
     They lie with the topic that the micro-batch was written to, so all topics are looked at.
     """
-    offsets = await Coordinator(cluster, group).committed(None, timeout_ms, require_stable=True)
+    offsets = await Coordinator(cluster, group).committed(None, timeout_ms, require_stable=require_stable)
     last = max(offsets.values(), key=lambda each: each.offset, default=OffsetAndMetadata(0))
-    return CommittedBatch(last.offset - 1, int(last.metadata) if last.metadata.isdecimal() else 0)
+    size, _, run = last.metadata.partition(" ")
+    return CommittedBatch(last.offset - 1, int(size) if size.isdecimal() else 0, run)
 
 
-def mark(topic: str, batch: int, count: int) -> dict[TopicPartition, OffsetAndMetadata]:
+def mark(topic: str, batch: int, count: int, run: str = "") -> dict[TopicPartition, OffsetAndMetadata]:
     """The offset to commit for a micro-batch of so many tasks or rows."""
-    return {TopicPartition(topic, _MARK_PARTITION): OffsetAndMetadata(batch + 1, str(count))}
+    return {TopicPartition(topic, _MARK_PARTITION): OffsetAndMetadata(batch + 1, f"{count} {run}".rstrip())}
+
+
+def is_first_of_run(last: CommittedBatch, batch: int, run: str) -> bool:
+    """Whether `batch` may be the first micro-batch of this run, where `last` is the last one that was committed.
+
+    An earlier run may have left transactions open then, also of tasks that this run lacks: they are aborted before the
+    marks are read. Their rows would hold readers back, and be committed late by a driver that lives yet. Such a driver,
+    with a micro-batch that is over, aborts none.
+    """
+    return last.number <= batch and (not run or last.run != run)
 
 
 def is_repeated(committed: CommittedBatch, batch: int, owner: str) -> bool:
@@ -95,7 +110,7 @@ class TaskOutcome(NamedTuple):
 
 
 async def begin_commit(
-    cluster: Cluster, group: str, tasks: Sequence[TaskOutcome], batch: int, timeout_ms: float
+    cluster: Cluster, group: str, tasks: Sequence[TaskOutcome], batch: int, run: str, timeout_ms: float
 ) -> None:
     """Note for the query that the transactions of a micro-batch are going to be committed.
 
@@ -116,7 +131,7 @@ async def begin_commit(
             )
         await check_rows(cluster, tasks, batch, timeout_ms)
     elif topics:
-        await Coordinator(cluster, group).commit(mark(topics[0], batch, len(tasks)), GroupIdentity(), timeout_ms)
+        await Coordinator(cluster, group).commit(mark(topics[0], batch, len(tasks), run), GroupIdentity(), timeout_ms)
 
 
 async def check_rows(cluster: Cluster, tasks: Sequence[TaskOutcome], batch: int, timeout_ms: float) -> None:

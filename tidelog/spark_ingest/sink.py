@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +30,7 @@ from tidelog.spark_ingest.micro_batches import (
     check_not_begun_in_tasks,
     check_rows,
     committed_batch,
+    is_first_of_run,
     is_repeated,
     mark,
 )
@@ -50,6 +51,7 @@ _ENDED_ERRORS = frozenset(
     )
 )
 """The transaction was ended by its timeout or by another attempt of the task."""
+_UNFINISHED_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
 class TaskId(NamedTuple):
@@ -89,24 +91,30 @@ def write_task(options: SinkOptions, task: TaskId, batches: Iterable[pa.RecordBa
     return _write(_TransactionWriter(options, transactional_id, task.batch), options, batches)
 
 
-def write_as_one(options: SinkOptions, query: str, batch: int, batches: Iterable[pa.RecordBatch]) -> None:
+def write_as_one(
+    options: SinkOptions, query: str, batch: int, batches: Iterable[pa.RecordBatch], run: str = ""
+) -> None:
     """Write the rows of all tasks of a micro-batch as one transaction, and commit it; `batch` is -1 of a batch write.
 
     Raises ConfigError when the micro-batch was begun in transactions of single tasks, KafkaError.
     """
     group = query_group(options.prefix, query)
     if batch >= 0:
-        asyncio.run(_check_not_begun(options, group, batch))
-    written = _write(_TransactionWriter(options, atomic_name(group), batch), options, batches)
+        asyncio.run(_begin_as_one(options, group, batch, run))
+    written = _write(_TransactionWriter(options, atomic_name(group), batch, run), options, batches)
     if written.is_repeated:
         asyncio.run(_check_same_rows(options, TaskOutcome(atomic_name(group), written.rows, None), batch))
     end_transactions(options, [written.transaction] if written.transaction else [], committed=True)
 
 
-async def _check_not_begun(options: SinkOptions, group: str, batch: int) -> None:
+async def _begin_as_one(options: SinkOptions, group: str, batch: int, run: str) -> None:
     config = _common_config(options)
+    timeout_ms = config.default_api_timeout_ms
     async with _connected(config) as cluster:
-        await check_not_begun_in_tasks(cluster, group, batch, config.default_api_timeout_ms)
+        last = await committed_batch(cluster, atomic_name(group), timeout_ms, require_stable=False)
+        if is_first_of_run(last, batch, run):
+            await _abort_open(options, f"{group}-")
+        await check_not_begun_in_tasks(cluster, group, batch, timeout_ms)
 
 
 async def _check_same_rows(options: SinkOptions, written: TaskOutcome, batch: int) -> None:
@@ -196,10 +204,11 @@ class _Writer:
 class _TransactionWriter(_Writer):
     """Records in one transaction, with the micro-batch's number in it as an offset of the group of the same name."""
 
-    def __init__(self, options: SinkOptions, transactional_id: str, batch: int) -> None:
+    def __init__(self, options: SinkOptions, transactional_id: str, batch: int, run: str = "") -> None:
         super().__init__(options, transactional_id=transactional_id)
         self._id = transactional_id
         self._batch = batch
+        self._run = run
         self._topic = ""
         self._is_repeated = False
 
@@ -230,7 +239,8 @@ class _TransactionWriter(_Writer):
             return TaskOutput(self._rows, None, self._topic, self._is_repeated)
         await self._deliver()
         if self._batch >= 0:
-            await self._producer.send_offsets_to_transaction(mark(self._topic, self._batch, self._rows), self._id)
+            offsets = mark(self._topic, self._batch, self._rows, self._run)
+            await self._producer.send_offsets_to_transaction(offsets, self._id)
         return TaskOutput(self._rows, await self._producer.detach_transaction(), self._topic)
 
 
@@ -254,32 +264,40 @@ def abort_write(options: SinkOptions, query: str, transactions: Sequence[Detache
         asyncio.run(_abort_open(options, f"{query_group(options.prefix, query)}-"))
 
 
-async def _abort_open(options: SinkOptions, id_prefix: str) -> None:
+async def _abort_open(options: SinkOptions, id_prefix: str, except_ids: Collection[str] = ()) -> None:
+    """Abort the open transactions whose ids begin so, and wait for those that are about to end.
+
+    Where that fails, they are left to their timeout.
+    """
     from tidelog.client.admin.client import Admin  # takes 17 ms, and no task needs it
 
     common = {key: value for key, value in options.producer.items() if key in _COMMON_OPTIONS}
     try:
         async with Admin(**common) as admin:
-            listings = await admin.list_transactions(states=["Ongoing"])
-            names = [each.transactional_id for each in listings if each.transactional_id.startswith(id_prefix)]
+            listings = await admin.list_transactions(states=_UNFINISHED_STATES)
+            ids = {each.transactional_id for each in listings if each.transactional_id.startswith(id_prefix)}
+            names = sorted(ids.difference(except_ids))
             outcomes = await admin.fence_producers(names)
     except KafkaError as error:
-        logger.warning("transactions of killed tasks are left to their timeout: %s", error)
+        logger.warning("open transactions of %s are left to their timeout: %s", id_prefix, error)
         return
     for name, outcome in outcomes.items():
         if isinstance(outcome, KafkaError):
             logger.warning("the transaction of %r is left to its timeout: %s", name, outcome)
 
 
-def commit_micro_batch(options: SinkOptions, query: str, batch: int, tasks: Sequence[TaskOutput]) -> None:
+def commit_micro_batch(
+    options: SinkOptions, query: str, batch: int, tasks: Sequence[TaskOutput], run: str = ""
+) -> None:
     """Commit the transactions of all tasks of a micro-batch, given in the order of their partitions.
 
+    `run` is that of the query. The first commit of a run aborts what earlier ones have left open.
     Raises ConfigError, after it has aborted them, when the micro-batch was run with other tasks
     before; KafkaError when a transaction is not committed.
     """
     transactions = [each.transaction for each in tasks if each.transaction is not None]
     if transactions or any(each.is_repeated for each in tasks):
-        asyncio.run(_begin_commit(options, query, batch, tasks, transactions))
+        asyncio.run(_begin_commit(options, query, batch, tasks, transactions, run))
     end_transactions(options, transactions, committed=True)
 
 
@@ -289,8 +307,10 @@ async def _begin_commit(
     batch: int,
     tasks: Sequence[TaskOutput],
     transactions: Sequence[DetachedTransaction],
+    run: str = "",
 ) -> None:
     config = _common_config(options)
+    timeout_ms = config.default_api_timeout_ms
     outcomes = [
         TaskOutcome(
             TaskId(query, partition, batch).transactional_id(options.prefix),
@@ -302,7 +322,9 @@ async def _begin_commit(
     try:
         async with _connected(config) as cluster:
             group = query_group(options.prefix, query)
-            await begin_commit(cluster, group, outcomes, batch, config.default_api_timeout_ms)
+            if is_first_of_run(await committed_batch(cluster, group, timeout_ms), batch, run):
+                await _abort_open(options, f"{group}-", {each.transactional_id for each in transactions})
+            await begin_commit(cluster, group, outcomes, batch, run, timeout_ms)
     except ConfigError:
         await _end_transactions(options, transactions, committed=False)
         raise

@@ -42,6 +42,8 @@ class TaskWritten(WriterCommitMessage):  # type: ignore[misc,unused-ignore]
 
     written: TaskOutput | HeldRows
     query: str = ""
+    run: str = ""
+    """The query's run of its own, from a start to an end."""
 
 
 Messages = Sequence[WriterCommitMessage | None]
@@ -82,14 +84,15 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc,unu
         if self._options.exactly_once and (query is None or batch is None):
             raise ConfigError("exactlyOnce needs the number of the micro-batch, which this Spark does not tell")
         task = TaskId(query or "", context.partitionId(), int(batch or -1))
-        return _write(self._options, task, iterator)
+        # Spark's job group is the run of the query.
+        return _write(self._options, task, iterator, context.getLocalProperty("spark.jobGroup.id") or "")
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        query = next((each.query for each in messages if isinstance(each, TaskWritten)), "")
+        task = next((each for each in messages if isinstance(each, TaskWritten)), TaskWritten(TaskOutput(0, None)))
         if self._options.max_atomic_bytes:
-            _write_held(self._options, query, batchId, messages)
+            _write_held(self._options, task.query, batchId, messages, task.run)
         elif self._options.exactly_once:
-            commit_micro_batch(self._options, query, batchId, _outcomes(messages, TaskOutput))
+            commit_micro_batch(self._options, task.query, batchId, _outcomes(messages, TaskOutput), task.run)
 
     def abort(self, messages: Messages, batchId: int) -> None:
         end_transactions(self._options, _transactions(messages), committed=False)
@@ -103,16 +106,16 @@ def _task_context(options: SinkOptions) -> TaskContext:
     return context
 
 
-def _write(options: SinkOptions, task: TaskId, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
+def _write(options: SinkOptions, task: TaskId, iterator: Iterator[pa.RecordBatch], run: str = "") -> TaskWritten:
     with task_process():
         if options.max_atomic_bytes:
-            return TaskWritten(hold_rows(iterator, options.max_atomic_bytes), task.query)
-        return TaskWritten(write_task(options, task, iterator), task.query)
+            return TaskWritten(hold_rows(iterator, options.max_atomic_bytes), task.query, run)
+        return TaskWritten(write_task(options, task, iterator), task.query, run)
 
 
-def _write_held(options: SinkOptions, query: str, batch: int, messages: Messages) -> None:
+def _write_held(options: SinkOptions, query: str, batch: int, messages: Messages, run: str = "") -> None:
     rows = release_rows(_outcomes(messages, HeldRows), options.max_atomic_bytes)
-    write_as_one(options, query, batch, rows)
+    write_as_one(options, query, batch, rows, run)
 
 
 def _outcomes(messages: Messages, kind: type[Outcome]) -> list[Outcome]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tidelog import EmbeddedBroker
+from tidelog.client.groups.coordinator import Coordinator
 from tidelog.client.model import NewTopic, TopicPartition
 from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ConfigError, KafkaError
@@ -175,7 +177,7 @@ def test_a_task_without_rows_has_no_transaction(options):
 def test_without_the_guard_a_replay_doubles(options, topic, monkeypatch):
     """The planted mistake: were it not seen, the tests above would show nothing."""
 
-    async def nothing(*arguments: Any) -> CommittedBatch:
+    async def nothing(*arguments: Any, **named: Any) -> CommittedBatch:
         return CommittedBatch(-1, 0)
 
     monkeypatch.setattr(sink, "committed_batch", nothing)
@@ -250,6 +252,59 @@ def test_tasks_of_a_micro_batch_that_was_not_going_to_be_committed_may_be_others
     query.write(0, 3)
     query.run(0, 4)
     assert written(options, topic) == Counter(f"0/{row}".encode() for row in range(12))
+
+
+def test_a_restart_with_fewer_tasks_ends_the_transactions_of_the_others(options, topic):
+    """Readers with read_committed stood at them until their timeout, 15 minutes, while the query went on."""
+    query = Query(options, "fewer-tasks")
+    query.run(0, 3)
+    query.write(1, 3)  # and the driver dies
+    query.run(1, 1)
+    assert written(options, topic) == Counter(f"{batch}/{row}".encode() for batch in range(2) for row in range(12))
+
+
+def test_a_driver_that_lives_yet_cannot_commit_tasks_that_its_successor_lacks(options, topic, monkeypatch):
+    query = Query(options, "held")
+    first = query.write(0, 3)
+    right = Coordinator.commit
+
+    async def held(self: Coordinator, *arguments: Any) -> None:
+        # It has seen no mark of the micro-batch, and now another run of the query comes before its own mark.
+        monkeypatch.setattr(Coordinator, "commit", right)
+        await asyncio.to_thread(query.run, 0, 2)
+        await right(self, *arguments)
+
+    monkeypatch.setattr(Coordinator, "commit", held)
+    with pytest.raises(KafkaError, match="another attempt has taken over"):
+        query.commit(0, first)
+    assert written(options, topic) == Counter(f"0/{row}".encode() for row in range(12))
+
+
+def test_a_run_looks_for_open_transactions_once(options, monkeypatch):
+    """All brokers are asked for them."""
+    looked, right = [], sink._abort_open
+
+    async def look(*arguments: Any) -> None:
+        looked.append(batch)
+        await right(*arguments)
+
+    monkeypatch.setattr(sink, "_abort_open", look)
+    query = Query(options, "looks-once")
+    for batch in range(6):
+        commit_micro_batch(options, query.name, batch, query.write(batch, 2), run="first" if batch < 3 else "second")
+    assert looked == [0, 3]
+
+
+def test_a_driver_whose_micro_batch_is_over_aborts_nothing_of_its_successor(options, topic):
+    query = Query(options, "over")
+    first = query.write(0, 1)
+    for batch in range(2):
+        query.run(batch, 2)
+    last = query.write(2, 2)
+    with pytest.raises(ConfigError, match="has committed micro-batch 1, and Spark runs micro-batch 0"):
+        query.commit(0, first)
+    query.commit(2, last)
+    assert written(options, topic) == Counter(f"{batch}/{row}".encode() for batch in range(3) for row in range(12))
 
 
 class Division:

@@ -95,7 +95,7 @@ def test_a_crash_at_any_step_neither_loses_nor_doubles(options, topic, monkeypat
 def test_without_the_guard_a_replay_doubles(options, topic, monkeypatch):
     """The planted mistake: were it not seen, the tests above would show nothing."""
 
-    async def nothing(*arguments: Any) -> CommittedBatch:
+    async def nothing(*arguments: Any, **named: Any) -> CommittedBatch:
         return CommittedBatch(-1, 0)
 
     monkeypatch.setattr(sink, "committed_batch", nothing)
@@ -156,6 +156,30 @@ def test_a_micro_batch_that_tasks_have_begun_is_not_written_as_one(options, topi
         commit_micro_batch(options, topic, 0, [batch.write(0), batch.write(1)])
     run(options, topic, 1, held("1"))
     assert written(options, topic) == batch.expected() + Counter([b"1"])
+
+
+def test_a_micro_batch_that_is_written_as_one_ends_the_transactions_of_its_tasks(options, topic):
+    """Readers with read_committed stood at them until their timeout."""
+    batch = MicroBatch(options, topic, 0)
+    batch.write(0), batch.write(1)  # and the driver dies
+    run(options, topic, 0, held("0/0", "0/1"))
+    assert written(options, topic) == batch.expected()
+
+
+def test_tasks_go_on_at_once_after_a_driver_that_died_before_it_committed_all_as_one(options, topic, monkeypatch):
+    """They waited for the end of its transaction, which has a micro-batch's number in it."""
+    run(options, topic, 0, held("0"))
+
+    def die(*arguments: Any, **named: Any) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sink, "end_transactions", die)
+        with pytest.raises(Crash):
+            run(options, topic, 1, held("1/0", "1/1"))
+    batch = MicroBatch(options, topic, 1)
+    commit_micro_batch(options, topic, 1, [batch.write(0), batch.write(1)])
+    assert written(options, topic) == batch.expected() + Counter([b"0"])
 
 
 def before_the_end(options: SinkOptions, query: str, tasks: Any) -> None:
