@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode, Wire
 from tidelog.broker.apis import config_changes
 from tidelog.broker.apis.records import fetch, list_offsets, produce
@@ -239,3 +240,64 @@ async def test_too_many_features_are_refused(wire: Wire) -> None:
     request = UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=updates)
     answer = await wire.call(request, 1, UpdateFeaturesResponse)
     assert answer.error_code == ErrorCode.INVALID_REQUEST
+
+
+async def test_of_one_connection_one_large_fetch_waits_at_a_time(
+    running: RunningNode, wire: Wire, make_batch: Any
+) -> None:
+    """A thousand of them held hundreds of MB, and a second of the loop when their waits ended."""
+    count = fetch.WAITING_PARTITIONS_MAX + 1
+    await wire.create_topic("t", count)
+    other = await running.connect()
+    assert running.node._broker is not None
+    waits = running.node._broker.partitions.deadlines._deadlines
+    for partitions, waiting in ((count, 1), (count - 1, 4)):
+        wire = await running.connect()
+        for _ in range(3):
+            wire.send(fetched({"t": partitions}, wait_ms=NEVER_MS), 12)
+        await until(lambda: len(waits) >= waiting)  # noqa: B023
+        for _ in range(3):
+            await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
+        assert len(waits) == waiting
+        if partitions == count:
+            first = wire
+    await produce_one(other, 0, make_batch(b"x"))
+    for each in (first, wire):
+        for _ in range(3):
+            assert told(await asyncio.wait_for(each.receive(FetchResponse, 12), PATIENCE_S)) == [0]
+
+
+async def test_waits_that_end_in_the_same_moment_do_not_take_one_long_turn_of_the_loop(
+    running: RunningNode, wire: Wire, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer's or a client's request, small as it was, waited for the answers to all of them."""
+    count = fetch.PARTITIONS_IN_TURN + 1
+    await wire.create_topic("t", count)
+    assert running.node._broker is not None
+    waits = running.node._broker.partitions.deadlines._deadlines
+    others = [await running.connect() for _ in range(20)]
+    for each in others:
+        each.send(fetched({"t": count}, wait_ms=NEVER_MS), 12)
+    await until(lambda: len(waits) == len(others))
+    turn, tried = [0], []
+
+    async def count_turns() -> None:
+        while True:
+            turn[0] += 1
+            await asyncio.sleep(0)
+
+    attempt = fetch._Fetch._attempt
+
+    def attempt_slowly(self: Any) -> Any:
+        tried.append(turn[0])
+        time.sleep(0.002)
+        return attempt(self)
+
+    monkeypatch.setattr(fetch._Fetch, "_attempt", attempt_slowly)
+    turns = asyncio.create_task(count_turns())
+    await produce_one(wire, 0, make_batch(b"x"))
+    for each in others:
+        assert told(await asyncio.wait_for(each.receive(FetchResponse, 12), PATIENCE_S)) == [0]
+    turns.cancel()
+    assert len(tried) == len(others)
+    assert max(map(tried.count, tried)) <= 3

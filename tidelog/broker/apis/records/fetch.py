@@ -49,6 +49,11 @@ WAIT_MS_MAX = 300_000  # a client may name any time, and a waiting fetch holds m
 # millisecond per PARTITIONS_PER_MS partitions.
 PARTITIONS_AT_ONCE = 1000
 PARTITIONS_PER_MS = 50
+# Of one connection, one fetch that reads more partitions waits at a time. A thousand, as of small ones, would hold
+# hundreds of MB, and seconds of the loop when their waits end.
+WAITING_PARTITIONS_MAX = 8
+# A waiting fetch that reads more partitions is not tried again in a turn of the loop that has become long.
+PARTITIONS_IN_TURN = 4
 
 
 def serve(
@@ -70,6 +75,8 @@ def serve(
         frame = _serve_usual(services, one, correlation_id)
         if frame is not None:
             return frame, services.requests.fetch_consumer
+    stopwatch = services.requests.stopwatch
+    began = stopwatch()
     request, _ = FetchRequest.read(body, 0, version)
     replica_id = request.replica_state.replica_id if version >= 15 else request.replica_id
     if replica_id >= 0:
@@ -83,7 +90,10 @@ def serve(
         counters.failed(error.code)
         return encode_fetch_response(correlation_id, version, error.code, 0, []), counters
     fetch = _Fetch(services, request, session, answer_all, version, correlation_id, connection.listener_name)
-    return fetch.start(), counters
+    answer = fetch.start()
+    if isinstance(answer, Deferred):
+        services.scheduler.took(stopwatch() - began)
+    return answer, counters
 
 
 def _serve_usual(services: Services, one: OneFetch, correlation_id: int) -> bytes | list[Buffer] | None:
@@ -170,6 +180,7 @@ class _Fetch:
     def start(self) -> Answer:
         session = self._session
         is_large = len(session.dirty) > PIECE_ELEMENTS_MAX
+        is_exclusive = len(session.dirty) > WAITING_PARTITIONS_MAX
         if session.id and not is_large:
             self._watch(session.dirty.values())
         frames = self._attempt()
@@ -184,7 +195,7 @@ class _Fetch:
         self._expired = self._expired or not self._parked
         if not session.id and not is_large:
             self._watch(session.partitions.values())
-        self._deferred = Deferred()
+        self._deferred = Deferred(is_exclusive)
         self._deferred.on_abandon = self._abandoned
         session.waiters[self._touched] = None
         if not self._expired:
@@ -222,12 +233,20 @@ class _Fetch:
         if self._warming or self._deferred is None or self._deferred.response is not None:
             self._moved = True
             return
+        session, services = self._session, self._services
+        is_small = len(session.partitions if self._answer_all else session.dirty) <= PARTITIONS_IN_TURN
+        if not is_small and services.scheduler.late:
+            self._pause()
+            return
+        began = 0.0 if is_small else services.requests.stopwatch()
         try:
             frames = self._attempt()
         except Exception as error:
             self._waits_no_longer()
             self._deferred.failed(error)
             return
+        if not is_small:
+            services.scheduler.took(services.requests.stopwatch() - began)
         if frames is not None:
             self._waits_no_longer()
             self._deferred.complete(frames)
