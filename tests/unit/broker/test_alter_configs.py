@@ -16,6 +16,7 @@ from tidelog.broker.apis.dispatch import Dispatcher
 from tidelog.broker.apis.services import Services
 from tidelog.broker.apis.topics import alter_configs, describe_configs, incremental_alter_configs
 from tidelog.broker.cluster.controller_channel import ControllerChannel
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.messages import alter_configs as legacy
 from tidelog.protocol.messages import incremental_alter_configs as incremental
 from tidelog.protocol.messages.create_topics import CreateTopicsRequest
@@ -392,6 +393,7 @@ async def test_dispatch_leaves_it_to_the_broker_what_to_send_on(elsewhere: Servi
 
 def level_of(services: Services, name: str) -> str | None:
     wanted = DescribeConfigsResource(resource_type=LOGGER, resource_name="1", configuration_keys=[name])
+    services.scheduler = FairScheduler(asyncio.get_running_loop().call_soon)  # a turn of the loop for this request
     answer = at_once(describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=[wanted])))
     ((entry,),) = [result.configs for result in answer.results]
     assert (entry.config_source, entry.config_type) == (6, 0)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.broker.metadata_services import at_once, context, encoded, running_services
 from tidelog.broker.apis.repeats import REPEATS_MAX
 from tidelog.broker.apis.topics import describe_configs, list_config_resources
 from tidelog.broker.config.definitions import BROKER, TOPIC
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from tidelog.protocol.messages.list_config_resources import ListConfigResourcesRequest
@@ -23,6 +27,7 @@ def ask(services, kind, name, keys=None, *, version=4, synonyms=True, documentat
         include_synonyms=synonyms,
         **({"include_documentation": documentation} if version >= 3 else {}),
     )
+    services.scheduler = FairScheduler(asyncio.get_running_loop().call_soon)  # a turn of the loop for this request
     (result,) = encoded(at_once(describe_configs.handle(services, context(version), request)), version).results
     return result
 
@@ -215,8 +220,18 @@ async def test_a_resource_named_many_times_is_described_once(services):
 async def test_others_have_their_turn_while_many_are_described(services):
     resources = [DescribeConfigsResource(resource_type=2, resource_name=f"t{n}") for n in range(100)]
     answer = describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=resources))
-    turns = sum(1 for _ in answer.__await__())
-    assert turns >= 3
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while True:
+            await asyncio.sleep(0)
+            others += 1
+
+    counting = asyncio.create_task(count())
+    await asyncio.wait_for(answer, PATIENCE_S)
+    counting.cancel()
+    assert others >= 3
 
 
 # ------------------------------------------------------------------------------------------- which resources there are
@@ -251,3 +266,26 @@ async def test_a_type_that_has_no_configs_is_refused(services, kind):
     with pytest.raises(KafkaError, match="Unexpected resource type") as refused:
         listed(services, 2, kind)
     assert list_config_resources.refuse(ListConfigResourcesRequest(), refused.value, 1).error_code == 35
+
+
+async def test_of_many_descriptions_of_a_broker_one_runs_in_a_turn_of_the_loop(services):
+    loop = asyncio.get_running_loop()
+    resource = DescribeConfigsResource(resource_type=BROKER_TYPE, resource_name="1", configuration_keys=None)
+    request = DescribeConfigsRequest(resources=[resource])
+    turn = 0
+    described_in: list[int] = []
+
+    def count_turns():
+        nonlocal turn
+        turn += 1
+        counting = loop.call_soon(count_turns)
+        if len(described_in) == 20:
+            counting.cancel()
+
+    async def describe():
+        await describe_configs.handle(services, context(4), request)
+        described_in.append(turn)
+
+    count_turns()
+    await asyncio.wait_for(asyncio.gather(*(describe() for _ in range(20))), PATIENCE_S)
+    assert len(set(described_in)) == 20

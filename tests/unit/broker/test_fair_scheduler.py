@@ -6,6 +6,7 @@ a connection whose buffer was filled to the brim is read again, up to 32 times, 
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.patience import PATIENCE_S as WAIT_S
 from tests.unit.broker.test_connection import Owner, Transport, connect
 from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
 from tidelog.broker.network.receive_buffers import READ_S_PER_BYTE
@@ -222,3 +224,40 @@ def test_a_stand_in_for_the_loop_is_no_more_than_that() -> None:
     machine.turn()
     assert machine.now == pytest.approx(10 * COST_S[PRODUCE] + 240 * READ_S_PER_BYTE)
     assert isinstance(cast(Any, machine.clients[0].transport), Transport)
+
+
+async def test_one_coroutine_goes_on_in_a_turn_and_those_of_records_do_not_wait_for_others() -> None:
+    loop = asyncio.get_running_loop()
+    scheduler = FairScheduler(loop.call_soon)
+    turn = 0
+    steps: list[tuple[int, str]] = []
+
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        loop.call_soon(count_turns)
+
+    async def describe(number: int) -> None:
+        await scheduler.begin()
+        steps.append((turn, f"begins {number}"))
+        await scheduler.pause()
+        steps.append((turn, f"ends {number}"))
+
+    async def inspect() -> None:
+        for _ in range(3):
+            await scheduler.pause(for_records=True)
+            steps.append((turn, "records"))
+
+    count_turns()
+    tasks = [asyncio.create_task(describe(number)) for number in range(50)]
+    tasks.append(asyncio.create_task(inspect()))
+    await asyncio.sleep(0)
+    tasks[7].cancel()
+    await asyncio.wait(tasks, timeout=WAIT_S)
+    others = [(at, name) for at, name in steps if name != "records"]
+    numbers = [number for number in range(50) if number != 7]
+    for step in ("begins", "ends"):
+        assert [name for _, name in others if name.startswith(step)] == [f"{step} {number}" for number in numbers]
+    assert max(Counter(at for at, _ in others).values()) == 1
+    assert max(at for at, name in steps if name == "records") <= 8
+    assert len(scheduler) == 0

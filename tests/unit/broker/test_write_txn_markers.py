@@ -159,9 +159,9 @@ async def test_very_many_markers_are_written_in_pieces(
     ends: list[int] = []
     pause = FairScheduler.pause
 
-    async def noted(scheduler: FairScheduler, loop: asyncio.AbstractEventLoop) -> None:
+    async def noted(scheduler: FairScheduler, *, for_records: bool) -> None:
         ends.append(partition_of(running).log.log_end_offset)
-        await pause(scheduler, loop)
+        await pause(scheduler, for_records=for_records)
 
     monkeypatch.setattr(FairScheduler, "pause", noted)
     answered = await write_markers(wire, *(marker([T0], producer_id=producer_id) for producer_id in range(5)))

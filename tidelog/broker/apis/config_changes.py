@@ -7,7 +7,6 @@ listener or in an envelope, the controller checks all, except loggers, which eve
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -48,10 +47,9 @@ async def alter(services: Services, context: RequestContext, request: Any, answe
     from_client = bool(context.listener_name) and not at_controller(services, context)
     times = Counter((each.resource_type, each.resource_name) for each in request.resources)
     settled: dict[Key, KafkaError | None] = {}
-    loop = asyncio.get_running_loop()
     for number, resource in enumerate(request.resources, 1):
         if number % PIECE_ELEMENTS_MAX == 0:
-            await services.scheduler.pause(loop)
+            await services.scheduler.pause()
         key = resource.resource_type, resource.resource_name
         try:
             if len(resource.configs) > CONFIGS_MAX:
@@ -69,7 +67,7 @@ async def alter(services: Services, context: RequestContext, request: Any, answe
     by_key: dict[Key, Any] = {}
     for start in range(0, len(wanted), PIECE_ELEMENTS_MAX):
         if start:
-            await services.scheduler.pause(loop)
+            await services.scheduler.pause()
         answers = await _decided(services, context, request, wanted[start : start + PIECE_ELEMENTS_MAX])
         by_key |= {(each.resource_type, each.resource_name): each for each in answers}
     return [

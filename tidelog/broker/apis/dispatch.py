@@ -219,10 +219,9 @@ class Dispatcher:
     async def _piece_by_piece(self, arrays: Arrays, api: _Api, context: RequestContext, request: Any) -> Any:
         """Handle a large request in pieces, with pauses in which other requests run."""
         api.check(request)
-        loop = asyncio.get_running_loop()
         answered = []
         for piece in split(request, arrays):
-            await self._scheduler.pause(loop)
+            await self._scheduler.pause()
             result = api.handle(self._services, context, piece)
             if inspect.iscoroutine(result):
                 result = await result

@@ -4,19 +4,17 @@ A connection that asks for one small thing at a time is not met here. In line ar
 once, and, when a turn of the loop has become long, all that are read in the rest of it; so that whoever comes next
 finds the loop free after a few milliseconds, however many others want however much. There are four lines: for a first
 request and for what a connection wants beside it, of records and of anything else, because a Produce costs a tenth of
-what most others do. Invariants: in each line who comes first is served first; a connection stands in one of them at
-most, and once; every line moves with every turn of the loop, however busy others are.
+what most others do. Coroutines wait in two lines of their own. A turn lets the first of each go on, and no other: how
+long it takes is not known before its next pause. Invariants: in each line who comes first is served first; a connection
+stands in one of them at most, and once; every line moves with every turn of the loop, however busy others are.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import asyncio
 
 logger = logging.getLogger("tidelog.connection")
 
@@ -36,20 +34,24 @@ class FairScheduler:
     `soon` calls back on the loop's next turn. `stopwatch`: seconds, None where a turn of the loop takes no time.
     """
 
-    __slots__ = ("_began", "_busy_s", "_is_due", "_lines", "_soon", "_stopwatch", "_while_ends", "late")
+    __slots__ = (
+        "_began", "_busy_s", "_has_begun", "_is_due", "_lines", "_paused", "_soon", "_stopwatch", "_while_ends", "late",
+    )  # fmt: skip
 
     def __init__(self, soon: Callable[[Wake], object], stopwatch: Callable[[], float] | None = None) -> None:
         self.late = False
         self._soon = soon
         self._stopwatch = stopwatch
         self._lines: tuple[deque[Wake], ...] = (deque(), deque(), deque(), deque())
+        self._paused: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque())  # for records, for anything else
+        self._has_begun = False  # a coroutine goes on in this turn of the loop
         self._is_due = False
         self._began = 0.0
         self._while_ends = self._busy_s = 0.0
 
     def __len__(self) -> int:
         """How many wait."""
-        return sum(map(len, self._lines))
+        return sum(map(len, self._lines)) + sum(map(len, self._paused))
 
     def wait(self, wake: Wake, *, is_first: bool, for_records: bool) -> None:
         """Stand in line; `wake` is called when the turn has come, for one request if it `is_first`."""
@@ -57,11 +59,20 @@ class FairScheduler:
         self._arm()
         self.took(0.0)
 
-    async def pause(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Of a coroutine that has more to do: wait in line with what takes long."""
-        turn = loop.create_future()
-        self.wait(lambda: None if turn.done() else turn.set_result(None), is_first=False, for_records=False)
+    async def pause(self, *, for_records: bool = False) -> None:
+        """Of a coroutine that has more to do: wait until others were served, and for the coroutines before it."""
+        turn = asyncio.get_running_loop().create_future()
+        self._paused[0 if for_records else 1].append(turn)
+        self._arm()
         await turn
+
+    async def begin(self) -> None:
+        """Of a coroutine that takes long already until its first pause: wait if another one goes on in this turn."""
+        if self._has_begun or self._paused[1]:
+            await self.pause()
+        else:
+            self._has_begun = True
+            self._arm()
 
     def took(self, seconds: float) -> None:
         """So long did it take what was done just now, which was not a small Produce or Fetch.
@@ -91,14 +102,16 @@ class FairScheduler:
 
     def _serve(self) -> None:
         """As a turn of the loop begins."""
-        self._is_due = False
+        self._is_due = self._has_begun = False
         try:
             for line in self._lines:
                 if line:
                     self._move(line)
+            for paused in self._paused:
+                self._has_begun = _wake_first(paused)
         finally:
             self.late = False
-            if any(self._lines):
+            if any(self._lines) or any(self._paused):
                 self._arm()
             if self._stopwatch is not None:
                 self._began = self._stopwatch()
@@ -119,3 +132,12 @@ class FairScheduler:
                 logger.exception("the work of a connection failed")  # the others in line go on
             if stopwatch is not None and stopwatch() - began >= LINE_S:
                 break
+
+
+def _wake_first(paused: deque[asyncio.Future[None]]) -> bool:
+    while paused:
+        turn = paused.popleft()
+        if not turn.done():  # as that of a cancelled one is
+            turn.set_result(None)
+            return True
+    return False

@@ -88,7 +88,7 @@ class Inspections:
         try:
             await self._loop.run_in_executor(self._executor, unseen.decompress)
             for _ in unseen.look():
-                await self._scheduler.pause(self._loop)
+                await self._scheduler.pause(for_records=True)
             await self._loop.run_in_executor(self._executor, unseen.rebuild)
         except Exception as error:
             return _refusal(error)

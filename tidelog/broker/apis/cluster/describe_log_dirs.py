@@ -55,6 +55,7 @@ async def handle(
             result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             continue
         result.total_bytes, result.usable_bytes = await services.directories.volume_bytes(directory)
+        await services.scheduler.begin()
         result.topics = _topics(services, directory, wanted)
     return DescribeLogDirsResponse(results=results)
 

@@ -6,7 +6,6 @@ As in Kafka, the answer for a new topic is UNKNOWN_TOPIC_OR_PARTITION, and clien
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -62,9 +61,8 @@ def handle(
 
 async def _answer_in_pieces(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     """The response, computed with pauses in which other requests run."""
-    loop = asyncio.get_running_loop()
     for response in _answering(services, context, request):
-        await services.scheduler.pause(loop)
+        await services.scheduler.pause()
         if response is not None:
             return response
     raise AssertionError("the last step is the response")

@@ -6,7 +6,6 @@ unknown, and markers are checked as those of transaction version 0.
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
@@ -73,9 +72,8 @@ async def _write_in_pieces(
     services: Services, markers: list[tuple[Marker, TopicPartition]], answer: _Answer
 ) -> _Answer:
     """Write the markers in pieces, so that other requests can run in between."""
-    loop = asyncio.get_running_loop()
     for start in range(0, len(markers), PIECE_ELEMENTS_MAX):
-        await services.scheduler.pause(loop)
+        await services.scheduler.pause(for_records=True)
         _write(services, markers[start : start + PIECE_ELEMENTS_MAX], answer)
     return answer
 

@@ -7,7 +7,6 @@ type that does not exist makes the whole request fail.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 
 from tidelog.broker.apis.repeats import check_repeats
@@ -65,6 +64,7 @@ async def handle(
     for resource in request.resources:
         if resource.resource_type not in _TYPES:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource.resource_type}")
+    await services.scheduler.begin()  # all keys of a broker take milliseconds
     results: list[DescribeConfigsResult] = []
     described: dict[Resource, DescribeConfigsResult] = {}
     for resource in request.resources:
@@ -74,7 +74,7 @@ async def handle(
         if result is None:
             result = described[wanted] = _describe(services, request, resource, wanted[2])
             if len(described) % DESCRIBED_IN_TURN_MAX == 0:
-                await asyncio.sleep(0)
+                await services.scheduler.pause()
         results.append(result)
     return DescribeConfigsResponse(results=results)
 

@@ -9,8 +9,6 @@ duration. Deviation: patterns are those of Python's `re` with bounded matching
 
 from __future__ import annotations
 
-import asyncio
-
 from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.coordinators.transaction.patterns import IdPattern
@@ -51,6 +49,7 @@ async def handle(
             and (pattern is None or pattern.matches(transactional_id))
         )
 
+    await services.scheduler.begin()
     ids = steps = 0
     for transactional_id, metadata in services.transactions.transactions():
         if is_wanted(transactional_id, metadata):
@@ -65,7 +64,7 @@ async def handle(
         steps += 0 if pattern is None else pattern.steps(transactional_id)
         if ids >= IDS_PER_TURN or steps >= STEPS_PER_TURN:
             ids = steps = 0
-            await asyncio.sleep(0)
+            await services.scheduler.pause()
     return response
 
 
