@@ -32,7 +32,7 @@ class AdminWithAnswer(Admin):
         super().__init__()
         self._answer = answer
 
-    async def _retry(self, attempt: Any, *, repeatable: bool = True) -> Any:
+    async def _retry(self, attempt: Any, *, repeatable: bool = True, deadline: float | None = None) -> Any:
         return self._answer
 
 

@@ -7,9 +7,10 @@ have been carried out is sent again only when it is repeatable without harm.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from tidelog.client.arguments import as_int
 from tidelog.client.config import AdminConfig
@@ -24,10 +25,32 @@ CREATION_SPREADS_MS = 10_000
 
 Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
+Arguments = ParamSpec("Arguments")
 
 
 class _NotYetKnown(KafkaError):
     """UNKNOWN_TOPIC_OR_PARTITION for a topic that this client has just created."""
+
+
+def in_one_limit(
+    call: Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Result]]:
+    """For a method of several steps: `default_api_timeout_ms` limits all of them together, as in Java."""
+
+    @wraps(call)
+    async def limited(self: Any, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        limit_ms = self._config.default_api_timeout_ms
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                return await call(self, *arguments, **options)
+        except TimeoutError:
+            raise _timed_out(limit_ms) from None
+
+    return limited
+
+
+def _timed_out(limit_ms: int) -> KafkaError:
+    return KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"no answer within default_api_timeout_ms={limit_ms}")
 
 
 class AdminBase:
@@ -82,13 +105,20 @@ class AdminBase:
         """The time that a broker has for a request."""
         return self._config.request_timeout_ms if timeout_ms is None else as_int("timeout_ms", timeout_ms, 1)
 
-    async def _retry(self, attempt: Callable[[], Awaitable[Result]], *, repeatable: bool = True) -> Result:
-        """Run `attempt` until it succeeds or fails for good.
+    def _deadline(self) -> float:
+        """The end, in loop time, of a call that begins now."""
+        return asyncio.get_running_loop().time() + self._config.default_api_timeout_ms / 1000
+
+    async def _retry(
+        self, attempt: Callable[[], Awaitable[Result]], *, repeatable: bool = True, deadline: float | None = None
+    ) -> Result:
+        """Run `attempt` until it succeeds or fails for good, until `deadline` (None: `_deadline`). A call of several
+        such steps is `in_one_limit`.
 
         A request that is not repeatable is sent again only after an error response.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.default_api_timeout_ms / 1000
+        deadline = self._deadline() if deadline is None else deadline
         cluster = await self._connected_cluster()
         failures = 0
         while True:
@@ -96,8 +126,7 @@ class AdminBase:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError:
-                problem = f"no answer within default_api_timeout_ms={self._config.default_api_timeout_ms}"
-                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, problem) from None
+                raise _timed_out(self._config.default_api_timeout_ms) from None
             except KafkaError as error:
                 failures += 1
                 wait_s = cluster.retry_backoff.wait_ms(failures) / 1000

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tidelog.client.admin.base import raise_on_error
+from tidelog.client.admin.base import in_one_limit, raise_on_error
 from tidelog.client.admin.cluster import ClusterAdmin
 from tidelog.client.admin.configs import ConfigAdmin
 from tidelog.client.admin.features import FeaturesAdmin
@@ -165,6 +165,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
     # -- offsets
 
+    @in_one_limit
     async def list_offsets(
         self,
         partitions: Mapping[TopicPartition, int | str],
@@ -180,6 +181,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
         timeout_ms = self._config.default_api_timeout_ms
         return await list_offsets(cluster, timestamps, isolation_level=isolation_level, timeout_ms=timeout_ms)
 
+    @in_one_limit
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records before these offsets (-1: all).
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tidelog.client.admin.base import AdminBase, raise_on_error
+from tidelog.client.admin.base import AdminBase, in_one_limit, raise_on_error
 from tidelog.client.arguments import (
     INT32_MAX,
     WrongArgument,
@@ -155,6 +155,7 @@ class ConfigAdmin(AdminBase):
             _named_resource(resource.resource_type, resource.resource_name) for resource in response.config_resources
         )
 
+    @in_one_limit
     async def describe_config_resources(
         self, resources: Iterable[ConfigResource], *, keys: Iterable[str] | None = None, documentation: bool = False
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
@@ -204,6 +205,7 @@ class ConfigAdmin(AdminBase):
 
         return (await self._retry(attempt)).results
 
+    @in_one_limit
     async def alter_config_resources(
         self, changes: Mapping[ConfigResource, Sequence[ConfigChange]], *, validate_only: bool = False
     ) -> None:

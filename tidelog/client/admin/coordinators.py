@@ -18,7 +18,7 @@ Row = TypeVar("Row")
 
 GROUP, TRANSACTION = 0, 1
 _NOUNS = {GROUP: "group", TRANSACTION: "transactional id"}
-_LOOKUPS_AT_ONCE = 50
+LOOKUPS_AT_ONCE = 50
 
 
 class CoordinatorAdmin(AdminBase):
@@ -55,8 +55,8 @@ class CoordinatorAdmin(AdminBase):
             cluster = await self._connected_cluster()
             missing = [key for key in unique_ids if key not in results]
             by_node: dict[int, list[str]] = {}
-            for start in range(0, len(missing), _LOOKUPS_AT_ONCE):
-                part = missing[start : start + _LOOKUPS_AT_ONCE]
+            for start in range(0, len(missing), LOOKUPS_AT_ONCE):
+                part = missing[start : start + LOOKUPS_AT_ONCE]
                 nodes = await asyncio.gather(*(cluster.find_coordinator(key, key_type) for key in part))
                 for key, node_id in zip(part, nodes):
                     by_node.setdefault(node_id, []).append(key)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from tidelog.client.admin.base import error_of, raise_on_error
+from tidelog.client.admin.base import error_of, in_one_limit, raise_on_error
 from tidelog.client.admin.coordinators import GROUP, CoordinatorAdmin
 from tidelog.client.arguments import as_flag, as_offsets, as_partitions, as_text, as_texts
 from tidelog.client.assignment.protocol import PROTOCOL_TYPE, by_topic, decode_assignment, decode_subscription
@@ -117,6 +117,7 @@ class GroupAdmin(CoordinatorAdmin):
         )
         return {group_id: error_of(code, None, f"group {group_id!r}") for group_id, (_, code, _) in results.items()}
 
+    @in_one_limit
     async def remove_group_members(
         self, group_id: str, instance_ids: Iterable[str] | None = None, *, reason: str = "removed by an administrator"
     ) -> dict[str, KafkaError | None]:
@@ -159,6 +160,7 @@ class GroupAdmin(CoordinatorAdmin):
 
     # -- offsets
 
+    @in_one_limit
     async def list_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None, *, require_stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -178,6 +180,7 @@ class GroupAdmin(CoordinatorAdmin):
         """`list_group_offsets` under its name in Java and other clients."""
         return await self.list_group_offsets(group_id, partitions)
 
+    @in_one_limit
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
     ) -> None:
@@ -190,6 +193,7 @@ class GroupAdmin(CoordinatorAdmin):
         coordinator = Coordinator(await self._connected_cluster(), group_id)
         await coordinator.commit(to_commit, GroupIdentity(), self._config.default_api_timeout_ms)
 
+    @in_one_limit
     async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, KafkaError | None]:
@@ -228,6 +232,7 @@ class GroupAdmin(CoordinatorAdmin):
             for partition in targets
         }
 
+    @in_one_limit
     async def group_lag(
         self, group_id: str, partitions: Iterable[TopicPartition] | None = None, *, times: bool = False
     ) -> dict[TopicPartition, PartitionLag]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tidelog.client.admin.base import AdminBase, Response, error_of, raise_on_error
+from tidelog.client.admin.base import AdminBase, Response, error_of, in_one_limit, raise_on_error
 from tidelog.client.arguments import as_broker_ids, as_list_of, as_mapping, as_replica, as_text, as_topic_names
 from tidelog.client.model import LogDirDescription, Replica, ReplicaLogDirs, ReplicaSize, TopicPartition
 from tidelog.protocol.codec.schema import Message
@@ -30,6 +30,7 @@ from tidelog.protocol.messages.describe_log_dirs import (
 class LogDirsAdmin(AdminBase):
     """The log directory calls of `Admin`."""
 
+    @in_one_limit
     async def describe_log_dirs(
         self, broker_ids: Iterable[int], topics: Iterable[str] | None = None
     ) -> dict[int, list[LogDirDescription]]:
@@ -46,6 +47,7 @@ class LogDirsAdmin(AdminBase):
             descriptions[broker_id] = [_to_description(directory, topic_names) for directory in answer.results]
         return descriptions
 
+    @in_one_limit
     async def describe_replica_log_dirs(self, replicas: Iterable[Replica]) -> dict[Replica, ReplicaLogDirs]:
         """The current directory of each replica and the target of its move.
 
@@ -70,6 +72,7 @@ class LogDirsAdmin(AdminBase):
                         log_dirs[replica] = previous._replace(**{field: directory.log_dir})
         return log_dirs
 
+    @in_one_limit
     async def alter_replica_log_dirs(self, paths: Mapping[Replica, str]) -> dict[Replica, KafkaError | None]:
         """Move each replica to a directory of its broker.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidelog.client.admin.base import AdminBase, raise_on_error
+from tidelog.client.admin.base import AdminBase, in_one_limit, raise_on_error
 from tidelog.client.arguments import as_partitions
 from tidelog.client.model import ProducerState, TopicPartition
 from tidelog.client.network.cluster import Cluster
@@ -21,6 +21,7 @@ from tidelog.protocol.messages.describe_producers import (
 class ProducersAdmin(AdminBase):
     """The calls of `Admin` about producers."""
 
+    @in_one_limit
     async def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, list[ProducerState]]:

@@ -8,11 +8,12 @@ when its producer has been silent for longer than any transaction may last.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 
-from tidelog.client.admin.base import error_of, raise_on_error
-from tidelog.client.admin.coordinators import TRANSACTION, CoordinatorAdmin
+from tidelog.client.admin.base import error_of, in_one_limit, raise_on_error
+from tidelog.client.admin.coordinators import LOOKUPS_AT_ONCE, TRANSACTION, CoordinatorAdmin
 from tidelog.client.admin.producers import ProducersAdmin
 from tidelog.client.arguments import (
     INT16_MAX,
@@ -136,6 +137,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
 
     # -- open transactions
 
+    @in_one_limit
     async def open_transactions(self, partitions: Iterable[TopicPartition] | None = None) -> list[OpenTransaction]:
         """The transactions that are open in these partitions, or in all; sorted by partition and start offset.
 
@@ -181,6 +183,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
             if not transaction.is_expected and transaction.producer.last_timestamp_ms < oldest_ms
         ]
 
+    @in_one_limit
     async def blocked_partitions(self, partitions: Iterable[TopicPartition] | None = None) -> list[BlockedPartition]:
         """Partitions whose last stable offset is held back, with the transaction that does it."""
         oldest: dict[TopicPartition, OpenTransaction] = {}
@@ -210,6 +213,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
 
     # -- ends
 
+    @in_one_limit
     async def abort_transaction(
         self, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int
     ) -> None:
@@ -250,6 +254,9 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         Returns the next (producer id, epoch) of each id, or its KafkaError. An unknown id is created.
         """
 
+        deadline = self._deadline()
+        places = asyncio.Semaphore(LOOKUPS_AT_ONCE)
+
         async def fence(name: str) -> tuple[int, int] | KafkaError:
             request = InitProducerIdRequest(
                 transactional_id=name, transaction_timeout_ms=min(self._config.request_timeout_ms, 60_000)
@@ -263,12 +270,14 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
                 return response
 
             try:
-                answer = await self._retry(attempt)
+                async with places:
+                    answer = await self._retry(attempt, deadline=deadline)
             except KafkaError as error:
                 return error
             return answer.producer_id, answer.producer_epoch
 
-        return {name: await fence(name) for name in dict.fromkeys(as_texts("transactional_ids", transactional_ids))}
+        names = list(dict.fromkeys(as_texts("transactional_ids", transactional_ids)))
+        return dict(zip(names, await asyncio.gather(*map(fence, names))))
 
 
 def _to_description(state: DescribeTransactionsResponseTransactionState, node_id: int) -> TransactionDescription:
