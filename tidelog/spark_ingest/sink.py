@@ -256,12 +256,38 @@ def end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransa
 def abort_write(options: SinkOptions, query: str, transactions: Sequence[DetachedTransaction]) -> None:
     """Abort the transactions of a batch write, also those that killed tasks have left open.
 
-    `query` is the write's alone: a stream's query may run in another driver by now. An abort goes on
-    after an error.
+    An abort goes on after an error.
     """
     end_transactions(options, transactions, committed=False)
     if options.exactly_once and not options.max_atomic_bytes:
         asyncio.run(_abort_open(options, f"{query_group(options.prefix, query)}-"))
+
+
+def abort_micro_batch(
+    options: SinkOptions, query: str, batch: int, transactions: Sequence[DetachedTransaction]
+) -> None:
+    """The same for a stream; `query` is empty where no task has told it.
+
+    Where another driver has begun a later micro-batch, killed tasks of this one have nothing open.
+    """
+    end_transactions(options, transactions, committed=False)
+    if options.exactly_once and query:
+        asyncio.run(_abort_open_tasks(options, query_group(options.prefix, query), batch))
+
+
+async def _abort_open_tasks(options: SinkOptions, group: str, batch: int) -> None:
+    config = _common_config(options)
+    try:
+        async with _connected(config) as cluster:
+            marks = [
+                await committed_batch(cluster, each, config.default_api_timeout_ms, require_stable=False)
+                for each in (group, atomic_name(group))
+            ]
+    except KafkaError as error:
+        logger.warning("open transactions of %s are left to their timeout: %s", group, error)
+        return
+    if all(last.number <= batch for last in marks):
+        await _abort_open(options, f"{group}-")
 
 
 async def _abort_open(options: SinkOptions, id_prefix: str, except_ids: Collection[str] = ()) -> None:

@@ -21,6 +21,7 @@ from tidelog.spark_ingest.held_rows import HeldRows, hold_rows, release_rows
 from tidelog.spark_ingest.sink import (
     TaskId,
     TaskOutput,
+    abort_micro_batch,
     abort_write,
     commit_micro_batch,
     end_transactions,
@@ -88,14 +89,14 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc,unu
         return _write(self._options, task, iterator, context.getLocalProperty("spark.jobGroup.id") or "")
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        task = next((each for each in messages if isinstance(each, TaskWritten)), TaskWritten(TaskOutput(0, None)))
+        task = _first(messages)
         if self._options.max_atomic_bytes:
             _write_held(self._options, task.query, batchId, messages, task.run)
         elif self._options.exactly_once:
             commit_micro_batch(self._options, task.query, batchId, _outcomes(messages, TaskOutput), task.run)
 
     def abort(self, messages: Messages, batchId: int) -> None:
-        end_transactions(self._options, _transactions(messages), committed=False)
+        abort_micro_batch(self._options, _first(messages).query, batchId, _transactions(messages))
 
 
 def _task_context(options: SinkOptions) -> TaskContext:
@@ -116,6 +117,11 @@ def _write(options: SinkOptions, task: TaskId, iterator: Iterator[pa.RecordBatch
 def _write_held(options: SinkOptions, query: str, batch: int, messages: Messages, run: str = "") -> None:
     rows = release_rows(_outcomes(messages, HeldRows), options.max_atomic_bytes)
     write_as_one(options, query, batch, rows, run)
+
+
+def _first(messages: Messages) -> TaskWritten:
+    """What any task says of the query."""
+    return next((each for each in messages if isinstance(each, TaskWritten)), TaskWritten(TaskOutput(0, None)))
 
 
 def _outcomes(messages: Messages, kind: type[Outcome]) -> list[Outcome]:

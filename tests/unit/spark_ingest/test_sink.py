@@ -22,6 +22,7 @@ from tidelog.spark_ingest.micro_batches import CommittedBatch
 from tidelog.spark_ingest.sink import (
     TaskId,
     TaskOutput,
+    abort_micro_batch,
     abort_write,
     commit_micro_batch,
     end_transactions,
@@ -142,7 +143,8 @@ def test_an_aborted_write_is_not_seen_and_an_abort_after_it_does_no_harm(options
     assert written(options, topic) == Counter()
 
 
-def test_an_abort_also_ends_what_killed_tasks_of_the_write_have_left_open(options, topic):
+@pytest.mark.parametrize("batch", [-1, 7])
+def test_an_abort_also_ends_what_killed_tasks_of_the_write_have_left_open(options, topic, batch):
     def last_stable_offsets():
         partitions = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
         with Consumer(
@@ -150,11 +152,15 @@ def test_an_abort_also_ends_what_killed_tasks_of_the_write_have_left_open(option
         ) as consumer:
             return sum(consumer.end_offsets(partitions).values())
 
-    aborted, other = MicroBatch(options, "q-killed", -1), MicroBatch(options, "other", -1)
+    query = f"q-killed-{batch}"
+    aborted, other = MicroBatch(options, query, batch), MicroBatch(options, "other", -1)
     done, _killed, running = aborted.write(0), aborted.write(1), other.write(0)
     assert last_stable_offsets() == 0
     assert done.transaction is not None
-    abort_write(options, "q-killed", [done.transaction])
+    if batch < 0:
+        abort_write(options, query, [done.transaction])
+    else:
+        abort_micro_batch(options, query, batch, [done.transaction])
     other.end(running)
     # Three records, and three markers: nothing is open.
     assert last_stable_offsets() == 6
@@ -303,6 +309,7 @@ def test_a_driver_whose_micro_batch_is_over_aborts_nothing_of_its_successor(opti
     last = query.write(2, 2)
     with pytest.raises(ConfigError, match="has committed micro-batch 1, and Spark runs micro-batch 0"):
         query.commit(0, first)
+    abort_micro_batch(options, query.name, 0, [])
     query.commit(2, last)
     assert written(options, topic) == Counter(f"{batch}/{row}".encode() for batch in range(3) for row in range(12))
 
