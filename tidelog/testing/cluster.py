@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tidelog.testing.layout import CLIENTS, NodeLayout, cluster_layout
 from tidelog.testing.links import Links
@@ -125,22 +126,39 @@ class EmbeddedCluster:
 
     def launch(self, node: int) -> None:
         """Start one node without waiting for it."""
+        if self._is_temporary:
+            own_temporary_directory(self.directory)  # a cluster that was stopped starts in it again
         if self.links is not None:
             self.links.up(node)
         self.nodes[node].launch()
 
+    def _launch_if_down(self, node: int) -> bool:
+        server = self.nodes[node]
+        with server.lock:
+            if server.alive:
+                return False
+            self.launch(node)
+            return True
+
     def start(self, timeout_s: float = 60.0) -> float:
-        """Start every node that does not run; returns the seconds until every broker knows every other."""
+        """Start every node that does not run; returns the seconds until every broker knows every other. A start
+        that fails ends the nodes that it started.
+        """
         _check_seconds(timeout_s)
-        if self._is_temporary:
-            own_temporary_directory(self.directory)  # a cluster that was stopped starts in it again
         for server in self.nodes.values():
-            server.prepare()
+            with server.lock:
+                server.prepare()
         start_s = time.monotonic()
-        for node, server in self.nodes.items():
-            if not server.alive:
-                self.launch(node)
-        self.await_ready(timeout_s)
+        down = [node for node, server in self.nodes.items() if not server.alive]
+        try:
+            for node in down:
+                self._launch_if_down(node)
+            self.await_ready(timeout_s)
+        except BaseException:
+            self.kill(*down)
+            if not any(server.alive for server in self.nodes.values()):
+                self._clean_up()
+            raise
         self.ready_s = time.monotonic() - start_s
         return self.ready_s
 
@@ -159,9 +177,12 @@ class EmbeddedCluster:
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """SIGTERM to all nodes at once, because the last ones find no node to hand over to; SIGKILL after
-        `timeout_s`. A temporary directory is deleted.
+        `timeout_s`. A temporary directory is deleted. A fork of the process that started the cluster leaves it
+        running.
         """
         _check_seconds(timeout_s)
+        if not all(server.is_ours for server in self.nodes.values()):
+            return
         for server in self.nodes.values():
             server.send_signal(signal.SIGCONT)
             server.send_signal(signal.SIGTERM)
@@ -208,10 +229,12 @@ class EmbeddedCluster:
         """
         _check_seconds(timeout_s)
         self._check_ids((node,))
-        self.nodes[node].stop()
-        start_s = time.monotonic()
-        self.launch(node)
-        self.nodes[node].await_ready(timeout_s)
+        server = self.nodes[node]
+        with server.lock:
+            server.stop()
+            start_s = time.monotonic()
+            self.launch(node)
+            server.await_ready(timeout_s)
         return time.monotonic() - start_s
 
     def cut(self, *nodes: int, clients: bool = True) -> None:
@@ -241,20 +264,12 @@ class EmbeddedCluster:
         if self.links is not None:
             self.links.heal()
         for node, server in self.nodes.items():
-            if server.alive:
+            if not self._launch_if_down(node):
                 server.resume()
-            else:
-                self.launch(node)
         self.await_ready(timeout_s)
 
     def __enter__(self) -> EmbeddedCluster:
-        try:
-            self.start()
-        except BaseException:
-            for server in self.nodes.values():
-                server.kill()
-            self._clean_up()
-            raise
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -267,6 +282,12 @@ def _check_seconds(timeout_s: float) -> None:
         raise TypeError(f"timeout_s must be a number of seconds, not {timeout_s!r}")
 
 
-def _as_text(value: Scalar) -> str:
-    """A value as a configuration file has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _as_text(value: Any) -> str:
+    """A value as a configuration file has it: `true`, `3`, lists separated by commas. As `node_config.as_text`, which
+    `bench` may not import with this module.
+    """
+    if isinstance(value, list):
+        return ",".join(map(_as_text, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)

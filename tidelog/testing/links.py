@@ -48,7 +48,9 @@ class Links:
         self._state_changed: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
-        """The thread that carries bytes: from the first change of a state until `close`."""
+        """The thread that carries bytes: from the first state in which bytes can come until `close`."""
+        self._lock = threading.RLock()
+        """Held while a state changes, and while the thread starts or ends."""
         self._ports: list[int] = []
         weakref.finalize(self, release_ports, self._ports)
 
@@ -85,6 +87,8 @@ class Links:
         """Everything passes again. `reset` ends the connections that were held, as a
         firewall that forgot them does.
         """
+        if self._thread is None:
+            return  # nothing is held
 
         async def work() -> None:
             if reset:
@@ -106,9 +110,11 @@ class Links:
 
     def close(self) -> None:
         """End all connections and close all proxies; a later change of a state opens them again."""
-        if self._thread is None:
-            return
+        with self._lock:
+            if self._thread is not None:
+                self._end(self._thread)
 
+    def _end(self, thread: threading.Thread) -> None:
         async def work() -> None:
             self._up.clear()
             self._silent.clear()
@@ -121,26 +127,35 @@ class Links:
 
         self._call(work())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        thread.join()
         self._thread = None
         self._loop.close()
 
     # The thread
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        with self._lock:
+            self._start()
+            asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def _start(self) -> None:
         if self._thread is None:
             self._loop = asyncio.new_event_loop()
             self._state_changed = asyncio.Event()
             self._thread = threading.Thread(target=self._loop.run_forever, name="tidelog-links", daemon=True)
             self._thread.start()
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def _do(self, change: Callable[[], Any]) -> None:
         async def work() -> None:
             change()
             await self._apply()
 
-        self._call(work())
+        with self._lock:
+            if self._thread is None:
+                change()
+                if not self._up and not self._silent:
+                    return  # no proxy is open
+            self._call(work())
 
     async def _apply(self) -> None:
         """Open and close the proxies for the present state, and wake all waiting tasks."""

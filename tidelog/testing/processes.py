@@ -54,6 +54,8 @@ class ServerProcess:
         self.port = port if port is not None else free_port()
         self.options = dict(options or {})
         self.ready_s = 0.0
+        self.lock = threading.RLock()
+        """Held while the process is started or stopped. Two threads that started it at once had two processes."""
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._owner_pid = os.getpid()
 
@@ -81,6 +83,11 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def is_ours(self) -> bool:
+        """Whether this process started it last, or made it, and is no fork of the one that did."""
+        return self._owner_pid == os.getpid()
+
+    @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -99,14 +106,16 @@ class ServerProcess:
         """Start the process without waiting for it. Raises ServerFailed when another process listens on
         its port, which would be taken for this one.
         """
-        assert not self.alive, "already running"
-        if accepts(self.port):
-            raise ServerFailed(f"{self.name} did not start: its port {self.port} is in use")
-        self.prepare()
-        command = [*_tied_to_us(), *self.command()]
-        with open(self.output_file, "ab") as output:
-            self._process = self._spawn(command, output)
-        _running.add(self)
+        with self.lock:
+            assert not self.alive, "already running"
+            if accepts(self.port):
+                raise ServerFailed(f"{self.name} did not start: its port {self.port} is in use")
+            self.prepare()
+            command = [*_tied_to_us(), *self.command()]
+            self._owner_pid = os.getpid()
+            _running.add(self)
+            with open(self.output_file, "ab") as output:
+                self._process = self._spawn(command, output)
 
     def _spawn(self, command: list[str], output: IO[bytes]) -> subprocess.Popen[bytes] | ForkedProcess:
         return subprocess.Popen(
@@ -187,25 +196,31 @@ class ServerProcess:
             raise RuntimeError(f"{self.name} on port {self.port} does not run; start it first")
 
     def stop(self, timeout_s: float = 60.0) -> int | None:
-        """SIGTERM, then SIGKILL after `timeout_s`; returns the exit status."""
-        process = self._process
-        if process is None or process.poll() is not None:
-            return self.exit_code
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        return process.returncode
+        """SIGTERM, then SIGKILL after `timeout_s`; returns the exit status. A fork of the process that started it
+        leaves it running.
+        """
+        if not self.is_ours:
+            return None
+        with self.lock:
+            process = self._process
+            if process is None or process.poll() is not None:
+                return self.exit_code
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            return process.returncode
 
     def restart(self, timeout_s: float = 60.0) -> float:
         """Start again on the same data and port, stopping it first when it still runs; seconds to
         ready.
         """
-        self.stop()
-        return self.start(timeout_s)
+        with self.lock:
+            self.stop()
+            return self.start(timeout_s)
 
     def usage(self) -> Usage:
         return usage(self.pid)
@@ -363,7 +378,7 @@ def delete_temporary_directory(directory: Path) -> None:
 @atexit.register
 def _end_all() -> None:
     for server in list(_running):
-        if server._owner_pid == os.getpid():
+        if server.is_ours:
             server.kill()
     close_fork_server()
     for directory in list(_temporary):

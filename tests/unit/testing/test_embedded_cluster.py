@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,67 @@ def test_nodes_may_have_several_log_directories(tmp_path: Path) -> None:
     ):
         listed = admin.describe_log_dirs([1, 2])
     assert {node: sorted(each.path for each in listed[node]) for node in listed} == directories
+
+
+def test_a_stopped_cluster_begins_again_with_a_fault_and_leaves_nothing() -> None:
+    threads = threading.active_count()
+    with EmbeddedCluster(1, cuttable=True) as cluster:
+        cluster.stop()
+        cluster.restart(1)
+        assert cluster.directory.is_dir()
+        cluster.stop()
+        assert not cluster.directory.exists()
+        cluster.restore()
+    assert not cluster.directory.exists()
+    for fault in (cluster.heal, lambda: cluster.kill(1)):
+        fault()
+        assert threading.active_count() == threads
+
+
+def test_a_start_that_fails_leaves_nothing() -> None:
+    cluster = EmbeddedCluster(2, node_config={2: {"num.partitons": 3}}, cuttable=True)
+    with pytest.raises(ServerFailed, match=r"num\.partitons"):
+        cluster.start()
+    assert not any(server.alive for server in cluster.nodes.values())
+    assert not cluster.directory.exists()
+
+
+def test_threads_may_start_restart_and_stop_at_once() -> None:
+    """Two processes of one node had one directory, and the one that was forgotten kept the port."""
+    cluster = EmbeddedCluster(2, cuttable=True)
+    try:
+        for call in (cluster.start, lambda: cluster.restart(1), cluster.restore, cluster.stop):
+            with ThreadPoolExecutor(4) as pool:
+                for each in [pool.submit(call) for _ in range(4)]:
+                    each.result(PATIENCE_S)
+        assert not any(server.alive for server in cluster.nodes.values())
+        cluster.start()
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: EmbeddedBroker(process=True), lambda: EmbeddedCluster(1, cuttable=True)], ids=["broker", "cluster"]
+)
+def test_a_fork_leaves_the_nodes_to_the_process_that_started_them(make: Callable[[], Any]) -> None:
+    with make() as server:
+        fork = os.fork()
+        if fork == 0:
+            signal.alarm(int(PATIENCE_S))
+            try:
+                server.__exit__(None, None, None)
+            finally:
+                os._exit(0)
+        assert os.waitpid(fork, 0)[1] == 0
+        assert listed_brokers(int(server.bootstrap_servers.rpartition(":")[2])) == 1
+
+
+def test_values_have_any_scalar_type_or_are_lists() -> None:
+    config: Any = {"log.cleanup.policy": ["compact", "delete"], "compression.type": "gzip", "log.retention.ms": -1}
+    with (
+        EmbeddedCluster(1, config=config) as cluster,
+        Admin(bootstrap_servers=cluster.bootstrap_servers) as admin,
+    ):
+        admin.create_topics([NewTopic("t", 1, 1)])
+        found = admin.describe_configs(topics=["t"])["t"]
+    assert found["cleanup.policy"].value == "compact,delete"

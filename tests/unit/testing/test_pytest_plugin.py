@@ -54,6 +54,12 @@ def test_each_test_has_a_topic_of_its_own(tidelog_broker, tidelog_topic, name):
         producer.send_and_wait(tidelog_topic, b"x")
     assert len(produced(tidelog_broker, tidelog_topic)) == 1
 
+@pytest.mark.tidelog_topic(2, configs={"cleanup.policy": "compact"})
+def test_a_topic_as_marked_by_position_which_the_test_deletes(tidelog_broker, tidelog_topic):
+    with Admin(bootstrap_servers=tidelog_broker.bootstrap_servers) as admin:
+        assert len(admin.describe_topics([tidelog_topic])[tidelog_topic].partitions) == 2
+        admin.delete_topics([tidelog_topic])
+
 def test_there_was_one_broker_and_the_topics_are_gone(tidelog_broker):
     assert len({broker for broker, _ in seen}) <= 1
     with Admin(bootstrap_servers=tidelog_broker.bootstrap_servers) as admin:
@@ -77,10 +83,11 @@ def tidelog_config():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_broker_for_the_run_and_a_topic_for_each_test(tmp_path: Path, workers: int) -> None:
     parallel = ("-p", "xdist", "-n", str(workers)) if workers else ()
-    assert "6 passed" in run_pytest(tmp_path, BROKER, *parallel, conftest=CONFIG)
+    assert "7 passed" in run_pytest(tmp_path, BROKER, *parallel, conftest=CONFIG)
 
 
 CLUSTER = """
+import pytest
 from tidelog.client.sync import Admin, Producer
 from tidelog.testing import produced
 
@@ -95,12 +102,29 @@ def test_the_next_test_has_all_brokers(tidelog_topic, tidelog_cluster):
     with Producer(bootstrap_servers=tidelog_cluster.bootstrap_servers, acks="all") as producer:
         producer.send_and_wait(tidelog_topic, b"x")
     assert len(produced(tidelog_cluster, tidelog_topic)) == 1
+
+def test_a_cluster_may_be_stopped(tidelog_cluster, tidelog_topic):
+    tidelog_cluster.stop()
+
+@pytest.fixture(scope="module")
+def shared(tidelog_cluster):
+    return tidelog_cluster
+
+def test_a_fault_through_a_fixture_of_the_module(shared):
+    shared.kill(1)
+
+def test_it_ended_with_its_test(shared):
+    assert all(server.alive for server in shared.nodes.values())
 """
 
 
 @pytest.mark.slow
-def test_a_cluster_for_the_run_whose_faults_end_with_each_test(tmp_path: Path) -> None:
-    assert "2 passed" in run_pytest(tmp_path, CLUSTER)
+def test_a_cluster_for_the_run_whose_faults_end_with_each_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    assert "5 passed" in run_pytest(tmp_path, CLUSTER)
+    assert [path.name for path in temporary.glob("tidelog-*")] == [f"tidelog-ports-{os.getuid()}"]
 
 
 UNUSED = """
@@ -120,7 +144,7 @@ def test_a_run_without_the_fixtures_loads_only_the_plugin(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_wrong_argument_of_the_marker_is_named(tmp_path: Path) -> None:
     test = "import pytest\n@pytest.mark.tidelog_topic(partition=3)\ndef test_it(tidelog_topic): ...\n"
-    with pytest.raises(AssertionError, match="no argument partition"):
+    with pytest.raises(AssertionError, match="marker tidelog_topic: got an unexpected keyword argument 'partition'"):
         run_pytest(tmp_path, test)
 
 
