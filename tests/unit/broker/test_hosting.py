@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +71,33 @@ async def test_a_node_whose_metadata_log_lies_in_another_directory_does_not_begi
     assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == [b"a"]
 
 
+@pytest.mark.parametrize("how", ["dropped", "empty", "moved"])
+async def test_a_node_without_its_metadata_log_does_not_forget_the_topics_in_other_directories(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, how: str
+) -> None:
+    """It set their logs aside, and created the topics again; with the old directory back these were empty."""
+    metadata, data = tmp_path / "metadata", tmp_path / "data"
+    before = {"log.dirs": f"{metadata},{data}", "cordoned.log.dirs": str(metadata)}
+    node = await start_node(**before)
+    wire = await node.connect()
+    await wire.create_topic("t")
+    await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    await node.stop()
+    assert (data / "t-0").exists()
+    unmounted = metadata.rename(tmp_path / "unmounted") if how != "dropped" else metadata
+    after = {"empty": before, "dropped": {"log.dirs": str(data)}}
+    elsewhere = {"log.dirs": str(data), "metadata.log.dir": str(tmp_path / "new")}
+    with pytest.raises(ConfigError, match=rf"{data} has logs of topics, .* volume not mounted"):
+        await start_node(**after.get(how, elsewhere))
+    assert (data / "t-0").exists()
+    assert not (tmp_path / "new").exists()
+    if how != "dropped":
+        unmounted.rename(metadata)
+    node = await start_node(**before)
+    wire = await node.connect()
+    assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == [b"a"]
+
+
 async def test_a_log_that_cannot_be_opened_is_offline_and_the_node_lives_on(
     start_node: Any, make_batch: MakeBatch, tmp_path: Path
 ) -> None:
@@ -111,13 +137,13 @@ async def test_logs_that_the_metadata_does_not_know_are_kept_aside(
     await wire.create_topic("t")
     await wire.call(produce("t", make_batch(b"precious")), 9, ProduceResponse)
     await node.stop()
-    shutil.rmtree(tmp_path / "data" / "__cluster_metadata-0")
+    (tmp_path / "data" / "t-0").rename(tmp_path / "data" / "u-0")
     node = await start_node(**{"log.segment.delete.delay.ms": "0"})
     node.node._broker._upkeep.look_after()
     wire = await node.connect()
-    await wire.create_topic("t")
-    assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == []
-    (stray,) = (tmp_path / "data").glob("t-0.*-stray")
+    await wire.create_topic("u")
+    assert fetched(await wire.call(fetch("u"), 11, FetchResponse)) == []
+    (stray,) = (tmp_path / "data").glob("u-0.*-stray")
     assert b"precious" in (stray / "00000000000000000000.log").read_bytes()
 
 

@@ -17,6 +17,7 @@ from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.incarnation import machine_ran_on, remove_incarnation, surviving_epoch, write_incarnation
+from tidelog.storage.files.log_names import parse_name
 from tidelog.storage.files.meta_properties import DamagedProperties
 from tidelog.storage.log.directory import METADATA_TOPIC, LogDirectory
 from tidelog.storage.log.loader import Ending
@@ -126,8 +127,9 @@ class LogDirectories:
             raise NoDirectoryLeft(f"none of the log directories can be used: {reasons}")
 
     def _check_metadata_place(self, metadata_path: str) -> None:
-        """Refuse to begin a new metadata log beside the old one. A single node would forget all topics, and set their
-        logs aside; a voter would forget what it has acknowledged. Raises ConfigError.
+        """Refuse to begin a new metadata log beside the old one, or beside logs of topics that only the old one knows.
+        A single node would forget all topics, and set their logs aside; a voter would forget what it has acknowledged.
+        Raises ConfigError.
         """
         if self._disk.exists(f"{metadata_path}/{METADATA_TOPIC}-0"):
             return
@@ -137,6 +139,23 @@ class LogDirectories:
                     f"{path} has the metadata log of this node, but the configuration places it in {metadata_path}, "
                     f"which has none: set metadata.log.dir={path}"
                 )
+        if not self._config.is_controller:
+            return  # it reads the metadata from the controllers
+        # With other voters, an empty directory for the metadata alone is the repair of a disk that is lost.
+        for path in [metadata_path, *self._home_paths] if self._config.is_alone else [metadata_path]:
+            if self._has_topics(path):
+                raise ConfigError(
+                    f"{path} has logs of topics, but no directory has the metadata log that knows them: is a directory "
+                    "missing in log.dirs, or a volume not mounted? To begin anew without these topics, move them away"
+                )
+
+    def _has_topics(self, path: str) -> bool:
+        try:
+            entries = self._disk.list_directory(path) if self._disk.exists(path) else []
+        except OSError:
+            return False  # to open it meets the error again
+        names = [parse_name(entry.name) for entry in entries if entry.is_directory]
+        return any(name is not None and name[0] != METADATA_TOPIC for name in names)
 
     def close(self, broker_epoch: int) -> bool:
         """Close the directories and mark clean stops. Whether every directory stopped cleanly."""
