@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.patience import PATIENCE_S
 from tests.stream_server import StreamServer
 from tidelog.client.config import AdminConfig
 from tidelog.client.model import Node
+from tidelog.client.network import connection as connection_module
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import MAX_IN_FLIGHT, Connection, connect
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -379,3 +381,121 @@ async def test_a_connection_that_closes_before_it_is_used_is_made_anew():
         await cluster.connection(1)
     assert await cluster.connection(1) is alive
     await cluster.close()
+
+
+async def test_a_connection_that_fails_by_a_fault_is_not_tried_again_at_once():
+    cluster = Cluster(AdminConfig(reconnect_backoff_ms=600_000, reconnect_backoff_max_ms=600_000))
+    cluster.metadata = cluster.metadata._replace(nodes={1: Node(1, "host", 9092)})
+    attempts: list[str] = []
+
+    async def opened(host: str, port: int) -> Connection:
+        attempts.append(host)
+        raise LookupError("a fault")
+
+    cluster._open_connection = opened  # type: ignore[method-assign]
+    with pytest.raises(LookupError):
+        await cluster.connection(1)
+    second = asyncio.ensure_future(cluster.connection(1))
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    assert attempts == ["host"]
+    await cluster.close()
+    with pytest.raises(KafkaError):
+        await second
+
+
+async def test_a_name_that_cannot_be_looked_up_at_the_end_of_the_interpreter_is_an_error_of_the_network(monkeypatch):
+    async def refuse(*arguments: object, **options: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", refuse)
+    with pytest.raises(KafkaError, match="cannot connect to host:9092: cannot schedule new futures"):
+        await connect("host", 9092, client_id="c", max_frame_bytes=1000, software_version="1", timeout_ms=PATIENCE_MS)
+
+
+def resolved(
+    monkeypatch: pytest.MonkeyPatch, reached: dict[str, int | Callable[[], Awaitable[None]] | None]
+) -> list[str]:
+    """Let a name have these addresses: each is a port of this machine (None: as asked for), or fails as the function.
+
+    Returns a list of the addresses that are given up.
+    """
+    loop = asyncio.get_running_loop()
+    create_connection = loop.create_connection
+    given_up: list[str] = []
+
+    async def getaddrinfo(*arguments: Any, **options: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in reached]
+
+    async def create(factory: Any, host: str = "", port: int = 0, **options: Any) -> Any:
+        if host not in reached:  # the server's own
+            return await create_connection(factory, **options)
+        place = reached[host]
+        try:
+            if callable(place):
+                await place()
+                place = None
+            return await create_connection(factory, "127.0.0.1", place or port)
+        except asyncio.CancelledError:
+            given_up.append(host)
+            raise
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(loop, "create_connection", create)
+    monkeypatch.setattr(connection_module, "_ADDRESS_WAIT_S", 0.01)
+    return given_up
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+async def refuse() -> None:
+    raise ConnectionRefusedError(111, "Connection refused")
+
+
+async def connect_by_name(port: int, timeout_ms: float = PATIENCE_MS) -> Connection:
+    return await connect("name", port, client_id="c", max_frame_bytes=1000, software_version="1", timeout_ms=timeout_ms)
+
+
+async def until_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def test_an_address_of_a_name_that_does_not_answer_does_not_hide_the_others(monkeypatch):
+    given_up = resolved(monkeypatch, {"192.0.2.1": hang, "192.0.2.2": refuse, "192.0.2.3": hang, "192.0.2.4": None})
+    async with Server(until_end) as server:
+        connection = await connect_by_name(server.port)
+        assert not connection.closed
+        assert sorted(given_up) == ["192.0.2.1", "192.0.2.3"]
+        connection.close()
+        await connection.wait_closed(1)
+
+
+async def test_an_address_that_accepts_and_says_nothing_does_not_hide_the_others(monkeypatch):
+    ended = asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            pass
+        ended.set()
+
+    async with Server(mute, negotiate=False) as silent, Server(until_end) as server:
+        resolved(monkeypatch, {"192.0.2.1": silent.port, "192.0.2.2": None})
+        connection = await connect_by_name(server.port)
+        assert not connection.closed
+        async with asyncio.timeout(PATIENCE_S):
+            await ended.wait()  # the other connection is closed
+        connection.close()
+        await connection.wait_closed(1)
+
+
+async def test_a_name_whose_addresses_all_fail_has_the_first_reason_and_all_that_hang_end_by_the_timeout(monkeypatch):
+    resolved(monkeypatch, {"192.0.2.1": refuse, "192.0.2.2": refuse})
+    with pytest.raises(KafkaError, match="cannot connect to name:9: Connection refused"):
+        await connect_by_name(9)
+    monkeypatch.undo()
+    given_up = resolved(monkeypatch, {"192.0.2.1": hang, "192.0.2.2": hang})
+    with pytest.raises(KafkaError, match="name:9 did not answer within 50 ms"):
+        await connect_by_name(9, 50)
+    assert sorted(given_up) == ["192.0.2.1", "192.0.2.2"]

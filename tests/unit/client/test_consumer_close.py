@@ -181,3 +181,17 @@ async def test_a_consumer_whose_broker_has_died_closes_in_time():
         for node in cluster.nodes.values():
             await node.stop()
         await asyncio.wait_for(consuming.close(timeout_ms=100), SOON_S)
+
+
+async def test_a_second_close_waits_for_the_first_as_long_as_its_own_limit_says():
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 2)
+        consuming = consumer(cluster, "t", group_id="g", request_timeout_ms=600_000, auto_commit_interval_ms=600_000)
+        assert await read(consuming, 2) == [0, 1]
+        cluster.script(LeaveGroupRequest, lambda request, node: SILENCE)
+        first = asyncio.create_task(consuming.close(timeout_ms=600_000))
+        await until(lambda: cluster.sent(LeaveGroupRequest))
+        await asyncio.wait_for(consuming.close(timeout_ms=10), SOON_S)
+        assert not first.done()
+        first.cancel()
+        await asyncio.wait([first])

@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, join
+from tests.unit.client.test_admin import served
+from tidelog.client import sync
+from tidelog.client.sync import loop_thread
 from tidelog.client.sync import producer as sync_producer
 from tidelog.client.sync.caller_thread import CallerThread
 from tidelog.client.sync.loop_thread import LoopThread
@@ -290,3 +293,21 @@ def test_an_interrupt_while_the_thread_starts_leaves_no_thread(monkeypatch):
         LoopThread()
     started[0].join(PATIENCE_S)
     assert not started[0].is_alive()
+
+
+@pytest.mark.parametrize("client", [sync.Producer, sync.Consumer, sync.Admin])
+def test_a_client_that_is_closed_by_a_finalizer_at_the_end_of_the_interpreter_does_not_wait(client, monkeypatch):
+    """Daemon threads do not run any more: `close` in the `__del__` of a global object hung, and the process with it."""
+    with served(t=1) as fake:
+        closing = client(bootstrap_servers=fake.bootstrap)
+        closing.start()
+        sent = closing.send("t", b"x") if client is sync.Producer else None
+        monkeypatch.setattr(loop_thread, "is_finalizing", lambda: True)
+        with pytest.raises(RuntimeError, match="the interpreter is ending"):
+            closing.close()
+        if sent is not None:
+            with pytest.raises(RuntimeError, match="the interpreter is ending"):
+                sent.result(0)
+        monkeypatch.undo()
+        closing.close()
+        closing.close()

@@ -19,6 +19,7 @@ from tidelog.client import ConsumerRecord, OffsetAndMetadata, RebalanceListener,
 from tidelog.client.consuming.fetch_buffer import FetchBuffer
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
 from tidelog.client.sync.loop_thread import LoopThread
+from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
 
 
@@ -340,3 +341,34 @@ def _read_interrupted(call: str) -> None:
             for topic in commit.topics
             for partition in topic.partitions
         )
+
+
+def test_a_second_close_waits_for_the_first_as_long_as_its_own_limit_says():
+    with served(t=1) as cluster:
+        fill(cluster, "t", 0, 2)
+        consuming = consumer(cluster, request_timeout_ms=600_000, auto_commit_interval_ms=600_000)
+        consuming.subscribe(["t"])
+        poll_until(consuming, lambda: consuming.position(T0) == 2 if consuming.assignment() else False)
+        answer = threading.Event()
+
+        async def late(request: Any, node: Any) -> Any:
+            await asyncio.to_thread(answer.wait, PATIENCE_S)
+            return node.on_group(request)
+
+        cluster.script(LeaveGroupRequest, late)
+        ended: list[str] = []
+
+        def close_first() -> None:
+            consuming.close(timeout_ms=600_000)
+            ended.append("well")
+
+        first = threading.Thread(target=close_first)
+        first.start()
+        while not cluster.sent(LeaveGroupRequest):
+            time.sleep(0.001)
+        assert in_thread(lambda: consuming.close(timeout_ms=10)) is None
+        assert first.is_alive()
+        answer.set()
+        first.join(PATIENCE_S)
+        assert ended == ["well"], "the second call did not end the first"
+        assert not cluster.groups.group("g").members

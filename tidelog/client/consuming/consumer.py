@@ -9,6 +9,7 @@ consumed, for commits and for positions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections import deque
@@ -143,13 +144,16 @@ class Consumer:
         """Commit when auto commit is on, leave the group, disconnect. A poll or an iteration in
         progress ends.
 
-        Waits at most `timeout_ms` in total for brokers that do not answer.
+        Waits at most `timeout_ms` in total for brokers that do not answer. A call during another one waits for its
+        end, at most as long.
         """
         timeout_ms = as_milliseconds("timeout_ms", timeout_ms)
         if self._group is not None:
             self._group.refuse_inside_listener("close()")
         if self._closed:
-            await self._close_finished.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self._close_finished.wait()
             return
         self._closed = True
         self._update_event.set()
@@ -179,6 +183,11 @@ class Consumer:
                     await self._cluster.close()
                 finally:
                     self._close_finished.set()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether `close` has begun and has not ended."""
+        return self._closed and not self._close_finished.is_set()
 
     async def __aenter__(self) -> Self:
         try:

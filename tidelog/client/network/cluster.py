@@ -200,7 +200,7 @@ class Cluster:
             connection = await self._open_connection(node.host, node.port)
             if connection.closed:  # it closed after its last response, before `on_close` was set
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"node {node_id} closed the connection")
-        except KafkaError:
+        except Exception:  # of any kind: without a wait callers would try again at once, and again
             link.failures += 1
             link.retry_at_s = loop.time() + self._reconnect_backoff.wait_ms(link.failures) / 1000
             # The node may have moved, or another node may lead its partitions now.

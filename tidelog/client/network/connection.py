@@ -9,11 +9,12 @@ out of order ends the connection. No frame larger than `max_frame_bytes` is read
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import re
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar, cast
 
 from tidelog.client.network.frame_buffers import FrameBuffers
@@ -31,6 +32,8 @@ _CORRELATION_MASK = 0x7FFFFFFF
 _CORRELATION_ID_START, _CORRELATION_ID_END = 8, 12
 _API_VERSIONS = 18
 _WRITE_BUFFER_BYTES = 1024 * 1024
+_ADDRESS_WAIT_S = 0.5
+_ADDRESSES_MAX = 32
 
 
 def request_header_version(request: type[Message], version: int) -> int:
@@ -439,32 +442,85 @@ class Connection(asyncio.BufferedProtocol):
 async def connect(
     host: str, port: int, *, client_id: str, max_frame_bytes: int, software_version: str, timeout_ms: float
 ) -> Connection:
-    """Open a connection that is ready for requests.
+    """Open a connection that is ready for requests, to the first address of the host that answers.
 
     Raises KafkaError(NETWORK_EXCEPTION) within the timeout.
     """
-    loop = asyncio.get_running_loop()
     address = f"{host}:{port}"
-    connection: Connection | None = None
+
+    async def connect_to(ip: str) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Connection(address, client_id, max_frame_bytes), ip, port)
+        try:
+            await connection.negotiate(software_version, timeout_ms)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            _, connection = await loop.create_connection(
-                lambda: Connection(address, client_id, max_frame_bytes), host, port
-            )
-            await connection.negotiate(software_version, timeout_ms)
-        return connection
+            return await _first_success(connect_to, await _addresses(host, port))
     except TimeoutError:
         error = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{address} did not answer within {timeout_ms:.0f} ms")
-    except (OSError, ValueError, OverflowError) as cause:
-        # ValueError and OverflowError: a host or a port that cannot exist.
+    except (OSError, ValueError, OverflowError, RuntimeError) as cause:
+        # ValueError and OverflowError: a host or a port that cannot exist. RuntimeError: a name cannot be looked up in
+        # a thread any more when the interpreter ends.
         error = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"cannot connect to {address}: {_reason(cause)}")
-    except BaseException:
-        if connection is not None:
-            connection.close()
-        raise
-    if connection is not None:
-        connection.close()
     raise error
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    """The addresses of a host in the resolver's order."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # The last of an IPv6 address's four parts is its scope.
+        texts = (f"{place[0]}%{place[3]}" if len(place) == 4 and place[3] else str(place[0]) for *_, place in found)
+        return list(dict.fromkeys(texts))[:_ADDRESSES_MAX]
+    return [host]
+
+
+async def _first_success(attempt: Callable[[str], Awaitable[Connection]], addresses: list[str]) -> Connection:
+    """The first connection, with a new attempt whenever one fails or takes `_ADDRESS_WAIT_S` (as RFC 8305): an address
+    that does not answer must not hide the others. Raises the first error when all have failed.
+    """
+    if len(addresses) == 1:
+        return await attempt(addresses[0])
+    waiting = deque(addresses)
+    running: set[asyncio.Task[Connection]] = set()
+    winner: Connection | None = None
+    errors: list[BaseException] = []
+    try:
+        while winner is None:
+            if waiting:
+                running.add(asyncio.ensure_future(attempt(waiting.popleft())))
+            elif not running:
+                raise errors[0]
+            wait_s = _ADDRESS_WAIT_S if waiting else None
+            done, running = await asyncio.wait(running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is not None:
+                    errors.append(error)
+                elif winner is None:
+                    winner = task.result()
+                else:
+                    task.result().close()
+        return winner
+    finally:
+        for task in running:
+            task.cancel()
+            task.add_done_callback(_close_late)
+        if running:
+            await asyncio.wait(running)
+
+
+def _close_late(task: asyncio.Task[Connection]) -> None:
+    """An attempt may succeed in the moment in which it is cancelled."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
 
 
 def _reason(cause: Exception) -> str:

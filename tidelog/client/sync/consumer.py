@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tidelog.client.arguments import as_milliseconds
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ClientConfig
 from tidelog.client.consuming import consumer
 from tidelog.client.consuming.consumer import Batch, Offsets, check_listener
@@ -79,6 +80,7 @@ class Consumer(BlockingClient):
         self._consumer.keeps_positions = True
         self._records: deque[ConsumerRecord] = deque()
         self._caller = CallerThread()
+        self._is_close_begun = False
 
     def _run_with_listener(self, name: str, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         if self._caller.is_in_callback:
@@ -106,8 +108,16 @@ class Consumer(BlockingClient):
         """Commit when auto commit is on, leave the group, disconnect. Ends an iteration in another
         thread.
 
-        Waits at most `timeout_ms` in total for brokers that do not answer.
+        Waits at most `timeout_ms` in total for brokers that do not answer. A call during another one waits for its
+        end, at most as long.
         """
+        limit_s = as_milliseconds("timeout_ms", timeout_ms) / 1000
+        if self._caller.is_in_callback:
+            raise RuntimeError("close() cannot be called in a rebalance listener")
+        if self._thread is not None:
+            self._check_thread_can_run()
+        with self._thread_lock:
+            is_first, self._is_close_begun = not self._is_close_begun, True
         try:
             if not self._closed and self._thread is not None:
                 self._run_with_listener("close", lambda: self._consumer.close(timeout_ms))
@@ -116,8 +126,8 @@ class Consumer(BlockingClient):
                 raise
             # Another thread has closed the consumer meanwhile.
         finally:
-            if not self._caller.is_in_callback:
-                self._close_with(self._consumer.close)
+            if is_first or not self._consumer.is_closing:
+                self._close_with(self._consumer.close, limit_s)
 
     def subscribe(
         self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None

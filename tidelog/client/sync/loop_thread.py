@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from sys import is_finalizing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,6 +25,9 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 _CANCEL_TIMEOUT_S = 5
+_ENDING = (
+    "the interpreter is ending, and with it the thread of this client; close it before, in an atexit function at last"
+)
 _FORKED = "this client was started before a fork, and its thread is in the other process; make a client after the fork"
 
 
@@ -140,13 +144,15 @@ class BlockingClient:
             self._thread = self._ending_thread = None
             self._is_close_finished = True
 
-    def _check_not_forked(self) -> None:
+    def _check_thread_can_run(self) -> None:
         if self._is_forked:
             raise RuntimeError(_FORKED)
+        if is_finalizing():  # in a `__del__`, for example: daemon threads do not run any more
+            raise RuntimeError(_ENDING)
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, Result]], caller: CallerThread | None = None) -> Result:
         self._check_not_on_loop()
-        self._check_not_forked()
+        self._check_thread_can_run()
         with self._thread_lock:
             if self._closed:
                 raise RuntimeError("this client is closed")
@@ -166,8 +172,11 @@ class BlockingClient:
         if self._is_on_loop():
             raise RuntimeError("a callback of this client cannot wait for it; send from it, or wait in another thread")
 
-    def _close_with(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _close_with(self, call: Callable[[], Coroutine[Any, Any, None]], timeout_s: float | None = None) -> None:
+        """Run `call` and end the thread. Another call waits for the end of the first one, at most `timeout_s`."""
         self._check_not_on_loop()
+        if self._thread is not None:
+            self._check_thread_can_run()
         with self._thread_lock:
             is_first = not self._closed
             self._closed = True
@@ -178,7 +187,7 @@ class BlockingClient:
         if not is_first:
             # A signal handler inside `close` and a callback on the loop must not wait for themselves.
             if threading.current_thread() is not self._closing_thread and not (thread and thread.is_current):
-                self._close_waiters.wait(lambda: self._is_close_finished)
+                self._close_waiters.wait(lambda: self._is_close_finished, timeout_s)
             return
         try:
             if thread is not None:

@@ -150,7 +150,7 @@ class Producer(BlockingClient):
     def _wake_before_waiting(self) -> None:
         """A thread is about to wait for a record, so the queue must not wait for the interval."""
         self._check_not_on_loop()
-        self._check_not_forked()
+        self._check_thread_can_run()
         thread = self._thread
         if self._queue and not self._is_woken and thread is not None:
             self._wake_loop(thread)
@@ -448,7 +448,7 @@ class Producer(BlockingClient):
 
         self._check_not_on_loop()
         try:
-            self._close_with(close)
+            self._close_with(close, limit_s)
         finally:
             # Not while another call still delivers what is queued.
             if self._is_close_finished:
