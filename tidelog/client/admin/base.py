@@ -44,6 +44,8 @@ def in_one_limit(
             async with asyncio.timeout(limit_ms / 1000):
                 return await call(self, *arguments, **options)
         except TimeoutError:
+            if self._cluster is None:
+                await self._shared_start.wait_within(0, "default_api_timeout_ms")  # raises with the addresses
             raise _timed_out(limit_ms) from None
 
     return limited
