@@ -22,6 +22,7 @@ from tidelog.testing.processes import (
     ServerFailed,
     ServerProcess,
     TidelogProcess,
+    check_log_directory,
     delete_temporary_directory,
     listed_brokers,
     make_temporary_directory,
@@ -83,6 +84,7 @@ class EmbeddedCluster:
         if self._is_temporary:
             # At the exit of the interpreter, the nodes end first (`processes.py`).
             weakref.finalize(self, delete_temporary_directory, self.directory).atexit = False
+        check_log_directory(self.directory)
         self._ports: list[int] = []
         weakref.finalize(self, release_ports, self._ports)
         self.layouts = cluster_layout(brokers, controllers, self._new_port, self.links)

@@ -4,27 +4,30 @@ of its own.
 The records are in a temporary directory, unless the caller passes one. On a thread the broker shares
 the caller's interpreter lock, so it is not for production. Invariant: a broker is stopped or running,
 and `start` and `stop` switch between the two any number of times. The state of one run is in a
-`_ThreadRun` or a `_ProcessRun`, so that the next run does not see it.
+`_ThreadRun` or a `_ProcessRun`, so that the next run does not see it. A broker keeps its address until it is stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from tidelog.broker.config.node_config import NodeConfig, as_text
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
-from tidelog.protocol.errors import ConfigError
 from tidelog.testing.ports import free_port, release_ports
 from tidelog.testing.processes import (
     ForkedNode,
+    check_log_directory,
     delete_temporary_directory,
     format_directory,
+    host_and_port,
     make_temporary_directory,
 )
 
@@ -32,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
+
+_PORT_0 = re.compile(r":0(?=\s*(,|$))")
+_LOOPBACK_OF_ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to reach a listener that is bound to every interface."""
 
 Scalar = str | int | float | bool
 
@@ -56,7 +63,8 @@ class EmbeddedBroker:
     ) -> None:
         self.bootstrap_servers = ""
         """host:port of the running broker, else empty."""
-        self.directory = Path(directory) if directory is not None else Path()
+        # A test may change its working directory while the broker runs.
+        self.directory = Path(directory).resolve() if directory is not None else Path()
         self._is_temporary = directory is None
         if config is not None and not isinstance(config, Mapping):
             raise TypeError(f"config must be a dict of configuration keys, not {config!r}")
@@ -65,6 +73,8 @@ class EmbeddedBroker:
         self._cluster_id = cluster_id
         self._lock = threading.Lock()
         self._run: _ThreadRun | _ProcessRun | None = None
+        self._owner_pid = os.getpid()
+        self._claimed_ports: list[int] = []
 
     def start(self) -> EmbeddedBroker:
         """Start the broker if it is stopped; returns the broker when it serves."""
@@ -79,33 +89,36 @@ class EmbeddedBroker:
                     raise
         return self
 
-    def _start(self, port: int = 0) -> None:
-        # A process is told its port. A port that the caller has chosen is the caller's to claim.
-        claimed_ports = [free_port()] if self._in_process and "listeners" not in self._config else []
-        defaults = {
-            "listeners": f"PLAINTEXT://127.0.0.1:{claimed_ports[0] if claimed_ports else port}",
+    def _start(self) -> None:
+        check_log_directory(self.directory)
+        options = {
+            "listeners": "PLAINTEXT://127.0.0.1:0",
             "log.dirs": str(self.directory),
             "group.initial.rebalance.delay.ms": "0",
-        }
-        try:
-            config = NodeConfig(defaults | self._config)
-            if self._cluster_id is not None:
-                format_directory(config.log_dirs[0], config.node_id, self._cluster_id)
-            run = _ProcessRun(defaults | self._config, claimed_ports) if self._in_process else _ThreadRun(config)
-        except BaseException:
-            release_ports(claimed_ports)
-            raise
+        } | self._config
+        # The broker keeps its port over restarts. A number that the caller has chosen is the caller's to claim.
+        options["listeners"] = _PORT_0.sub(lambda _: f":{self._claim_port()}", options["listeners"])
+        config = NodeConfig(options)
+        if self._cluster_id is not None:
+            format_directory(config.log_dirs[0], config.node_id, self._cluster_id)
+        run = _ProcessRun(config, options) if self._in_process else _ThreadRun(config)
         try:
             self.bootstrap_servers = run.await_ready()
         except BaseException:
             run.stop()
             raise
-        self._run = run
+        self._run, self._owner_pid = run, os.getpid()
+
+    def _claim_port(self) -> int:
+        self._claimed_ports.append(free_port())
+        return self._claimed_ports[-1]
 
     def stop(self) -> None:
         """Stop the broker cleanly if it runs; acknowledged records are on disk. Raises
-        TimeoutError.
+        TimeoutError. A fork of the process that started the broker leaves it running.
         """
+        if self._run is not None and self._owner_pid != os.getpid():
+            return
         with self._lock:
             run, self._run = self._run, None
             self.bootstrap_servers = ""
@@ -115,17 +128,10 @@ class EmbeddedBroker:
 
     def restart(self) -> None:
         """Start the broker again on its data and its port, and stop it first when it still runs; a killed
-        one begins with what the kill left.
+        one begins with what the kill left. After an error it can be tried again.
         """
         with self._lock:
-            run = self._running()
-            if isinstance(run, _ProcessRun):
-                run.node.restart(START_TIMEOUT_S)
-                return
-            port = int(self.bootstrap_servers.rpartition(":")[2])
-            self._run = None
-            run.stop()
-            self._start(port)
+            self._running().restart()
 
     def kill(self) -> None:
         """SIGKILL to the process of the broker; `restart` starts it again. Needs `process`."""
@@ -151,6 +157,8 @@ class EmbeddedBroker:
         return run.node
 
     def _clean_up(self) -> None:
+        release_ports(self._claimed_ports)
+        self._claimed_ports.clear()
         if self._is_temporary:
             delete_temporary_directory(self.directory)
 
@@ -164,31 +172,52 @@ class EmbeddedBroker:
 
 
 class _ProcessRun:
-    """One run of the node as a process."""
+    """The node as a process."""
 
-    def __init__(self, config: Mapping[str, str], claimed_ports: Sequence[int]) -> None:
-        self._claimed_ports = claimed_ports
-        self._listener = config["listeners"].partition(",")[0].rpartition("//")[2]
-        configured_port = int(self._listener.rpartition(":")[2])
-        if configured_port == 0:
-            raise ConfigError("listeners: a broker in a process of its own needs the number of its port, not 0")
+    def __init__(self, config: NodeConfig, options: Mapping[str, str]) -> None:
+        address = config.advertised_listeners()[0]
+        bound = next((each for each in config.listeners if each.name == address.name), address)
+        self._bootstrap_servers = host_and_port(address.host, address.port)
         # Not in the log directory, where a node accepts no other files.
         self._output_directory = make_temporary_directory("tidelog-output-")
-        self.node = ForkedNode(self._output_directory, configured_port, config)
+        self.node = ForkedNode(self._output_directory, bound.port, options)
+        self.node.host = _LOOPBACK_OF_ANY.get(bound.host, bound.host)
 
     def await_ready(self) -> str:
         """Wait until the node serves; returns host:port. Raises ServerFailed."""
         self.node.start(START_TIMEOUT_S)
-        return self._listener
+        return self._bootstrap_servers
+
+    def restart(self) -> None:
+        self.node.restart(START_TIMEOUT_S)
 
     def stop(self) -> None:
         self.node.stop(STOP_TIMEOUT_S)
-        release_ports(self._claimed_ports)
         delete_temporary_directory(self._output_directory)
 
 
 class _ThreadRun:
-    """One run of the node, from the start of its thread to its end."""
+    """The node on a thread."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._thread = _NodeThread(config)
+
+    def await_ready(self) -> str:
+        """Wait until the node serves; returns host:port. Raises the error that prevents the start."""
+        return self._thread.await_ready()
+
+    def restart(self) -> None:
+        self.stop()
+        self._thread = _NodeThread(self._config)
+        self.await_ready()
+
+    def stop(self) -> None:
+        self._thread.stop()
+
+
+class _NodeThread:
+    """One thread of the node, from its start to its end."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -199,10 +228,13 @@ class _ThreadRun:
         self._failure: BaseException | None = None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._main, name="tidelog-embedded", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # an interrupt, while this thread waited for the other one to run
+            self._cancel()
+            raise
 
     def await_ready(self) -> str:
-        """Wait until the node serves; returns host:port. Raises the error that prevents the start."""
         if not self._state_changed.wait(START_TIMEOUT_S):
             raise TimeoutError(f"the embedded broker was not ready in {START_TIMEOUT_S:.0f} s")
         if self._failure is not None:
@@ -210,15 +242,18 @@ class _ThreadRun:
         return self._bootstrap_servers
 
     def stop(self) -> None:
+        self._cancel()
+        self._thread.join(STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the embedded broker did not stop in {STOP_TIMEOUT_S:.0f} s")
+
+    def _cancel(self) -> None:
         self._is_stopping = True  # set before `_task` is read: a task that begins later sees it
         if self._loop is not None and self._task is not None:
             try:
                 self._loop.call_soon_threadsafe(self._task.cancel)
             except RuntimeError:
                 pass  # the loop has ended by itself
-        self._thread.join(STOP_TIMEOUT_S)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the embedded broker did not stop in {STOP_TIMEOUT_S:.0f} s")
 
     def _main(self) -> None:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.client.sync import Admin, Consumer
@@ -18,10 +18,13 @@ from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.headers import RequestHeader
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
+Result = TypeVar("Result")
+
 TIMEOUT_S = 30.0
 _POLL_MS = 100
 _POLL_S = 0.02
 _PROBE_S = 2.0
+_CONNECTION_SETUP_MS_MAX = 10_000
 _METADATA_VERSION = 4
 
 
@@ -51,6 +54,23 @@ def produced(
     no group. AssertionError after `timeout_s`, which says how many records there are. `count=0` reads
     what is there now: `assert not produced(broker, "errors", 0)`.
     """
+    deadline_s = time.monotonic() + timeout_s
+
+    def read() -> list[ConsumerRecord]:
+        return _produced(broker, topic, count, matching, isolation_level, timeout_s, deadline_s)
+
+    return _until(deadline_s, f"topic {topic!r} was not read in {timeout_s} s", read)
+
+
+def _produced(
+    broker: Broker,
+    topic: str,
+    count: int,
+    matching: Callable[[ConsumerRecord], bool] | None,
+    isolation_level: str,
+    timeout_s: float,
+    deadline_s: float,
+) -> list[ConsumerRecord]:
     wanted = matching or (lambda record: True)
     found: list[ConsumerRecord] = []
     options: dict[str, Any] = {
@@ -58,9 +78,9 @@ def produced(
         "isolation_level": isolation_level,
         "allow_auto_create_topics": False,
         "default_api_timeout_ms": max(int(timeout_s * 1000), 1),
+        **_connection_options(broker, deadline_s),
     }
-    with Consumer(bootstrap_servers=_bootstrap_servers(broker), **options) as consumer:
-        deadline_s = time.monotonic() + timeout_s
+    with Consumer(**options) as consumer:
         partitions = _partitions(consumer, topic, deadline_s)
         consumer.assign(partitions)
         while True:
@@ -87,16 +107,21 @@ def produced(
 
 
 def wait_for_lag(
-    broker: Broker, group: str, lag: int = 0, *, topics: Iterable[str] | None = None, timeout_s: float = TIMEOUT_S
+    broker: Broker, group: str, lag: int = 0, *, topics: str | Iterable[str] | None = None, timeout_s: float = TIMEOUT_S
 ) -> None:
     """Wait until a group has committed to within `lag` records of the end of its topics.
 
-    `topics`: these topics alone count; without them the partitions for which the group has committed.
+    `topics`: these topics alone, or this one, count; without them the partitions for which the group has committed.
     AssertionError after `timeout_s`, with the lag of each partition.
     """
     deadline_s = time.monotonic() + timeout_s
-    named = set(topics) if topics is not None else None
-    with Admin(bootstrap_servers=_bootstrap_servers(broker)) as admin:
+    named = {topics} if isinstance(topics, str) else set(topics) if topics is not None else None
+    late = f"group {group!r} is not within {lag} records of the end after {timeout_s} s"
+    _until(deadline_s, late, lambda: _await_lag(broker, group, lag, named, deadline_s, late))
+
+
+def _await_lag(broker: Broker, group: str, lag: int, named: set[str] | None, deadline_s: float, late: str) -> None:
+    with Admin(**_connection_options(broker, deadline_s)) as admin:
         while True:
             shown = ""
             try:
@@ -111,10 +136,7 @@ def wait_for_lag(
                 shown = ", ".join(f"{each.topic}-{each.partition}: {lags[each]}" for each in sorted(lags))
             except KafkaError as error:
                 shown = str(error)
-            _check(
-                time.monotonic() < deadline_s,
-                f"group {group!r} is not within {lag} records of the end after {timeout_s} s: {shown or 'no offsets'}",
-            )
+            _check(time.monotonic() < deadline_s, f"{late}: {shown or 'no offsets'}")
             time.sleep(_POLL_S)
 
 
@@ -136,7 +158,7 @@ def _knows_topic(address: str, topic: str) -> bool:
     frame = header.encode(1) + request.encode(_METADATA_VERSION)
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), _PROBE_S) as connection:
+        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_S) as connection:
             connection.settimeout(_PROBE_S)
             connection.sendall(len(frame).to_bytes(4, "big") + frame)
             with connection.makefile("rb") as answer:
@@ -171,6 +193,26 @@ def _partitions(consumer: Consumer, topic: str, deadline_s: float) -> list[Topic
             return [TopicPartition(topic, partition) for partition in sorted(partitions)]
         _check(time.monotonic() < deadline_s, f"topic {topic!r} does not exist")
         time.sleep(_POLL_S)
+
+
+def _until(deadline_s: float, late: str, work: Callable[[], Result]) -> Result:
+    """Do this, again and again until the deadline while no broker can be reached."""
+    while True:
+        try:
+            return work()
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            _check(time.monotonic() < deadline_s, f"{late}: {error}")
+            time.sleep(_POLL_S)
+
+
+def _connection_options(broker: Broker, deadline_s: float) -> dict[str, Any]:
+    left_ms = int((deadline_s - time.monotonic()) * 1000)
+    return {
+        "bootstrap_servers": _bootstrap_servers(broker),
+        "socket_connection_setup_timeout_ms": min(max(left_ms, 1), _CONNECTION_SETUP_MS_MAX),
+    }
 
 
 def _bootstrap_servers(broker: Broker) -> str:

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from tidelog.protocol.errors import ConfigError
 from tidelog.testing.fork_server import ForkedProcess, close_fork_server, fork_server, module_command
 from tidelog.testing.ports import free_port
 from tidelog.testing.usage import Usage, usage
@@ -43,9 +44,10 @@ class ServerFailed(Exception):
 
 
 class ServerProcess:
-    """A broker in a process of its own, listening on 127.0.0.1. Subclasses say how to start it."""
+    """A broker in a process of its own, listening on loopback. Subclasses say how to start it."""
 
     name = "server"
+    host = "127.0.0.1"
 
     def __init__(
         self, directory: str | Path, port: int | None = None, options: Mapping[str, str] | None = None
@@ -61,7 +63,7 @@ class ServerProcess:
 
     @property
     def bootstrap_servers(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return host_and_port(self.host, self.port)
 
     @property
     def data_directory(self) -> Path:
@@ -108,7 +110,7 @@ class ServerProcess:
         """
         with self.lock:
             assert not self.alive, "already running"
-            if accepts(self.port):
+            if accepts(self.port, self.host):
                 raise ServerFailed(f"{self.name} did not start: its port {self.port} is in use")
             self.prepare()
             command = [*_tied_to_us(), *self.command()]
@@ -143,8 +145,8 @@ class ServerProcess:
         listens.
         """
         if self.options.get("process.roles") == "controller":
-            return accepts(self.port)
-        return answers_metadata(self.port)
+            return accepts(self.port, self.host)
+        return answers_metadata(self.port, self.host)
 
     def await_ready(self, timeout_s: float = 60.0) -> None:
         """Until `is_ready`; ServerFailed when it ends or takes longer."""
@@ -307,6 +309,12 @@ def format_directory(directory: Path, node_id: int, cluster_id: str) -> None:
         file.write_text(f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={random_uuid()}\n")
 
 
+def check_log_directory(directory: Path) -> None:
+    """Raises ConfigError for a path that `log.dirs` would take for two."""
+    if "," in str(directory):
+        raise ConfigError(f"log.dirs separates directories by commas, and there is one in {directory}")
+
+
 def random_uuid() -> str:
     """As Kafka writes one: version 4, base64 for URLs, and never with a dash in front."""
     while True:
@@ -327,21 +335,29 @@ def _tied_to_us() -> list[str]:
     return ["setpriv", "--pdeathsig", "KILL"]
 
 
-def accepts(port: int) -> bool:
+def host_and_port(host: str, port: int) -> str:
+    """As `bootstrap.servers` has it, also of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def accepts(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a process listens on this port."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    try:
+        socket.create_connection((host, port), 1).close()
+    except OSError:
+        return False
+    return True
 
 
-def answers_metadata(port: int) -> bool:
+def answers_metadata(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a broker on this port answers Metadata v1 and lists at least one broker."""
-    return listed_brokers(port) >= 1
+    return listed_brokers(port, host) >= 1
 
 
-def listed_brokers(port: int) -> int:
+def listed_brokers(port: int, host: str = "127.0.0.1") -> int:
     """How many brokers a broker on this port lists (Metadata v1); 0 without an answer."""
     try:
-        with socket.create_connection(("127.0.0.1", port), 1) as connection:
+        with socket.create_connection((host, port), 1) as connection:
             connection.settimeout(2)
             connection.sendall(struct.pack(">i", len(_METADATA_NO_TOPICS)) + _METADATA_NO_TOPICS)
             answer = b""

@@ -16,7 +16,9 @@ from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Producer
 from tidelog.protocol.errors import ConfigError
 from tidelog.testing import embedded
+from tidelog.testing.cluster import EmbeddedCluster
 from tidelog.testing.embedded import EmbeddedBroker
+from tidelog.testing.processes import ServerFailed
 
 
 def test_it_serves_on_a_port_of_its_own_and_leaves_nothing_behind() -> None:
@@ -138,3 +140,68 @@ def test_a_start_that_is_interrupted_at_once_ends_at_once(monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         broker.start()
     assert not broker.directory.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [False, True])
+@pytest.mark.parametrize(
+    ("listeners", "host"),
+    [
+        ("PLAINTEXT://127.0.0.1:0", "127.0.0.1"),
+        ("PLAINTEXT://127.0.0.2:0", "127.0.0.2"),
+        ("PLAINTEXT://[::1]:0", "[::1]"),
+        ("CONTROLLER://127.0.0.1:0, PLAINTEXT://localhost:0 ", "localhost"),
+    ],
+)
+def test_a_restart_keeps_the_address_of_any_listener(process: bool, listeners: str, host: str) -> None:
+    config = {"listeners": listeners, "controller.listener.names": "CONTROLLER"}
+    with EmbeddedBroker(config=config, process=process) as broker:
+        address = broker.bootstrap_servers
+        assert address.rpartition(":")[0] == host
+        assert serves(broker)
+        broker.restart()
+        assert broker.bootstrap_servers == address
+        assert serves(broker)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [False, True])
+def test_a_restart_that_failed_can_be_tried_again(process: bool) -> None:
+    with EmbeddedBroker(process=process) as broker:
+        assert serves(broker)
+        run: Any = broker._run
+        (run.node if process else run).stop()  # so that another can have the port before the restart
+        address, directory = broker.bootstrap_servers, broker.directory
+        with (
+            socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))),
+            pytest.raises((OSError, ServerFailed), match="in use"),
+        ):
+            broker.restart()
+        broker.restart()
+        assert broker.bootstrap_servers == address
+        with Producer(bootstrap_servers=address) as producer:
+            assert producer.send_and_wait("t", b"x").offset == 1, "the data is there"
+    assert not directory.exists()
+
+
+def test_a_directory_stays_where_it_was_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log directory went offline, and with it the broker."""
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with EmbeddedBroker("data") as broker:
+        monkeypatch.chdir(tmp_path / "other")
+        assert serves(broker)
+        broker.restart()
+        with Producer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            assert producer.send_and_wait("t", b"x").offset == 1
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [EmbeddedBroker, lambda directory: EmbeddedCluster(1, directory)])
+def test_a_comma_in_the_path_of_a_directory_is_refused(tmp_path: Path, make: Any) -> None:
+    """The data was in two other directories."""
+    with pytest.raises(ConfigError, match=r"separates directories by commas, and there is one in .*a,b"):
+        make(tmp_path / "a,b").start()
+    assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ from tidelog.client.model import NewTopic, TopicPartition
 from tidelog.client.sync import Admin, Consumer, Producer
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.testing import EmbeddedBroker, produced, wait_for_lag, wait_for_topic
+from tidelog.testing.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +102,17 @@ def test_names_of_the_package_are_loaded_on_use() -> None:
         assert name in dir(tidelog.testing)
     with pytest.raises(AttributeError, match="NoSuchName"):
         _ = tidelog.testing.NoSuchName
+
+
+def test_no_broker_at_all_is_an_assertion() -> None:
+    """It was a KafkaError, after nine seconds whatever the limit."""
+    nowhere = f"127.0.0.1:{free_port()}"
+    for expectation in (produced, wait_for_lag, wait_for_topic):
+        with pytest.raises(AssertionError, match=nowhere):
+            expectation(nowhere, "t", timeout_s=0.2)
+
+
+def test_one_topic_may_be_named_without_a_list(broker: EmbeddedBroker, producer: Producer) -> None:
+    producer.send_and_wait("orders", b"x")
+    with pytest.raises(AssertionError, match="orders-0: 1"):
+        wait_for_lag(broker, "nobody", topics="orders", timeout_s=0.1)
