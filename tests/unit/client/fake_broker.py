@@ -226,7 +226,7 @@ class FakeNode:
                 metadata.MetadataResponseBroker(node_id=node.node_id, host="127.0.0.1", port=node.port)
                 for node in cluster.nodes.values()
             ],
-            cluster_id="fake",
+            cluster_id=self.cluster.cluster_id,
             controller_id=min(cluster.nodes),
             topics=[self._topic(name) for name in names],
         )
@@ -486,6 +486,7 @@ class FakeCluster:
         self.ids: dict[str, bytes] = {}
         self.auto_create_partitions = 1
         self.producer_ids = 100
+        self.cluster_id = "fake"
         self.coordinator = 1
         self.groups = FakeGroups()
         self.finalized_features: dict[str, int] = {}

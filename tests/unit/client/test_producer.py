@@ -12,6 +12,7 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode, refuse_produce, then
 from tidelog.client import Producer, TopicPartition
+from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
@@ -293,6 +294,40 @@ async def test_a_topic_made_anew_under_its_name_is_sent_to():
         sent = await sending.send_and_wait("t", b"anew", partition=0)
         assert sent.offset == 0
         assert values(cluster) == [b"anew"]
+
+
+def producer_ids(cluster: FakeCluster) -> list[int]:
+    return [read_header(batch, 0).producer_id for batch in cluster.topics["t"][0].batches]
+
+
+async def test_in_another_cluster_at_the_same_address_a_producer_has_another_id():
+    """Its old one may be that of another producer there, and records of either counted as duplicates."""
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        await sending.send_and_wait("t", b"1")
+        cluster.cluster_id = "other"
+        assert sending._cluster is not None
+        assert await sending._cluster.wait_for_metadata(PATIENCE_S * 1000)
+        await sending.send_and_wait("t", b"2")
+        assert producer_ids(cluster) == [101, 102]
+
+
+async def test_a_record_that_the_former_cluster_did_not_acknowledge_is_sent_under_the_new_id():
+    async with (
+        FakeCluster(t=1) as cluster,
+        producer(cluster, retry_backoff_ms=300, retry_backoff_max_ms=300) as sending,
+    ):
+        await sending.send_and_wait("t", b"1")
+
+        def replaced(request: Any, node: FakeNode) -> object:
+            cluster.cluster_id = "other"
+            return DROP
+
+        cluster.script(ProduceRequest, replaced)
+        first, second = await sending.send("t", b"2"), await sending.send("t", b"3")
+        assert await first != await second
+        assert values(cluster) == [b"1", b"2", b"3"]
+        assert producer_ids(cluster)[0] == 101
+        assert set(producer_ids(cluster)[1:]) == {102}
 
 
 async def test_no_broker_is_one_clear_error():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
@@ -58,6 +59,8 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+logger = logging.getLogger(__name__)
+
 
 class Producer:
     """Sends records. Options are Kafka's producer options with underscores (see `docs/client.md`).
@@ -97,6 +100,7 @@ class Producer:
         )
         self._append: Any = self._appender.append
         self._cluster: Cluster | None = None
+        self._cluster_id: str | None = None
         self._sender: Sender | None = None
         self._shared_start = SharedStart(config, self._start, "producer")
         self._new_future: type[DeliveryFuture] = DeliveryFuture  # of the loop, once the start has ended
@@ -134,6 +138,7 @@ class Producer:
             self._transactions = Transactions(self._config, self._manager, requests)
         self._appender.attach(cluster, self._sender)
         self._new_future = delivery_future_class(asyncio.get_running_loop())
+        self._cluster_id = cluster.metadata.cluster_id
         cluster.on_metadata = self._on_metadata
 
     async def close(self, timeout_ms: float | None = None) -> None:
@@ -530,5 +535,12 @@ class Producer:
 
     def _on_metadata(self) -> None:
         assert self._sender is not None
+        assert self._cluster is not None
+        cluster_id = self._cluster.metadata.cluster_id
+        if cluster_id is not None:
+            if self._cluster_id not in (None, cluster_id):
+                logger.warning("the cluster %s is in the place of %s now", cluster_id, self._cluster_id)
+                self._session.drop_identity()
+            self._cluster_id = cluster_id
         self._appender.handle_metadata()
         self._sender.wake()

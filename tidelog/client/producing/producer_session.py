@@ -170,6 +170,20 @@ class ProducerSession:
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
 
+    def drop_identity(self) -> None:
+        """The cluster is another one now: there the identity may be that of another producer, and a batch of either
+        would count as a duplicate of the other's. Unsettled batches restart under the next identity.
+
+        The coordinator of a transactional producer refuses its id, so it goes on with an error.
+        """
+        if not self._idempotent or self._transactional:
+            return
+        self._producer_id = self._producer_epoch = -1
+        self._inquiries.clear()
+        self._pending_restarts.update(
+            (partition, None) for partition, state in self._partitions.items() if state.unsettled_batches
+        )
+
     # -- sending
 
     def may_send(self, batch: Batch) -> bool:
@@ -358,7 +372,8 @@ class ProducerSession:
         return [
             (partition, number)
             for partition, number in self._inquiries.items()
-            if not any(batch.in_flight for batch in self._partitions[partition].unsettled_batches)
+            if partition not in self._pending_restarts
+            and not any(batch.in_flight for batch in self._partitions[partition].unsettled_batches)
         ]
 
     @property
