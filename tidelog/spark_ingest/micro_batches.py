@@ -16,7 +16,7 @@ other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
@@ -43,7 +43,7 @@ async def committed_batch(
 ) -> CommittedBatch:
     """The last micro-batch in the group's offsets; it waits for an open transaction that adds one.
 
-    They lie with the topic that the micro-batch was written to, so all topics are looked at.
+    They lie with the topics that the micro-batch was written to, so all topics are looked at.
     """
     offsets = await Coordinator(cluster, group).committed(None, timeout_ms, require_stable=require_stable)
     last = max(offsets.values(), key=lambda each: each.offset, default=OffsetAndMetadata(0))
@@ -51,9 +51,13 @@ async def committed_batch(
     return CommittedBatch(last.offset - 1, int(size) if size.isdecimal() else 0, run)
 
 
-def mark(topic: str, batch: int, count: int, run: str = "") -> dict[TopicPartition, OffsetAndMetadata]:
-    """The offset to commit for a micro-batch of so many tasks or rows."""
-    return {TopicPartition(topic, _MARK_PARTITION): OffsetAndMetadata(batch + 1, f"{count} {run}".rstrip())}
+def mark(topics: Iterable[str], batch: int, count: int, run: str = "") -> dict[TopicPartition, OffsetAndMetadata]:
+    """The offsets to commit for a micro-batch of so many tasks or rows.
+
+    Each topic has one: the offset of a topic that is deleted goes with it, and the others' rows are written yet.
+    """
+    offset = OffsetAndMetadata(batch + 1, f"{count} {run}".rstrip())
+    return {TopicPartition(topic, _MARK_PARTITION): offset for topic in topics}
 
 
 def is_first_of_run(last: CommittedBatch, batch: int, run: str) -> bool:
@@ -121,17 +125,18 @@ async def begin_commit(
         *(committed_batch(cluster, each, timeout_ms) for each in (group, atomic_name(group)))
     )
     _check_not_begun_as_one(as_one, batch)
-    topics = [task.topic for task in tasks if task.topic is not None]
+    topics = {task.topic for task in tasks if task.topic is not None}
     if is_repeated(committed, batch, f"the query {group!r}"):
         if committed.size != len(tasks):
             raise ConfigError(
                 f"micro-batch {batch} was run with {committed.size} tasks before, some of which may be "
                 f"committed, and now with {len(tasks)}: exactlyOnce needs the same tasks. Set back the options "
-                f"that divide the stream into tasks, as minPartitions, until it is done. {_WAYS_OUT}"
+                "that divide the stream into tasks, as minPartitions, until it is done, and the number of cores where "
+                f"Spark merges small partitions after a shuffle. {_WAYS_OUT}"
             )
         await check_rows(cluster, tasks, batch, timeout_ms)
     elif topics:
-        await Coordinator(cluster, group).commit(mark(topics[0], batch, len(tasks), run), GroupIdentity(), timeout_ms)
+        await Coordinator(cluster, group).commit(mark(topics, batch, len(tasks), run), GroupIdentity(), timeout_ms)
 
 
 async def check_rows(cluster: Cluster, tasks: Sequence[TaskOutcome], batch: int, timeout_ms: float) -> None:

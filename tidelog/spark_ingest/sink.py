@@ -78,7 +78,7 @@ class TaskOutput(NamedTuple):
     transaction: DetachedTransaction | None
     """The driver ends it."""
     topic: str = ""
-    """The topic that the number of the micro-batch lies with."""
+    """The topic of its first row, with which the query's number of the micro-batch lies, too."""
     is_repeated: bool = False
     """Whether an earlier run of the task has committed this micro-batch."""
 
@@ -160,6 +160,7 @@ class _Writer:
         self._options = options
         self._producer = Producer(**options.producer, **producer_options)
         self._rows = 0
+        self._topics: set[str] = set()
         self._unsettled = 0
         self._failure: BaseException | None = None
         self._settled = asyncio.Event()
@@ -174,6 +175,7 @@ class _Writer:
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"a row cannot be written: {error}") from None
             self._unsettled += 1
+            self._topics.add(topic)
             self._rows += rows.num_rows
             future.add_done_callback(self._on_done)
 
@@ -239,7 +241,7 @@ class _TransactionWriter(_Writer):
             return TaskOutput(self._rows, None, self._topic, self._is_repeated)
         await self._deliver()
         if self._batch >= 0:
-            offsets = mark(self._topic, self._batch, self._rows, self._run)
+            offsets = mark(self._topics, self._batch, self._rows, self._run)
             await self._producer.send_offsets_to_transaction(offsets, self._id)
         return TaskOutput(self._rows, await self._producer.detach_transaction(), self._topic)
 

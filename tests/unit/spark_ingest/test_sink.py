@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import wait_until
 from tidelog import EmbeddedBroker
 from tidelog.client.groups.coordinator import Coordinator
 from tidelog.client.model import NewTopic, TopicPartition
@@ -470,6 +471,21 @@ def test_rows_of_many_topics_reach_theirs_in_order(broker, topic):
         with Consumer(name, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest") as consumer:
             found = [next(iter(consumer)).value for _ in range(6)]
         assert found == [b"%d" % row for row in (number, number + 3, number + 6)] * 2
+
+
+def test_a_micro_batch_of_several_topics_is_remembered_where_one_of_them_is_deleted(broker, topic):
+    """Its number lay with the first topic alone, and went with it: the rows of the others were written again."""
+    names = [f"{topic}-{number}" for number in range(3)]
+    with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(name, 2) for name in names])
+        options = SinkOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "exactlyonce": "true"})
+        batch = pa.record_batch({"topic": names, "value": ["a", "b", "c"]})
+        task = TaskId(topic, 0, 0)
+        commit_micro_batch(options, topic, 0, [write_task(options, task, [batch.slice(0, 2), batch.slice(2)])])
+        admin.delete_topics(names[:2])
+        wait_until(lambda: names[0] not in admin.list_topics())
+        assert write_task(options, task, [batch]).is_repeated
+    assert written(options, names[2]) == Counter([b"c"])
 
 
 def test_the_level_of_the_codec_is_taken_and_those_of_others_are_not(broker, topic):
