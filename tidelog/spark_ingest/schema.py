@@ -41,7 +41,7 @@ def source_schema(include_headers: bool) -> str:
 def projection(schema: StructType) -> tuple[str, ...]:
     """The columns of a user's schema, in its order.
 
-    Raises ConfigError for a column that the source lacks.
+    Raises ConfigError for a column that the source lacks, that has another type there, or that stands twice.
     """
     columns = []
     for field in schema.fields:
@@ -56,5 +56,7 @@ def projection(schema: StructType) -> tuple[str, ...]:
             )
         if not field.nullable:
             raise ConfigError(f"column {field.name!r} must be nullable")
+        if field.name in columns:
+            raise ConfigError(f"column {field.name!r} is named twice")
         columns.append(field.name)
     return tuple(columns)

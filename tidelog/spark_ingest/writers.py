@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # before PySpark 4.1, where the sink writes batches only
+    DataSourceStreamArrowWriter = object  # type: ignore[misc,assignment,unused-ignore]
 
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.protocol.errors import ConfigError
@@ -73,9 +78,11 @@ class TidelogWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-ignore]
 
 
 class TidelogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc,unused-ignore]
-    """The writes of one stream."""
+    """The writes of one stream. Raises ConfigError where Spark has no such writer."""
 
     def __init__(self, options: SinkOptions) -> None:
+        if DataSourceStreamArrowWriter is object:  # type: ignore[comparison-overlap,unused-ignore]
+            raise ConfigError("streams need PySpark 4.2 or newer")
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

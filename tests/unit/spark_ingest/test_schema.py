@@ -64,6 +64,11 @@ def test_a_column_that_cannot_be_null_is_refused():
         projection(types.StructType().add("value", "binary", nullable=False))
 
 
+def test_a_column_that_stands_twice_is_refused():
+    with pytest.raises(ConfigError, match="column 'value' is named twice"):
+        projection(types.StructType().add("value", "binary").add("key", "binary").add("value", "binary"))
+
+
 def test_the_module_spark_finds_is_cheap_and_holds_the_source():
     script = (
         "import sys, pyspark_tidelog\n"
