@@ -67,9 +67,10 @@ def command(
     try:
         config = NodeConfig.load(Path(file) if file is not None else None, overrides)
         voters: list[Voter] = []
+        if standalone or initial_controllers is not None:
+            _check_quorum(config)
         if initial_controllers is not None:
             voters = _first_voters(initial_controllers, config.items("controller.listener.names")[0].upper())
-        if standalone or voters:
             _check_voters(config, standalone, voters)
         formatted = _format(config, cluster_id, standalone, voters)
     except (ConfigError, DirectoryInUse, ForeignDirectory) as error:
@@ -141,14 +142,20 @@ def _own_endpoints(config: NodeConfig) -> tuple[tuple[str, Endpoint], ...]:
 
 
 def _check_voters(config: NodeConfig, standalone: bool, voters: list[Voter]) -> None:
-    """Raises ConfigError for first voters if the node's configuration does not allow a quorum with dynamic voters."""
-    if standalone and voters:
+    """Raises ConfigError."""
+    if standalone:
         raise ConfigError("--standalone and --initial-controllers exclude each other")
+    if config.node_id not in {voter.key.id for voter in voters}:
+        raise ConfigError(f"--initial-controllers does not name this node, {config.node_id}")
+
+
+def _check_quorum(config: NodeConfig) -> None:
+    """Raises ConfigError for first voters if the node's configuration does not allow a quorum with dynamic voters."""
     if config.quorum_voters:
         raise ConfigError("controller.quorum.voters names the voters for good; use controller.quorum.bootstrap.servers")
     if not config.quorum_bootstrap:
         raise ConfigError("controller.quorum.bootstrap.servers must say where the first voters are")
     if not config.is_controller:
         raise ConfigError("only a node with the controller role can vote")
-    if voters and config.node_id not in {voter.key.id for voter in voters}:
-        raise ConfigError(f"--initial-controllers does not name this node, {config.node_id}")
+    if not config.items("controller.listener.names"):
+        raise ConfigError("controller.listener.names must name the listener of the controllers")

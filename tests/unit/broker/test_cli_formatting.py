@@ -143,6 +143,23 @@ def test_what_makes_no_sense_is_one_line(
     assert not home.exists()
 
 
+def test_first_voters_of_a_node_without_a_quorum_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    quorum = ["-o", "controller.quorum.bootstrap.servers=h:1"]
+    for words, problem in (
+        (["-I", f"1@h:1:{OTHER}"], "controller.quorum.bootstrap.servers must say"),
+        (["-I", f"1@h:1:{OTHER}", *quorum], "controller.listener.names must name"),
+        (["-s", *quorum], "controller.listener.names must name"),
+    ):
+        assert main(["format", *words]) == 1
+        shown = capsys.readouterr()
+        assert problem in shown.err
+        assert shown.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_directory_than_the_one_formatted_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     home = tmp_path / "data"
     assert main(["format", *options(home), "-t", CLUSTER]) == 0
