@@ -336,6 +336,17 @@ def test_a_state_or_type_that_no_group_has_is_wrong_usage(cli: Cli, words: str):
     assert cli("groups", "list", "--state", "empty", "--type", "Classic")[0] == 0
 
 
+def test_a_record_that_the_broker_refuses_has_its_reason(cli: Cli):
+    cli("topics", "create", "table", "-c", "cleanup.policy=compact")
+    for lines, more in ((b"keyless\n", ""), (b"one\ntwo\nthree\n", " (and 2 more)")):
+        status, _, err = cli("produce", "table", stdin=lines)
+        assert (status, err) == (
+            1,
+            "tidelog: INVALID_RECORD: table-0: One or more records have been rejected: record 0 of the batch: "
+            f"a compacted topic takes no record without a key{more}\n",
+        )
+
+
 def test_a_pattern_that_the_broker_refuses_is_named(cli: Cli):
     status, _, err = cli("transactions", "list", "--include", "(")
     assert (status, err) == (1, "tidelog: INVALID_REGULAR_EXPRESSION: the pattern '(' for broker 1\n")

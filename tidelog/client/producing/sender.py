@@ -339,7 +339,7 @@ class Sender:
             elif result.error_code == 0:
                 self._handle_acknowledgement(batch, result.base_offset, result.log_append_time_ms)
             else:
-                self._handle_error(batch, ErrorCode.of(result.error_code), result.error_message, node_id)
+                self._handle_error(batch, ErrorCode.of(result.error_code), _message_of(result), node_id)
 
     def _handle_acknowledgement(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
         if batch.is_complete:
@@ -580,3 +580,14 @@ class Sender:
         finally:
             self._identity_task = None
             self.wake()
+
+
+def _message_of(result: PartitionProduceResponse) -> str | None:
+    """The broker's text, with its reason for the first record that it refuses (KIP-467)."""
+    reasons = [each for each in result.record_errors if each.batch_index_error_message]
+    if not reasons:
+        return result.error_message
+    first, more = reasons[0], len(reasons) - 1
+    reason = f"record {first.batch_index} of the batch: {first.batch_index_error_message}"
+    others = f" (and {more:,} more)" if more else ""
+    return f"{result.error_message or 'refused by the broker'}: {reason}{others}"
