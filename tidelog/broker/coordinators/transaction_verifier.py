@@ -45,6 +45,12 @@ QUESTIONS_MAX: Final = 10_000
 # up to add.partitions.to.txn.retry.backoff.ms. A small transaction is over within a few milliseconds.
 FIRST_RETRY_MS: Final = 1
 ADDS_VERSION: Final = 2
+# a coordinator's error -> what producers are told
+_TOLD_INSTEAD: Final = {
+    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,  # the error that they expect here
+    # Another partition is unknown there, perhaps only for a moment. Producers would not try this one again.
+    ErrorCode.OPERATION_NOT_ATTEMPTED: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+}
 
 
 class LocalCoordinator(Protocol):
@@ -234,11 +240,7 @@ class CoordinatorVerifier:
         if self._open.pop(question, self) is self:
             return
         if any(errors.values()):
-            # Producers expect INVALID_PRODUCER_EPOCH here.
-            errors = {
-                partition: ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
-                for partition, error in errors.items()
-            }
+            errors = {partition: _TOLD_INSTEAD.get(error, error) for partition, error in errors.items()}
             self.failures += sum(error is not ErrorCode.NONE for error in errors.values())
         if not question.answer.done():
             question.answer.set_result(errors)

@@ -198,6 +198,13 @@ async def test_a_fenced_producer_is_told_what_it_expects(room: Room):
     assert await room.verify("there") == {A: E.INVALID_PRODUCER_EPOCH}
 
 
+async def test_a_partition_that_its_coordinator_does_not_know_yet_does_not_fail_the_others(room: Room):
+    """The coordinator's metadata may be a moment old. After OPERATION_NOT_ATTEMPTED producers would not try again."""
+    room.errors = {A: [E.OPERATION_NOT_ATTEMPTED], B: [E.UNKNOWN_TOPIC_OR_PARTITION]}
+    first, second = await asyncio.gather(room.verify("there", A, adds=True), room.verify("there", B, adds=True))
+    assert first | second == {A: E.COORDINATOR_NOT_AVAILABLE, B: E.UNKNOWN_TOPIC_OR_PARTITION}
+
+
 async def test_what_an_answer_leaves_out_is_not_verified(room: Room):
     room.cluster.answer = lambda broker_id, request: AddPartitionsToTxnResponse()
     assert await room.verify("there") == {A: E.UNKNOWN_SERVER_ERROR}
