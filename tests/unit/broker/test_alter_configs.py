@@ -157,6 +157,9 @@ async def test_a_controller_takes_those_of_any_node(services: Services) -> None:
 
 THREADS = "Dynamic thread count update validation failed for num.io.threads="
 REFUSED = {
+    ("max.connections", " 0"): "Invalid max.connections 0",
+    ("max.connection.creation.rate", "0"): "Invalid max.connection.creation.rate 0",
+    ("listener.name.plaintext.max.connections", "0"): "Invalid max.connections 0",
     ("num.io.threads", "0"): "Invalid value 0 for configuration num.io.threads: Value must be at least 1",
     ("num.io.threads", "3"): f"{THREADS}3, value should be at least half the current value 8",
     ("num.io.threads", "17"): f"{THREADS}17, value should not be greater than double the current value 8",
@@ -218,6 +221,7 @@ async def test_a_broker_says_what_it_cannot_have(services: Services, key: str, v
         ("a.plugins.own", "1"),
         ("max.connections.per.ip.overrides", "127.0.0.1:5,example.org:6"),
         ("listener.name.plaintext.max.connections", "10"),
+        ("listener.name.other.max.connections", "0"),
         ("leader.replication.throttled.rate", "100"),
         ("cordoned.log.dirs", "*"),
     ],

@@ -47,7 +47,8 @@ _OF_ONE_LISTENER: Final = frozenset(
         "truststore.certificates",
     )
 )  # fmt: skip
-_LISTENER_KEYS_FOR_ALL: Final = ("max.connections", "max.connection.creation.rate", "num.network.threads")
+_CONNECTION_LIMITS: Final = ("max.connections", "max.connection.creation.rate")
+_LISTENER_KEYS_FOR_ALL: Final = (*_CONNECTION_LIMITS, "num.network.threads")
 _LISTENERS: Final = ("listeners", "listener.security.protocol.map")
 _THREAD_COUNTS: Final = (
     "num.io.threads",
@@ -106,7 +107,7 @@ def broker_change_problem(settings: DynamicConfig, of_cluster: bool, after: Mapp
     if problem is not None:
         return problem
     change = _Change(settings, of_cluster, after)
-    return next(change.unmet(), None) or next(change.too_much(), None)
+    return next(change.unmet(), None) or next(change.too_much(), None) or _limit_problem(settings.static, after)
 
 
 def _names_problem(after: Mapping[str, str]) -> str | None:
@@ -133,6 +134,17 @@ def _types_problem(after: Mapping[str, str]) -> str | None:
             return str(error)
         if definition.type == CLASS and value != definition.default:
             return f"Invalid value {text} for configuration {base_name(name)}: Class {text} could not be found."
+    return None
+
+
+def _limit_problem(config: NodeConfig, after: Mapping[str, str]) -> str | None:
+    """Limits of no connections (ConnectionQuotas.ListenerConnectionQuota): nobody could connect to change them back."""
+    own = [f"{LISTENER_PREFIX}{listener.name.lower()}." for listener in config.listeners]
+    for name, text in after.items():
+        limit = base_name(name)
+        is_limit = limit in _CONNECTION_LIMITS and name in (limit, *(prefix + limit for prefix in own))
+        if is_limit and not parse_integer(trim(text)):
+            return f"Invalid {limit} 0"
     return None
 
 
