@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -15,6 +17,7 @@ from tests.patience import PATIENCE_S
 from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Producer
 from tidelog.protocol.errors import ConfigError
+from tidelog.storage.files.disk import DirectoryInUse, OsLock
 from tidelog.testing import embedded
 from tidelog.testing.cluster import EmbeddedCluster
 from tidelog.testing.embedded import EmbeddedBroker
@@ -205,3 +208,41 @@ def test_a_comma_in_the_path_of_a_directory_is_refused(tmp_path: Path, make: Any
     with pytest.raises(ConfigError, match=r"separates directories by commas, and there is one in .*a,b"):
         make(tmp_path / "a,b").start()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_keeps_neither_port_nor_connections_nor_directory() -> None:
+    """A process pool that forks while a broker runs has its descriptors, and the next start found all in use."""
+    with EmbeddedBroker() as broker:
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        connection = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        assert serves(broker)  # the broker has accepted the connection before
+        fork = os.fork()
+        if fork == 0:
+            signal.alarm(int(2 * PATIENCE_S))
+            signal.pause()
+        try:
+            broker.restart()
+            assert serves(broker)
+            with connection:
+                assert connection.recv(1) == b""
+            broker.stop()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        finally:
+            os.kill(fork, signal.SIGKILL)
+            os.waitpid(fork, 0)
+
+
+def test_a_fork_that_ends_does_not_unlock_the_directory(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "data"):
+        fork = os.fork()
+        if fork == 0:
+            try:
+                gc.collect()
+                for each in [one for one in gc.get_objects() if isinstance(one, OsLock)]:
+                    each.__del__()
+            finally:
+                os._exit(0)
+        assert os.waitpid(fork, 0)[1] == 0
+        with pytest.raises(DirectoryInUse):
+            EmbeddedBroker(tmp_path / "data").start()

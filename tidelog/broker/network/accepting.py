@@ -1,13 +1,17 @@
 """Closes asyncio's servers so that the owner knows every connection they have accepted.
 
 asyncio's own loop accepts in one turn, creates the transport in the next, and calls the protocol in the third. If a
-server is closed between the first two (Python 3.11 to 3.13), the accepted socket stays open without an owner.
+server is closed between the first two (Python 3.11 to 3.13), the accepted socket stays open without an owner. `end` is
+for the sockets that a fork has, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Iterable
+from typing import Any
 
 TIMER_S = 0.001
 TURNS = 3
@@ -19,6 +23,16 @@ async def stop_accepting(servers: Iterable[asyncio.Server]) -> None:
     # of the connections accepted in this turn are created, and before the listening socket is polled again.
     await asyncio.sleep(TIMER_S)
     for server in servers:
+        for sock in server.sockets:
+            end(sock)
         server.close()
     for _ in range(TURNS):
         await asyncio.sleep(0)
+
+
+def end(sock: Any) -> None:
+    """End a socket before it is closed: a close alone leaves it open where a fork of this process has it too. `sock`
+    is a socket, or what an event loop shows of one. That of uvloop has no such method.
+    """
+    with contextlib.suppress(OSError, TypeError, AttributeError):
+        sock.shutdown(socket.SHUT_RDWR)

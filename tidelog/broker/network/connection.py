@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from tidelog.broker.network.accepting import end
 from tidelog.broker.network.receive_buffers import (
     BUFFER_SMALLEST_BYTES,
     BUFFER_USUAL_BYTES,
@@ -180,6 +181,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._start = self._end = self._held_bytes = 0
         self._out.clear()
+        if self._transport is not None:
+            end(self._transport.get_extra_info("socket"))
         self._transport = None
         waiting = [slot.deferred for slot in self._pending if not slot.done and slot.deferred is not None]
         self._pending.clear()

@@ -24,6 +24,7 @@ _NOWAIT_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, e
 _OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", 0)
 _WRITE_LOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _READ_LOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+_UNLOCK_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 _WARM_STEP_BYTES = 512 * 1024
 _COPY_STEP_BYTES = 4 * 1024 * 1024
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -302,11 +303,20 @@ class OsLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
+        """Unlock: a close alone would leave the lock to a fork of this process, which has the descriptor too."""
+        if self._descriptor >= 0:
+            if _OFD_SETLK:
+                fcntl.fcntl(self._descriptor, _OFD_SETLK, _UNLOCK_WHOLE_FILE)
+            else:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._close()
+
+    def _close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    __del__ = release
+    __del__ = _close  # in a fork this must not unlock the directory of its parent
 
 
 class OsDisk:
