@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
-from tidelog.client import RebalanceListener
+from tidelog.client import RebalanceListener, TopicPartition
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.metadata import MetadataRequest
@@ -195,3 +195,46 @@ async def test_a_second_close_waits_for_the_first_as_long_as_its_own_limit_says(
         assert not first.done()
         first.cancel()
         await asyncio.wait([first])
+
+
+class Noting(RebalanceListener):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, list[TopicPartition]]] = []
+
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self.events.append(("revoked", sorted(revoked)))
+
+    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        self.events.append(("assigned", sorted(assigned)))
+
+
+@pytest.mark.parametrize("end", ["poll", "close", "unsubscribe"])
+async def test_a_poll_does_not_wait_beyond_its_time_for_the_commit_of_a_rebalance(end):
+    """The rest of the rebalance, which changes the assignment, waits for the next poll."""
+    async with FakeCluster(t=1, u=1) as cluster:
+        fill(cluster, "t", 0, 2)
+        listener = Noting()
+        consuming = consumer(cluster, group_id="g", request_timeout_ms=600_000, auto_commit_interval_ms=600_000)
+        consuming.subscribe(["t"], listener=listener)
+        assert await read(consuming, 2) == [0, 1]
+        gate = held(cluster, OffsetCommitRequest, lambda request, node: node.on_group(request))
+        before = listener.events.copy()
+        consuming.subscribe(["t", "u"], listener=listener)
+        for timeout_ms in (0, 10, 0, 10):
+            assert await asyncio.wait_for(consuming.poll(timeout_ms), SOON_S) == {}
+        assert len(cluster.sent(OffsetCommitRequest)) == 1
+        gate.set()
+        await asyncio.sleep(0.05)
+        assert consuming.assignment() == {T0}, "it changed outside of a poll"
+        assert listener.events == before
+        if end == "poll":
+            await until(lambda: len(consuming.assignment()) == 2, consuming)
+            assert ("revoked", [T0]) in listener.events
+            committed = (await consuming.committed(T0))[T0]
+            assert committed is not None
+            assert committed.offset == 2
+        elif end == "unsubscribe":
+            await asyncio.wait_for(consuming.unsubscribe(), SOON_S)
+            assert consuming.assignment() == set()
+        await asyncio.wait_for(consuming.close(), SOON_S)
+        assert ("revoked", [T0]) in listener.events

@@ -310,3 +310,25 @@ class TestCommitsWhileTheGroupWaits:
                 released.set()
                 fill(cluster, "t", 0, 2)
                 assert await read(consuming, 2) == [5, 6]
+
+
+class Clearing(RebalanceListener):
+    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        assert isinstance(revoked, list)
+        revoked.clear()
+
+
+async def test_a_listener_may_change_the_list_of_partitions_that_it_is_given():
+    async with FakeCluster(t=1, u=1) as cluster, consumer(cluster, **COOPERATIVE) as consuming:
+        consuming.subscribe(["t"])
+        await until(lambda: consuming.assignment() == {T0}, consuming)
+        joining: list[set[TopicPartition]] = []
+
+        def note(request: Any, node: FakeNode) -> Any:
+            joining.append(consuming.assignment())
+            return node.on_group(request)
+
+        cluster.script(JoinGroupRequest, note)
+        consuming.subscribe(["u"], listener=Clearing())
+        await until(lambda: joining, consuming)
+        assert joining == [set()]

@@ -374,8 +374,8 @@ class Consumer:
             self._update_event.clear()
             if self._fetcher.decoder.is_kernel_due and not self._closed:
                 await self._record_kernel.load_within(deadline - loop.time())
-            if self._group is not None and not self._closed:
-                await self._group.step()
+            if self._group is not None and not self._closed and not await self._group.step(deadline):
+                return None
             if self._closed:
                 return None
             lookup.start_lookup()

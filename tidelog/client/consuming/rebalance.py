@@ -4,7 +4,8 @@ A step starts inside `poll`, so that the assignment never changes while the appl
 the records of the last poll (as Java's `ConsumerCoordinator`). Invariants: before a partition is
 revoked, its position is committed and the listener has returned. The position of a lost partition
 is never committed. A started step runs to its end, also when the poll is cancelled or a listener
-raises, and the next poll waits for it.
+raises, and the next poll waits for it. A poll whose time is over does not wait for a commit of the
+step; what follows the commit waits for the next poll.
 """
 
 from __future__ import annotations
@@ -67,6 +68,13 @@ class Rebalancer:
         self._join_task: asyncio.Task[tuple[TopicPartition, ...] | None] | None = None
         self._joined_change_count = -1
         self._step_task: asyncio.Task[None] | None = None
+        self._is_step_committing = False
+        self._wait_deadline: float | None = None
+        """The end, in loop time, of the call that waits for the step."""
+        self._is_overdue: asyncio.Future[None] = self._loop.create_future()
+        """Done when that time is over and the step is committing."""
+        self._may_go_on = asyncio.Event()
+        """Whether the step may go on after its commit. Clear when the call has ended before it."""
         self._listener_problem: Exception | None = None
         self._listener_call: object = None
         """The call of a listener that runs now."""
@@ -79,16 +87,19 @@ class Rebalancer:
 
     # -- in every poll
 
-    async def step(self) -> None:
-        """Run the step that is due. Waits only for the user's listeners and for the commit before a
-        revocation.
+    async def step(self, deadline: float) -> bool:
+        """Run the step that is due. Waits for the user's listeners without a limit, and until `deadline` (loop time)
+        for the commit before a revocation. False when that is not over: a later call waits for it again.
 
         Raises KafkaError and the exceptions of a listener.
         """
         self.membership.record_poll()
         if self._step_task is not None or (self._subscription.subscribed and self._is_step_due()):
-            await self._run_to_completion(self._step_group)
+            is_over = await self._run_to_completion(self._step_group, deadline)
+            if not is_over:
+                return False
         self._auto_commit()
+        return True
 
     def _is_step_due(self) -> bool:
         membership = self.membership
@@ -101,8 +112,10 @@ class Rebalancer:
             or (self._join_task is not None and self._join_task.done())
         )
 
-    async def _run_to_completion(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the step as a task, or wait for the running one.
+    async def _run_to_completion(
+        self, step: Callable[[], Coroutine[Any, Any, None]], deadline: float | None = None
+    ) -> bool:
+        """Run the step as a task, or wait for the running one. False when it is committing at `deadline`.
 
         Cancelling the caller does not cancel the task.
         """
@@ -111,11 +124,43 @@ class Rebalancer:
         if task is None:
             task = self._step_task = self._loop.create_task(step())
             task.add_done_callback(retrieve_exception)
-        await asyncio.wait([task])
+        self._may_go_on.set()
+        self._wait_deadline = deadline
+        is_overdue = self._is_overdue = self._loop.create_future()
+        timer = None if deadline is None else self._loop.call_at(deadline, self._end_wait_for_commit, is_overdue)
+        try:
+            await asyncio.wait([task, is_overdue], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if not task.done():
+            return False
         if self._step_task is task:
             self._step_task = None
             if not task.cancelled():  # by `close`, when a listener takes too long
                 task.result()
+        return True
+
+    def _end_wait_for_commit(self, is_overdue: asyncio.Future[None]) -> None:
+        """At the deadline of a call, or at the begin of a commit after it."""
+        if self._is_step_committing and not is_overdue.done():
+            self._may_go_on.clear()
+            is_overdue.set_result(None)
+
+    async def _commit_in_step(self) -> None:
+        """`_commit_quietly`, and then wait for a call that waits for the step: its next part calls the listener and
+        changes the assignment.
+        """
+        if not self._positions():
+            return
+        self._is_step_committing = True
+        try:
+            if self._wait_deadline is not None and self._loop.time() >= self._wait_deadline:
+                self._end_wait_for_commit(self._is_overdue)
+            await self._commit_quietly()
+        finally:
+            self._is_step_committing = False
+        await self._may_go_on.wait()
 
     def refuse_inside_listener(self, call: str) -> None:
         """Raise RuntimeError inside a listener: the call would wait for the step, or for `close`, which
@@ -162,7 +207,7 @@ class Rebalancer:
         if self._classic_membership.is_cooperative:
             to_revoke = [partition for partition in assigned if partition.topic not in self._subscription.topics]
         if self._config.auto_commit:
-            await self._commit_quietly()
+            await self._commit_in_step()
         if to_revoke:
             await self._notify("revoked", to_revoke)
             self._set_assigned([partition for partition in assigned if partition not in set(to_revoke)])
@@ -176,7 +221,7 @@ class Rebalancer:
             # round by joining again.
             self.membership.needs_join = True
             if self._config.auto_commit:
-                await self._commit_quietly()
+                await self._commit_in_step()
             await self._notify("revoked", revoked)
         self._set_assigned(new_assignment)
         await self._notify("assigned", [partition for partition in new_assignment if partition not in previous])
@@ -208,7 +253,7 @@ class Rebalancer:
         try:
             method: Callable[[Collection[TopicPartition]], Awaitable[None] | None]
             method = getattr(listener, f"on_partitions_{event}")
-            result = method(partitions)
+            result = method(list(partitions))  # the listener's own, to change as it likes
             if result is not None:
                 await result
         except asyncio.CancelledError as error:
@@ -325,6 +370,7 @@ class Rebalancer:
         """Leave the group as `leave` does. Cancelling the caller does not cancel it."""
         self.refuse_inside_listener("unsubscribe()")
         if self._step_task is not None:
+            self._may_go_on.set()
             await asyncio.wait([self._step_task])
             self._step_task = None
         await self._run_to_completion(lambda: self.leave("the consumer unsubscribed"))
@@ -337,6 +383,7 @@ class Rebalancer:
         deadline = None if timeout_ms is None else self._loop.time() + timeout_ms / 1000
         step, call_count = self._step_task, self._subscription.call_count
         if step is not None and step is not asyncio.current_task():
+            self._may_go_on.set()
             await wait_until(deadline, asyncio.wait([step]))
             if not step.done():
                 step.cancel()

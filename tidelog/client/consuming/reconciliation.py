@@ -73,7 +73,7 @@ class Reconciler(Rebalancer):
         kept = [partition for partition in assigned if partition in partitions]
         if len(kept) < len(assigned):
             if self._config.auto_commit:
-                await self._commit_quietly()
+                await self._commit_in_step()
             await self._notify("revoked", [partition for partition in assigned if partition not in partitions])
             self._set_assigned(kept)
         if not membership.may_own_partitions():
