@@ -4,13 +4,14 @@
 `ForkedNode` one that is forked from a process that has imported it (Kafka's is in `peers`). A broker
 is ready when a Metadata response lists at least one broker. Invariant: `stop`, the end of the `with`
 block, or any exit of this interpreter ends every process that this module started, and deletes what
-`make_temporary_directory` made.
+`make_temporary_directory` made. Of an interpreter that is killed, the next one deletes it.
 """
 
 from __future__ import annotations
 
 import atexit
 import base64
+import fcntl
 import os
 import shutil
 import signal
@@ -23,9 +24,10 @@ import time
 import uuid
 import weakref
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, NamedTuple
 
 from tidelog.protocol.errors import ConfigError
 from tidelog.testing.fork_server import ForkedProcess, close_fork_server, fork_server, module_command
@@ -35,8 +37,19 @@ from tidelog.testing.usage import Usage, usage
 _METADATA_NO_TOPICS = struct.pack(">hhih5si", 3, 1, 7, 5, b"probe", 0)
 _POLL_S = 0.005
 _running: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
-_temporary: dict[Path, int] = {}
-"""Temporary directories of brokers, with the process that made each: a fork deletes none of its parent's."""
+_OWNER_SUFFIX = ".owner"
+
+
+class _Owner(NamedTuple):
+    """The process that made a temporary directory, because a fork deletes none of its parent's, and its lock on the
+    file beside the directory: without a lock on it, the owner was killed.
+    """
+
+    pid: int
+    lock_fd: int
+
+
+_temporary: dict[Path, _Owner] = {}
 
 
 class ServerFailed(Exception):
@@ -374,21 +387,68 @@ def listed_brokers(port: int, host: str = "127.0.0.1") -> int:
 
 def make_temporary_directory(prefix: str) -> Path:
     """A new directory, which is deleted by `delete_temporary_directory`, and at the latest at the exit of this
-    interpreter.
+    interpreter. What is left of processes that were killed is deleted by the first call of the next process.
     """
-    return own_temporary_directory(Path(tempfile.mkdtemp(prefix=prefix)).resolve())
+    directory = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
+    _delete_abandoned(directory.parent)
+    return own_temporary_directory(directory)
 
 
 def own_temporary_directory(directory: Path) -> Path:
     """Let `delete_temporary_directory` delete this one, again."""
-    _temporary[directory] = os.getpid()
+    owner = _temporary.get(directory)
+    if owner is None or owner.pid != os.getpid():
+        _temporary[directory] = _Owner(os.getpid(), _lock_owner_file(directory))
     return directory
 
 
 def delete_temporary_directory(directory: Path) -> None:
     """Delete what `make_temporary_directory` made, unless this process is a fork of the one that made it."""
-    if _temporary.pop(directory, None) == os.getpid():
-        shutil.rmtree(directory, ignore_errors=True)
+    owner = _temporary.pop(directory, None)
+    if owner is None:
+        return
+    if owner.pid == os.getpid():
+        _delete(directory)
+    os.close(owner.lock_fd)
+
+
+def _delete(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    if not directory.exists():
+        _owner_file(directory).unlink(missing_ok=True)
+
+
+def _owner_file(directory: Path) -> Path:
+    """Beside the directory: a node accepts no other files in it."""
+    return directory.with_name(directory.name + _OWNER_SUFFIX)
+
+
+def _lock_owner_file(directory: Path) -> int:
+    file = _owner_file(directory)
+    unlocked = file.with_name(f"{file.name}.{os.getpid()}")
+    descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    unlocked.rename(file)  # no other process sees it without the lock
+    return descriptor
+
+
+@cache
+def _delete_abandoned(parent: Path) -> None:
+    """Delete the temporary directories here whose owners were killed."""
+    for file in parent.glob(f"tidelog-*{_OWNER_SUFFIX}"):
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.fstat(descriptor)
+            if found.st_uid == os.getuid() and os.path.samestat(found, file.stat()):
+                _delete(file.with_suffix(""))
+        except OSError:
+            pass  # its owner lives, or another process deletes it
+        finally:
+            os.close(descriptor)
 
 
 @atexit.register

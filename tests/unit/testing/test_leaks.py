@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -165,6 +166,38 @@ def test_directories_of_brokers_that_are_not_stopped_end_with_the_interpreter(tm
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", UNSTOPPED], env=environment, check=True, timeout=PATIENCE_S)
     assert [path.name for path in tmp_path.iterdir()] == [f"tidelog-ports-{os.getuid()}"]
+
+
+KILLED = """
+import os, signal
+from tidelog.testing import EmbeddedBroker, EmbeddedCluster
+broker, process, cluster = EmbeddedBroker().start(), EmbeddedBroker(process=True).start(), EmbeddedCluster(1)
+cluster.start()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+NEXT = """
+from tidelog.testing import EmbeddedBroker
+with EmbeddedBroker():
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_temporary_directory")
+def test_directories_of_a_run_that_was_killed_end_with_the_next(tmp_path: Path) -> None:
+    """Not those of a run that lives, and not those of the user."""
+    (tmp_path / "tidelog-users").mkdir(mode=0o700)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with EmbeddedBroker() as running:
+        names = {running.directory.name, f"{running.directory.name}.owner", "tidelog-users"}
+        assert {path.name for path in tmp_path.iterdir()} == names
+        killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False, timeout=PATIENCE_S)
+        assert killed.returncode == -signal.SIGTERM
+        names |= {f"tidelog-ports-{os.getuid()}"}
+        assert {path.name for path in tmp_path.iterdir()} > names
+        subprocess.run([sys.executable, "-c", NEXT], env=environment, check=True, timeout=PATIENCE_S)
+        assert {path.name for path in tmp_path.iterdir()} == names
+        assert (running.directory / "meta.properties").is_file()
 
 
 USERS_TESTS = """
