@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import socket
 import traceback
 from asyncio import events
 from collections import deque
@@ -202,6 +203,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         return await self.host.network.connect(self, protocol_factory, str(host), int(port))
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]  # hosts are known by their names
 
     async def create_server(self, protocol_factory: Any, *args: Any, sock: Any = None, **options: Any) -> Any:
         assert sock is not None, "listen on a socket that the node was given"

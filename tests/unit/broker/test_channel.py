@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -256,3 +258,27 @@ async def test_a_link_is_its_owners_alone_and_ends_with_the_node() -> None:
         assert answers == [None]
         assert one.broken
         assert other.broken
+
+
+def test_a_lookup_that_fails_after_the_connection_was_given_up_is_no_error_in_the_log() -> None:
+    """A node whose names did not resolve wrote "Future exception was never retrieved" for each attempt."""
+    uvloop = pytest.importorskip("uvloop")
+    nowhere = Endpoint("nobody.invalid", 9)
+    lost: list[dict[str, object]] = []
+
+    async def give_up() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: lost.append(context))
+        given_up = [Channel(loop, nowhere, "test") for _ in range(4)]
+        await asyncio.sleep(0)
+        for each in given_up:
+            each.close()
+            await each.closed()
+        with contextlib.suppress(OSError):
+            await loop.getaddrinfo(nowhere.host, nowhere.port)
+        await asyncio.sleep(0.1)
+        gc.collect()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(give_up())
+    assert not lost

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +35,19 @@ LIFE_UNANSWERED_MAX = 8
 
 _FRAME = Struct(">ihhih")
 _FRAME_SIZE = Struct(">i")
+
+
+async def _connect(
+    loop: asyncio.AbstractEventLoop, protocol: Callable[[], asyncio.BaseProtocol], endpoint: Endpoint
+) -> asyncio.Transport:
+    """Raises OSError."""
+    try:
+        ipaddress.ip_address(endpoint.host)
+    except ValueError:
+        # uvloop's `create_connection` leaves a lookup that fails after it was cancelled to the log of lost exceptions.
+        await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    transport, _ = await loop.create_connection(protocol, endpoint.host, endpoint.port)
+    return transport
 
 
 class Channel(asyncio.BufferedProtocol):
@@ -69,7 +84,7 @@ class Channel(asyncio.BufferedProtocol):
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._loop.create_connection(lambda: self, self.endpoint.host, self.endpoint.port)
+                await _connect(self._loop, lambda: self, self.endpoint)
         except (OSError, TimeoutError) as error:
             self.refused = isinstance(error, ConnectionRefusedError)
             self._break(str(error) or "connecting took too long")
@@ -272,7 +287,7 @@ class Channels:
         """Connect and close again. The port of a dead process refuses; that of a hanging process still accepts."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                transport, _ = await self._loop.create_connection(asyncio.Protocol, endpoint.host, endpoint.port)
+                transport = await _connect(self._loop, asyncio.Protocol, endpoint)
         except ConnectionRefusedError:
             return PortState.REFUSES
         except (OSError, TimeoutError):
