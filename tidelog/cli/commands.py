@@ -113,8 +113,8 @@ def _run(words: list[str]) -> int:
         return 2
     except click.ClickException as error:
         return fail(error.format_message()) and error.exit_code
-    except click.Abort:
-        return 1
+    except click.Abort:  # a Ctrl-C before or after the command
+        return fail("interrupted")
     except KafkaError as error:
         return fail(f"{error}{_hint(error)}")
     except SystemExit:

@@ -34,6 +34,8 @@ from tidelog.protocol.batches.compression import CODECS
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 1 << 27
 _SETTLE_ABOVE = 1000
+# A user waits at the terminal. A cluster that lives elects another leader sooner than a record's time is over.
+_TIMEOUTS = {"max_block_ms": PATIENCE_MS, "request_timeout_ms": 10_000, "delivery_timeout_ms": 30_000}
 
 
 @click.command("produce", context_settings=HELP)
@@ -79,7 +81,7 @@ def command(
         raise click.UsageError("give --partition or --repartition, not both")
     target = Target(topic, partition, repartition)
     parse = _parser(target, **shape)
-    options = client_options(bootstrap, properties, compression_type=compression, acks=acks, max_block_ms=PATIENCE_MS)
+    options = client_options(bootstrap, properties, compression_type=compression, acks=acks, **_TIMEOUTS)
     # The command ends with its first failure, so the failures of later batches need no log lines.
     logging.getLogger("tidelog.client.producing.sender").addHandler(logging.NullHandler())
     if sys.stdin.isatty() and sys.stderr.isatty():

@@ -15,7 +15,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog.client.sync import Producer
-from tidelog.testing import EmbeddedBroker
+from tidelog.testing import EmbeddedBroker, produced
 
 pytestmark = pytest.mark.slow  # each starts processes
 
@@ -134,3 +134,26 @@ def test_a_start_that_is_interrupted_says_so(tmp_path: Path):
         err = process.communicate(timeout=PATIENCE_S)[1].decode()
         assert process.returncode in (0, 1, -signal.SIGINT)
         assert process.returncode == 0 or err == "tidelog: interrupted\n"
+
+
+def test_a_producer_whose_broker_has_gone_says_why(tmp_path: Path):
+    with EmbeddedBroker(tmp_path / "data", process=True) as broker:
+        words = [sys.executable, "-m", "tidelog", "produce", "left", "-b", broker.bootstrap_servers]
+        patience = ["-X", "delivery.timeout.ms=2000", "-X", "request.timeout.ms=1000"]
+        process = subprocess.Popen(
+            words + patience,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        produced(broker, "left", 1, timeout_s=PATIENCE_S)
+        broker.kill()
+        err = process.communicate(b"two\n", timeout=PATIENCE_S)[1].decode()
+        assert process.returncode == 1
+        assert err.startswith(
+            "tidelog: REQUEST_TIMED_OUT: left-0: not delivered within delivery_timeout_ms=2000, after "
+        )
+        assert err.endswith(f": cannot connect to {broker.bootstrap_servers}: Connection refused\n")

@@ -46,14 +46,15 @@ them.
 
 
 class _Link:
-    """The connection to one node for one purpose, and its number of consecutive failures."""
+    """The connection to one node for one purpose, and its number of consecutive failures with the last one's reason."""
 
-    __slots__ = ("connect_task", "connection", "failures", "retry_at_s")
+    __slots__ = ("connect_task", "connection", "failures", "reason", "retry_at_s")
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
         self.connect_task: asyncio.Task[Connection] | None = None
         self.failures = 0
+        self.reason = ""
         self.retry_at_s = 0.0
 
 
@@ -157,6 +158,11 @@ class Cluster:
         link = self._links.get((node_id, purpose))
         return None if link is None else link.connection
 
+    def failure_of(self, node_id: int, purpose: str = DATA) -> str:
+        """Why the last attempt to connect to a node failed; empty if none has failed since it was connected."""
+        link = self._links.get((node_id, purpose))
+        return link.reason if link is not None and link.failures else ""
+
     def start_connecting(self, node_id: int, purpose: str = DATA) -> asyncio.Task[Connection]:
         """Connect in the background, after the backoff of a failed attempt.
 
@@ -200,8 +206,9 @@ class Cluster:
             connection = await self._open_connection(node.host, node.port)
             if connection.closed:  # it closed after its last response, before `on_close` was set
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"node {node_id} closed the connection")
-        except Exception:  # of any kind: without a wait callers would try again at once, and again
+        except Exception as error:  # of any kind: without a wait callers would try again at once, and again
             link.failures += 1
+            link.reason = (isinstance(error, KafkaError) and error.message) or str(error)
             link.retry_at_s = loop.time() + self._reconnect_backoff.wait_ms(link.failures) / 1000
             # The node may have moved, or another node may lead its partitions now.
             self.request_refresh()

@@ -445,7 +445,9 @@ class Sender:
             text = (
                 f"{batch.partition}: not delivered within delivery_timeout_ms={limit}, after {batch.attempts} attempts"
             )
-            self._fail(batch, KafkaError(ErrorCode.REQUEST_TIMED_OUT, text))
+            leader = self._cluster.metadata.leader(batch.partition)
+            cause = self._cluster.failure_of(leader) if leader >= 0 else "the partition has no leader"
+            self._fail(batch, KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{text}: {cause}" if cause else text))
 
     def _fail(self, batch: Batch, error: KafkaError) -> None:
         self._log_failure(self._fail_unlogged(batch, error), error)
