@@ -3,6 +3,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+import tracemalloc
 from datetime import UTC, datetime
 
 import pytest
@@ -285,3 +286,18 @@ def test_importing_it_loads_no_heavy_library():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_large_batch_is_not_held_while_the_next_one_is_decompressed():
+    size = 32 << 20
+    batch = bytes(encode_batch([(0, None, bytes(size // 32), ())] * 32, compression=codecs.GZIP))
+    decode(numbered(0, 2))  # numba's own memory
+    tracemalloc.start()
+    try:
+        for columns in decode_columns(batch * 3, topic="t", partition=0):
+            del columns
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # The decompressed pieces and the whole that is made of them; the batch before would be a third.
+    assert 2 * size <= peak < 2.5 * size

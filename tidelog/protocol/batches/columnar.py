@@ -107,6 +107,7 @@ def decode_columns(
     to_columns = _rows_by_kernel if _has_numba() else _rows_by_records
     for data, sections in _pieces(batches, selected, partition_name, max_batch_bytes):
         yield to_columns(data, sections, topic, partition, first_offset, end_offset, tuple(columns))
+        del data  # a large batch, which is not to be held while the next one is decompressed
 
 
 def _in_batch(error: KafkaError, partition_name: str, header: BatchHeader) -> KafkaError:
