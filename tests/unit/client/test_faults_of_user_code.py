@@ -185,3 +185,29 @@ def test_a_poll_raises_what_an_assignor_raises_and_the_next_one_joins_again(faul
                 return found
 
     assert in_thread(work) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("call", "expected"), [("seek", {T0: [1, 2, 3]}), ("assign", {T1: [0, 1, 2, 3]})])
+async def test_a_deserializer_may_move_the_positions(call, expected):
+    async with FakeCluster(t=2) as fake:
+        for number in range(2):
+            fill(fake, "t", number, 4)
+        calls = 0
+
+        def deserializer(value: bytes) -> bytes:
+            nonlocal calls
+            calls += 1
+            if calls == 3 and call == "assign":
+                reading.assign([T1])
+            elif calls == 3:
+                reading.seek(T0, 1)
+            return value
+
+        async with consumer(fake, value_deserializer=deserializer) as reading:
+            reading.assign([T0])
+            found: dict[TopicPartition, list[int]] = {}
+            async with asyncio.timeout(PATIENCE_S):
+                while sum(map(len, found.values())) < len(*expected.values()):
+                    for partition, records in (await reading.poll(50)).items():
+                        found.setdefault(partition, []).extend(record.offset for record in records)
+        assert found == expected

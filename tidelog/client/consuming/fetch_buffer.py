@@ -108,28 +108,36 @@ class FetchBuffer:
             return []
         before = fetch.position
         records = fetch.take(limit)
-        self._advance(fetch, before)
-        return records
+        return records if self._advance(fetch, before) else []
 
     def _due_fetch(self, partition: TopicPartition) -> CompletedFetch | None:
         """The fetch that continues at the position, unless the partition is paused."""
-        fetch = self._fetches[partition][0]
+        queue = self._fetches.get(partition)
+        if queue is None:  # a deserializer of another partition has called `seek` or `assign`
+            return None
+        fetch = queue[0]
         state = self._subscription.assigned.get(partition)
         if state is None or state.position != fetch.position:
             self.discard((partition,))
             return None
         return None if state.paused else fetch
 
-    def _advance(self, fetch: CompletedFetch, before: int) -> None:
-        """Move the position behind what was taken, and go on with the next fetch at the end of one."""
+    def _advance(self, fetch: CompletedFetch, before: int) -> bool:
+        """Move the position behind what was taken, and go on with the next fetch at the end of one. False, and it must
+        be dropped, when the deserializer has moved the position.
+        """
         partition = fetch.partition
-        queue = self._fetches[partition]
-        self._subscription.advance_position(partition, before, fetch.position, fetch.leader_epoch)
+        queue = self._fetches.get(partition)
+        if queue is None or not self._subscription.advance_position(
+            partition, before, fetch.position, fetch.leader_epoch
+        ):
+            return False
         if fetch.exhausted:
             queue.popleft()
             del self._fetches[partition]
             if queue:
                 self._fetches[partition] = queue  # moved to the end, behind the other partitions
+        return True
 
     def take_columns(self, columns: Sequence[str], rows: int, size_bytes: int) -> list[pa.RecordBatch]:
         """Return records as Arrow columns, a batch or more a partition, and move the positions behind
@@ -170,8 +178,7 @@ class FetchBuffer:
             return None
         before = fetch.position
         piece = fetch.take_columns(columns)
-        self._advance(fetch, before)
-        return piece
+        return piece if self._advance(fetch, before) else None
 
     def is_readable(self, fetch: CompletedFetch) -> bool:
         """Whether this response has unread records and its partition is not paused."""
