@@ -182,6 +182,27 @@ def test_an_output_that_is_no_terminal_has_one_view(cli: Cli):
 
 
 @pytest.mark.slow
+def test_a_terminal_that_cannot_draw_has_one_view(broker: EmbeddedBroker):
+    """As the shell of an editor. It showed nothing until Ctrl-C."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidelog", "top", "-d", "0.2", "-b", broker.bootstrap_servers],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    try:
+        assert process.wait(PATIENCE_S) == 0
+        assert os.read(ours, 65536).startswith(b"BROKER")
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+        os.close(theirs)
+        os.close(ours)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_live_view_ends_with_ctrl_c(broker: EmbeddedBroker, columns: int):
     ours, theirs = pty.openpty()

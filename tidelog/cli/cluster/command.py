@@ -192,7 +192,7 @@ def _end_all(file: ClusterFile) -> None:
 
 
 async def _show(file: ClusterFile, end_signals: _EndSignals, every_s: float = 1.0) -> None:
-    """Show a live table, or without a terminal a line for every change, until the whole cluster is stopped."""
+    """Show a live table, or where no terminal can draw one a line for each change, until the cluster is stopped."""
     from rich.console import Console
     from rich.live import Live
 
@@ -201,7 +201,8 @@ async def _show(file: ClusterFile, end_signals: _EndSignals, every_s: float = 1.
 
     console = Console()
     seen = {node.id: RUNNING for node in file.read().nodes}
-    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    is_drawn = console.is_terminal and not console.is_dumb_terminal
+    live = Live(console=console, auto_refresh=False) if is_drawn else None
     if live is not None:
         live.start()
     try:

@@ -57,7 +57,8 @@ def command(
     """Show what flows through the cluster: brokers, topics, groups with their lag, until Ctrl-C.
 
     Rates are those since the view before. BYTES/S is what logs have grown by, as it lies on disk: of a topic at its
-    leaders, of a broker with all its replicas. Where the output is not a terminal it ends after one view.
+    leaders, of a broker with all its replicas. Where the output is not a terminal, or TERM is dumb, it ends after one
+    view.
 
     \b
     Examples:
@@ -67,7 +68,7 @@ def command(
     if json_wanted and not once:
         raise click.UsageError("--json requires --once")
     options = client_options(bootstrap, properties)
-    if not once and sys.stdout.isatty():
+    if not once and sys.stdout.isatty() and not Console().is_dumb_terminal:
         run(_live(options, delay, shown))
         return
     seen = run(_once(options, delay, shown))
