@@ -16,14 +16,15 @@ other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
+from tidelog.client.groups.coordinator import Coordinator
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.protocol.errors import ConfigError
 
+Marks = dict[TopicPartition, OffsetAndMetadata]
 _MARK_PARTITION = 0
 _WAYS_OUT = "To write this micro-batch as it is now, also rows that it has written before, run it without exactlyOnce"
 
@@ -51,7 +52,7 @@ async def committed_batch(
     return CommittedBatch(last.offset - 1, int(size) if size.isdecimal() else 0, run)
 
 
-def mark(topics: Iterable[str], batch: int, count: int, run: str = "") -> dict[TopicPartition, OffsetAndMetadata]:
+def mark(topics: Iterable[str], batch: int, count: int, run: str = "") -> Marks:
     """The offsets to commit for a micro-batch of so many tasks or rows.
 
     Each topic has one: the offset of a topic that is deleted goes with it, and the others' rows are written yet.
@@ -81,7 +82,10 @@ def is_repeated(committed: CommittedBatch, batch: int, owner: str) -> bool:
 
 
 def atomic_name(query_group: str) -> str:
-    """The transactional id and the group of a query whose micro-batches are one transaction each."""
+    """The group of a query whose micro-batches are one transaction each, and the transactional id of every driver.
+
+    A driver takes the id over before it looks at the marks. So of two drivers, also in different ways, one commits.
+    """
     return f"{query_group}-atomic"
 
 
@@ -114,12 +118,19 @@ class TaskOutcome(NamedTuple):
 
 
 async def begin_commit(
-    cluster: Cluster, group: str, tasks: Sequence[TaskOutcome], batch: int, run: str, timeout_ms: float
+    cluster: Cluster,
+    group: str,
+    tasks: Sequence[TaskOutcome],
+    batch: int,
+    run: str,
+    timeout_ms: float,
+    commit_marks: Callable[[Marks], Awaitable[None]],
 ) -> None:
     """Note for the query that the transactions of a micro-batch are going to be committed.
 
-    Raises ConfigError when an earlier run of the micro-batch has come as far with other tasks, or
-    has committed it as one transaction.
+    `commit_marks` commits the query's mark, and fails where another driver of the query has begun since.
+    Raises ConfigError when an earlier run of the micro-batch has come as far with other tasks, or has
+    committed it as one transaction.
     """
     committed, as_one = await asyncio.gather(
         *(committed_batch(cluster, each, timeout_ms) for each in (group, atomic_name(group)))
@@ -136,7 +147,7 @@ async def begin_commit(
             )
         await check_rows(cluster, tasks, batch, timeout_ms)
     elif topics:
-        await Coordinator(cluster, group).commit(mark(topics, batch, len(tasks), run), GroupIdentity(), timeout_ms)
+        await commit_marks(mark(topics, batch, len(tasks), run))
 
 
 async def check_rows(cluster: Cluster, tasks: Sequence[TaskOutcome], batch: int, timeout_ms: float) -> None:

@@ -24,6 +24,7 @@ from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.batches.columnar_input import INPUT_COLUMNS
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.spark_ingest.micro_batches import (
+    Marks,
     TaskOutcome,
     atomic_name,
     begin_commit,
@@ -100,21 +101,20 @@ def write_as_one(
     """
     group = query_group(options.prefix, query)
     if batch >= 0:
-        asyncio.run(_begin_as_one(options, group, batch, run))
-    written = _write(_TransactionWriter(options, atomic_name(group), batch, run), options, batches)
+        asyncio.run(_abort_of_earlier_runs(options, group, batch, run))
+    written = _write(_TransactionWriter(options, atomic_name(group), batch, run, group), options, batches)
     if written.is_repeated:
         asyncio.run(_check_same_rows(options, TaskOutcome(atomic_name(group), written.rows, None), batch))
     end_transactions(options, [written.transaction] if written.transaction else [], committed=True)
 
 
-async def _begin_as_one(options: SinkOptions, group: str, batch: int, run: str) -> None:
+async def _abort_of_earlier_runs(options: SinkOptions, group: str, batch: int, run: str) -> None:
     config = _common_config(options)
     timeout_ms = config.default_api_timeout_ms
     async with _connected(config) as cluster:
         last = await committed_batch(cluster, atomic_name(group), timeout_ms, require_stable=False)
         if is_first_of_run(last, batch, run):
             await _abort_open(options, f"{group}-")
-        await check_not_begun_in_tasks(cluster, group, batch, timeout_ms)
 
 
 async def _check_same_rows(options: SinkOptions, written: TaskOutcome, batch: int) -> None:
@@ -206,11 +206,15 @@ class _Writer:
 class _TransactionWriter(_Writer):
     """Records in one transaction, with the micro-batch's number in it as an offset of the group of the same name."""
 
-    def __init__(self, options: SinkOptions, transactional_id: str, batch: int, run: str = "") -> None:
+    def __init__(
+        self, options: SinkOptions, transactional_id: str, batch: int, run: str = "", query_group: str = ""
+    ) -> None:
         super().__init__(options, transactional_id=transactional_id)
         self._id = transactional_id
         self._batch = batch
         self._run = run
+        self._query_group = query_group
+        """Of a query that writes its micro-batch as one transaction."""
         self._topic = ""
         self._is_repeated = False
 
@@ -228,6 +232,10 @@ class _TransactionWriter(_Writer):
         if self._batch >= 0:
             config = _common_config(self._options)
             async with _connected(config) as cluster:
+                if self._query_group:
+                    await check_not_begun_in_tasks(
+                        cluster, self._query_group, self._batch, config.default_api_timeout_ms
+                    )
                 committed = await committed_batch(cluster, self._id, config.default_api_timeout_ms)
             self._is_repeated = is_repeated(committed, self._batch, f"the writer {self._id!r}")
         if self._is_repeated:
@@ -347,15 +355,27 @@ async def _begin_commit(
         )
         for partition, task in enumerate(tasks)
     ]
+    group = query_group(options.prefix, query)
+    driver = Producer(**options.producer, transactional_id=atomic_name(group))
+
+    async def commit_marks(marks: Marks) -> None:
+        await driver.begin_transaction()
+        await driver.send_offsets_to_transaction(marks, group)
+        await driver.commit_transaction()
+
     try:
         async with _connected(config) as cluster:
-            group = query_group(options.prefix, query)
-            if is_first_of_run(await committed_batch(cluster, group, timeout_ms), batch, run):
+            if is_first_of_run(await committed_batch(cluster, group, timeout_ms, require_stable=False), batch, run):
                 await _abort_open(options, f"{group}-", {each.transactional_id for each in transactions})
-            await begin_commit(cluster, group, outcomes, batch, run, timeout_ms)
+            await driver.init_transactions()
+            await begin_commit(cluster, group, outcomes, batch, run, timeout_ms, commit_marks)
     except ConfigError:
         await _end_transactions(options, transactions, committed=False)
         raise
+    except KafkaError as error:
+        raise _with_reason(error, options) from None
+    finally:
+        await driver.close()
 
 
 _COMMON_OPTIONS = frozenset(

@@ -14,8 +14,8 @@ import pytest
 
 from tests.patience import wait_until
 from tidelog import EmbeddedBroker
-from tidelog.client.groups.coordinator import Coordinator
 from tidelog.client.model import NewTopic, TopicPartition
+from tidelog.client.producing.producer import Producer
 from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ConfigError, KafkaError
 from tidelog.spark_ingest import sink
@@ -273,15 +273,15 @@ def test_a_restart_with_fewer_tasks_ends_the_transactions_of_the_others(options,
 def test_a_driver_that_lives_yet_cannot_commit_tasks_that_its_successor_lacks(options, topic, monkeypatch):
     query = Query(options, "held")
     first = query.write(0, 3)
-    right = Coordinator.commit
+    right = Producer.send_offsets_to_transaction
 
-    async def held(self: Coordinator, *arguments: Any) -> None:
+    async def held(self: Producer, *arguments: Any) -> None:
         # It has seen no mark of the micro-batch, and now another run of the query comes before its own mark.
-        monkeypatch.setattr(Coordinator, "commit", right)
+        monkeypatch.setattr(Producer, "send_offsets_to_transaction", right)
         await asyncio.to_thread(query.run, 0, 2)
         await right(self, *arguments)
 
-    monkeypatch.setattr(Coordinator, "commit", held)
+    monkeypatch.setattr(Producer, "send_offsets_to_transaction", held)
     with pytest.raises(KafkaError, match="another attempt has taken over"):
         query.commit(0, first)
     assert written(options, topic) == Counter(f"0/{row}".encode() for row in range(12))

@@ -182,6 +182,33 @@ def test_tasks_go_on_at_once_after_a_driver_that_died_before_it_committed_all_as
     assert written(options, topic) == batch.expected() + Counter([b"0"])
 
 
+@pytest.mark.parametrize("held_at", ["init_transactions", "begin_transaction", "send_offsets_to_transaction"])
+@pytest.mark.parametrize("is_as_one", [True, False])
+def test_of_a_driver_that_lives_yet_and_its_successor_in_the_other_way_one_writes(
+    options, topic, monkeypatch, held_at, is_as_one
+):
+    """Each looked whether the other had begun, and both wrote: nothing that they had in common was taken over."""
+    batch = MicroBatch(options, topic, 0)
+    tasks = [] if is_as_one else [batch.write(0), batch.write(1)]
+    right = getattr(Producer, held_at)
+
+    def go_on(as_one: bool) -> None:
+        if as_one:
+            run(options, topic, 0, held("0/0", "0/1"))
+        else:
+            commit_micro_batch(options, topic, 0, tasks or [batch.write(0), batch.write(1)], run="successor")
+
+    async def hold(self: Producer, *arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(Producer, held_at, right)
+        await asyncio.to_thread(go_on, not is_as_one)
+        await right(self, *arguments, **named)
+
+    monkeypatch.setattr(Producer, held_at, hold)
+    with pytest.raises((KafkaError, ConfigError)):
+        go_on(is_as_one)
+    assert written(options, topic) == batch.expected()
+
+
 def before_the_end(options: SinkOptions, query: str, tasks: Any) -> None:
     """What `commit_micro_batch` does before it ends the first transaction."""
     transactions = [each.transaction for each in tasks if each.transaction]
