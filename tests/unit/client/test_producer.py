@@ -312,17 +312,18 @@ async def test_in_another_cluster_at_the_same_address_a_producer_has_another_id(
 
 
 async def test_a_record_that_the_former_cluster_did_not_acknowledge_is_sent_under_the_new_id():
-    async with (
-        FakeCluster(t=1) as cluster,
-        producer(cluster, retry_backoff_ms=300, retry_backoff_max_ms=300) as sending,
-    ):
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
         await sending.send_and_wait("t", b"1")
+        knows: Any = sending._cluster
 
         def replaced(request: Any, node: FakeNode) -> object:
             cluster.cluster_id = "other"
             return DROP
 
-        cluster.script(ProduceRequest, replaced)
+        def reached_when_known(request: Any, node: FakeNode) -> object:
+            return node.on_produce(request) if knows.metadata.cluster_id == "other" else DROP
+
+        cluster.script(ProduceRequest, replaced, *[reached_when_known] * 1000)
         first, second = await sending.send("t", b"2"), await sending.send("t", b"3")
         assert await first != await second
         assert values(cluster) == [b"1", b"2", b"3"]
