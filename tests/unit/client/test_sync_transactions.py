@@ -117,3 +117,23 @@ def test_an_abort_drops_the_record_that_waits_for_its_topic(cluster):
         for future in (waiting, behind):
             assert isinstance(future.exception(PATIENCE_S), TransactionAborted)
     assert cluster.transactions.committed == [b"next"]
+
+
+def test_a_record_that_another_thread_sends_behind_a_commit_does_not_fail_it(cluster, monkeypatch):
+    """The commit has waited for what was queued before it. The record of a new topic behind it is not a part of it."""
+    with transactional(cluster) as sending:
+        sending.begin_transaction()
+        sending.send("t", b"committed", partition=0)
+        behind: list[Future[Any]] = []
+        drain_queue = sending._drain_queue
+
+        async def drain_and_queue_another() -> None:
+            monkeypatch.undo()
+            await drain_queue()
+            behind.append(sending.send("new", b"behind"))
+            sending._drain()
+
+        monkeypatch.setattr(sending, "_drain_queue", drain_and_queue_another)
+        sending.commit_transaction()
+        assert isinstance(behind[0].exception(PATIENCE_S), RuntimeError)
+    assert cluster.transactions.committed == [b"committed"]

@@ -251,7 +251,9 @@ class Producer(BlockingClient):
             if error is None:
                 self._missing_since.pop(topic, None)
             else:
-                self._handle_send_error(future, topic, error, start_s, transaction)
+                # A commit waits for the records queued before it, so it began before this one was queued.
+                is_behind_commit = self._producer.open_transaction != transaction
+                self._handle_send_error(future, topic, error, start_s, 0 if is_behind_commit else transaction)
             self._drain()
 
         self._waiting_future = future
@@ -261,7 +263,7 @@ class Producer(BlockingClient):
     def _handle_send_error(
         self, future: RecordFuture, topic: str, error: BaseException, start_s: float, transaction: int | None = None
     ) -> None:
-        """`transaction`: that of a record that has waited."""
+        """`transaction`: that of a record that has waited, 0 if it is not a part of any."""
         future.set_exception(error)
         self._log_once(str(error) or repr(error))
         self._producer.note_lost_record(error, transaction)
