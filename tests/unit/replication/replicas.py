@@ -25,6 +25,7 @@ from tidelog.broker.replicas.hosting import Hosting
 from tidelog.broker.replicas.log_directories import LogDirectories
 from tidelog.broker.replicas.partitions import Partitions
 from tidelog.broker.replicas.upkeep import Upkeep
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record import Record
 from tidelog.protocol.batches.records import iter_records
@@ -262,7 +263,7 @@ class ReplicaNode:
         )  # fmt: skip
         self.services: Any = SimpleNamespace(
             partitions=self.partitions, clock_ms=self.clock_ms, image=lambda: cluster.image, node_id=node_id,
-            config=config, rng=self.rng, requests=RequestCounters(),
+            config=config, rng=self.rng, requests=RequestCounters(), scheduler=FairScheduler(loop.call_soon),
         )  # fmt: skip
         self.hosting.load(cluster.image)
 
