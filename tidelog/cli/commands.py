@@ -66,9 +66,16 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. A Ctrl-C that the command does not handle is a failure with a line, as any other."""
+        """Run the command. A Ctrl-C that the command does not handle is a failure with a line, as any other.
+
+        When the reader of the output has closed the pipe, as `head` does, it has what it wanted: that is no failure.
+        A command that has more to do than to print goes on (`echo`).
+        """
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            swallow_output()
+            return 0
         except KeyboardInterrupt:
             raise click.ClickException("interrupted") from None
 
@@ -117,11 +124,6 @@ def _run(words: list[str]) -> int:
         return fail("interrupted")
     except KafkaError as error:
         return fail(f"{error}{_hint(error)}")
-    except SystemExit:
-        # Click's own end when the reader of the output has closed the pipe, as `head` does. The reader has what it
-        # wanted, and a command that has more to do than to print goes on (`echo`).
-        swallow_output()
-        return 0
     except OSError as error:
         return fail(reason(error))
     return outcome if isinstance(outcome, int) else 0

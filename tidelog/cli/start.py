@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     set_up(config, sys.stderr)
     _allow_files()
     try:
-        _event_loop_run(_until_stopped(run_node(config, announce)))
+        _event_loop_run(_until_stopped(partial(run_node, config, announce)))
     except (ConfigError, CorruptLog, DirectoryInUse, ForeignDirectory) as error:
         return fail(str(error))
     except (CorruptSnapshot, InconsistentVoters, MetadataError) as error:
@@ -88,16 +89,19 @@ def _allow_files() -> None:
 def _event_loop_run(main: Coroutine[Any, Any, None]) -> None:
     factory: Callable[[], asyncio.AbstractEventLoop] | None
     try:
-        from uvloop import new_event_loop as factory
-    except ImportError:  # without uvloop the node works, only slower
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
+        try:
+            from uvloop import new_event_loop as factory
+        except ImportError:  # without uvloop the node works, only slower
+            factory = None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main)
+    finally:
+        main.close()  # an interrupt may come before its first step
 
 
-async def _until_stopped(node: Coroutine[Any, Any, None]) -> None:
+async def _until_stopped(run_node: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run the node. The first SIGTERM or SIGINT cancels it for a clean stop; later signals are ignored."""
-    task = asyncio.ensure_future(node)
+    task = asyncio.ensure_future(run_node())
     loop = asyncio.get_running_loop()
     is_stopping = False
 
