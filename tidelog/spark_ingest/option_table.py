@@ -200,16 +200,33 @@ KAFKA_SUPPORTED: Final = frozenset(
 )
 """Options of Kafka's consumer that have an effect on a read without a group."""
 
-KAFKA_WITHOUT_EFFECT: Final = frozenset(
+KAFKA_CLIENT_WITHOUT_EFFECT: Final = frozenset(
+    f"kafka.{name}"
+    for name in (
+        "client.dns.lookup",
+        "config.providers",
+        "connections.max.idle.ms",
+        "enable.metrics.push",
+        "metadata.recovery.rebootstrap.trigger.ms",
+        "metadata.recovery.strategy",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "receive.buffer.bytes",
+        "security.providers",
+        "send.buffer.bytes",
+        "socket.connection.setup.timeout.max.ms",
+    )
+)
+"""Options of all clients of Kafka 4.3 that change nothing here: jobs for Spark's connector have them."""
+
+KAFKA_WITHOUT_EFFECT: Final = KAFKA_CLIENT_WITHOUT_EFFECT | frozenset(
     f"kafka.{name}"
     for name in (
         "allow.auto.create.topics",
         "auto.commit.interval.ms",
-        "client.dns.lookup",
         "client.rack",
-        "config.providers",
-        "connections.max.idle.ms",
-        "enable.metrics.push",
         "exclude.internal.topics",
         "fetch.min.bytes",
         "group.id",
@@ -219,18 +236,8 @@ KAFKA_WITHOUT_EFFECT: Final = frozenset(
         "heartbeat.interval.ms",
         "max.poll.interval.ms",
         "max.poll.records",
-        "metadata.recovery.rebootstrap.trigger.ms",
-        "metadata.recovery.strategy",
-        "metric.reporters",
-        "metrics.num.samples",
-        "metrics.recording.level",
-        "metrics.sample.window.ms",
         "partition.assignment.strategy",
-        "receive.buffer.bytes",
-        "security.providers",
-        "send.buffer.bytes",
         "session.timeout.ms",
-        "socket.connection.setup.timeout.max.ms",
     )
 )
 """The rest of Kafka 4.3's consumer options, accepted with a warning: jobs for Spark's connector

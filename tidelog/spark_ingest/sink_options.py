@@ -21,7 +21,7 @@ from tidelog.spark_ingest.option_checks import (
     lower_names,
     positive_number,
 )
-from tidelog.spark_ingest.option_table import SourceOption
+from tidelog.spark_ingest.option_table import KAFKA_CLIENT_WITHOUT_EFFECT, SourceOption
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -102,27 +102,6 @@ KAFKA_SUPPORTED: Final = frozenset(
 )
 """Options of Kafka's producer that have an effect."""
 
-KAFKA_WITHOUT_EFFECT: Final = frozenset(
-    f"kafka.{name}"
-    for name in (
-        "client.dns.lookup",
-        "config.providers",
-        "connections.max.idle.ms",
-        "enable.metrics.push",
-        "metadata.recovery.rebootstrap.trigger.ms",
-        "metadata.recovery.strategy",
-        "metric.reporters",
-        "metrics.num.samples",
-        "metrics.recording.level",
-        "metrics.sample.window.ms",
-        "receive.buffer.bytes",
-        "security.providers",
-        "send.buffer.bytes",
-        "socket.connection.setup.timeout.max.ms",
-    )
-)
-"""Other options of Kafka 4.3's producer, accepted with a warning: jobs for Spark's connector have them."""
-
 _FORBIDDEN: Final[Mapping[str, str]] = {
     "kafka.key.serializer": "keys are written as the bytes of their column",
     "kafka.value.serializer": "values are written as the bytes of their column",
@@ -172,12 +151,12 @@ class SinkOptions:
         for name in ("path", "checkpointlocation", "queryname"):
             options.pop(name, None)
         for key in options:
-            check_name(key, _SPELLING, KAFKA_SUPPORTED | KAFKA_WITHOUT_EFFECT, _FORBIDDEN, "sink")
+            check_name(key, _SPELLING, KAFKA_SUPPORTED | KAFKA_CLIENT_WITHOUT_EFFECT, _FORBIDDEN, "sink")
         exactly_once = flag(options, "exactlyOnce", False)
         flag(options, "includeHeaders", False)
         producer = _producer(options, exactly_once)
         max_atomic_bytes = _max_atomic_bytes(options, exactly_once)
-        without_effect = tuple(sorted(KAFKA_WITHOUT_EFFECT.intersection(options)))
+        without_effect = tuple(sorted(KAFKA_CLIENT_WITHOUT_EFFECT.intersection(options)))
         return cls(producer, options.get("topic", ""), exactly_once, _prefix(options), max_atomic_bytes, without_effect)
 
 

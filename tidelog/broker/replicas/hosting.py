@@ -454,18 +454,18 @@ class Hosting:
         return log_config
 
     def _min_insync_replicas(self, topic: str) -> int:
-        assert self._image is not None
-        value = self._image.topic_config(topic).get("min.insync.replicas")
-        if value is None:
-            value = self._settings.topic_default("min.insync.replicas")
-        return parse_integer(trim(value or "1"))
+        return parse_integer(self._topic_value(topic, "min.insync.replicas") or "1")
 
     def _allows_unclean_leader(self, topic: str) -> bool:
+        return self._topic_value(topic, "unclean.leader.election.enable").lower() == "true"
+
+    def _topic_value(self, topic: str, key: str) -> str:
+        """The value of a topic's key, its default where the topic does not set it; empty without either."""
         assert self._image is not None
-        value = self._image.topic_config(topic).get("unclean.leader.election.enable")
+        value = self._image.topic_config(topic).get(key)
         if value is None:
-            value = self._settings.topic_default("unclean.leader.election.enable")
-        return trim(value or "").lower() == "true"
+            value = self._settings.topic_default(key)
+        return trim(value or "")
 
     def _configure(self, partition: Partition) -> None:
         assert self._image is not None

@@ -35,7 +35,8 @@ class FairScheduler:
     """
 
     __slots__ = (
-        "_began", "_busy_s", "_has_begun", "_is_due", "_lines", "_paused", "_soon", "_stopwatch", "_while_ends", "late",
+        "_began", "_busy_s", "_has_begun", "_is_due", "_lines", "_paused", "_paused_for_records", "_soon",
+        "_stopwatch", "_while_ends", "late",
     )  # fmt: skip
 
     def __init__(self, soon: Callable[[Wake], object], stopwatch: Callable[[], float] | None = None) -> None:
@@ -43,7 +44,8 @@ class FairScheduler:
         self._soon = soon
         self._stopwatch = stopwatch
         self._lines: tuple[deque[Wake], ...] = (deque(), deque(), deque(), deque())
-        self._paused: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque())  # for records, for anything else
+        self._paused_for_records: deque[asyncio.Future[None]] = deque()
+        self._paused: deque[asyncio.Future[None]] = deque()  # for anything else
         self._has_begun = False  # a coroutine goes on in this turn of the loop
         self._is_due = False
         self._began = 0.0
@@ -51,7 +53,7 @@ class FairScheduler:
 
     def __len__(self) -> int:
         """How many wait."""
-        return sum(map(len, self._lines)) + sum(map(len, self._paused))
+        return sum(map(len, self._lines)) + len(self._paused_for_records) + len(self._paused)
 
     def wait(self, wake: Wake, *, is_first: bool, for_records: bool) -> None:
         """Stand in line; `wake` is called when the turn has come, for one request if it `is_first`."""
@@ -62,13 +64,13 @@ class FairScheduler:
     async def pause(self, *, for_records: bool = False) -> None:
         """Of a coroutine that has more to do: wait until others were served, and for the coroutines before it."""
         turn = asyncio.get_running_loop().create_future()
-        self._paused[0 if for_records else 1].append(turn)
+        (self._paused_for_records if for_records else self._paused).append(turn)
         self._arm()
         await turn
 
     async def begin(self) -> None:
         """Of a coroutine that takes long already until its first pause: wait if another one goes on in this turn."""
-        if self._has_begun or self._paused[1]:
+        if self._has_begun or self._paused:
             await self.pause()
         else:
             self._has_begun = True
@@ -102,16 +104,16 @@ class FairScheduler:
 
     def _serve(self) -> None:
         """As a turn of the loop begins."""
-        self._is_due = self._has_begun = False
+        self._is_due = False
         try:
             for line in self._lines:
                 if line:
                     self._move(line)
-            for paused in self._paused:
-                self._has_begun = _wake_first(paused)
+            _wake_first(self._paused_for_records)
+            self._has_begun = _wake_first(self._paused)
         finally:
             self.late = False
-            if any(self._lines) or any(self._paused):
+            if len(self):
                 self._arm()
             if self._stopwatch is not None:
                 self._began = self._stopwatch()
@@ -135,9 +137,10 @@ class FairScheduler:
 
 
 def _wake_first(paused: deque[asyncio.Future[None]]) -> bool:
+    """Let the first coroutine go on. Whether there was one."""
     while paused:
         turn = paused.popleft()
-        if not turn.done():  # as that of a cancelled one is
+        if not turn.done():  # done: its coroutine was cancelled
             turn.set_result(None)
             return True
     return False

@@ -78,7 +78,7 @@ class Sender:
         self._session = session
         self._transactions = transactions
         self.on_pass: Callable[[], None] | None = None
-        """Called at the begin of each pass, for a transactional producer."""
+        """For a transactional producer: called at the begin of each pass, and when the last batch is answered."""
         self._log_inquirer = LogInquirer(cluster, session, self._handle_log_end, self._fail_unknown_outcomes)
         self._loop = asyncio.get_running_loop()
         self._acks = config.required_acks

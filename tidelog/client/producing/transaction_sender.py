@@ -99,6 +99,7 @@ class TransactionSender:
         self._session = session
         self._sender = sender
         self._loop = asyncio.get_running_loop()
+        self._id_key = _TRANSACTION, manager.transactional_id
         self._coordinators: dict[tuple[int, str], int] = {}
         self._task: asyncio.Task[None] | None = None
         self._awaits_end = False
@@ -301,13 +302,14 @@ class TransactionSender:
         max_version: int = _ANY_VERSION,
         min_version: int = 0,
     ) -> Response:
-        key = _TRANSACTION, self._manager.transactional_id
-        return await self._call(cause, request, response, key=key, max_version=max_version, min_version=min_version)
+        return await self._call(
+            cause, request, response, key=self._id_key, max_version=max_version, min_version=min_version
+        )
 
     def _check(self, code: int, subject: str, key: tuple[int, str] | None = None) -> None:
         error = ErrorCode.of(code)
         if error in _MOVED_ERRORS:
-            self._coordinators.pop(key or (_TRANSACTION, self._manager.transactional_id), None)
+            self._coordinators.pop(key or self._id_key, None)
         if error is not ErrorCode.NONE:
             raise _Refused(error, subject)
 
@@ -412,6 +414,11 @@ class TransactionSender:
 
     # -- EndTxn
 
+    @property
+    def _min_end_version(self) -> int:
+        """Version 2 needs the answer's identity."""
+        return _LAST_VERSIONS_1[EndTxnRequest] + 1 if self._manager.uses_version_2 else 0
+
     def _end_txn_request(self, request: EndTxn) -> EndTxnRequest:
         return EndTxnRequest(
             transactional_id=self._manager.transactional_id,
@@ -426,7 +433,7 @@ class TransactionSender:
             self._end_txn_request(request),
             EndTxnResponse,
             max_version=self._max_version(EndTxnRequest),
-            min_version=_LAST_VERSIONS_1[EndTxnRequest] + 1 if self._manager.uses_version_2 else 0,
+            min_version=self._min_end_version,
         )
         self._handle_end(request, answer)
 
@@ -436,17 +443,15 @@ class TransactionSender:
 
     def _end_at_once(self, request: EndTxn) -> bool:
         """Write EndTxn, when the coordinator's connection is open and idle. False leaves it to a task."""
-        node_id = self._coordinators.get((_TRANSACTION, self._manager.transactional_id))
+        node_id = self._coordinators.get(self._id_key)
         connection = None if node_id is None else self._cluster.ready(node_id)
-        if connection is None or connection.in_flight or not connection.writable:
+        if connection is None or connection.in_flight:
             return False
         try:
             version = connection.version_of(EndTxnRequest, self._max_version(EndTxnRequest))
         except KafkaError:
             return False
-        if self._manager.uses_version_2 and version <= _LAST_VERSIONS_1[EndTxnRequest]:
-            return False
-        if not self._manager.confirm_sending(request):
+        if version < self._min_end_version or not self._manager.confirm_sending(request):
             return False
         self._awaits_end = True
         handle = partial(self._handle_end_answer, request)
@@ -467,7 +472,7 @@ class TransactionSender:
                 self._last_problem = ""
             else:
                 assert error is not None
-                self._coordinators.pop((_TRANSACTION, self._manager.transactional_id), None)
+                self._coordinators.pop(self._id_key, None)
                 raise error
         except (_Refused, KafkaError) as problem:
             wait_ms = self._handle_error(request, problem, 1)
