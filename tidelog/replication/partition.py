@@ -126,11 +126,11 @@ class Partition:
 
     # -------------------------------------------------------------------------------------------------------- role
 
-    def become_leader(self, placed: PartitionImage) -> bool:
+    def become_leader(self, placed: PartitionImage, now_ms: int) -> bool:
         """Lead, or continue to lead, by this metadata. Returns whether a leader epoch begins.
 
         A new epoch starts at the log end (KIP-101). Metadata that a response of the controller has already brought is
-        ignored.
+        ignored. `now_ms`: the clock of the appends.
         """
         begins = placed.leader_epoch > self.leader_epoch or not self.leads
         if not begins and placed.partition_epoch <= self.partition_epoch:
@@ -141,6 +141,8 @@ class Partition:
             self.in_sync = InSyncReplicas(placed.leader, ports.lag_ms_max)
         if begins:
             log.assign_epoch(placed.leader_epoch)
+            if placed.leader_epoch > 0:
+                self.refused.on_election(log.log_end_offset, now_ms)
         log.producers.refused = self.refused
         proposal = self.in_sync.pending
         if proposal is not None and {member for member, _ in proposal.isr} == set(placed.isr):

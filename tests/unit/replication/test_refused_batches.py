@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.replication.replicas import Replicas, Sent
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.producers.refused_batches import GAPS_AFTER_ELECTION_REFUSED_MS
 from tidelog.storage.segments.segment import Segment
 
 PID = 7
@@ -44,6 +45,7 @@ def grow(cluster: Replicas) -> None:
 
 NOT_ENOUGH = ErrorCode.NOT_ENOUGH_REPLICAS
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -123,7 +125,7 @@ def test_it_becomes_the_leader_between_two_batches() -> None:
     assert codes(cluster, 1, 2, 3, node=2) == [0, 0, 0]
 
 
-def test_a_new_leader_that_has_refused_nothing_goes_by_the_numbers() -> None:
+def test_a_new_leader_does_not_know_what_the_leader_before_refused() -> None:
     cluster = cluster_of()
     assert send(cluster, 0).code == 0
     shrink(cluster)
@@ -131,8 +133,37 @@ def test_a_new_leader_that_has_refused_nothing_goes_by_the_numbers() -> None:
     cluster.heal()
     cluster.elect(2, [2, 3])
     cluster.loop.run_for(100)
-    assert send(cluster, 2, node=2).code == OUT_OF_ORDER
-    assert codes(cluster, 1, 2, node=2) == [0, 0]
+    assert codes(cluster, 2, 3, node=2) == [NOT_LEADER] * 2
+    assert codes(cluster, 1, 2, 3, node=2) == [0, 0, 0]
+
+
+def test_a_producer_whose_first_batch_the_leader_before_refused() -> None:
+    cluster = cluster_of()
+    shrink(cluster)
+    assert send(cluster, 0).code == NOT_ENOUGH
+    cluster.heal()
+    cluster.elect(2, [2, 3])
+    cluster.loop.run_for(100)
+    assert codes(cluster, 1, node=2) == [NOT_LEADER]
+    assert codes(cluster, 0, 1, node=2) == [0, 0]
+
+
+def test_gaps_are_refused_for_good_later_and_behind_what_was_written_since_the_election() -> None:
+    cluster = cluster_of()
+    assert codes(cluster, 0, producer_id=7) == codes(cluster, 0, producer_id=8) == [0]
+    assert codes(cluster, 1, producer_id=8) == [0]
+    cluster.elect(2, [1, 2, 3])
+    cluster.loop.run_for(100)
+    assert codes(cluster, 1, 3, producer_id=7, node=2) == [0, OUT_OF_ORDER]
+    cluster.loop.run_for(GAPS_AFTER_ELECTION_REFUSED_MS)
+    assert codes(cluster, 3, producer_id=8, node=2) == [OUT_OF_ORDER]
+    assert codes(cluster, 5, producer_id=9, node=2) == [0], "an unknown producer begins anywhere"
+
+
+def test_the_first_leader_of_a_partition_refuses_a_gap_for_good_at_once() -> None:
+    cluster = cluster_of()
+    assert codes(cluster, 0, 2) == [0, OUT_OF_ORDER]
+    assert codes(cluster, 5, producer_id=8) == [0]
 
 
 def test_the_device_refuses_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +191,7 @@ def test_a_partition_that_is_not_here_yet() -> None:
     assert send(cluster, 0).code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     again = node.partitions.add("t", 0, partition.topic_id, partition.log)
     again.min_insync_replicas = 1
-    again.become_leader(cluster.placed)
+    again.become_leader(cluster.placed, cluster.nodes[1].clock_ms())
     assert send(cluster, 1).code == ErrorCode.NOT_LEADER_OR_FOLLOWER, "it would be taken as the first of all"
     send(cluster, 0)
     send(cluster, 1)

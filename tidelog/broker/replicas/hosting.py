@@ -375,7 +375,7 @@ class Hosting:
                 partition.become_follower(assignment)
                 self._partitions.fail_waiting_requests(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 return
-            is_new_leader = partition.become_leader(assignment)
+            is_new_leader = partition.become_leader(assignment, self._clock_ms())
             self._partitions.role_changed(partition)
             if partition.is_under_min_isr:
                 self._partitions.fail_waiting_acks_all(partition)
