@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, read, records_of
-from tidelog.protocol.batches.record_batch import BatchHeader
+from tidelog.protocol.batches.record_batch import HEADER, BatchHeader, read_header, write_crc
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.log import partition_log
@@ -75,6 +75,31 @@ def test_the_indexes_are_those_of_a_clean_end(made: Logs):
     (made.path / "recovery-point-offset-checkpoint").unlink()
     made.kill_and_open()
     assert {path.name: path.read_bytes() for path in made.folder.glob("*index")} == clean
+
+
+ODD_HEADERS: dict[str, dict[str, int]] = {
+    **{f"attribute {bit}": {"attributes": 1 << bit} for bit in range(6, 15)},
+    "attribute 15": {"attributes": -(1 << 15)},
+    "all unused attributes": {"attributes": -128},
+    "no time": {"base_timestamp": -1, "max_timestamp": -1},
+    "the oldest time": {"base_timestamp": -(2**63), "max_timestamp": -(2**63)},
+    "producer -2": {"producer_id": -2, "producer_epoch": -2, "base_sequence": -2},
+    "a producer without an epoch": {"producer_id": 8, "producer_epoch": -1, "base_sequence": 0},
+    "the last sequence": {"producer_id": 8, "producer_epoch": 32767, "base_sequence": 2**31 - 1},
+}
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("name", ODD_HEADERS)
+def test_an_odd_batch_that_was_taken_is_there_after_a_kill(logs: MakeLogs, name: str, more: int):
+    made, odd = logs(), batch(3)
+    HEADER.pack_into(odd, 0, *read_header(odd)._replace(**ODD_HEADERS[name]))
+    write_crc(odd, 0, len(odd))
+    made.append(batch(), odd, *[batch()] * more)
+    before = [bytes(region) for region in read(made.log, 0, 100_000, 4 + more).regions]
+    log = made.kill_and_open()
+    assert log.log_end_offset == 4 + more
+    assert [bytes(region) for region in read(log, 0, 100_000, 4 + more).regions] == before
 
 
 @pytest.mark.parametrize("lost", [1, 30, 60, 100, 170])

@@ -29,7 +29,6 @@ from tidelog.storage.files.disk import File
 from tidelog.storage.segments.damage import DamagedRange, merged
 
 _CHUNK_BYTES: Final = 1024 * 1024
-_KNOWN_ATTRIBUTES: Final = 0x7F
 _EPOCH_EDGES_MAX: Final = 1000
 _SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bound of the candidates in a search for the next whole batch. Records may hold bytes that look like batches."""
@@ -91,7 +90,10 @@ class _Window:
         return self._chunk[at:]
 
     def header(self, position: int) -> BatchHeader | None:
-        """The header at `position`, if it is plausible and the batch ends within the file; otherwise None."""
+        """The header at `position`, if it is plausible and the batch ends within the file; otherwise None.
+
+        Attributes say nothing: unused bits are stored as a client sends them, and the CRC covers them.
+        """
         if position + HEADER_SIZE > self.size_bytes:
             return None
         try:
@@ -105,7 +107,6 @@ class _Window:
             or header.last_offset_delta < 0
             or header.base_offset < 0
             or not 0 <= header.record_count <= header.last_offset_delta + 1
-            or header.attributes & ~_KNOWN_ATTRIBUTES
         ):
             return None
         return header
