@@ -9,6 +9,7 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
+from tidelog.client import Consumer, Producer
 from tidelog.client.config import ClientConfig
 from tidelog.client.model import Node, TopicPartition
 from tidelog.client.network.cluster import Cluster
@@ -117,3 +118,27 @@ async def test_a_fault_in_a_refresh_does_not_end_the_refreshes(caplog):
         assert await cluster.wait_for_metadata(PATIENCE_S * 1000)
         assert "a fault of the client" in caplog.text
         await cluster.close()
+
+
+async def test_nodes_that_have_changed_their_addresses_with_each_other_are_found() -> None:
+    """A connection to an address that a node has left is no connection to this node, also when one listens there."""
+    async with FakeCluster(nodes=2, t=2) as fake:
+        options = {"bootstrap_servers": fake.bootstrap, "retry_backoff_ms": 5, "reconnect_backoff_ms": 5}
+        async with (
+            Producer(**options, linger_ms=0) as producer,
+            Consumer("t", **options, auto_offset_reset="earliest") as consumer,
+        ):
+            for partition in (0, 1):
+                await producer.send_and_wait("t", b"before", partition=partition)
+            first, second = fake.nodes.values()
+            await first.stop()
+            await second.stop()
+            first.port, second.port = second.port, first.port
+            await first.start()
+            await second.start()
+            async with asyncio.timeout(PATIENCE_S):
+                for partition in (0, 1):
+                    await producer.send_and_wait("t", b"after", partition=partition)
+                read = 0
+                while read < 4:
+                    read += sum(map(len, (await consumer.poll(100)).values()))

@@ -206,6 +206,9 @@ class Cluster:
             connection = await self._open_connection(node.host, node.port)
             if connection.closed:  # it closed after its last response, before `on_close` was set
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"node {node_id} closed the connection")
+            if self._has_moved(node_id, connection):
+                connection.close()
+                raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"node {node_id} has another address now")
         except Exception as error:  # of any kind: without a wait callers would try again at once, and again
             link.failures += 1
             link.reason = (isinstance(error, KafkaError) and error.message) or str(error)
@@ -237,6 +240,19 @@ class Cluster:
             self._finalized_features_epoch = connection.finalized_features_epoch
             self._finalized_features = connection.finalized_features
         return connection
+
+    def _has_moved(self, node_id: int, connection: Connection) -> bool:
+        """Whether the metadata has another address of the node than the connection's."""
+        node = self.metadata.nodes.get(node_id)
+        return node is not None and connection.address != f"{node.host}:{node.port}"
+
+    def _close_moved(self) -> None:
+        """Close the connections to addresses that nodes have left: another node may listen there by now. It would
+        refuse every request as not the leader, and the connection would never break.
+        """
+        for (node_id, _), link in self._links.items():
+            if link.connection is not None and self._has_moved(node_id, link.connection):
+                link.connection.close()
 
     def finalized_level(self, feature: str) -> int:
         """The latest known finalized level of a feature; 0 when it is not finalized."""
@@ -412,6 +428,7 @@ class Cluster:
         if not response.brokers:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster named no brokers")
         self.metadata = merge_metadata(self.metadata, response, topic_names)
+        self._close_moved()
         if any(topic.error.retriable for topic in self.metadata.topics.values()):
             self.request_refresh()
         if self._refresh_future is not None and not self._refresh_future.done():
