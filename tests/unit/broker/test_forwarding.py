@@ -55,6 +55,28 @@ async def test_whoever_forwarded_it_is_told_and_not_the_client(tmp_path: Path) -
         assert (answer.error_code, inner.topics[0].error_code) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("key", "version", "code"),
+    [
+        (49, 1, ErrorCode.UNSUPPORTED_VERSION),
+        (19, 99, ErrorCode.UNSUPPORTED_VERSION),
+        (19, 7, ErrorCode.UNSUPPORTED_VERSION),
+        (52, 2, ErrorCode.INVALID_REQUEST),
+    ],
+    ids=["an API that is not served", "a later version", "not readable", "an API that is not forwarded"],
+)
+async def test_what_cannot_be_forwarded_is_refused_as_by_kafka(
+    tmp_path: Path, key: int, version: int, code: ErrorCode
+) -> None:
+    async with running_services(tmp_path) as services:
+        services.embedded = Dispatcher(services, CONTROLLER_APIS, FORWARDED).embedded
+        frame = key.to_bytes(2, "big") + version.to_bytes(2, "big") + FRAME[4:11] + bytes(20)
+        sent = EnvelopeRequest(request_data=frame, request_principal=b"", client_host_address=bytes([127, 0, 0, 1]))
+        with pytest.raises(KafkaError) as refused:
+            await envelope.handle(services, RequestContext(58, 0, 1, "broker", "127.0.0.1", "CONTROLLER"), sent)
+        assert refused.value.code == code
+
+
 async def test_a_node_that_led_itself_asks_the_next_controller(tmp_path: Path) -> None:
     async with running_services(tmp_path) as services:
         dispatcher = Dispatcher(services, CONTROLLER_APIS, FORWARDED)

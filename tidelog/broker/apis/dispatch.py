@@ -257,8 +257,11 @@ class Dispatcher:
         view = memoryview(frame)
         key, version, correlation_id, client_id_bytes = _head(view)
         api = self._apis.get(key)
-        if api is None or key not in self._forwarded or version not in api.versions:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"version {version} of API key {key} cannot be forwarded")
+        if api is None or version not in api.versions:
+            # Kafka's broker then closes its client's connection, so that the client learns what this controller serves.
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"version {version} of API key {key} is not served here")
+        if key not in self._forwarded:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"API key {key} cannot be forwarded")
         began = api.counters.begun(version)
         client_id, request = api.parse(view, version, client_id_bytes)
         context = RequestContext(key, version, correlation_id, client_id, client_host, "")

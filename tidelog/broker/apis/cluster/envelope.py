@@ -28,4 +28,5 @@ async def handle(services: Services, context: RequestContext, request: EnvelopeR
     try:
         return EnvelopeResponse(response_data=await services.embedded(bytes(request.request_data), host))
     except MalformedMessage as error:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        # Kafka tells what is wrong with the envelope from a request in it that cannot be read.
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, str(error)) from None
