@@ -1,4 +1,7 @@
-"""A server that is closed while clients come, on asyncio's own loop: no socket stays open that it has accepted."""
+"""A server that is closed while clients come, on asyncio's own loop: no socket stays open that it has accepted.
+
+And one that cannot listen says so, on either loop.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import warnings
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 
+from tidelog.broker.network.accepting import ListenError
 from tidelog.broker.network.http_server import HttpServer, Page
 from tidelog.broker.network.server import Server, ServerLimits, bind
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
@@ -80,3 +85,25 @@ def test_no_accepted_connection_outlives_its_server(listen: Callable[[socket.soc
             asyncio.run(close_in_a_crowd(listen, turns))
         gc.collect()
     assert [str(each.message) for each in caught] == []
+
+
+async def listen_twice(listen: Callable[[socket.socket], Awaitable[Close]]) -> None:
+    """Two sockets may be bound to one port while neither listens, as those of two nodes that start at once."""
+    first = bind("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    with bind("127.0.0.1", port) as second:
+        close = await listen(first)
+        try:
+            with pytest.raises(ListenError, match=f"^cannot listen on 127.0.0.1:{port}: Address already in use$"):
+                await listen(second)
+        finally:
+            await close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("listen", [http_server, kafka_server])
+def test_a_port_on_which_another_one_listens_is_refused(
+    run: Callable[..., None], listen: Callable[[socket.socket], Awaitable[Close]]
+) -> None:
+    """uvloop says nothing: the node was ready, and nobody could connect to it."""
+    run(listen_twice(listen))

@@ -38,14 +38,14 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def refused(*words: str | Path, cwd: Path) -> str:
-    """The one line of a start that fails."""
+def refused(*words: str | Path, cwd: Path, after: str = "") -> str:
+    """The one line of a start that fails; a line with `after` may come before it."""
     done = subprocess.run(
         command(*words), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 1, done
     assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    (line,) = [each for each in done.stderr.splitlines() if not after or after not in each]
     assert line.startswith("tidelog: ")
     return line
 
@@ -152,6 +152,13 @@ def test_a_busy_port_is_refused_before_a_directory_is_made(tmp_path: Path):
         "(does a node run already? another port: `-o listeners=PLAINTEXT://HOST:PORT`, `-o metrics.port=PORT`)"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_port_for_clients_and_for_metrics_is_refused(tmp_path: Path):
+    port = free_port()
+    words = ["-o", f"listeners=PLAINTEXT://127.0.0.1:{port}", "-o", f"metrics.port={port}"]
+    line = refused(*words, cwd=tmp_path, after="metrics and health at")
+    assert line.startswith(f"tidelog: cannot listen on 127.0.0.1:{port}: Address already in use (")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.unit.broker.conftest import RunningNode, StartNode
 from tests.unit.broker.scraping import get, scrape
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.metrics.http_pages import liveness_problem, readiness_problem
-from tidelog.broker.network.server import ListenError
+from tidelog.broker.network.accepting import ListenError
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
 from tidelog.protocol.errors import ConfigError

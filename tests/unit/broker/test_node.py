@@ -16,7 +16,7 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tidelog.broker import node as broker_node
 from tidelog.broker.config.node_config import NodeConfig
-from tidelog.broker.network.server import ListenError
+from tidelog.broker.network.accepting import ListenError
 from tidelog.protocol.api import SERVED
 from tidelog.protocol.batches.records import decode_batch
 from tidelog.protocol.errors import ConfigError, ErrorCode

@@ -1,4 +1,4 @@
-"""Closes asyncio's servers so that the owner knows every connection they have accepted.
+"""Begins to listen on bound sockets, and ends it so that the owner knows every connection that was accepted.
 
 asyncio's own loop accepts in one turn, creates the transport in the next, and calls the protocol in the third. If a
 server is closed between the first two (Python 3.11 to 3.13), the accepted socket stays open without an owner. `end` is
@@ -15,6 +15,30 @@ from typing import Any
 
 TIMER_S = 0.001
 TURNS = 3
+
+
+class ListenError(OSError):
+    """A listener could not be bound, or cannot listen. The text is written for the user."""
+
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
+
+
+def begin_listening(sock: Any, backlog: int) -> None:
+    """Listen on a bound socket, before an event loop gets it. Raises ListenError.
+
+    Several sockets may be bound to one port as long as none of them listens: those of two nodes that start at once, or
+    of one node's clients and metrics. uvloop does not report that listening fails: the node would be ready, and nobody
+    could connect to it.
+    """
+    if not isinstance(sock, socket.socket):
+        return  # one of a simulation
+    try:
+        sock.listen(backlog)
+    except OSError as error:
+        host, port = sock.getsockname()[:2]
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise ListenError(error.errno, f"cannot listen on {where}: {error.strerror}") from None
 
 
 async def stop_accepting(servers: Iterable[asyncio.Server]) -> None:

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, cast
 
-from tidelog.broker.network.accepting import stop_accepting
+from tidelog.broker.network.accepting import begin_listening, stop_accepting
 
 logger = logging.getLogger("tidelog.http")
 
@@ -69,7 +69,8 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def listen(self, sock: socket.socket) -> None:
-        """Accept on a bound socket."""
+        """Accept on a bound socket. Raises ListenError."""
+        begin_listening(sock, BACKLOG)
         self._server = await self.loop.create_server(lambda: HttpConnection(self), sock=sock, backlog=BACKLOG)
 
     def make_place(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidelog.broker.network.accepting import stop_accepting
+from tidelog.broker.network.accepting import ListenError, begin_listening, stop_accepting
 from tidelog.broker.network.connection import KafkaConnection
 from tidelog.broker.network.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused
 from tidelog.broker.network.repeated_warnings import RepeatedWarnings
@@ -60,13 +60,6 @@ class ServerLimits:
     send_buffer_bytes: int = -1
     receive_buffer_bytes: int = -1
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
-
-
-class ListenError(OSError):
-    """A listener could not be bound. The text is written for the user."""
-
-    def __str__(self) -> str:
-        return self.strerror or super().__str__()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -133,10 +126,11 @@ class Server:
         self.frame_bytes_max = limits.frame_bytes_max
 
     async def listen(self, sockets: list[tuple[str, socket.socket]]) -> None:
-        """Start accepting; `sockets` are (listener name, bound socket)."""
+        """Start accepting; `sockets` are (listener name, bound socket). Raises ListenError."""
         loop = asyncio.get_running_loop()
         for name, sock in sockets:
             self._limit_buffers(sock)
+            begin_listening(sock, BACKLOG)
             accept = partial(KafkaConnection, self, name)
             self._servers.append(await loop.create_server(accept, sock=sock, backlog=BACKLOG))
 
