@@ -5,6 +5,7 @@ import io
 import os
 import random
 import struct
+import zlib
 from pathlib import Path
 
 import cramjam
@@ -206,9 +207,40 @@ def test_an_unknown_lz4_descriptor_is_corrupt(byte, value):
 # -- gzip and zstd
 
 
-def test_gzip_members_are_joined_and_garbage_behind_them_ignored():
-    packed = gzip.compress(b"one") + gzip.compress(b"two") + b"garbage"
+@pytest.mark.parametrize(
+    "garbage", [b"garbage" * 10, b"\x1f", b"\x1f\x8b", b"\x1f\x8b\x08" + bytes(14), b"\x1f\x8b\x07" + bytes(50)]
+)
+def test_gzip_members_are_joined_and_garbage_behind_them_ignored(garbage):
+    packed = gzip.compress(b"one") + gzip.compress(b"") + gzip.compress(b"two") + garbage
     assert codecs.decompress(codecs.GZIP, packed) == b"onetwo"
+
+
+def test_a_gzip_member_behind_others_must_be_whole():
+    with pytest.raises(KafkaError) as failure:
+        codecs.decompress(codecs.GZIP, gzip.compress(b"one") + gzip.compress(NOISE)[:-1])
+    assert failure.value.code is ErrorCode.CORRUPT_MESSAGE
+
+
+def test_zlib_gets_no_more_of_many_gzip_members_than_it_may_copy_for_each(monkeypatch):
+    """It copies what is left behind a member: a megabyte of empty ones took a second."""
+    given = []
+
+    class Counting:
+        def __init__(self, *args):
+            self._member = zlib_decompressobj(*args)
+
+        def __getattr__(self, name):
+            return getattr(self._member, name)
+
+        def decompress(self, data, limit):
+            given.append(len(data))
+            return self._member.decompress(data, limit)
+
+    zlib_decompressobj = zlib.decompressobj
+    packed = gzip.compress(NOISE[:70_000]) + gzip.compress(b"") * 10_000 + gzip.compress(TEXT)
+    monkeypatch.setattr(zlib, "decompressobj", Counting)
+    assert codecs.decompress(codecs.GZIP, packed) == NOISE[:70_000] + TEXT
+    assert max(given) == 64 * 1024
 
 
 def test_gzip_with_a_name_in_its_header_is_read():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from typing import Any
 
@@ -16,6 +17,8 @@ from tidelog.storage.segments.append import admit, admit_replicated
 from tidelog.storage.segments.append_rules import INSPECTED_BYTES_MAX, AppendRules
 from tidelog.storage.segments.inspection import (
     AT_ONCE_BYTES_MAX,
+    AT_ONCE_COMPRESSED_MAX,
+    AT_ONCE_RECOMPRESSED_MAX,
     AT_ONCE_RECORDS_MAX,
     BLAMED_MAX,
     INSPECTED_RECORDS_MAX,
@@ -317,6 +320,12 @@ def keyed(count: int, size_bytes: int = 1, compression: int = 0) -> memoryview:
     return memoryview(bytearray(encode_batch(records, compression=compression)))
 
 
+def noise(size_bytes: int) -> memoryview:
+    """A record that does not get smaller by its compression."""
+    records = [(NOW, b"key", random.Random(1).randbytes(size_bytes), ())]
+    return memoryview(bytearray(encode_batch(records, compression=4)))
+
+
 @pytest.mark.parametrize(
     ("data", "is_long"),
     [
@@ -326,6 +335,8 @@ def keyed(count: int, size_bytes: int = 1, compression: int = 0) -> memoryview:
         (keyed(10, AT_ONCE_BYTES_MAX // 9, 4), True),
         (keyed(10, AT_ONCE_BYTES_MAX // 9, 1), True),
         (keyed(10, AT_ONCE_BYTES_MAX // 9), False),
+        (noise(AT_ONCE_COMPRESSED_MAX - 1000), False),
+        (noise(AT_ONCE_COMPRESSED_MAX + 1000), True),
     ],
 )
 def test_what_takes_long_to_look_at_is_not_looked_at_at_once(data: memoryview, is_long: bool):
@@ -342,6 +353,22 @@ def test_what_takes_long_to_look_at_is_not_looked_at_at_once(data: memoryview, i
     assert unseen.rules is rules
     assert looked_at(unseen) == read_header(unseen.batches).record_count // STEP_RECORDS
     assert unseen.batches == before
+
+
+@pytest.mark.parametrize("compression", [0, 1])
+@pytest.mark.parametrize("compression_type", ["producer", "uncompressed", "gzip", "zstd"])
+def test_much_is_not_compressed_with_another_codec_at_once(compression_type: str, compression: int):
+    is_another = compression_type not in ("producer", "uncompressed", "gzip" if compression else "")
+    rules = AppendRules(LogConfig(**COMPACTED, compression_type=compression_type))
+    admit(keyed(10, AT_ONCE_RECOMPRESSED_MAX // 11, compression), 100, 5, NOW, rules, True)
+    much = keyed(10, AT_ONCE_RECOMPRESSED_MAX // 9, compression)
+    if not is_another:
+        admit(much, 100, 5, NOW, rules, True)
+        return
+    with pytest.raises(NeedsInspection) as caught:
+        admit(much, 100, 5, NOW, rules, True)
+    looked_at(caught.value)
+    assert read_header(caught.value.batches).compression == {"gzip": 1, "zstd": 4}[compression_type]
 
 
 @pytest.mark.parametrize("compression_type", ["producer", "zstd"])

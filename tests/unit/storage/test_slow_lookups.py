@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import sys
 import threading
@@ -12,9 +13,9 @@ import pytest
 
 from tests.patience import join
 from tests.unit.storage.batches import NOW, Logs, batch
-from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, BatchHeader, read_header, write_crc
+from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header, write_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX
+from tidelog.storage.segments.inspection import AT_ONCE_COMPRESSED_MAX, INSPECTED_RECORDS_MAX
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.lookup import RECORDS_AT_ONCE_MAX, UNTRUE_HEADERS_MAX, SlowLookup, TimestampOffset
 
@@ -67,6 +68,17 @@ def test_many_are_looked_at_beside_the_others(logs: Logs) -> None:
 
 def test_so_is_a_record_that_is_large_once_decompressed(logs: Logs) -> None:
     logs.log.append_as_leader(batch(1, value=bytes(4 << 20), compression=4), 0, NOW)
+    assert asked(lambda: logs.log.offset_for_timestamp(NOW, wait=False)) == ((NOW, 0, 0), 1)
+
+
+def test_so_are_many_compressed_bytes_that_stand_for_few_records(logs: Logs) -> None:
+    member = gzip.compress(b"", mtime=0)
+    data = batch(1, compression=1)
+    padded = bytearray(data) + member * (AT_ONCE_COMPRESSED_MAX // len(member))
+    header = read_header(data)
+    HEADER.pack_into(padded, 0, *header._replace(batch_length=len(padded) - LOG_OVERHEAD))
+    write_crc(padded, 0, len(padded))
+    logs.log.append_as_leader(memoryview(padded), 0, NOW)
     assert asked(lambda: logs.log.offset_for_timestamp(NOW, wait=False)) == ((NOW, 0, 0), 1)
 
 

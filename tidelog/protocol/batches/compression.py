@@ -43,6 +43,10 @@ _GZIP_WINDOW_BITS: Final = 31
 """zlib's code for gzip framing with the largest window."""
 
 _GZIP_PIECE_BYTES: Final = 1024 * 1024
+_GZIP_INPUT_BYTES: Final = 64 * 1024
+_GZIP_MEMBER_START: Final = b"\x1f\x8b\x08"
+_GZIP_MEMBER_MIN: Final = 18
+"""The bytes of the header and the trailer of a member."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01" * 2
@@ -173,23 +177,34 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
+    view = memoryview(data)
     pieces: list[bytes] = []
     remaining_bytes = max_bytes
+    position = 0
     while True:
         member = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        while not member.eof:
+        source: Buffer = b""
+        while True:
+            # zlib copies the input that it leaves. Without a bound, a megabyte of tiny members would copy gigabytes.
+            if not source:
+                source = view[position : position + _GZIP_INPUT_BYTES]
+                position += len(source)
             # In pieces, so that an output above the bound is never held whole. The extra byte keeps
             # the limit above 0, which would mean "no limit".
-            piece = member.decompress(data, min(_GZIP_PIECE_BYTES, remaining_bytes + 1))
-            data = member.unconsumed_tail
+            piece = member.decompress(source, min(_GZIP_PIECE_BYTES, remaining_bytes + 1))
+            source = member.unconsumed_tail
             remaining_bytes -= len(piece)
             if remaining_bytes < 0:
                 raise _too_large(GZIP, max_bytes)
-            if not piece and not member.eof:
+            if piece:
+                pieces.append(piece)
+            if member.eof:
+                break
+            if position == len(view) and not piece and not source:
                 raise _corrupt(GZIP, "truncated stream")
-            pieces.append(piece)
-        data = member.unused_data
-        if data[:2] != b"\x1f\x8b":  # as Java, bytes after the last member are ignored
+        position -= len(member.unused_data)
+        # As Java, bytes after the last member are ignored.
+        if len(view) - position < _GZIP_MEMBER_MIN or bytes(view[position : position + 3]) != _GZIP_MEMBER_START:
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 

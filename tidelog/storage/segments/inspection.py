@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Final
 
-from tidelog.protocol.batches.compression import compress
+from tidelog.protocol.batches.compression import NONE, compress
 from tidelog.protocol.batches.record_batch import (
     HEADER,
     HEADER_SIZE,
@@ -32,6 +32,10 @@ INSPECTED_RECORDS_MAX: Final = 250_000
 # The bounds for an inspection in one step, which takes some milliseconds.
 AT_ONCE_RECORDS_MAX: Final = 2_000
 AT_ONCE_BYTES_MAX: Final = 512 * 1024
+# The bounds of the compressed bytes of such a batch, which may be a hundred thousand empty blocks, and of its records
+# where they are compressed with another codec.
+AT_ONCE_COMPRESSED_MAX: Final = 64 * 1024
+AT_ONCE_RECOMPRESSED_MAX: Final = 64 * 1024
 STEP_RECORDS: Final = 1_000
 # The bound for the records named in a refusal. A million bad records would make a response of a hundred megabytes.
 BLAMED_MAX: Final = 1000
@@ -98,6 +102,11 @@ def decompressed(batches: memoryview, position: int, header: BatchHeader, bytes_
         raise KafkaError(ErrorCode.INVALID_RECORD, error.message) from None
 
 
+def is_decompressed_at_once(header: BatchHeader) -> bool:
+    """Whether the batch is small enough for a decompression on the loop's thread, to a bound of the caller."""
+    return header.compression == NONE or header.size_bytes - HEADER_SIZE <= AT_ONCE_COMPRESSED_MAX
+
+
 def _section_at_once(
     batches: memoryview,
     position: int,
@@ -111,9 +120,12 @@ def _section_at_once(
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE, f"{header.record_count} records at once, above {INSPECTED_RECORDS_MAX}"
         )
-    if header.record_count <= AT_ONCE_RECORDS_MAX:
+    if header.record_count <= AT_ONCE_RECORDS_MAX and is_decompressed_at_once(header):
+        recompresses = refusal is None and rules.codec not in (AS_PRODUCED, NONE, header.compression)
         try:
-            return decompressed(batches, position, header, AT_ONCE_BYTES_MAX)
+            section = decompressed(batches, position, header, AT_ONCE_BYTES_MAX)
+            if not recompresses or len(section) <= AT_ONCE_RECOMPRESSED_MAX:
+                return section
         except KafkaError as error:
             if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
                 raise

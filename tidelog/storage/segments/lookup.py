@@ -18,7 +18,7 @@ from tidelog.protocol.batches.records import record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, damage_at
-from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX
+from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX, is_decompressed_at_once
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.reader import ColdRead, batch_at, checked_headers, ends_damaged, headers, position_of
@@ -232,7 +232,7 @@ def _first_in_batch(
             segments.found_by_time.pop(key, None)
             raise found
         return found
-    if wait or header.record_count <= RECORDS_AT_ONCE_MAX:
+    if wait or (header.record_count <= RECORDS_AT_ONCE_MAX and is_decompressed_at_once(header)):
         batch = batch_at(segment, position, header, wait=wait)
         try:
             return _look(batch, header, search, DEFAULT_MAX_BYTES if wait else BYTES_AT_ONCE_MAX)
