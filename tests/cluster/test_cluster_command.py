@@ -205,7 +205,7 @@ def test_a_process_that_got_the_id_later_is_left_alone(terminal: Terminal) -> No
     terminal.start("--brokers", "1")
     file = terminal.directory / "cluster.json"
     content = json.loads(file.read_text())
-    real = content["nodes"][0]["pid"]
+    os.kill(content["nodes"][0]["pid"], signal.SIGKILL)
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         content["nodes"][0]["pid"] = stranger.pid
@@ -216,7 +216,28 @@ def test_a_process_that_got_the_id_later_is_left_alone(terminal: Terminal) -> No
         assert stranger.poll() is None
     finally:
         stranger.communicate(b"\n")
-        os.kill(real, signal.SIGKILL)
+
+
+def test_a_node_that_the_file_does_not_know_is_found(terminal: Terminal) -> None:
+    """The command that started it was killed before it wrote the process down."""
+    terminal.start("--brokers", "2")
+    file = terminal.directory / "cluster.json"
+    content = json.loads(file.read_text())
+    pids = [node["pid"] for node in content["nodes"]]
+    for node in content["nodes"]:
+        node |= {"pid": None, "started": None, "asked": "stopped", "state": "stopped"}
+    file.write_text(json.dumps(content))
+    try:
+        assert terminal.states() == {1: "running", 2: "running"}
+        assert "is running already: node 1, 2" in terminal("start", "--detach", expected=1)
+        assert "killed node 1" in terminal("kill", "1")
+        assert not is_alive(pids[0])
+        assert terminal("stop").strip() == "stopped node 2"
+        assert not is_alive(pids[1])
+        assert terminal.states() == {1: "killed", 2: "stopped"}
+    finally:
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_what_cannot_be_is_said_in_one_line(terminal: Terminal) -> None:

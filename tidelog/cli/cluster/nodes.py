@@ -111,8 +111,7 @@ def launch(node: Node, cluster_id: str) -> None:
     with open(node.output, "ab") as output:
         node.output_from = output.tell()
         child = subprocess.Popen(
-            # -P: a struct.py in the working directory is the user's, not Python's.
-            [sys.executable, "-P", "-m", "tidelog", "start", str(file)],
+            [sys.executable, *node.arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

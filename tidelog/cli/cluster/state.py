@@ -1,7 +1,8 @@
 """`DIR/cluster.json`: the nodes of a local cluster, with their roles, addresses and processes.
 
 All terminals read and change the same file, one at a time, as a whole. A process is identified by its id and its start
-time, so that no signal reaches another process that got the id later.
+time, so that no signal reaches another process that got the id later. A command that is killed may leave a process that
+it has not written down: that one is found by its command line.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,6 +42,12 @@ class Node:
     asked: str = STOPPED
     output_from: int = 0
     """The position in `output`, in bytes, at which the output of the present process begins."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of the process after the name of the interpreter. No other node of this machine has them."""
+        # -P: a struct.py in the working directory is the user's, not Python's.
+        return ["-P", "-m", "tidelog", "start", str(Path(self.data).with_suffix(".yaml"))]
 
     @property
     def is_broker(self) -> bool:
@@ -91,6 +98,20 @@ def process_status(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
+def find_processes(nodes: Iterable[Node]) -> None:
+    """Set the processes of nodes that run without being known, because the command that started them was killed."""
+    unknown = {"\0".join(node.arguments): node for node in nodes if not node.is_there}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if unknown else ():
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        _, _, arguments = os.fsdecode(line).rstrip("\0").partition("\0")
+        node = unknown.get(arguments)
+        if node is not None:
+            node.took(pid)
+
+
 @dataclass(slots=True)
 class ClusterState:
     cluster_id: str
@@ -129,13 +150,15 @@ class ClusterFile:
         """Raises NoCluster."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            return ClusterState(content["cluster_id"], [_node(each) for each in content["nodes"]])
+            state = ClusterState(content["cluster_id"], [_node(each) for each in content["nodes"]])
         except FileNotFoundError:
             raise NoCluster(
                 f"no cluster in {self.directory}: it has no {FILE} (tidelog cluster start makes one)"
             ) from None
         except (KeyError, TypeError, ValueError):
             raise NoCluster(f"{self.path} is not a cluster's file") from None
+        find_processes(state.nodes)
+        return state
 
     @contextmanager
     def changing(self) -> Iterator[ClusterState]:
