@@ -79,7 +79,10 @@ class AdminBase:
         self._cluster = cluster
 
     async def close(self) -> None:
-        """Disconnect. A call after it raises RuntimeError."""
+        """Disconnect. A call after it raises RuntimeError. Does nothing in the child of a fork."""
+        if self._shared_start.is_of_parent():
+            return
+        self._shared_start.check_loop()
         await self._shared_start.stop()
         if self._cluster is not None:
             await self._cluster.close()

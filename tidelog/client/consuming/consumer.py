@@ -145,9 +145,12 @@ class Consumer:
         progress ends.
 
         Waits at most `timeout_ms` in total for brokers that do not answer. A call during another one waits for its
-        end, at most as long.
+        end, at most as long. Does nothing in the child of a fork.
         """
         timeout_ms = as_milliseconds("timeout_ms", timeout_ms)
+        if self._shared_start.is_of_parent() or self._close_finished.is_set():
+            return
+        self._shared_start.check_loop()
         if self._group is not None:
             self._group.refuse_inside_listener("close()")
         if self._closed:
@@ -244,6 +247,7 @@ class Consumer:
     async def unsubscribe(self) -> None:
         """Read nothing, and leave the group."""
         self._check_open()
+        self._shared_start.check_loop()
         self._rewind()
         if self._group is not None:
             await self._group.unsubscribe()

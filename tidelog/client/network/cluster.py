@@ -67,6 +67,8 @@ class Cluster:
         self.config = config
         self.metadata: ClusterMetadata = EMPTY
         self.on_metadata: Callable[[], None] | None = None
+        self.on_loop_end: Callable[[], None] | None = None
+        """Called when the tasks of the event loop are cancelled before `close`, as at the end of `asyncio.run`."""
         self.all_topics = False
         """Request the metadata of all topics, as a subscription by pattern needs."""
         rng = rng or random.Random()
@@ -106,6 +108,7 @@ class Cluster:
             await self._fetch_first_metadata()
             self._check_open()
             self._refresh_task = asyncio.get_running_loop().create_task(self._refresh_loop())
+            self._refresh_task.add_done_callback(self._handle_refresh_end)
         except BaseException:
             await self.close()
             raise
@@ -417,6 +420,10 @@ class Cluster:
                     await self._refresh_is_urgent.wait()
             except TimeoutError:
                 pass
+
+    def _handle_refresh_end(self, task: asyncio.Task[None]) -> None:
+        if not self._closed and self.on_loop_end is not None:
+            self.on_loop_end()
 
     async def _refresh_once(self) -> None:
         if self._topic_max_idle_ms is not None:

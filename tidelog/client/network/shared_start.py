@@ -1,11 +1,13 @@
 """The start of a client: one task, which all calls that need it wait for.
 
-Invariants: a client starts once. A call that is cancelled, or whose time is over, does not end the start; `stop` does.
+Invariants: a client starts once, and belongs to the event loop and the process of its start. A call that is cancelled,
+or whose time is over, does not end the start; `stop` does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -22,6 +24,7 @@ class SharedStart:
         self._start = start
         self._client = client
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._process_id = 0
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
         self._is_stopped = False
@@ -32,13 +35,12 @@ class SharedStart:
         Raises what the start raises, and RuntimeError after `stop` and in another event loop.
         """
         self._check_not_stopped()
-        loop = asyncio.get_running_loop()
-        if (self._is_over or self._task is not None) and loop is not self._loop:
-            raise RuntimeError(f"this {self._client} was started in another event loop; make one in each loop")
+        self.check_loop()
         if self._is_over:
             return True
+        loop = asyncio.get_running_loop()
         if self._task is None:
-            self._loop = loop
+            self._loop, self._process_id = loop, os.getpid()
             self._task = loop.create_task(self._run())
             self._task.add_done_callback(retrieve_exception)
         task = self._task
@@ -52,6 +54,21 @@ class SharedStart:
         self._check_not_stopped()
         task.result()
         return True
+
+    def check_loop(self) -> None:
+        """Raise RuntimeError for a call in another event loop than that of the start: its parts would work for the loop
+        of the start, or for none, and such a call would wait without an end.
+        """
+        if (self._is_over or self._task is not None) and asyncio.get_running_loop() is not self._loop:
+            if self.is_of_parent():
+                raise RuntimeError(f"this {self._client} was started before a fork; make one after the fork")
+            raise RuntimeError(f"this {self._client} was started in another event loop; make one in each loop")
+
+    def is_of_parent(self) -> bool:
+        """Whether this process is a fork of the one that started the client. Both have its sockets and the loop's
+        selector, so that closing them here would end them there.
+        """
+        return self._process_id not in (0, os.getpid())
 
     async def _run(self) -> None:
         await self._start()

@@ -76,6 +76,7 @@ class Producer:
     def __init__(self, **options: Any) -> None:
         self._config = ProducerConfig.from_options(options)
         config = self._config
+        self._shared_start = SharedStart(config, self._start, "producer")
         self._manager = None if config.transactional_id is None else TransactionManager(config.transactional_id)
         self._transactions: Transactions | None = None
         codec = CODECS[config.compression_type]
@@ -96,13 +97,19 @@ class Producer:
         self._interceptors = Interceptors(config.interceptors) if config.interceptors else None
         self._rng = random.Random()
         self._appender = RecordAppender(
-            config, self._accumulator, self._session, self._manager, self._interceptors, self._rng, self._start_within
+            config,
+            self._accumulator,
+            self._session,
+            self._manager,
+            self._interceptors,
+            self._rng,
+            self._start_within,
+            self._shared_start.check_loop,
         )
         self._append: Any = self._appender.append
         self._cluster: Cluster | None = None
         self._cluster_id: str | None = None
         self._sender: Sender | None = None
-        self._shared_start = SharedStart(config, self._start, "producer")
         self._new_future: type[DeliveryFuture] = DeliveryFuture  # of the loop, once the start has ended
         self._closed = False
         self._close_finished = asyncio.Event()
@@ -140,12 +147,17 @@ class Producer:
         self._new_future = delivery_future_class(asyncio.get_running_loop())
         self._cluster_id = cluster.metadata.cluster_id
         cluster.on_metadata = self._on_metadata
+        cluster.on_loop_end = self._appender.handle_loop_end
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Deliver the sent records within `timeout_ms` (None: within their delivery timeouts) and
-        disconnect. An open transaction is aborted. A call during another one waits for its end.
+        disconnect. An open transaction is aborted. A call during another one waits for its end. Does nothing in the
+        child of a fork.
         """
         limit_s = None if timeout_ms is None else as_milliseconds("timeout_ms", timeout_ms) / 1000
+        if self._shared_start.is_of_parent() or self._close_finished.is_set():
+            return
+        self._shared_start.check_loop()
         if self._closed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
@@ -260,6 +272,7 @@ class Producer:
         after it, and is in the BatchSendError. An iterator is read while its records are sent, so it
         may be longer than the memory. `ticket` is a future to use instead of a new one.
         """
+        self._shared_start.check_loop()
         records = as_records(records)
         if not isinstance(records, (list, tuple)):
             if not isinstance(records, Sized):
@@ -278,6 +291,7 @@ class Producer:
         self, topic: str, read: Callable[[], Awaitable[Sequence[Any]]], *, ticket: GroupFuture | None = None
     ) -> asyncio.Future[list[WrittenRange]]:
         """As `send_many`, with the records that `read` returns from call to call until it returns none."""
+        self._shared_start.check_loop()
         group = SendGroup(topic, ticket or asyncio.get_running_loop().create_future(), 0, is_read=False)
         await self._fill(group, self._append_pieces(group, topic, read))
         return group.future  # type: ignore[no-any-return]
@@ -318,6 +332,7 @@ class Producer:
         them, `max_request_size` does, and the batch is never split. The returned future gets the
         WrittenRange or a KafkaError. Raises as `send`, ValueError without records.
         """
+        self._shared_start.check_loop()
         group_ticket: Any = ticket or asyncio.get_running_loop().create_future()
         partition = as_partition_number(partition)
         transaction = self.open_transaction
@@ -346,6 +361,7 @@ class Producer:
         that were delivered. Before the first row is appended, this raises TypeError or ValueError
         for wrong columns, and KafkaError as `send`. `ticket` is a future to use instead of a new one.
         """
+        self._shared_start.check_loop()
         config = self._config
         if config.key_serializer is not None or config.value_serializer is not None:
             raise RuntimeError("send_arrow() takes bytes; this producer has a serializer")
@@ -404,6 +420,7 @@ class Producer:
 
     async def flush(self) -> None:
         """Send all records at once and wait until each is delivered or has failed."""
+        self._shared_start.check_loop()
         if self._sender is not None:
             await self._sender.flush()
 
@@ -520,6 +537,7 @@ class Producer:
 
         Raises KafkaError.
         """
+        self._shared_start.check_loop()
         route = await self._appender.find_topic(topic, None)
         return [
             PartitionDescription(

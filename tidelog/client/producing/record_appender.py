@@ -45,6 +45,7 @@ class RecordAppender:
     """Appends the records of one producer.
 
     `start` connects the producer within so many milliseconds and calls `attach`. It is called before the first record.
+    `check_loop` raises in another event loop; with a record that opens a batch, because the check costs a system call.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class RecordAppender:
         interceptors: Interceptors | None,
         rng: Random,
         start: Callable[[float], Awaitable[None]],
+        check_loop: Callable[[], None],
     ) -> None:
         self._config = config
         self._accumulator = accumulator
         self._manager = manager
         self._interceptors = interceptors
         self._start = start
+        self._check_loop = check_loop
         self._routes = TopicRoutes(config, accumulator, session, rng, self._is_stuck)
         self._route_of = self._routes.by_topic
         self._prepares = (
@@ -73,8 +76,9 @@ class RecordAppender:
         self._sender: Sender | None = None
         self._memory_lock = asyncio.Lock()
         self._is_held = False
-        """The next append first yields to the event loop, or raises because of `close`."""
+        """The next append first yields to the event loop, or raises because of `close` or of another loop."""
         self._closed = False
+        self._has_loop_ended = False
         self.waiting_count = 0
         """The appends that wait for memory."""
 
@@ -86,6 +90,10 @@ class RecordAppender:
     def close(self) -> None:
         """Take no more records. Appends that wait raise RuntimeError."""
         self._closed = self._is_held = True
+
+    def handle_loop_end(self) -> None:
+        """The loop ends without `close`: no record may join those that are left in open batches."""
+        self._has_loop_ended = self._is_held = True
 
     def handle_metadata(self) -> None:
         """Update the routes, and keep the metadata of the topics that have records."""
@@ -186,6 +194,7 @@ class RecordAppender:
         ticket: Ticket,
     ) -> Place | Coroutine[Any, Any, Place]:
         """Append a checked record, to a new batch if needed, or return a coroutine that waits for free memory."""
+        self._check_loop()
         accumulator = self._accumulator
         if not self.waiting_count:
             now_ms = asyncio.get_running_loop().time() * 1000
@@ -283,6 +292,7 @@ class RecordAppender:
             partition = as_partition_number(partition)
         if self._closed:
             raise RuntimeError("this producer is closed")
+        self._check_loop()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._config.max_block_ms - waited_ms) / 1000
         if self._sender is None:
@@ -290,7 +300,7 @@ class RecordAppender:
         assert self._cluster is not None
         assert self._sender is not None
         if self._is_held:
-            self._is_held = self._closed
+            self._is_held = self._has_loop_ended or self._closed
             await asyncio.sleep(0)
         while True:
             metadata = await self._cluster.topic(topic, (deadline - loop.time()) * 1000)
