@@ -142,7 +142,7 @@ class Partition:
         if begins:
             log.assign_epoch(placed.leader_epoch)
             if placed.leader_epoch > 0:
-                self.refused.on_election(log.log_end_offset, now_ms)
+                self.refused.on_election(now_ms)
         log.producers.refused = self.refused
         proposal = self.in_sync.pending
         if proposal is not None and {member for member, _ in proposal.isr} == set(placed.isr):

@@ -148,14 +148,26 @@ def test_a_producer_whose_first_batch_the_leader_before_refused() -> None:
     assert codes(cluster, 0, 1, node=2) == [0, 0]
 
 
-def test_gaps_are_refused_for_good_later_and_behind_what_was_written_since_the_election() -> None:
+def test_a_batch_in_the_middle_whose_refusal_is_still_on_its_way() -> None:
+    """The first refused batch is sent again, and a new one with it, before the client has the answer to the second."""
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    cluster.elect(2, [1, 2, 3])
+    cluster.loop.run_for(100)
+    assert codes(cluster, 1, 2, node=1) == [NOT_LEADER] * 2
+    assert codes(cluster, 1, 3, 4, node=2) == [0, NOT_LEADER, NOT_LEADER]
+    assert codes(cluster, 2, 3, 4, node=2) == [0, 0, 0]
+
+
+def test_gaps_are_refused_for_good_later() -> None:
     cluster = cluster_of()
     assert codes(cluster, 0, producer_id=7) == codes(cluster, 0, producer_id=8) == [0]
     assert codes(cluster, 1, producer_id=8) == [0]
     cluster.elect(2, [1, 2, 3])
     cluster.loop.run_for(100)
-    assert codes(cluster, 1, 3, producer_id=7, node=2) == [0, OUT_OF_ORDER]
+    assert codes(cluster, 1, 3, producer_id=7, node=2) == [0, NOT_LEADER]
     cluster.loop.run_for(GAPS_AFTER_ELECTION_REFUSED_MS)
+    assert codes(cluster, 3, producer_id=7, node=2) == [OUT_OF_ORDER]
     assert codes(cluster, 3, producer_id=8, node=2) == [OUT_OF_ORDER]
     assert codes(cluster, 5, producer_id=9, node=2) == [0], "an unknown producer begins anywhere"
 

@@ -161,27 +161,26 @@ def test_what_was_refused_before_the_partition_was_hosted_is_known_by_its_name()
     table.note((("t", 0),), header, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None, NOW)
     here = table.of(HERE, ("t", 0))
     with pytest.raises(KafkaError) as caught:
-        here.check_gap(PID, 0, 10, None, -1, NOW)
+        here.check_gap(PID, 0, 10, None, NOW)
     assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     here.note(header, ErrorCode.NOT_ENOUGH_REPLICAS, None, NOW)
     assert len(table) == 1
-    here.check_gap(PID, 0, 0, None, -1, NOW)
-    table.of(ELSEWHERE, ("t", 1)).check_gap(PID, 0, 10, None, -1, NOW)
+    here.check_gap(PID, 0, 0, None, NOW)
+    table.of(ELSEWHERE, ("t", 1)).check_gap(PID, 0, 10, None, NOW)
 
 
-def test_after_an_election_a_producer_does_not_begin_the_epoch_with_a_gap():
+def test_after_an_election_every_gap_is_refused_as_retriable():
     here = RefusedBatches().of(HERE)
-    here.check_gap(PID, 0, 10, 5, 90, NOW)  # the first leader of the partition
-    here.on_election(100, NOW)
+    here.check_gap(PID, 0, 10, 5, NOW)  # the first leader of the partition
+    here.on_election(NOW)
     for expected, sequence in ((5, 10), (None, 1), (2**31 - 1, 3)):
         with pytest.raises(KafkaError) as caught:
-            here.check_gap(PID, 0, sequence, expected, 99, NOW + GAPS_AFTER_ELECTION_REFUSED_MS)
+            here.check_gap(PID, 0, sequence, expected, NOW + GAPS_AFTER_ELECTION_REFUSED_MS)
         assert caught.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
     for now_ms in (NOW - GAPS_AFTER_ELECTION_REFUSED_MS - 1, NOW + GAPS_AFTER_ELECTION_REFUSED_MS + 1):
-        here.check_gap(PID, 0, 10, 5, 99, now_ms)
-    here.check_gap(PID, 0, 10, 5, 100, NOW)  # it has written in this epoch
-    here.check_gap(PID, 0, 3, 5, 99, NOW)  # an old batch
-    here.check_gap(PID, 0, 0, None, -1, NOW)  # a new producer
+        here.check_gap(PID, 0, 10, 5, now_ms)
+    here.check_gap(PID, 0, 3, 5, NOW)  # an old batch
+    here.check_gap(PID, 0, 0, None, NOW)  # a new producer
 
 
 def test_only_batches_with_a_sequence_are_noted():

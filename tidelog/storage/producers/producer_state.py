@@ -82,10 +82,6 @@ class ProducerEntry:
     def last_sequence(self) -> int:
         return self.batches[-1][LAST_SEQUENCE] if self.batches else -1
 
-    @property
-    def last_offset(self) -> int:
-        return self.batches[-1][LAST_OFFSET] if self.batches else NO_OFFSET
-
     def copy(self) -> ProducerEntry:
         return ProducerEntry(
             self.producer_id,
@@ -166,7 +162,7 @@ class ProducerState:
         entry = self.entries.get(producer_id)
         if entry is None:
             if from_client and self.refused is not None:
-                self.refused.check_gap(producer_id, epoch, first_sequence, None, NO_OFFSET, now_ms)
+                self.refused.check_gap(producer_id, epoch, first_sequence, None, now_ms)
             return None
         if epoch < entry.epoch:
             raise _older_epoch(producer_id, epoch, entry.epoch)
@@ -180,14 +176,14 @@ class ProducerState:
                         return repeated
                     if self.refused is not None:
                         expected = 0 if last == _MAX_SEQUENCE else last + 1
-                        self.refused.check_gap(producer_id, epoch, first_sequence, expected, entry.last_offset, now_ms)
+                        self.refused.check_gap(producer_id, epoch, first_sequence, expected, now_ms)
                     raise KafkaError(
                         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                         f"sequence {first_sequence} of producer {producer_id} does not follow {last}",
                     )
             elif first_sequence:
                 if self.refused is not None:
-                    self.refused.check_gap(producer_id, epoch, first_sequence, 0, entry.last_offset, now_ms)
+                    self.refused.check_gap(producer_id, epoch, first_sequence, 0, now_ms)
                 raise KafkaError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                     f"producer {producer_id} begins epoch {epoch} at sequence {first_sequence}",
@@ -254,8 +250,7 @@ class ProducerState:
         if first_sequence > lowest_sequence:
             if self.refused is not None:
                 expected = self.expected_sequence(producer_id, epoch)
-                last_offset = NO_OFFSET if entry is None else entry.last_offset
-                self.refused.check_gap(producer_id, epoch, first_sequence, expected, last_offset, now_ms)
+                self.refused.check_gap(producer_id, epoch, first_sequence, expected, now_ms)
             raise KafkaError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"sequence {first_sequence} of producer {producer_id} is not the first of its transaction, "

@@ -7,8 +7,9 @@ If the log does not know the producer, the second batch would even be accepted, 
 any sequence; librdkafka then assumes that the first is in the log too. So a batch after a gap of only refused batches
 is refused with the same error, until the first of them is sent again.
 
-A new leader does not know what the leader before it has refused. So for a short time after an election a producer that
-has not written in the present leader epoch may not begin it with a gap: the batch is refused as retriable.
+A new leader does not know what the leader before it has refused. So for a short time after an election every gap is
+refused as retriable, also behind a batch of the present leader epoch: the client may have sent that one again before
+it had the answer to the next.
 
 Pure. Invariant: all entries are bounded, in number and in time; Kafka's rules apply to forgotten ones.
 """
@@ -148,33 +149,24 @@ class RefusedBatches:
 class RefusedOfPartition:
     """The refused batches of one partition. `places`: its key in `RefusedBatches`, then its other names."""
 
-    __slots__ = ("_elected_ms", "_epoch_start_offset", "_places", "_refused")
+    __slots__ = ("_elected_ms", "_places", "_refused")
 
     def __init__(self, refused: RefusedBatches, places: tuple[Place, ...]) -> None:
         self._refused = refused
         self._places = places
         self._elected_ms: int | None = None
-        self._epoch_start_offset = 0
 
-    def on_election(self, epoch_start_offset: int, now_ms: int) -> None:
-        """This replica leads from `epoch_start_offset` on, in succession to another leader or to its earlier self."""
-        self._elected_ms, self._epoch_start_offset = now_ms, epoch_start_offset
+    def on_election(self, now_ms: int) -> None:
+        """This replica leads, in succession to another leader or to its earlier self."""
+        self._elected_ms = now_ms
 
     def note(self, header: BatchHeader, code: ErrorCode, expected: int | None, now_ms: int) -> None:
         self._refused.note(self._places, header, code, expected, now_ms)
 
-    def check_gap(
-        self,
-        producer_id: int,
-        epoch: int,
-        first_sequence: int,
-        expected: int | None,
-        last_offset: int,
-        now_ms: int,
-    ) -> None:
+    def check_gap(self, producer_id: int, epoch: int, first_sequence: int, expected: int | None, now_ms: int) -> None:
         """Raises a retriable error if the batches before this one were refused, here or, perhaps, by the leader before.
 
-        `expected`: as in `RefusedBatches.find_cause`. `last_offset`: of the producer's last batch in the log, or -1.
+        `expected`: as in `RefusedBatches.find_cause`.
         """
         code = self._refused.find_cause(self._places, producer_id, epoch, first_sequence, expected, now_ms)
         if code is not None:
@@ -184,7 +176,6 @@ class RefusedOfPartition:
         if (
             self._elected_ms is not None
             and abs(now_ms - self._elected_ms) <= GAPS_AFTER_ELECTION_REFUSED_MS
-            and last_offset < self._epoch_start_offset
             and 0 < (first_sequence - (expected or 0)) % _SEQUENCES < _SEQUENCES // 2
         ):
             raise KafkaError(
