@@ -111,6 +111,24 @@ def test_waiting_for_a_transaction_to_end_is_said(node, new_topic, monkeypatch):
     assert failure.value.code is ErrorCode.REQUEST_TIMED_OUT
 
 
+def test_over_a_slow_link_smaller_chunks_are_asked_for(node, new_topic, monkeypatch):
+    real, asked = raw_fetch._Reader._fetch, []
+
+    async def ask(reader, offset):
+        asked.append(reader._chunk_bytes)
+        if asked[-1] > 2**19:  # more than comes within the request timeout
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "127.0.0.1:1 did not answer Fetch in time")
+        return await real(reader, offset)
+
+    monkeypatch.setattr(raw_fetch._Reader, "_fetch", ask)
+    options = {"kafkaConsumer.pollTimeoutMs": "60000", "kafka.retry.backoff.ms": "1"}
+    topic = new_topic(50)
+    assert read(node, topic, 0, 50, **options)["offset"].to_pylist() == list(range(50))
+    assert asked == [2**23, 2**21, 2**19]
+    assert read(node, topic, 0, 50, **options, **{"kafka.max.partition.fetch.bytes": "200000"}).num_rows == 50
+    assert asked[3:] == [200_000]
+
+
 def test_a_log_that_ends_before_the_range_is_data_loss(node, new_topic):
     topic = new_topic(5)
     with pytest.raises(DataLoss, match=rf"offsets 50 to 59 of {topic}-0 are gone.*ends at 5.*failOnDataLoss"):

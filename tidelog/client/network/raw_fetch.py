@@ -31,6 +31,9 @@ from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchR
 _LAST_VERSION_WITH_NAMES = 12
 _SESSIONLESS_EPOCH = -1
 DEFAULT_CHUNK_BYTES = 4 * 1024 * 1024
+_SMALLER_CHUNK = 4
+"""After an answer that did not come in time, the reader asks for so many times less."""
+_CHUNK_BYTES_MIN = 65_536
 
 
 class RawBatches(NamedTuple):
@@ -60,7 +63,8 @@ async def fetch_raw(
 ) -> AsyncIterator[RawBatches]:
     """Yield the batches that hold [start_offset, end_offset), in order.
 
-    A chunk has about `chunk_bytes`, at least one batch. The read follows leader changes. Raises
+    A chunk has about `chunk_bytes`, at least one batch; less after an answer that did not come within
+    the request timeout, as over a slow link. The read follows leader changes. Raises
     KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the offset,
     REQUEST_TIMED_OUT when no records arrive for `stall_timeout_ms`, and errors that are not
     retriable.
@@ -124,6 +128,11 @@ class _Reader:
             except KafkaError as error:
                 if not error.retriable:
                     raise
+                if error.code is ErrorCode.REQUEST_TIMED_OUT:
+                    # Over a slow link an answer of the same size would never come.
+                    self._chunk_bytes = min(
+                        self._chunk_bytes, max(self._chunk_bytes // _SMALLER_CHUNK, _CHUNK_BYTES_MIN)
+                    )
                 reason = str(error)
                 failures += 1
                 self._cluster.request_refresh()
