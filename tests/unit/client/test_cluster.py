@@ -12,6 +12,7 @@ from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tidelog.client import Consumer, Producer
 from tidelog.client.config import ClientConfig
 from tidelog.client.model import Node, TopicPartition
+from tidelog.client.network import cluster as cluster_module
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.offsets import list_offsets
@@ -31,6 +32,19 @@ async def test_all_who_need_any_connection_at_once_share_one():
         assert len(fake.sent(ApiVersionsRequest)) == 1
         await cluster.close()
         await until(lambda: connections(fake) == 0)
+
+
+async def test_a_broker_that_does_not_answer_does_not_hide_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_BROKER_WAIT_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with FakeCluster() as fake:
+            servers = f"127.0.0.1:{silent.getsockname()[1]},{fake.bootstrap}"
+            limit_ms = int(PATIENCE_S * 10_000)
+            cluster = Cluster(ClientConfig(bootstrap_servers=servers, socket_connection_setup_timeout_ms=limit_ms))
+            async with asyncio.timeout(PATIENCE_S):
+                await cluster.start()
+            assert connections(fake) == 1
+            await cluster.close()
 
 
 async def test_one_who_gives_up_does_not_take_the_connection_from_the_others():

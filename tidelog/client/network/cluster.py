@@ -18,7 +18,7 @@ from typing import TypeVar
 from tidelog.client.config import ClientConfig
 from tidelog.client.model import Node
 from tidelog.client.network.backoff import ExponentialBackoff
-from tidelog.client.network.connection import Connection, connect
+from tidelog.client.network.connection import Connection, connect, first_success
 from tidelog.client.network.metadata import EMPTY, ClusterMetadata, TopicMetadata, merge_metadata
 from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.codec.schema import Message
@@ -39,6 +39,8 @@ JOINING = "joining"
 """A separate connection for JoinGroup and SyncGroup: they wait for other members, and commits must
 not.
 """
+_BROKER_WAIT_S = 1.0
+"""The time that one broker has before the next one is tried as well: a host that is down may not even refuse."""
 CLOSE_TIMEOUT_S = 1.0
 """The time for written requests to leave when a client closes: a broker that hangs does not read
 them.
@@ -303,13 +305,8 @@ class Cluster:
     async def _connect_first_reachable(self) -> Connection:
         candidates = [(node.host, node.port) for node in self.metadata.nodes.values()]
         self.rng.shuffle(candidates)
-        last_error: KafkaError | None = None
-        for host, port in dict.fromkeys(candidates + self._addresses):
-            try:
-                return await self._open_connection(host, port)
-            except KafkaError as error:
-                last_error = error
-        raise last_error or KafkaError(ErrorCode.NETWORK_EXCEPTION, "no address to connect to")
+        addresses = list(dict.fromkeys(candidates + self._addresses))
+        return await first_success(lambda address: self._open_connection(*address), addresses, _BROKER_WAIT_S)
 
     def close_idle(self) -> None:
         """Close connections unused for longer than `connections_max_idle_ms`, before the broker

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from tidelog.client.network.frame_buffers import FrameBuffers
@@ -25,6 +25,7 @@ from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersio
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
 
 Response = TypeVar("Response", bound=Message)
+Address = TypeVar("Address")
 
 MAX_IN_FLIGHT = 128
 _RECEIVE_BUFFER_BYTES = 64 * 1024
@@ -460,7 +461,7 @@ async def connect(
 
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            return await _first_success(connect_to, await _addresses(host, port))
+            return await first_success(connect_to, await _addresses(host, port), _ADDRESS_WAIT_S)
     except TimeoutError:
         error = KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{address} did not answer within {timeout_ms:.0f} ms")
     except (OSError, ValueError, OverflowError, RuntimeError) as cause:
@@ -482,8 +483,10 @@ async def _addresses(host: str, port: int) -> list[str]:
     return [host]
 
 
-async def _first_success(attempt: Callable[[str], Awaitable[Connection]], addresses: list[str]) -> Connection:
-    """The first connection, with a new attempt whenever one fails or takes `_ADDRESS_WAIT_S` (as RFC 8305): an address
+async def first_success(
+    attempt: Callable[[Address], Awaitable[Connection]], addresses: Sequence[Address], attempt_wait_s: float
+) -> Connection:
+    """The first connection, with a new attempt whenever one fails or takes `attempt_wait_s` (as RFC 8305): an address
     that does not answer must not hide the others. Raises the first error when all have failed.
     """
     if len(addresses) == 1:
@@ -498,7 +501,7 @@ async def _first_success(attempt: Callable[[str], Awaitable[Connection]], addres
                 running.add(asyncio.ensure_future(attempt(waiting.popleft())))
             elif not running:
                 raise errors[0]
-            wait_s = _ADDRESS_WAIT_S if waiting else None
+            wait_s = attempt_wait_s if waiting else None
             done, running = await asyncio.wait(running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 error = task.exception()
