@@ -1,4 +1,6 @@
-"""Offsets that a leader does not have: taken once the replicas in sync say that they lack them, too, and remembered."""
+"""Offsets that a leader does not have: taken from a replica in sync that has them. Accepted once the replicas in sync
+say that they lack them, too, and remembered.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import pytest
 from tests.patience import until
 from tests.unit.storage.batches import batch
 from tidelog.broker.replicas.repairs import Repairs
+from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from tidelog.replication.controller.metadata.image import PartitionImage
@@ -20,7 +23,7 @@ from tidelog.storage.segments.append import UnexplainedGap
 
 TOPIC_ID = b"t" * 16
 LACKS = bytes(batch(1, base_offset=7))
-HAS = bytes(batch(1, base_offset=3))
+HAS = bytes(batch(1, base_offset=3)) + LACKS
 DEAD = None
 SHORT = ErrorCode.OFFSET_OUT_OF_RANGE
 NOTHING = b""
@@ -33,11 +36,13 @@ class Replica:
         self.answers = answers
         self.asked: list[int] = []
         self.explained = 0
-        log = SimpleNamespace(damaged_ranges=list, explain_gaps=self.explain)
-        self.partition: Any = Mock(topic="t", index=0, topic_id=TOPIC_ID, log=log, offline=False)
+        self.taken: list[int] = []
+        self.log = SimpleNamespace(damaged_ranges=list, explain_gaps=self.explain, log_end_offset=2, clock_ms=0)
+        self.partition: Any = Mock(topic="t", index=0, topic_id=TOPIC_ID, log=self.log, offline=False, leads=False)
+        self.partition.append_as_follower = self.append
         placed = PartitionImage((1, *answers), in_sync, in_sync[0])
         topics = {TOPIC_ID: SimpleNamespace(partitions={0: placed})}
-        partitions: Any = SimpleNamespace(find=lambda topic, index: self.partition)
+        partitions: Any = SimpleNamespace(find=lambda topic, index: self.partition, flushes=Mock())
         image: Any = SimpleNamespace(topics_by_id=topics)
         self.repairs = Repairs(
             1, partitions, lambda: image, lambda broker_id: Endpoint("node", broker_id), self.exchange,
@@ -47,19 +52,28 @@ class Replica:
     def explain(self, end_offset: int) -> None:
         self.explained = end_offset
 
+    def append(self, batches: memoryview, now_ms: int) -> None:
+        for _, header in iter_headers(batches):
+            assert header.base_offset in (self.log.log_end_offset, self.explained)
+            self.taken.append(header.base_offset)
+            self.log.log_end_offset = header.next_offset
+
     async def exchange(self, endpoint: Endpoint, request: Any, version: int, *, timeout_ms: int, lane: str = "") -> Any:
         answer = self.answers[endpoint.port]
         self.asked.append(endpoint.port)
         if answer is DEAD:
             raise PeerUnreachable("nobody listens")
         is_error = isinstance(answer, ErrorCode)
+        offset = request.topics[0].partitions[0].fetch_offset
+        first = [] if is_error else [at for at, header in iter_headers(answer) if header.next_offset > offset]
         data = PartitionData(
             partition_index=0, error_code=answer if is_error else 0, high_watermark=9,
-            records=None if is_error else answer,
+            records=None if is_error else answer[first[0] :] if first else b"",
         )  # fmt: skip
         return FetchResponse(responses=[FetchableTopicResponse(topic_id=TOPIC_ID, partitions=[data])])
 
     async def explains(self) -> bool:
+        """Whether all that the leader lacks counts as compacted."""
         self.repairs.report_gap(self.partition, UnexplainedGap(2, 7))
         await until(lambda: not self.repairs._waiting)
         await self.repairs.close()
@@ -72,15 +86,42 @@ async def test_what_the_leader_lacks_is_taken_for_compacted_whatever_is_not_in_s
     assert await Replica({2: LACKS, 3: other}, in_sync=(2,)).explains()
 
 
-@pytest.mark.parametrize("other", [HAS, DEAD, SHORT, NOTHING], ids=["has", "dead", "short", "nothing"])
+@pytest.mark.parametrize("other", [DEAD, SHORT, NOTHING], ids=["dead", "short", "nothing"])
 async def test_what_the_leader_lacks_is_not_taken_while_a_replica_in_sync_may_have_it(other: Any) -> None:
     assert not await Replica({2: LACKS, 3: other}, in_sync=(2, 3)).explains()
+
+
+async def test_what_a_replica_in_sync_has_is_taken_from_it_and_what_none_has_for_compacted() -> None:
+    """The follower of a topic that is not compacted any more waited for ever where one replica was cleaned later."""
+    three, four, five = (bytes(batch(1, base_offset=offset)) for offset in (3, 4, 5))
+    replica = Replica({2: LACKS, 3: three + LACKS, 4: four + five + LACKS}, in_sync=(2, 3, 4))
+    assert await replica.explains()
+    assert replica.taken == [3, 4, 5]
+
+
+@pytest.mark.parametrize("change", ["leads", "next leader", "moved on"])
+async def test_nothing_is_taken_when_the_replica_is_another_after_the_answers(change: str) -> None:
+    replica = Replica({2: LACKS, 3: HAS}, in_sync=(2, 3))
+    exchange = replica.repairs._exchange
+
+    async def changing(*arguments: Any, **options: Any) -> Any:
+        if change == "leads":
+            replica.partition.leads = True
+        elif change == "next leader":
+            replica.partition.leader_epoch = object()
+        else:
+            replica.log.log_end_offset = 4
+        return await exchange(*arguments, **options)
+
+    replica.repairs._exchange = changing
+    assert not await replica.explains()
+    assert (replica.taken, replica.explained) == ([], 0)
 
 
 async def test_what_the_leader_lacks_is_not_taken_when_a_replica_that_has_it_says_so() -> None:
     replica = Replica({2: LACKS, 3: HAS}, in_sync=(2,))
     assert not await replica.explains()
-    assert replica.asked == [2, 3]
+    assert (replica.asked, replica.taken) == ([2, 3], [])
 
 
 @pytest.mark.parametrize("in_sync", [(1,), (1, 2)])

@@ -12,15 +12,23 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
+from tests.unit.storage.batches import NOW, batch
 from tidelog.protocol.errors import ConfigError, ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
+from tidelog.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
 from tidelog.storage.files.checkpoints import CheckpointTask
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.files.meta_properties import ForeignDirectory
 from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.segments.append import UnexplainedGap
 
 MakeBatch = Callable[..., bytes]
 
@@ -127,6 +135,30 @@ async def test_a_log_that_cannot_be_opened_is_offline_and_the_node_lives_on(
     assert (await wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
     await wire.create_topic("bad")
     assert produced(await wire.call(produce("bad", make_batch(b"new")), 9, ProduceResponse)) == [(0, 0)]
+
+
+async def test_what_compaction_left_out_is_no_damage_when_the_topic_is_not_compacted_any_more(start_node: Any) -> None:
+    """These offsets are missing in a copy of a log that was cleaned: no checkpoint of this cleaner explains it."""
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t", cleanup_policy="compact")
+    partition = node.node._broker.partitions.find("t", 0)
+    for base_offset in (0, 7):
+        partition.log.append_as_follower(batch(key=b"k", base_offset=base_offset, leader_epoch=0), NOW)
+    config = AlterableConfig(name="cleanup.policy", config_operation=0, value="delete")
+    resource = AlterConfigsResource(resource_type=2, resource_name="t", configs=[config])
+    request = IncrementalAlterConfigsRequest(resources=[resource])
+    await wire.call(request, 1, IncrementalAlterConfigsResponse)
+    await until(lambda: not partition.log.config.is_compacted)
+    await node.stop()
+
+    node = await start_node()
+    wire = await node.connect()
+    assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == [b"value", b"value"]
+    log = node.node._broker.partitions.find("t", 0).log
+    assert not log.damaged_ranges()
+    with pytest.raises(UnexplainedGap):
+        log.append_as_follower(batch(base_offset=9, leader_epoch=1), NOW)
 
 
 async def test_logs_that_the_metadata_does_not_know_are_kept_aside(

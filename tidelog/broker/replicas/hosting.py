@@ -260,7 +260,7 @@ class Hosting:
         directory, log = location
         config = self._log_config(topic.name)
         if log.config is not config:  # the log was opened with the settings of an earlier image
-            log.set_config(config)
+            _set_config(log, config)
         partition = self._partitions.add(topic.name, index, topic.topic_id, log)
         self._configure(partition)
         self._directory_of[partition] = directory
@@ -329,7 +329,7 @@ class Hosting:
     def _on_promoted(self, partition: Partition, directory: LogDirectory) -> None:
         """The partition has a new log, in this directory; delete the old one."""
         source, self._directory_of[partition] = self._directory_of[partition], directory
-        partition.log.set_config(self._log_config(partition.topic))
+        _set_config(partition.log, self._log_config(partition.topic))
         try:
             source.delete_log(partition.topic, partition.index, self._clock_ms())
         except OSError as error:
@@ -494,7 +494,7 @@ class Hosting:
             self._log_configs.pop(name, None)
         for partition in self._partitions.hosted():
             if affects_all or partition.topic in names:
-                partition.log.set_config(self._log_config(partition.topic))
+                _set_config(partition.log, self._log_config(partition.topic))
                 self._configure(partition)
                 partition.advance_high_watermark()  # a lower min.insync.replicas may allow it
         for topic_id, index in list(self._lost_replicas):
@@ -503,3 +503,16 @@ class Hosting:
                 self._apply_partitions(topic, (index,))
         if affects_all:
             self._set_throttle_rates()
+
+
+def _set_config(log: PartitionLog, config: LogConfig) -> None:
+    """Apply changed settings. What compaction has left out here, or in a log that this one was copied from, is gone for
+    good: it must not count as damage where the topic is not compacted any more.
+    """
+    if log.config.is_compacted and not config.is_compacted:
+        try:
+            # Not synced, as a topic may have thousands of partitions. A file that a power loss tears explains nothing.
+            log.explain_gaps(log.log_end_offset, sync=False)
+        except OSError as error:
+            logger.warning("%s: cannot note that it was compacted: %s", log.directory, error)
+    log.set_config(config)

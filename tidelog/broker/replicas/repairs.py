@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.replicas.damaged_leaders import DamagedLeaders
+from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
@@ -393,11 +394,48 @@ class Repairs:
         partition.log.roll(partition.log.clock_ms)
 
     async def _explain(self, partition: Partition, first_offset: int, end_offset: int) -> None:
-        """Accept a gap if all in-sync replicas have it too, because the topic was compacted. Otherwise refuse it.
+        """Fill a gap in what the leader sends, and accept as compacted what all in-sync replicas lack.
+
+        While a topic is compacted, each replica is cleaned at its own time. After it has become another topic, some
+        replicas still have what the leader has compacted away. Their records are no less right than the gap, and if the
+        leader has lost the records instead, they are needed.
+        """
+        log, leader_epoch = partition.log, partition.leader_epoch
+        while first_offset < end_offset:
+            found = await self._first_after(partition, first_offset, end_offset)
+            if partition.log is not log or partition.leads or partition.leader_epoch != leader_epoch:
+                return
+            if found is None or log.log_end_offset != first_offset:
+                return
+            source, base_offset, data = found
+            if base_offset > first_offset:
+                logger.info("%s: every replica in sync lacks offsets %d to %d", partition, first_offset, base_offset)
+                log.explain_gaps(base_offset)
+            if base_offset >= end_offset:
+                return
+            size_bytes = sum(header.size_bytes for _, header in iter_headers(data) if header.next_offset <= end_offset)
+            if not size_bytes:
+                logger.error("%s: broker %d has another batch at offset %d", partition, source, base_offset)
+                return
+            partition.append_as_follower(memoryview(bytearray(data[:size_bytes])), log.clock_ms)
+            self._partitions.flushes.flush_if_due(partition)
+            logger.info(
+                "%s: took offsets %d to %d, which the leader lacks, from broker %d",
+                partition, base_offset, log.log_end_offset, source,
+            )  # fmt: skip
+            first_offset = log.log_end_offset
+
+    async def _first_after(
+        self, partition: Partition, first_offset: int, end_offset: int
+    ) -> tuple[int, int, bytes] | None:
+        """The in-sync replica with the next records from `first_offset` on, their offset (`end_offset` at most), and
+        the records. None while an in-sync replica does not answer.
 
         A replica outside the ISR counts only if it answers with records. Without this exception two new replicas would
-        wait for each other, and a replica that replaces a dead broker would wait for that broker.
+        wait for each other, and a replica that replaces a dead broker would wait for that broker. What only such a
+        replica has is not taken, nor its lack accepted.
         """
+        found: list[tuple[int, int, bytes]] = []
         for source in self.others(partition):
             try:
                 data = await self.fetch(partition, source, first_offset, up_to_log_end=False)
@@ -406,18 +444,18 @@ class Repairs:
             except (KafkaError, PeerUnreachable) as error:
                 logger.info("%s: broker %d does not answer about a gap: %s", partition, source, error)
                 if source in self._in_sync(partition):
-                    return
+                    return None
                 continue
-            if int.from_bytes(data[:8], "big") < end_offset:
+            base_offset = min(max(int.from_bytes(data[:8], "big"), first_offset), end_offset)
+            if source in self._in_sync(partition):
+                found.append((source, base_offset, data))
+            elif base_offset < min((each[1] for each in found), default=end_offset):
                 logger.error(
                     "%s-%d: the leader lacks offsets %d to %d, which broker %d has", partition.topic, partition.index,
                     first_offset, end_offset, source,
                 )  # fmt: skip
-                return
-        if self._in_sync(partition) <= {self._node_id}:
-            return  # the leader has changed, or is unknown
-        logger.info("%s: every replica in sync lacks offsets %d to %d", partition, first_offset, end_offset)
-        partition.log.explain_gaps(end_offset)
+                return None
+        return min(found, key=lambda each: each[1], default=None)
 
     # ----------------------------------------------------------------------------------------------------- other nodes
 

@@ -481,11 +481,11 @@ class PartitionLog:
         self.explain_gaps(damage.end_offset)
         segment.set_damage(tuple(each for each in segment.damage if each != damage))
 
-    def explain_gaps(self, end_offset: int) -> None:
-        """Record that all replicas have the gaps below `end_offset`, also for later starts. Raises OSError."""
+    def explain_gaps(self, end_offset: int, *, sync: bool = True) -> None:
+        """Record that the gaps below `end_offset` are no damage, also for later starts. Raises OSError."""
         if end_offset <= self.gaps_explained_below:
             return
-        replace_file(self.disk, self.directory, EXPLAINED_GAPS_FILE, encode_end_offset(end_offset))
+        replace_file(self.disk, self.directory, EXPLAINED_GAPS_FILE, encode_end_offset(end_offset), sync=sync)
         self.gaps_explained_below = end_offset
         for segment in self.segments:
             segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset
