@@ -214,7 +214,8 @@ class Consumer:
         pattern: str | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Replace the topics, by name or by a regular expression that must match the whole name.
+        """Replace the topics, by name or by a regular expression that must match the whole name. With
+        `group_protocol="consumer"` the broker evaluates it (RE2 syntax), and the next `poll` raises what it says of it.
 
         Raises ValueError and TypeError for wrong arguments, KafkaError(INVALID_TOPIC_EXCEPTION).
         """
@@ -223,7 +224,9 @@ class Consumer:
         names = as_topic_names("topics", [topics] if isinstance(topics, str) else topics)
         if bool(names) == (pattern is not None):
             raise ValueError("subscribe() takes topics or a pattern")
-        expression = None if pattern is None else _compiled(pattern)
+        expression: re.Pattern[str] | str | None = None
+        if pattern is not None:
+            expression = _compiled(pattern) if self._config.group_protocol == "classic" else _for_broker(pattern)
         self._rewind()
         self._subscription.subscribe(names, expression, listener)
         if self._cluster is not None:
@@ -281,7 +284,7 @@ class Consumer:
         assert self._cluster is not None
         subscription, metadata = self._subscription, self._cluster.metadata.topics
         pattern = subscription.pattern
-        if pattern is not None and self._config.group_protocol == "classic":
+        if isinstance(pattern, re.Pattern):
             names = [name for name, topic in metadata.items() if pattern.fullmatch(name) and self._is_readable(topic)]
             subscription.set_topics(names)
         self._warn_of_missing_topics(metadata)
@@ -667,6 +670,18 @@ def _compiled(pattern: Any) -> re.Pattern[str]:
         return re.compile(as_text("pattern", pattern))
     except re.error as error:
         raise WrongArgument(f"subscribe(): {shown(pattern)} is not a regular expression: {error}") from None
+
+
+def _for_broker(pattern: Any) -> str:
+    """A pattern that the broker evaluates: it may have what Python's patterns have not, as `\\pL`."""
+    if not isinstance(pattern, re.Pattern):
+        return as_text("pattern", pattern)
+    text = _compiled(pattern).pattern
+    if re.compile(text).flags != pattern.flags:
+        raise WrongArgument(
+            f"subscribe(): the flags of {pattern!r} do not reach the broker; write them as in '(?i)a.*'"
+        )
+    return text
 
 
 def check_listener(listener: Any) -> None:

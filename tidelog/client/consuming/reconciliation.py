@@ -45,7 +45,8 @@ class Reconciler(Rebalancer):
     def _topics(self) -> TopicSelection:
         pattern = self._subscription.pattern
         if pattern is not None:
-            return TopicSelection(regex=pattern.pattern)
+            assert isinstance(pattern, str)
+            return TopicSelection(regex=pattern)
         return TopicSelection(tuple(sorted(self._subscription.topics)))
 
     async def _step_group(self) -> None:

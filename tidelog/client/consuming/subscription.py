@@ -94,7 +94,8 @@ class Subscription:
 
     def __init__(self) -> None:
         self.topics: frozenset[str] = frozenset()
-        self.pattern: Pattern | None = None
+        self.pattern: Pattern | str | None = None
+        """Text in the consumer protocol (KIP-848), whose broker evaluates it."""
         self.listener: RebalanceListener | None = None
         self.is_user_assigned = False
         """The partitions come from `assign`, not from a group."""
@@ -106,7 +107,9 @@ class Subscription:
 
     # -- what to read
 
-    def subscribe(self, topics: Iterable[str], pattern: Pattern | None, listener: RebalanceListener | None) -> None:
+    def subscribe(
+        self, topics: Iterable[str], pattern: Pattern | str | None, listener: RebalanceListener | None
+    ) -> None:
         """Read these topics, or the topics that match. The group assigns the partitions."""
         if self.is_user_assigned and self._assigned:
             raise ValueError("this consumer was given partitions by assign(); unsubscribe() first")
