@@ -90,6 +90,26 @@ def test_a_broken_batch_is_an_error_every_time_but_not_before_the_good_ones_are_
     assert (fetched.position, fetched.exhausted) == (2, False)
 
 
+@pytest.mark.parametrize("columns", [False, True])
+def test_so_is_a_malformed_marker(columns: bool):
+    marker = encode_batch(
+        [(5, b"\0", b"", ())], base_offset=2, producer_id=9, producer_epoch=0, transactional=True, control=True
+    )
+    fetched = CompletedFetch(TP, 0, batch(0, 2) + bytes(marker) + batch(3, 1), [(9, 1)])
+    if columns:
+        pytest.importorskip("pyarrow")
+        piece = fetched.take_columns(("offset",))
+        assert piece is not None
+        assert piece["offset"].to_pylist() == [0, 1]
+    else:
+        assert offsets(fetched) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(KafkaError, match="control record key") as caught:
+            fetched.take_columns(("offset",)) if columns else fetched.take(10)
+        assert caught.value.code is ErrorCode.INVALID_RECORD
+    assert (fetched.position, fetched.exhausted) == (2, False)
+
+
 def test_crcs_need_not_be_checked():
     broken = bytearray(batch(0, 1))
     broken[-2] ^= 1  # the last byte of the value

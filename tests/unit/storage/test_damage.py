@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from struct import pack_into
+from struct import pack, pack_into
+from zlib import crc32
 
 import pytest
 
@@ -429,6 +431,24 @@ def test_a_batch_that_lost_its_base_offset_with_all_before_it_is_no_first_batch(
     )  # fmt: skip
     whole = [each.position for each in examiner.run() if isinstance(each, WholeBatch)]
     assert whole == [each for each, _ in batches if each > position]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_messages_of_an_old_format_are_named(made: Logs, magic: int) -> None:
+    """Kafka 4 reads them in segments that it has had since before 0.11."""
+    body = bytes([magic, 0]) + bytes(8 * magic) + b"\xff\xff\xff\xff\0\0\0\1v"
+    message = pack(">qiI", 0, 4 + len(body), crc32(body)) + body
+    data = message + (made.folder / made.files("*.log")[0]).read_bytes()
+    for is_whole in (True, False):
+        if not is_whole:
+            data = data[: len(message) - 1] + b"w" + data[len(message) :]
+        first, second = islice(
+            Examiner(lambda length, at: data[at : at + length], len(data), 0, may_have_gaps=True).run(), 2  # noqa: B023
+        )  # fmt: skip
+        assert isinstance(first, DamagedRange)
+        assert isinstance(second, WholeBatch)
+        assert first.end_position == second.position
+        assert (f"a message of format {magic}, " in first.reason) is is_whole
 
 
 def test_a_segment_that_is_appended_to_has_room_for_another_length_once_it_is_rolled(made: Logs) -> None:

@@ -194,13 +194,15 @@ class CompletedFetch:
         batches: list[tuple[int, BatchHeader]] = []
         damaged: KafkaError | None = None
         view = memoryview(self._buffer)
-        for start, header in iter_data_batches(self._buffer, self._aborted, self._headers):
-            if header.last_offset < self.position:
-                continue
-            if self._check_crcs and not check_crc(view, start, header):
-                damaged = self._crc_error(header)
-                break
-            batches.append((start, header))
+        try:
+            for start, header in iter_data_batches(self._buffer, self._aborted, self._headers):
+                if header.last_offset < self.position:
+                    continue
+                if self._check_crcs and not check_crc(view, start, header):
+                    raise self._crc_error(header)
+                batches.append((start, header))
+        except KafkaError as error:  # also a malformed marker
+            damaged = error
         if batches:
             try:
                 end = batches[-1][1].next_offset

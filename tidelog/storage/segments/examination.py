@@ -9,8 +9,10 @@ one file and changes nothing.
 from __future__ import annotations
 
 import re
+import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
 
@@ -28,6 +30,8 @@ from tidelog.protocol.batches.record_walk import records_end
 from tidelog.storage.files.disk import File
 from tidelog.storage.segments.damage import DamagedRange, merged
 
+_OLD_MESSAGE: Final = Struct(">qiIb")  # offset, size of what follows, CRC-32 of what follows it, format
+_OLD_MESSAGE_CRC_END: Final = 16
 _CHUNK_BYTES: Final = 1024 * 1024
 _EPOCH_EDGES_MAX: Final = 1000
 _SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -164,7 +168,7 @@ class Examiner:
         position = 0
         while position < self._size_bytes:
             batch = self._window.whole(position)
-            reason = "the CRC is wrong, or the header" if batch is None else self._mismatch(batch)
+            reason = self._defect(position) if batch is None else self._mismatch(batch)
             if batch is None or reason:
                 following = self._resume(position, batch)
                 if following is None:
@@ -179,6 +183,18 @@ class Examiner:
         if self._expected < self._end_offset and not self._may_end_early:
             size = self._size_bytes
             yield DamagedRange(size, size, self._expected, self._end_offset, "the file ends too early")
+
+    def _defect(self, position: int) -> str:
+        """Why there is no whole batch at `position`. Kafka 4 still reads messages of formats 0 and 1."""
+        view = self._window.view(position, min(_OLD_MESSAGE.size, self._size_bytes - position))
+        if len(view) >= _OLD_MESSAGE.size:
+            _, size, crc, magic = _OLD_MESSAGE.unpack_from(view)
+            end = position + LOG_OVERHEAD + size
+            if magic in (0, 1) and 5 < size < _EMBEDDED_BYTES_MAX and end <= self._size_bytes:
+                view = self._window.view(position, end - position)[_OLD_MESSAGE_CRC_END : LOG_OVERHEAD + size]
+                if zlib.crc32(view) == crc:
+                    return f"a message of format {magic}, from before Kafka 0.11, which is not read"
+        return "the CRC is wrong, or the header"
 
     def _mismatch(self, batch: WholeBatch) -> str:
         """The field outside the CRC that disagrees with the neighbours; empty if all agree."""
