@@ -148,6 +148,15 @@ def test_timestamps_that_microseconds_cannot_hold_become_the_furthest_they_can()
     assert decoded["timestamp"].view(pa.int64()).to_pylist() == [furthest, -furthest, -1000]
 
 
+@pytest.mark.parametrize(("base", "expected"), [(2**63 - 1, 2**63 // 1000), (-(2**63), -(2**63 // 1000))])
+def test_so_do_those_at_the_end_of_64_bits(base, expected):
+    batch = encode_batch([(0, b"k", b"v", ())])
+    struct.pack_into(">qq", batch, 27, base, base)
+    write_crc(batch, 0, len(batch))
+    (piece,) = decode_columns(batch, topic="t", partition=0, columns=("timestamp",))
+    assert piece["timestamp"].cast("int64").to_pylist() == [expected * 1000]
+
+
 def test_control_batches_and_aborted_transactions_are_left_out():
     abort = encode_control_batch(
         ControlRecordType.ABORT, encode_end_txn_value(0), timestamp=1, base_offset=3, producer_id=9, producer_epoch=0

@@ -46,7 +46,6 @@ _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
 _MAX_MILLISECONDS: Final = _MAX_INT64 // 1000
 _MAX_BASE_OFFSET: Final = _MAX_INT64 - 2**31
-_MAX_BASE_TIME: Final = _MAX_INT64 - 2**13
 
 
 @cache
@@ -235,8 +234,8 @@ def _check_section(section: _Section) -> None:
     start, end, record_count, header = section
     if not 0 <= record_count * MIN_RECORD_BYTES <= end - start:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{record_count} records in {end - start} bytes")
-    if not (-_MAX_BASE_OFFSET <= header[0] <= _MAX_BASE_OFFSET and -_MAX_BASE_TIME <= header[7] <= _MAX_BASE_TIME):
-        raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
+    if not -_MAX_BASE_OFFSET <= header[0] <= _MAX_BASE_OFFSET:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "base offset at the end of 64 bits")
 
 
 def _parts(data: Buffer, section: _Section) -> Iterator[_Section]:

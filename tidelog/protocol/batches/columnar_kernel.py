@@ -24,8 +24,6 @@ PLACE_FIELDS: Final = 7
 count.
 """
 
-_MAX_INT64: Final = 2**63 - 1
-
 
 def compiled(function: Function) -> Function:
     """Compile on first use and cache on disk for later processes where a directory is writable."""
@@ -64,12 +62,6 @@ def _nullable(data: Array, position: int, end: int) -> tuple[int, int, int]:
     if size < 0:
         return -1, start, start
     return size, start, start + size
-
-
-@compiled
-def _overflows(base: int, delta: int) -> bool:
-    """Whether base + delta exceeds 64 bits."""
-    return base > _MAX_INT64 - delta if delta > 0 else base < -_MAX_INT64 - delta
 
 
 @compiled
@@ -145,11 +137,12 @@ def scan(
                 _, _, position = _nullable(data, position, end)
                 if position < 0:
                     return malformed
-            if position != end or _overflows(base_timestamp, timestamp_delta):
+            if position != end:
                 return malformed
             offset = base_offset + offset_delta
             if offset < first_offset or offset >= end_offset:
                 continue
+            # The sum wraps, as in Java.
             timestamp = append_time if timestamp_type == 1 else base_timestamp + timestamp_delta
             offsets[rows] = offset
             timestamps[rows] = timestamp

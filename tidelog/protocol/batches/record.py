@@ -64,3 +64,8 @@ def read_varint(data: bytes | bytearray | memoryview, position: int, max_bits: i
             raise KafkaError(ErrorCode.INVALID_RECORD, f"varint of more than {max_bits} bits")
     number &= (1 << max_bits) - 1
     return (number >> 1) ^ -(number & 1), position
+
+
+def wrapped(timestamp: int) -> int:
+    """The sum of a base and a delta in 64 bits, as Java adds: no timestamp makes a batch unreadable."""
+    return (timestamp + 2**63) % 2**64 - 2**63

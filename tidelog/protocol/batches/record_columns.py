@@ -14,7 +14,7 @@ from operator import add
 from typing import Any, Final, NamedTuple
 
 from tidelog.protocol.batches.record_batch import LOG_APPEND_TIME, BatchHeader
-from tidelog.protocol.batches.records import MAX_BASE_OFFSET, MAX_BASE_TIME, MIN_RECORD_BYTES, decode_headers
+from tidelog.protocol.batches.records import MAX_BASE_OFFSET, MIN_RECORD_BYTES, decode_headers
 
 FEWEST_RECORDS: Final = 32
 """In a smaller batch, the call of the compiled loop costs more than it saves."""
@@ -52,11 +52,7 @@ def split_records(data: bytes, header: BatchHeader, first_offset: int) -> Record
     from tidelog.protocol.batches.columnar_kernel import PLACE_FIELDS, scan
 
     count = header.record_count
-    if (
-        count * MIN_RECORD_BYTES > len(data)
-        or abs(header.base_offset) > MAX_BASE_OFFSET
-        or abs(header.base_timestamp) > MAX_BASE_TIME
-    ):
+    if count * MIN_RECORD_BYTES > len(data) or abs(header.base_offset) > MAX_BASE_OFFSET:
         return None
     offsets = np.empty(count, np.int64)
     timestamps = np.empty(count, np.int64)

@@ -23,7 +23,7 @@ from tidelog.protocol.batches.control_batches import (
     encode_end_txn_value,
     read_usual_marker,
 )
-from tidelog.protocol.batches.record import ZIGZAG, Headers, Record, RecordLike, encode_varint, read_varint
+from tidelog.protocol.batches.record import ZIGZAG, Headers, Record, RecordLike, encode_varint, read_varint, wrapped
 from tidelog.protocol.batches.record_batch import (
     HEADER_SIZE,
     LOG_APPEND_TIME,
@@ -110,14 +110,16 @@ def decode_fields(data: bytes, header: BatchHeader) -> list[Fields]:
     count = header.record_count
     if count < 0 or count * MIN_RECORD_BYTES > len(data):
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{count} records in {len(data)} bytes")
-    if abs(header.base_offset) > MAX_BASE_OFFSET or abs(header.base_timestamp) > MAX_BASE_TIME:
-        raise KafkaError(ErrorCode.INVALID_RECORD, "base offset or timestamp at the end of 64 bits")
+    if abs(header.base_offset) > MAX_BASE_OFFSET:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "base offset at the end of 64 bits")
     try:
         records, end = _decode_records(data, header)
     except IndexError:
         raise KafkaError(ErrorCode.INVALID_RECORD, "records end before their batch says") from None
     if end != len(data):
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{len(data) - end} bytes left after the last of {count} records")
+    if abs(header.base_timestamp) > MAX_BASE_TIME:
+        return [(offset, wrapped(timestamp), key, value, headers) for offset, timestamp, key, value, headers in records]
     return records
 
 
@@ -220,9 +222,7 @@ def _read_deltas(data: bytes, position: int, base_timestamp: int, base_offset: i
         position += 2
     else:
         delta, position = read_varint(data, position, 64)
-        timestamp = base_timestamp + delta
-        if not -_MAX_INT64 <= timestamp <= _MAX_INT64:
-            raise KafkaError(ErrorCode.INVALID_RECORD, f"timestamp {timestamp} needs more than 64 bits")
+        timestamp = wrapped(base_timestamp + delta)
     byte = data[position]
     if byte < 0x80:
         return timestamp, base_offset + ZIGZAG[byte], position + 1

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, cast
 import numpy as np
 from numba import njit
 
+from tidelog.protocol.batches.record import wrapped
 from tidelog.protocol.batches.record_batch import BatchHeader
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.cleaner.keys import KeptRecords
@@ -275,4 +276,4 @@ class CompiledKeyTable:
         if outcome == _MALFORMED:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"no {count} records at {header.base_offset}")
         runs = [(start, end) for start, end in self._runs[:run_count].tolist()]
-        return KeptRecords(runs, records, header.base_timestamp + largest, bool(has_tombstone), keyless)
+        return KeptRecords(runs, records, wrapped(header.base_timestamp + largest), bool(has_tombstone), keyless)

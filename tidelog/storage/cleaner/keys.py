@@ -10,7 +10,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
 
-from tidelog.protocol.batches.record import ZIGZAG, encode_varint, read_varint
+from tidelog.protocol.batches.record import ZIGZAG, encode_varint, read_varint, wrapped
 from tidelog.protocol.batches.record_batch import BatchHeader
 from tidelog.protocol.batches.records import MIN_RECORD_BYTES
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -202,7 +202,7 @@ def largest_timestamp(section: bytes, runs: list[Run], base_timestamp: int) -> i
                 largest = delta
             position = end
     assert largest is not None
-    return base_timestamp + largest
+    return wrapped(base_timestamp + largest)
 
 
 def _record(section: bytes, position: int, limit: int) -> tuple[int, int]:
@@ -230,7 +230,7 @@ def rebased(section: bytes, runs: list[Run], base_timestamp: int, new_base_times
         while position < run_end:
             end, body = _record(section, position, run_end)
             delta, rest = read_varint(section, body, 64)
-            timestamp = encode_varint(delta + shift)
+            timestamp = encode_varint(wrapped(delta + shift))
             size = encode_varint(1 + len(timestamp) + end - rest)
             parts += (size, section[body - 1 : body], timestamp, section[rest:end])
             position = end
