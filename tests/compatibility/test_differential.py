@@ -7,6 +7,7 @@ Reading is in `test_differential_reading.py`, groups in `test_differential_group
 from __future__ import annotations
 
 import random
+import struct
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ IN_TWO_DAYS = NOW_MS + 2 * 86_400_000
 NO_SUCH_ID = uuid.UUID(int=77)
 
 GARBAGE = b"\xff" * 20
+LINKED_LZ4 = b"\x04\x22\x4d\x18\x40\x40\xc0" + struct.pack("<I", len(record(b"v")) | 1 << 31) + record(b"v") + bytes(4)
 BATCHES = {
     "good": batch(3),
     "no bytes": b"",
@@ -90,6 +92,7 @@ ANSWERED_DIFFERENTLY = {
     "garbage for lz4": (batch(attributes=3, payload=GARBAGE), "unknown_server_error", "invalid_record"),
     "garbage for zstd": (batch(attributes=4, payload=GARBAGE), "unknown_server_error", "invalid_record"),
     "much gzip of garbage": (batch(compress=True, payload=random.Random(1).randbytes(5000)), "invalid_record", "none"),
+    "linked blocks of lz4": (batch(attributes=3, payload=LINKED_LZ4), "unknown_server_error", "invalid_record"),
     "unknown codec": (batch(attributes=5), "unknown_server_error", "unsupported_compression_type"),
 }
 CONFIGS: dict[str, dict[str, str]] = {

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.storage.batches import NOW, batch, idempotent, marker
 from tidelog.protocol.batches.compression import compress
-from tidelog.protocol.batches.record_batch import check_crc, read_header, write_crc
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, check_crc, read_header, write_crc
 from tidelog.protocol.batches.records import decode_batch, encode_batch, record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.segments.append import admit, admit_replicated
@@ -310,6 +310,32 @@ class TestReplicated:
         with pytest.raises(KafkaError) as caught:
             admit_replicated(data, 10)
         assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+@pytest.mark.parametrize("count", [1, 500])
+@pytest.mark.parametrize(
+    ("flags", "block_size", "reason"),
+    [
+        (0x40, 0x40, "linked"),
+        (0x61, 0x40, "dictionary"),
+        (0x62, 0x40, "reserved bits"),
+        (0x20, 0x40, "unknown version"),
+        (0x60, 0x41, "reserved bits"),
+        (0x60, 0xC0, "reserved bits"),
+        (0x60, 0x30, "unknown"),
+    ],
+)
+def test_an_lz4_frame_that_java_does_not_read_is_refused(
+    flags: int, block_size: int, reason: str, count: int, policy: str
+):
+    """Kafka refuses it, too: whoever writes such frames is to notice it here, and not the readers."""
+    data = batch(count, value=random.Random(1).randbytes(200), key=b"k", compression=3)
+    data[HEADER_SIZE + 4], data[HEADER_SIZE + 5] = flags, block_size
+    write_crc(data, 0, len(data))
+    with pytest.raises(KafkaError, match=reason) as caught:
+        admitted(data, cleanup_policy=frozenset({policy}))
+    assert caught.value.code is ErrorCode.INVALID_RECORD
 
 
 COMPACTED: dict[str, Any] = {"cleanup_policy": frozenset({"compact"}), "max_message_bytes": 4_000_000}

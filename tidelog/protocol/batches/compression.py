@@ -72,6 +72,9 @@ _LZ4_STORED: Final = 0x80000000
 """The flag in a block's size word for an uncompressed block."""
 _LZ4_INDEPENDENT: Final = 0x20
 
+_LZ4_DESCRIPTOR: Final = Struct("<IBB")
+"""Magic, flags, and the byte of the block size."""
+
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_BLOCK_BYTES: Final = 128 * 1024
 
@@ -127,6 +130,25 @@ def decompress_into(codec: int, data: Buffer, out: memoryview) -> int | None:
         return None
     out[: len(whole)] = whole
     return len(whole)
+
+
+def check_lz4_descriptor(data: Buffer) -> None:
+    """Raise INVALID_RECORD for an lz4 frame of a kind that this module reads, but Java's clients and brokers do not.
+
+    Checksums are not compared: the batch has its own.
+    """
+    if len(data) < _LZ4_DESCRIPTOR.size:
+        return
+    magic, flags, block_size = _LZ4_DESCRIPTOR.unpack_from(data)
+    if magic != _LZ4_MAGIC:
+        reason = "the records are no lz4 frame"
+    elif not flags & _LZ4_INDEPENDENT:
+        reason = "the blocks of the lz4 frame are linked, which Java's clients do not read"
+    elif flags & 0xC3 != 0x40 or block_size & 0x8F or block_size < 0x40:
+        reason = "the lz4 frame has a dictionary, reserved bits or an unknown version"
+    else:
+        return
+    raise KafkaError(ErrorCode.INVALID_RECORD, reason)
 
 
 def _too_large(codec: int, max_bytes: int) -> KafkaError:

@@ -13,6 +13,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
 
+from tidelog.protocol.batches.compression import LZ4, check_lz4_descriptor
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_OFFSET,
@@ -351,6 +352,8 @@ def _check_times(batches: memoryview, position: int, header: BatchHeader, now_ms
 def _check_compressed(batches: memoryview, position: int, header: BatchHeader) -> None:
     payload_bytes = header.size_bytes - HEADER_SIZE
     check_plausible(header.record_count, payload_bytes, header.compression)
+    if header.compression == LZ4:
+        check_lz4_descriptor(batches[position + HEADER_SIZE :])
     if payload_bytes > WALKED_COMPRESSED_MAX:
         return
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Final
 
-from tidelog.protocol.batches.compression import NONE, compress
+from tidelog.protocol.batches.compression import LZ4, NONE, check_lz4_descriptor, compress
 from tidelog.protocol.batches.record_batch import (
     HEADER,
     HEADER_SIZE,
@@ -81,6 +81,8 @@ class NeedsInspection(Exception):
 
 def look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
     """Check and rewrite the records of a batch. Returns the batch to append. Raises NeedsInspection."""
+    if header.compression == LZ4:
+        check_lz4_descriptor(batches[HEADER_SIZE:])
     section = _section_at_once(batches, 0, header, now_ms, rules, None)
     return _rebuilt(batches, section, header, rules, *_inspect(section, header, now_ms, rules))
 
