@@ -37,9 +37,10 @@ log:
   retention.hours: 72        # nested keys are joined by dots
 ```
 
-The file may also be a `.properties` file of Kafka. A node refuses a key that neither Kafka 4.3 nor Tidelog knows, and
-names the nearest known key. A topic has its own configs from its creation on. For a config that a topic does not set,
-the broker's key in the table of topic configs below applies.
+The file may also be a `.properties` file of Kafka. Values are the text that is written (`broker.rack: 1.10` is not
+1.1), and YAML may name a key only once. A node refuses a key that neither Kafka 4.3 nor Tidelog knows, and names the
+nearest known key. A topic has its own configs from its creation on. For a config that a topic does not set, the
+broker's key in the table of topic configs below applies.
 
 ## While the cluster runs
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -77,6 +78,9 @@ def test_an_empty_file_is_the_defaults(tmp_path):
         ("n.yaml", "a: [1", "not valid YAML"),
         ("n.yaml", "- 1\n- 2\n", "expected `key: value` lines"),
         ("n.yaml", "nonsense: 1\n", "unknown configuration key 'nonsense'"),
+        ("n.yaml", "num.partitions: 3\nnode.id: 1\nnum.partitions: 4\n", "num.partitions is there twice"),
+        ("n.yaml", "num.partitions: !!bool x\n", "a value does not fit its tag"),
+        ("n.yaml", "log:\n  dirs: a\nlog.dirs: b\n", "log.dirs is there twice"),
         ("n.properties", "node.id\n", "is not key=value"),
     ],
 )
@@ -87,6 +91,41 @@ def test_a_bad_file_is_one_clear_line(tmp_path, name, content, message):
         NodeConfig.load(file)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("1.10", "1.10"), ("012", "012"), ("1:30", "1:30"), ("2026-01-01", "2026-01-01"), ("NO", "NO"), ("a", "a")],
+)
+def test_yaml_does_not_change_a_value(tmp_path, written, value):
+    """YAML 1.1 has octal and sexagesimal numbers, and a rack 1.10 was told from 1.1 by nobody."""
+    file = tmp_path / "node.yaml"
+    file.write_text(f"broker.rack: {written}\nlog.dirs: [{written}, {written}0]\n")
+    config = NodeConfig.load(file)
+    assert config.text("broker.rack") == value
+    assert list(map(str, config.log_dirs)) == [value, value + "0"]
+
+
+def test_yaml_has_its_own_words_for_true_false_and_nothing(tmp_path):
+    file = tmp_path / "node.yaml"
+    file.write_text(
+        "auto.create.topics.enable: no\ndelete.topic.enable: Yes\nbroker.rack: ~\nlog.dirs: null\nnode.id: 7\n"
+    )
+    with pytest.raises(ConfigError, match=r"^log\.dirs is empty"):
+        NodeConfig.load(file)
+    config = NodeConfig.load(file, {"log.dirs": "a"})
+    assert (config.flag("auto.create.topics.enable"), config.flag("delete.topic.enable")) == (False, True)
+    assert (config.text("broker.rack"), config.node_id) == ("", 7)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"# caf\xe9\nbroker.rack=caf\xe9\n", "broker.rack=caf\u00e9\n".encode(), b"\xef\xbb\xbfbroker.rack=caf\\u00e9\n"],
+)
+def test_a_properties_file_is_latin_1_as_in_java_where_it_is_not_utf_8(tmp_path, content):
+    file = tmp_path / "server.properties"
+    file.write_bytes(content)
+    assert NodeConfig.load(file).text("broker.rack") == "caf\u00e9"
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path):
@@ -145,6 +184,11 @@ def test_a_key_only_for_run_time_is_refused():
         ({"process.roles": ""}, "process.roles"),
         ({"process.roles": "zookeeper"}, "String must be one of: broker, controller"),
         ({"node.id": "-1"}, "Value must be at least 0"),
+        ({"log.dirs": os.fsdecode(b"/srv/d\xe2t\xe4")}, "log.dirs is not UTF-8: '/srv/d\\udce2t\\udce4'"),
+        ({"listeners": "PLAINTEXT://my host:9092"}, "'PLAINTEXT://my host:9092' is not an address"),
+        ({"advertised.listeners": "PLAINTEXT://h\u00f4st:9092"}, "is not an address"),
+        ({"offsets.topic.segment.bytes": "1000"}, "offsets.topic.segment.bytes: Invalid value 1000"),
+        ({"transaction.state.log.segment.bytes": "1000"}, "transaction.state.log.segment.bytes: Invalid value 1000"),
         (
             {"controller.quorum.voters": "2@a:1,3@b:1", "controller.listener.names": "CONTROLLER"},
             "not among controller.quorum.voters",

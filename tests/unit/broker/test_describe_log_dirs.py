@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.test_node import MakeBatch, produce
+from tidelog.broker.config.node_config import NodeConfig
+from tidelog.broker.replicas.log_directories import LogDirectories
 from tidelog.protocol.messages.describe_log_dirs import (
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
 )
 from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.storage.files.disk import OsDisk
 
 
 def sizes(answer: Any) -> dict[str, dict[tuple[str, int], int]]:
@@ -58,3 +62,14 @@ async def test_each_directory_has_its_own(start_node: Any, tmp_path: Path):
     assert set(found) == set(homes)
     assert sorted(key for held in found.values() for key in held) == [("t", index) for index in range(4)]
     assert all(found.values()), "both are used"
+
+
+def test_the_path_of_a_directory_whose_name_is_not_utf_8_can_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every description failed."""
+    below = tmp_path / os.fsdecode(b"d\xe2t\xe4")
+    below.mkdir()
+    monkeypatch.chdir(below)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    directories = LogDirectories(NodeConfig.load(None, {"log.dirs": "here"}), OsDisk(), loop, lambda error: None)
+    assert directories.home_paths == {"here": f"{tmp_path}/d\\xe2t\\xe4/here"}

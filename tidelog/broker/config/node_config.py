@@ -8,11 +8,12 @@ cheap: no yaml, click or asyncio here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.broker.config.definition_types import TypedValues
+from tidelog.broker.config.definition_types import BOOLEAN, TypedValues
 from tidelog.broker.config.definitions import (
     BROKER,
     DYNAMIC_ONLY,
@@ -29,6 +30,7 @@ __all__ = ["ConfigError", "Listener", "NodeConfig", "internal_topic_options"]
 
 # Keys of plugins and of single listeners carry free names.
 FREE_PREFIXES = ("listener.name.", "rsm.config.", "rlmm.config.", "config.providers.")
+_NO_HOST = re.compile(r"[^0-9A-Za-z\-._:%\[\]]")  # as Kafka's EndPoint
 _META_ADDRESSES = ("0.0.0.0", "::", "0:0:0:0:0:0:0:0")
 
 
@@ -70,6 +72,8 @@ class NodeConfig(TypedValues):
         for name, text in self.explicit.items():
             if "\0" in text:
                 raise ConfigError(f"{name} holds a NUL character")
+            if not _can_be_sent(text):
+                raise ConfigError(f"{name} is not UTF-8: {text!r}")
             if name in BROKER:
                 self._typed[name] = BROKER[name].parse(text)
         # Two names of one thing, as in Kafka.
@@ -80,6 +84,7 @@ class NodeConfig(TypedValues):
         self.listeners: list[Listener] = self._parse_listeners("listeners")
         self._check_addresses()
         self._check_directories()
+        self._check_internal_topics()
         self.quorum_voters: dict[int, tuple[str, int]] = dict(map(_voter, self.items("controller.quorum.voters")))
         self.quorum_bootstrap: list[tuple[str, int]] = [
             _host_and_port("controller.quorum.bootstrap.servers", item)
@@ -282,11 +287,19 @@ class NodeConfig(TypedValues):
             if self.is_set(key) and not self.items(key):
                 raise ConfigError(f"{key} is empty: it must name at least one directory")
 
+    def _check_internal_topics(self) -> None:
+        """A size of segments that no topic may have leaves a node on which these topics cannot be created."""
+        for key in ("offsets.topic.segment.bytes", "transaction.state.log.segment.bytes"):
+            try:
+                TOPIC["segment.bytes"].parse(self.raw(key))
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from None
+
 
 def _parse_listener(key: str, item: str, protocols: Mapping[str, str]) -> Listener:
     name, separator, address = item.partition("://")
     host, colon, port_text = address.rpartition(":")
-    if not separator or not colon or not port_text.isdecimal() or int(port_text) > 65535:
+    if not separator or not colon or not port_text.isdecimal() or int(port_text) > 65535 or _NO_HOST.search(host):
         raise ConfigError(f"{key}: {item!r} is not an address of the form NAME://host:port")
     name = name.upper()
     protocol = protocols.get(name)
@@ -324,6 +337,15 @@ def own_name() -> str:
     return socket.getfqdn()
 
 
+def _can_be_sent(text: str) -> bool:
+    """Not where an argument of the command line holds bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _check_names(explicit: Mapping[str, str]) -> None:
     for name in explicit:
         if name in BROKER or name.startswith(FREE_PREFIXES):
@@ -349,12 +371,17 @@ def nearest_keys(name: str) -> list[str]:
 
 def _read_file(file: Path) -> dict[str, str]:
     try:
-        text = file.read_text(encoding="utf-8")
+        data = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from None
+    is_properties = file.suffix == ".properties"
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from None
-    return _read_properties(file, text) if file.suffix == ".properties" else _read_yaml(file, text)
+        if not is_properties:
+            raise ConfigError(f"cannot read {file}: it is not UTF-8 text") from None
+        text = data.decode("latin-1")  # as Java reads every such file
+    return _read_properties(file, text) if is_properties else _read_yaml(file, text)
 
 
 def _read_properties(file: Path, text: str) -> dict[str, str]:
@@ -370,13 +397,15 @@ def _read_yaml(file: Path, text: str) -> dict[str, str]:
     import yaml
 
     try:
-        content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        content = yaml.load(text, Loader=_yaml_loader())
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark is not None else str(file)
         raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}") from None
     except RecursionError:
         raise ConfigError(f"{file}: nested too deeply") from None
+    except (KeyError, ValueError):  # as `!!bool x`
+        raise ConfigError(f"{file}: not valid YAML: a value does not fit its tag") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -389,14 +418,45 @@ def _read_yaml(file: Path, text: str) -> dict[str, str]:
     return found
 
 
+def _yaml_loader() -> Any:
+    """Reads values as the text that is written: YAML's numbers would make 8 of 010, and 1.1 of 1.10."""
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(loader):  # type: ignore[misc]
+        yaml_implicit_resolvers = {
+            first: [each for each in resolvers if each[0] in ("tag:yaml.org,2002:null", "tag:yaml.org,2002:merge")]
+            for first, resolvers in loader.yaml_implicit_resolvers.items()
+        }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                name = str(key.value)
+                if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                    raise yaml.constructor.ConstructorError(None, None, f"{name} is there twice", key.start_mark)
+                seen.add(name)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+_YAML_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
 def _flatten(file: Path, prefix: str, content: Mapping[Any, Any], found: dict[str, str]) -> None:
     """Nested mappings spell dotted keys: `log: {dirs: x}` is `log.dirs: x`."""
     for key, value in content.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             _flatten(file, f"{name}.", value, found)
-        else:
-            found[name] = as_text(value)
+            continue
+        if name in found:
+            raise ConfigError(f"{file}: {name} is there twice")
+        text = as_text(value)
+        is_boolean = name in BROKER and BROKER[name].type == BOOLEAN
+        found[name] = _YAML_BOOLEANS.get(text.lower(), text) if is_boolean else text
 
 
 def as_text(value: Any) -> str:

@@ -9,7 +9,9 @@ nothing is written to it afterwards. The listeners in `on_offline` update the pa
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.scheduling.callbacks import call_all
@@ -55,7 +57,7 @@ class LogDirectories:
         self._on_fatal = on_fatal
         self._executor = executor
         self.on_offline: list[Callable[[LogDirectory], None]] = []
-        self._home_paths = {str(path): str(path.absolute()) for path in config.log_dirs}
+        self._home_paths = {str(path): _path_as_text(path) for path in config.log_dirs}
         self.online: list[LogDirectory] = []
         """The open directories. The first holds the metadata, and may hold nothing else."""
         self.offline: dict[str, str] = {}
@@ -305,6 +307,11 @@ class LogDirectories:
         """Writes may be lost, so the next process must not claim this one's epoch (KIP-966)."""
         for directory in self.online:
             remove_incarnation(self._disk, directory.path)
+
+
+def _path_as_text(path: Path) -> str:
+    """The whole path as requests have it. The names above it may be any bytes."""
+    return os.fsencode(path.absolute()).decode("utf-8", "backslashreplace")
 
 
 def _problem(disk: Disk, path: str, error: OSError) -> str:
