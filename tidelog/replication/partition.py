@@ -141,7 +141,7 @@ class Partition:
             self.in_sync = InSyncReplicas(placed.leader, ports.lag_ms_max)
         if begins:
             log.assign_epoch(placed.leader_epoch)
-            if placed.leader_epoch > 0:
+            if self.leader_id not in (-1, placed.leader):
                 self.refused.on_election(now_ms)
         log.producers.refused = self.refused
         proposal = self.in_sync.pending

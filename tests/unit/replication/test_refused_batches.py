@@ -172,9 +172,12 @@ def test_gaps_are_refused_for_good_later() -> None:
     assert codes(cluster, 5, producer_id=9, node=2) == [0], "an unknown producer begins anywhere"
 
 
-def test_the_first_leader_of_a_partition_refuses_a_gap_for_good_at_once() -> None:
+def test_a_leader_that_succeeds_no_other_refuses_a_gap_for_good_at_once() -> None:
     cluster = cluster_of()
     assert codes(cluster, 0, 2) == [0, OUT_OF_ORDER]
+    cluster.elect(1, [1, 2, 3])  # a new epoch of the same leader
+    cluster.loop.run_for(100)
+    assert codes(cluster, 2) == [OUT_OF_ORDER]
     assert codes(cluster, 5, producer_id=8) == [0]
 
 
