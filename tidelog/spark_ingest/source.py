@@ -84,7 +84,7 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
         from tidelog.spark_ingest.schema import projection
 
         if SupportsTriggerAvailableNow is object:  # type: ignore[comparison-overlap,unused-ignore]
-            raise ConfigError("streams need PySpark 4.2 or newer")
+            return RefusedStreamReader(ConfigError("streams need PySpark 4.2 or newer"))
         try:
             return TidelogStreamReader(_parse(self.options, STREAM), projection(schema))
         except ConfigError as error:
@@ -196,7 +196,8 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
 class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc,unused-ignore]
     """Raises the error of a stream's options at the first call.
 
-    Where `streamReader` itself raises, Spark's message ends with an UnboundLocalError of Spark.
+    Where `streamReader` itself raises, Spark's message ends with an UnboundLocalError of Spark. PySpark before 4.2
+    calls `latestOffset` without arguments.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -208,7 +209,7 @@ class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
     def initialOffset(self) -> dict[str, Any]:
         raise self._error
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         raise self._error
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -1,4 +1,4 @@
-"""The sink with PySpark 4.0, which has no Arrow writer of streams."""
+"""The sink with PySpark 4.0, which has no Arrow writer of streams, and streams that are read before PySpark 4.2."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ def test_batches_are_written_and_streams_are_refused(monkeypatch):
             sink.streamWriter(schema, overwrite=False)
     finally:
         sys.modules.pop("tidelog.spark_ingest.writers", None)  # the module as it is with this PySpark comes next
+
+
+def test_a_stream_that_is_read_is_refused_where_spark_calls_the_reader(monkeypatch):
+    """An error of `streamReader` itself ends in one of Spark's own."""
+    from tidelog.spark_ingest import source
+
+    monkeypatch.setattr(source, "SupportsTriggerAvailableNow", object)
+    options = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "t"}
+    reader = source.TidelogDataSource(options).streamReader(types.StructType().add("value", "binary"))
+    for call in (reader.initialOffset, reader.latestOffset):
+        with pytest.raises(ConfigError, match=r"streams need PySpark 4\.2 or newer"):
+            call()
