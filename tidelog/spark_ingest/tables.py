@@ -44,7 +44,7 @@ def latest(spark: SparkSession, topic: str, **options: str) -> DataFrame:
 
 
 def json_value(schema: str | StructType, column: str = "value") -> Column:
-    """The JSON in a binary column as a struct of `schema`; null where it is none.
+    """The JSON in a binary column as a struct of `schema`; all its fields are null where it is none.
 
     >>> flights.select(json_value("carrier string, delay int").alias("flight")).select("flight.*")
     """

@@ -34,6 +34,7 @@ def test_a_stream_that_is_read_is_refused_where_spark_calls_the_reader(monkeypat
     monkeypatch.setattr(source, "SupportsTriggerAvailableNow", object)
     options = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "t"}
     reader = source.TidelogDataSource(options).streamReader(types.StructType().add("value", "binary"))
+    assert isinstance(reader, source.RefusedStreamReader)
     for call in (reader.initialOffset, reader.latestOffset):
         with pytest.raises(ConfigError, match=r"streams need PySpark 4\.2 or newer"):
             call()
