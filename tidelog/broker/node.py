@@ -302,7 +302,7 @@ class Node:
 
     async def failed(self) -> None:
         """Until something happens after which this node must not go on; raises it."""
-        await self._failure
+        await asyncio.shield(self._failure)  # a cancelled caller is no failure of the node
 
     # ------------------------------------------------------------------------------------------------------------- stop
 
