@@ -101,4 +101,4 @@ async def test_offsets_without_a_leader_leave_time_for_the_wait_before_another_a
         await list_offsets(cluster, {TopicPartition("t", 0): -1}, timeout_ms=350)
     assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
     assert waits_ms
-    assert max(waits_ms) <= 250
+    assert max(waits_ms) <= 250.001  # a sum of floating-point seconds
