@@ -242,7 +242,11 @@ class TestOffsets:
         assert broker is not None
         broker.groups.on_partition_resigned(offsets[1])
         assert await write_markers(wire, marker([offsets])) == {(7, *offsets): E.NOT_LEADER_OR_FOLLOWER}
-        assert list((await write_markers(wire, marker([(OFFSETS, 99)]))).values()) == [E.NOT_LEADER_OR_FOLLOWER]
+
+    @pytest.mark.parametrize("index", [2, 99, -1])
+    async def test_a_partition_that_does_not_exist_is_unknown(self, wire: Wire, offsets: tuple[str, int], index: int):
+        answered = await write_markers(wire, marker([(OFFSETS, index)]))
+        assert answered == {(7, OFFSETS, index): E.UNKNOWN_TOPIC_OR_PARTITION}
 
     async def test_late_markers_of_version_2_are_refused_there_too(self, wire: Wire, offsets: tuple[str, int]):
         await commit_offsets(wire, {T0: 40}, epoch=3)

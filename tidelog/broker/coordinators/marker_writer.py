@@ -75,6 +75,7 @@ class MarkerWriter:
                 on_written(partition, _for_sender(error))
 
     def _end_offsets(self, marker: Marker, partition: TopicPartition, on_written: OnWritten) -> None:
+        self._partitions.leader(*partition)  # no coordinator knows whether a partition exists
         answer = self._groups.end_transaction(
             partition[1],
             WriteTransaction(
