@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Self
@@ -40,6 +41,7 @@ _SCHEME = "PLAINTEXT://"
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(%[\w.-]+)?)\]")
 _NOT_IN_A_HOST = re.compile(r"[\s/\[\]@]")
 _PORT = re.compile(r"[0-9]{1,5}")
+_INTEGER = re.compile(r"[+-]?\d+")
 CLOSE_TIMEOUT_MS = 30_000
 """The time that `close` of a consumer waits for brokers that do not answer, as in Java."""
 
@@ -94,7 +96,7 @@ class ClientConfig:
             if name not in fields_by_name:
                 close_matches = get_close_matches(name, fields_by_name, n=1)
                 hint = f"; did you mean {close_matches[0]}?" if close_matches else ""
-                raise ConfigError(f"{cls._client_name()} has no option {option!r}{hint}")
+                raise ConfigError(f"{cls._client_name()} has no option {shown(option)}{hint}")
             values[name] = _convert(name, str(fields_by_name[name].type), value, fields_by_name[name].metadata)
         config = cls(**values)
         config.check()
@@ -113,7 +115,7 @@ class ClientConfig:
         servers = self.bootstrap_servers
         texts = servers.split(",") if isinstance(servers, str) else servers
         if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"bootstrap_servers must be host:port or a list of them, not {servers!r}")
+            raise ConfigError(f"bootstrap_servers must be host:port or a list of them, not {shown(servers)}")
         addresses = [_address(text.strip()) for text in texts if text.strip()]
         if not addresses:
             raise ConfigError("bootstrap_servers is empty; give host:port, several separated by commas")
@@ -141,28 +143,33 @@ def _convert(name: str, type_name: str, value: Any, rules: Mapping[str, Any]) ->
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
         if not isinstance(value, bool):
-            raise ConfigError(f"{name} must be true or false, not {value!r}")
+            raise ConfigError(f"{name} must be true or false, not {shown(value)}")
     elif type_name == "int":
-        if isinstance(value, bool) or not isinstance(value, (int, str)):
-            raise ConfigError(f"{name} must be a whole number, not {value!r}")
-        try:
-            value = int(value)
-        except ValueError:
-            raise ConfigError(f"{name} must be a whole number, not {value!r}") from None
+        value = _as_integer(name, value)
         minimum, maximum = rules.get("bounds", (-(2**31), _INT32_MAX))
         if not minimum <= value <= maximum:
-            raise ConfigError(f"{name} must be between {minimum} and {maximum}, not {value}")
+            raise ConfigError(f"{name} must be between {minimum} and {maximum}, not {shown(value)}")
     elif type_name == "str":
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
-            raise ConfigError(f"{name} must be a string, not {value!r}")
+            raise ConfigError(f"{name} must be a string, not {shown(value)}")
         if rules.get("choices") and value not in rules["choices"]:
-            raise ConfigError(f"{name} must be one of {', '.join(rules['choices'])}, not {value!r}")
+            raise ConfigError(f"{name} must be one of {', '.join(rules['choices'])}, not {shown(value)}")
         _check_string(name, value)
     elif type_name in ("Serializer", "Deserializer") and not callable(value):
-        raise ConfigError(f"{name} must be a function, not {value!r}")
+        raise ConfigError(f"{name} must be a function, not {shown(value)}")
     return value
+
+
+def _as_integer(name: str, value: Any) -> int:
+    """A number as Java reads it: without the underscores that Python allows between digits."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
+        with suppress(ValueError):  # more digits than Python converts
+            return int(value)
+    raise ConfigError(f"{name} must be a whole number, not {shown(value)}")
 
 
 def _check_string(name: str, value: str) -> None:
@@ -266,9 +273,11 @@ class ProducerConfig(ClientConfig):
                 f"transactional_id needs idempotence: acks=all, retries, at most 5 in flight, not {reason}"
             )
         if not callable(self.partitioner) and self.partitioner not in ("default", "sticky", "round_robin"):
-            raise ConfigError(f"partitioner must be default, sticky, round_robin or callable, not {self.partitioner!r}")
+            raise ConfigError(
+                f"partitioner must be default, sticky, round_robin or callable, not {shown(self.partitioner)}"
+            )
         if isinstance(self.interceptors, str) or not isinstance(self.interceptors, Sequence):
-            raise ConfigError(f"interceptors must be a list of objects, not {self.interceptors!r}")
+            raise ConfigError(f"interceptors must be a list of objects, not {shown(self.interceptors)}")
         for interceptor in self.interceptors:
             for method in ("on_send", "on_acknowledgement"):
                 if isinstance(interceptor, type) or not callable(getattr(interceptor, method, None)):
@@ -380,7 +389,8 @@ class ConsumerConfig(ClientConfig):
                     raise ConfigError(f"partition_assignment_strategy: {problem}")
             elif assignor_named(entry) is None:
                 raise ConfigError(
-                    f"partition_assignment_strategy: {entry!r} is none of range, roundrobin, sticky, cooperative-sticky"
+                    f"partition_assignment_strategy: {shown(entry)} is none of range, roundrobin, sticky, "
+                    "cooperative-sticky"
                 )
         names = [assignor.name for assignor in self.assignors()]
         if len(set(names)) < len(names):

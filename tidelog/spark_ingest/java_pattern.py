@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Final
 
+from tidelog.client.arguments import shown
 from tidelog.protocol.errors import ConfigError
 
 _ASCII: Final = frozenset(map(chr, range(128)))
@@ -73,6 +74,8 @@ _NAMED_GROUP: Final = re.compile(r"\(\?<([a-zA-Z][a-zA-Z0-9]*)>")
 _FLAGS: Final = re.compile(r"\(\?([a-zA-Z]+)\)")
 _SCOPED_FLAGS: Final = re.compile(r"\(\?([a-zA-Z]*)(?:-([a-zA-Z]+))?:")
 _FLAGS_OF_BOTH: Final = frozenset("ims")
+_REASON_CHARACTERS_MAX: Final = 200
+"""A reason may repeat a part of the pattern, of any length."""
 _FLAGS_WITHOUT_EFFECT: Final = frozenset("d")
 """Line terminators do not come in topic names."""
 
@@ -88,9 +91,12 @@ def compile_java_pattern(text: str) -> re.Pattern[str]:
             warnings.simplefilter("error")
             return re.compile(translated, re.ASCII)
     except _Refusal as refusal:
-        raise ConfigError(f"subscribePattern {text!r} is refused: {refusal}") from None
+        raise ConfigError(
+            f"subscribePattern {shown(text)} is refused: {str(refusal)[:_REASON_CHARACTERS_MAX]}"
+        ) from None
     except (re.error, OverflowError, RecursionError, Warning) as error:
-        raise ConfigError(f"subscribePattern {text!r} cannot be read as a regular expression: {error}") from None
+        reason = str(error)[:_REASON_CHARACTERS_MAX]
+        raise ConfigError(f"subscribePattern {shown(text)} cannot be read as a regular expression: {reason}") from None
 
 
 class _Refusal(Exception):

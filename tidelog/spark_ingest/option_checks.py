@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
+from tidelog.client.arguments import shown
 from tidelog.client.config import ClientConfig
 from tidelog.protocol.errors import ConfigError
 
@@ -34,19 +35,19 @@ def check_name(
     if key in forbidden:
         raise ConfigError(f"option {key!r} is not allowed: {forbidden[key]}")
     if key.startswith(_SECURITY):
-        raise ConfigError(f"option {key!r} is not supported: the client speaks PLAINTEXT only")
+        raise ConfigError(f"option {shown(key)} is not supported: the client speaks PLAINTEXT only")
     if key in spelling or key in kafka_names:
         return
     close_matches = get_close_matches(key, (*spelling, *kafka_names), n=1)
     hint = f"; did you mean {spelling.get(close_matches[0], close_matches[0])}?" if close_matches else ""
-    raise ConfigError(f"the tidelog {owner} has no option {key!r}{hint}")
+    raise ConfigError(f"the tidelog {owner} has no option {shown(key)}{hint}")
 
 
 def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     """An option that is true or false."""
     text = options.get(name.lower(), str(default)).lower()
     if text not in ("true", "false"):
-        raise ConfigError(f"{name} must be true or false, not {text[:40]!r}")
+        raise ConfigError(f"{name} must be true or false, not {shown(text)}")
     return text == "true"
 
 
@@ -60,7 +61,7 @@ def whole_number(options: Mapping[str, str], name: str, default: int, *, bits: i
     if text is None:
         return default
     if not is_digits(text) or int(text) >= 2**bits:
-        raise ConfigError(f"{name} must be a whole number below 2^{bits}, not {text[:40]!r}")
+        raise ConfigError(f"{name} must be a whole number below 2^{bits}, not {shown(text)}")
     return int(text)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tidelog.client.arguments import shown
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
@@ -56,6 +57,7 @@ _ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets"
 
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 DEFAULT_POLL_TIMEOUT_MS: Final = 120_000
+_TOPIC_CHARACTERS_MAX: Final = 249
 _KINDS: Final = {BATCH: "batch read", STREAM: "stream"}
 _PARTITION_FETCH_BYTES: Final = 8 * 1024 * 1024
 """Kafka's default of 1 MiB is for consumers of many partitions. A task reads one partition."""
@@ -210,7 +212,7 @@ def parse_assignment(text: str) -> tuple[TopicPartition, ...]:
     partitions: set[TopicPartition] = set()
     for topic, numbers in value.items():
         if not isinstance(numbers, list) or not all(_is_number(number) and 0 <= number < 2**31 for number in numbers):
-            raise ConfigError(f"{expected}, not {numbers!r} for {topic!r}")
+            raise ConfigError(f"{expected}, not {shown(numbers)} for {shown(topic)}")
         partitions.update(TopicPartition(topic, number) for number in numbers)
     if not partitions:
         raise ConfigError(f"{expected}; it names no partition")
@@ -232,10 +234,10 @@ def read_partition_values(option: str, value: Mapping[str, Any]) -> dict[TopicPa
     values: dict[TopicPartition, int] = {}
     for topic, by_partition in value.items():
         if not isinstance(by_partition, dict):
-            raise ConfigError(f"{expected}, not {by_partition!r} for {topic!r}")
+            raise ConfigError(f"{expected}, not {shown(by_partition)} for {shown(topic)}")
         for partition, number in by_partition.items():
             if not _is_partition(partition) or not _is_number(number):
-                raise ConfigError(f"{expected}, not {partition!r}: {number!r} for {topic!r}")
+                raise ConfigError(f"{expected}, not {shown(partition)}: {shown(number)} for {shown(topic)}")
             values[TopicPartition(topic, int(partition))] = number
     return values
 
@@ -254,7 +256,7 @@ def _json_object(text: str, expected: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise ConfigError(f"{expected}, not {text[:200]!r}")
+        raise ConfigError(f"{expected}, not {shown(text)}")
     return value
 
 
@@ -264,6 +266,11 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         raise ValueError("a name stands twice in an object")
     return value
+
+
+def _name(partition: TopicPartition) -> str:
+    """The partition for an error: what no topic can be named is cut."""
+    return str(partition._replace(topic=partition.topic[:_TOPIC_CHARACTERS_MAX]))
 
 
 def _is_partition(text: str) -> bool:
@@ -279,7 +286,7 @@ def _bound(options: Mapping[str, str], names: tuple[str, str, str], words: Mappi
     if timestamp.lower() in options:
         text = options[timestamp.lower()]
         if not is_digits(text) or int(text) >= 2**63:
-            raise ConfigError(f"{timestamp} must be milliseconds since 1970, not {text!r}")
+            raise ConfigError(f"{timestamp} must be milliseconds since 1970, not {shown(text)}")
         return OffsetBound(int(text), by_time=True, option=timestamp)
     if by_partition.lower() in options:
         times = parse_partition_values(by_partition, options[by_partition.lower()])
@@ -294,7 +301,9 @@ def _bound(options: Mapping[str, str], names: tuple[str, str, str], words: Mappi
         for partition, value in values.items():
             if value < 0 and value not in words.values():
                 allowed = " or ".join(f"{number} ({word})" for word, number in words.items())
-                raise ConfigError(f"{offsets} of {partition} cannot be {value} in this read; {allowed} or an offset")
+                raise ConfigError(
+                    f"{offsets} of {_name(partition)} cannot be {value} in this read; {allowed} or an offset"
+                )
         return OffsetBound(values, option=offsets)
     return None
 
@@ -329,7 +338,7 @@ def _starting_committed(options: Mapping[str, str], mode: str) -> OffsetBound:
     fallbacks = {"earliest": EARLIEST, "error": EARLIEST, "latest": LATEST}
     if fallback not in fallbacks or (fallback == "latest" and mode == BATCH):
         allowed = "earliest or error" if mode == BATCH else "earliest, latest or error"
-        raise ConfigError(f"startingOffsetsWithoutCommit must be {allowed}, not {fallback[:40]!r}")
+        raise ConfigError(f"startingOffsetsWithoutCommit must be {allowed}, not {shown(fallback)}")
     return OffsetBound(
         fallbacks[fallback], option="startingOffsets", group=group, is_commit_required=fallback == "error"
     )
@@ -353,17 +362,19 @@ def _check_order(starting: OffsetBound, ending: OffsetBound) -> None:
         return
     if starting.value.keys() != ending.value.keys():
         odd = min(starting.value.keys() ^ ending.value.keys())
-        raise ConfigError(f"{starting.option} and {ending.option} must name the same partitions; {odd} is in one only")
+        raise ConfigError(
+            f"{starting.option} and {ending.option} must name the same partitions; {_name(odd)} is in one only"
+        )
     for partition, start in starting.value.items():
         end = ending.value[partition]
         if start > end >= 0:
-            raise ConfigError(f"{starting.option} of {partition} is {start}, above its {ending.option}, {end}")
+            raise ConfigError(f"{starting.option} of {_name(partition)} is {start}, above its {ending.option}, {end}")
 
 
 def _by_timestamp_strategy(options: Mapping[str, str]) -> bool:
     text = options.get("startingoffsetsbytimestampstrategy", "error").lower()
     if text not in ("error", "latest"):
-        raise ConfigError(f"startingOffsetsByTimestampStrategy must be error or latest, not {text!r}")
+        raise ConfigError(f"startingOffsetsByTimestampStrategy must be error or latest, not {shown(text)}")
     return text == "latest"
 
 
@@ -382,7 +393,7 @@ def _duration_ms(options: Mapping[str, str], name: str, default_ms: int) -> int:
         return default_ms
     match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.lower())
     if match is None or match[2] not in _UNITS_US:
-        raise ConfigError(f"{name} must be a time such as 90s, 15m or 1h, not {text[:40]!r}")
+        raise ConfigError(f"{name} must be a time such as 90s, 15m or 1h, not {shown(text)}")
     return int(match[1]) * _UNITS_US[match[2]] // 1000
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tidelog.client.arguments import shown
 from tidelog.client.config import ProducerConfig
 from tidelog.protocol.batches.compression import CODECS, LEVELS
 from tidelog.protocol.errors import ConfigError
@@ -242,6 +243,6 @@ def _level(codec: str, text: str) -> int:
     if not is_digits(text.removeprefix("-")) or int(text) not in LEVELS[CODECS[codec]]:
         levels = LEVELS[CODECS[codec]]
         raise ConfigError(
-            f"kafka.compression.{codec}.level must be a number from {levels[0]} to {levels[-1]}, not {text[:40]!r}"
+            f"kafka.compression.{codec}.level must be a number from {levels[0]} to {levels[-1]}, not {shown(text)}"
         )
     return int(text)

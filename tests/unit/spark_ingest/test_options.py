@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.errors import ConfigError
+from tidelog.spark_ingest.option_table import BATCH, KAFKA_SUPPORTED, SPELLING, STREAM
 from tidelog.spark_ingest.options import (
     EARLIEST,
     LATEST,
@@ -30,6 +31,43 @@ def refusal(**options: str) -> str:
     message = str(failure.value)
     assert "\n" not in message
     return message
+
+
+LONG = "x" * 100_000
+LONG_VALUES = [
+    LONG,
+    "[" * 100_000,
+    "1" * 100_000,
+    *(json.dumps(value) for value in ({LONG: {"0": -7}}, {LONG: 1}, {"t": LONG}, {"t": [LONG]}, {"t": {LONG: 1}})),
+    rf"(?<n{LONG}",
+    rf"\k<{LONG}>",
+    rf"\p{{{LONG}}}",
+    f"a(?{'i' * 100_000})",
+]
+
+
+@pytest.mark.parametrize("mode", [BATCH, STREAM])
+def test_an_error_does_not_repeat_a_value_or_a_name_of_any_length(mode):
+    given = [(name, value) for name in (*SPELLING, *KAFKA_SUPPORTED) for value in LONG_VALUES]
+    given += [(name, "1") for name in (LONG, f"kafka.{LONG}", f"kafka.sasl.{LONG}")]
+    errors = []
+    for name, value in given:
+        what = {} if name in ("subscribepattern", "assign") else {"subscribe": "t"}
+        try:
+            SourceOptions.parse({**SERVERS, **what, name: value}, mode)
+        except ConfigError as error:
+            errors.append(str(error))
+    assert len(errors) > 200
+    assert max(map(len, errors)) < 1000
+    one_sided = json.dumps({LONG: {"0": 1}})
+    with pytest.raises(ConfigError) as refused:
+        SourceOptions.parse({**SERVERS, "subscribe": "t", "startingOffsets": one_sided, "endingOffsets": "{}"})
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("text", ["1_000", "0x10", "1e3", "", "1" * 5000])
+def test_a_number_of_a_kafka_option_is_as_java_reads_it(text):
+    assert "request_timeout_ms must be a whole number" in refusal(subscribe="t", kafka__request__timeout__ms=text)
 
 
 def test_the_defaults_are_those_of_sparks_batch_source():

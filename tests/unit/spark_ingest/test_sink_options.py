@@ -6,7 +6,7 @@ import pytest
 
 from tidelog.client.config import ProducerConfig
 from tidelog.protocol.errors import ConfigError
-from tidelog.spark_ingest.sink_options import SinkOptions, column_places
+from tidelog.spark_ingest.sink_options import KAFKA_SUPPORTED, SINK_OPTIONS, SinkOptions, column_places
 
 KAFKAS_PRODUCER = """
     acks batch.size bootstrap.servers buffer.memory client.dns.lookup client.id compression.gzip.level
@@ -34,6 +34,18 @@ def test_every_option_of_kafkas_producer_is_served_refused_with_a_reason_or_said
     except ConfigError as error:
         if "has no option" in str(error):
             raise
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, "1" * 100_000])
+def test_an_error_does_not_repeat_a_value_of_any_length(value):
+    errors = []
+    for name in (*(option.name for option in SINK_OPTIONS), *KAFKA_SUPPORTED):
+        try:
+            parsed(**{"exactlyOnce": "true", "atomic": "true", name: value})
+        except ConfigError as error:
+            errors.append(str(error))
+    assert len(errors) > 10
+    assert max(map(len, errors)) < 1000
 
 
 def test_options_without_effect_are_taken_and_noted():
