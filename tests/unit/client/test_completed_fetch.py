@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
 
 from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.model import TopicPartition
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, write_crc
 from tidelog.protocol.batches.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -56,6 +58,57 @@ def test_a_torn_last_batch_is_left_for_the_next_fetch():
 
 def test_only_a_torn_batch_is_nothing():
     assert CompletedFetch(TP, 0, batch(0, 2)[:-1]).exhausted
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("size", [20, 34, 60])
+def test_a_message_of_an_old_format_that_is_shorter_than_a_header_is_named(magic: int, size: int):
+    with pytest.raises(KafkaError, match=f"magic {magic}") as refused:
+        CompletedFetch(TP, 0, old_message(magic, size))
+    assert refused.value.code is ErrorCode.INVALID_RECORD
+    assert offsets(CompletedFetch(TP, 0, batch(0, 2) + old_message(magic, size))) == [0, 1]
+
+
+def old_message(magic: int, size: int) -> bytes:
+    """One message of format 0 or 1: offset, length, CRC, magic and the rest."""
+    return struct.pack(">qiIb", 0, size - 12, 0, magic) + bytes(size - 17)
+
+
+@pytest.mark.parametrize("delta", [2, 3, 50, -1])
+@pytest.mark.parametrize("limit", [1, 2, 100])
+@pytest.mark.parametrize("record", [0, 1])
+def test_a_record_that_claims_an_offset_outside_of_its_batch_hides_none_of_another(delta: int, limit: int, record: int):
+    records = batch(0, 2) + with_delta(batch(2, 2), record, delta) + batch(4, 2)
+    fetched = CompletedFetch(TP, 0, records)
+    taken = [record.value for _ in range(7) for record in fetched.take(limit)]
+    expected = [b"0", b"1", b"2", b"3", b"4", b"5"]
+    if delta < 0:
+        del expected[2 + record]  # it claims an offset before the position
+    assert taken == expected
+    assert fetched.position == fetched.end_offset == 6
+
+
+@pytest.mark.parametrize("delta", [2, 50])
+@pytest.mark.parametrize("record", [0, 1])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_as_columns_it_is_not_dropped_either(delta: int, record: int, place: int):
+    parts = [batch(0, 2), batch(2, 2), batch(4, 2)]
+    parts[place] = with_delta(parts[place], record, delta)
+    fetched = CompletedFetch(TP, 0, b"".join(parts))
+    taken = []
+    while (piece := fetched.take_columns(("value",))) is not None:
+        taken += piece.column(0).to_pylist()
+    assert taken == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert fetched.position == fetched.end_offset == 6
+
+
+def with_delta(whole: bytes, record: int, delta: int) -> bytes:
+    """The batch, one of whose records claims an offset of so many above the first. Its CRC is right."""
+    changed = bytearray(whole)
+    record_bytes = 1 + (changed[HEADER_SIZE] >> 1)
+    changed[HEADER_SIZE + record * record_bytes + 3] = delta << 1 if delta >= 0 else -delta * 2 - 1
+    write_crc(changed, 0, len(changed))
+    return bytes(changed)
 
 
 def test_control_batches_are_passed_over_but_the_position_moves_behind_them():

@@ -48,6 +48,13 @@ def test_a_damaged_header_makes_no_gap(place: int, value: int):
         assert rows == list(range(offset, found.next_offset))
 
 
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_short_message_of_an_old_format_is_named(magic: int):
+    with pytest.raises(KafkaError, match=f"magic {magic}") as refused:
+        chunk(struct.pack(">qiIb", 0, 22, 0, magic) + bytes(17))
+    assert refused.value.code is ErrorCode.INVALID_RECORD
+
+
 def test_a_batch_of_earlier_offsets_where_another_was_asked_for_is_refused():
     displaced = bytearray(THREE[1])
     displaced[7] = 0  # the base offset, 10

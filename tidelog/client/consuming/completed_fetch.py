@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.protocol.batches.columnar import decode_columns
-from tidelog.protocol.batches.record_batch import BatchHeader, Buffer, check_crc, check_magic, iter_headers
+from tidelog.protocol.batches.record_batch import (
+    BatchHeader,
+    Buffer,
+    check_crc,
+    check_magic,
+    iter_headers,
+    refuse_old_format,
+)
 from tidelog.protocol.batches.records import iter_data_batches, record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -30,6 +37,7 @@ class CompletedFetch:
 
     __slots__ = (
         "_aborted",
+        "_batch_end",
         "_batches",
         "_buffer",
         "_check_crcs",
@@ -89,6 +97,8 @@ class CompletedFetch:
         self._columns: tuple[str, ...] = ()
         self._records: list[ConsumerRecord] = []
         self._cursor = 0
+        self._batch_end = start_offset
+        """The offset after the batch that `_records` come from."""
         self._error: Exception | None = None
         self._traceback: TracebackType | None = None
 
@@ -106,6 +116,8 @@ class CompletedFetch:
             try:
                 place = next(headers)
             except StopIteration:
+                if self.exhausted:
+                    refuse_old_format(buffer)
                 return
             except KafkaError:
                 if self.exhausted:
@@ -163,8 +175,15 @@ class CompletedFetch:
             records += self._records[self._cursor : end]
             self._cursor = min(end, len(self._records))
             self.leader_epoch = records[-1].leader_epoch
-            self.position = records[-1].offset + 1
+            self._move_behind(records[-1].offset, self._batch_end, self._cursor == len(self._records))
         return records
+
+    def _move_behind(self, last_offset: int, batch_end: int, is_last: bool) -> None:
+        """Move `position` behind a record. One that claims an offset outside of its batch, which no CRC prevents,
+        leaves it in the batch, so that the records after it are not passed over.
+        """
+        limit = batch_end if is_last else batch_end - 1
+        self.position = max(self.position, last_offset + 1 if last_offset < batch_end else limit)
 
     def take_columns(self, columns: Sequence[str]) -> pa.RecordBatch | None:
         """Return the next records as a batch of Arrow columns and move `position` behind them; None at
@@ -226,7 +245,6 @@ class CompletedFetch:
             topic=topic,
             partition=partition,
             first_offset=self.position,
-            end_offset=end_offset,
             columns=wanted,
             data_batches=batches,
         )
@@ -237,10 +255,12 @@ class CompletedFetch:
                 continue
             last_offset = piece.column(wanted.index("offset"))[-1].as_py()
             while header is None or header.last_offset < last_offset:
-                _, header = next(epochs)
-            # Without a check of CRCs a damaged record may claim an offset of earlier records.
-            self.position = max(self.position, last_offset + 1)
-            self.leader_epoch = header.partition_leader_epoch
+                if (following := next(epochs, None)) is None:
+                    break
+                header = following[1]
+            self._move_behind(last_offset, end_offset, False)
+            if header is not None:
+                self.leader_epoch = header.partition_leader_epoch
             yield piece if wanted == columns else piece.select(list(columns))
 
     def _crc_error(self, header: BatchHeader) -> KafkaError:
@@ -257,7 +277,7 @@ class CompletedFetch:
             records = self._decoder.decode(self.partition, section, header, self.position)
             if records:
                 self._records = self._deserialize(records)
-                self._cursor = 0
+                self._cursor, self._batch_end = 0, header.next_offset
                 return bool(self._records)
         self._records = []
         self._cursor = 0

@@ -24,7 +24,13 @@ from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import ISOLATION
-from tidelog.protocol.batches.record_batch import BatchHeader, CorruptRecord, check_crc, iter_headers
+from tidelog.protocol.batches.record_batch import (
+    BatchHeader,
+    CorruptRecord,
+    check_crc,
+    iter_headers,
+    refuse_old_format,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
@@ -216,6 +222,7 @@ def _chunk(
         if has_earlier_batch:
             raise CorruptRecord(f"{partition}: only earlier offsets came where {offset} was asked for")
         if len(buffer):
+            refuse_old_format(buffer)
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"{partition}: no whole batch in the {len(buffer)} bytes that came for offset {offset}: it is larger "

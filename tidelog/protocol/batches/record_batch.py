@@ -148,10 +148,10 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     try:
         header: BatchHeader = _as_tuple(BatchHeader, _unpack_header(buffer, position))
     except error:
-        _refuse_old_format(buffer, position)
+        refuse_old_format(buffer, position)
         raise CorruptRecord(f"{len(buffer) - position} bytes cannot hold a batch header of {HEADER_SIZE}") from None
     if header[1] < MIN_BATCH_LENGTH:
-        _refuse_old_format(buffer, position)
+        refuse_old_format(buffer, position)
         raise CorruptRecord(f"batch length {header[1]} is below the least possible, {MIN_BATCH_LENGTH}")
     return header
 
@@ -164,7 +164,8 @@ def check_magic(header: BatchHeader) -> None:
         raise CorruptRecord(f"unknown magic {header.magic}")
 
 
-def _refuse_old_format(buffer: Buffer, position: int) -> None:
+def refuse_old_format(buffer: Buffer, position: int = 0) -> None:
+    """Raise INVALID_RECORD for what begins as a message of magic 0 or 1, which may be shorter than a header."""
     if position >= 0 and position + MAGIC_OFFSET < len(buffer) and buffer[position + MAGIC_OFFSET] in (0, 1):
         raise KafkaError(ErrorCode.INVALID_RECORD, _old_format(buffer[position + MAGIC_OFFSET]))
 
