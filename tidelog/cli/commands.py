@@ -130,8 +130,11 @@ def _run(words: list[str]) -> int:
 
 
 def _hint(error: KafkaError) -> str:
-    """Advice for the user if no broker answered."""
-    if not (error.message or "").startswith("no broker reached"):
+    """Advice for the user if no broker answered, or not in time."""
+    message = error.message or ""
+    if message.startswith("no answer within default_api_timeout_ms"):
+        return " (-X default.api.timeout.ms=60000 waits longer)"
+    if not message.startswith("no broker reached"):
         return ""
     return " (-b HOST:PORT or TIDELOG_BOOTSTRAP_SERVER say where the cluster is, `tidelog start` runs a node)"
 

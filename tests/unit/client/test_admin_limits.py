@@ -9,8 +9,10 @@ import pytest
 
 from tests.unit.client.fake_broker import HANDLERS, FakeCluster, FakeNode
 from tests.unit.client.test_admin import FAST, T0
-from tidelog.client import Admin
+from tidelog.cli.main import main
+from tidelog.client import Admin, NewTopic
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_topics import CreateTopicsRequest
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
@@ -20,8 +22,9 @@ LIMIT_MS = 600
 STEP_S = 0.4
 
 
-def admin(cluster: FakeCluster) -> Admin:
-    return Admin(bootstrap_servers=cluster.bootstrap, default_api_timeout_ms=LIMIT_MS, request_timeout_ms=500, **FAST)
+def admin(cluster: FakeCluster, request_timeout_ms: int = 500) -> Admin:
+    limits = {"default_api_timeout_ms": LIMIT_MS, "request_timeout_ms": request_timeout_ms}
+    return Admin(bootstrap_servers=cluster.bootstrap, **limits, **FAST)
 
 
 async def late(request: Any, node: FakeNode) -> Any:
@@ -38,6 +41,29 @@ async def test_the_steps_of_a_call_share_its_limit():
         with pytest.raises(KafkaError, match=f"default_api_timeout_ms={LIMIT_MS}") as caught:
             await administrator.group_lag("g", [T0])
         assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+async def test_a_change_without_an_answer_may_be_under_way():
+    async with FakeCluster(t=1) as cluster, admin(cluster, request_timeout_ms=30_000) as administrator:
+        cluster.script(CreateTopicsRequest, later)
+        with pytest.raises(KafkaError, match=f"default_api_timeout_ms={LIMIT_MS}: it may be under way"):
+            await administrator.create_topics([NewTopic("u")])
+
+
+async def test_a_command_says_how_it_waits_longer(capfd: pytest.CaptureFixture[str]):
+    async with FakeCluster(t=1) as cluster:
+        cluster.script(CreateTopicsRequest, later)
+        words = ["topics", "create", "u", "-b", cluster.bootstrap, "-X", f"default.api.timeout.ms={LIMIT_MS}"]
+        assert await asyncio.to_thread(main, words) == 1
+        assert capfd.readouterr().err == (
+            f"tidelog: REQUEST_TIMED_OUT: no answer within default_api_timeout_ms={LIMIT_MS}: it may be under way "
+            "(-X default.api.timeout.ms=60000 waits longer)\n"
+        )
+
+
+async def later(request: Any, node: FakeNode) -> Any:
+    await asyncio.sleep(LIMIT_MS / 1000)
+    return await late(request, node)
 
 
 async def test_producers_are_fenced_at_the_same_time_within_one_limit():

@@ -51,8 +51,9 @@ def in_one_limit(
     return limited
 
 
-def _timed_out(limit_ms: int) -> KafkaError:
-    return KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"no answer within default_api_timeout_ms={limit_ms}")
+def _timed_out(limit_ms: int, *, repeatable: bool = True) -> KafkaError:
+    outcome = "" if repeatable else ": it may be under way"
+    return KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"no answer within default_api_timeout_ms={limit_ms}{outcome}")
 
 
 class AdminBase:
@@ -131,7 +132,7 @@ class AdminBase:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError:
-                raise _timed_out(self._config.default_api_timeout_ms) from None
+                raise _timed_out(self._config.default_api_timeout_ms, repeatable=repeatable) from None
             except KafkaError as error:
                 failures += 1
                 wait_s = cluster.retry_backoff.wait_ms(failures) / 1000
