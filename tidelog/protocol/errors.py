@@ -194,6 +194,11 @@ class ConfigError(ValueError):
     """An invalid option or configuration key. The message is one line that names it."""
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 partition`, `3 partitions`, for the text of an error."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 class MalformedMessage(Exception):
     """Untrusted bytes that are not a message of the expected type and version."""
 

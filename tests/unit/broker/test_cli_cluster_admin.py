@@ -271,7 +271,7 @@ def test_moves_between_directories_are_followed_and_stopped(cluster: StandIn, cl
     assert json.loads(out)[1] == said
     status, _, err = cli("reassign", "--json", with_directories(tmp_path, "/b"), "--verify")
     assert (status, err.count("\n")) == (1, 1)
-    assert "there are 2 replicas, and 1 log_dirs" in err
+    assert "2 replicas, but 1 log_dir" in err
 
 
 def test_moves_are_listed(cluster: StandIn, cli: Cli):

@@ -58,7 +58,7 @@ def test_lists_and_plans_are_read():
         (document(entry(A0, replicas=[])), "a-0: replicas must be"),
         (document(entry(A0, replicas=["1"])), "a-0: replicas must be"),
         (document(entry(A0, replicas=[1, 1])), "a-0: a broker is named twice"),
-        (document(entry(A0, replicas=[1], log_dirs=["/a", "/b"])), "a-0: there are 1 replicas, and 2 log_dirs"),
+        (document(entry(A0, replicas=[1], log_dirs=["/a", "/b"])), "a-0: 1 replica, but 2 log_dirs"),
         (document(entry(A0, replicas=[1], log_dirs="/a")), "a-0: log_dirs must be a list"),
         (document(entry(A0, replicas=[1], log_dirs=[5])), "a-0: log_dirs must be a list"),
         (document(entry(A0, replicas=[1]), version=2), "version 2 is not known"),

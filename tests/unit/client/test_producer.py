@@ -282,7 +282,7 @@ async def test_a_missing_topic_is_created_or_times_out():
         with pytest.raises(KafkaError) as caught:
             await sending.send("other", b"x")
         assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        with pytest.raises(KafkaError, match="has 1 partitions, not one numbered 5"):
+        with pytest.raises(KafkaError, match="has 1 partition, not one numbered 5"):
             await sending.send("new", b"x", partition=5)
 
 

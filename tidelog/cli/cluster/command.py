@@ -25,6 +25,7 @@ from tidelog.cli.cluster.state import (
     Node,
 )
 from tidelog.cli.common import HELP, announce, as_json, echo, key_values, overriding, print_json, print_table
+from tidelog.protocol.errors import counted
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -143,7 +144,7 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
         else:
             announce(
                 f"tidelog cluster ready in {seconds:.2f} s: {state.bootstrap} "
-                f"(cluster {state.cluster_id}, {len(state.nodes)} nodes, data {file.directory})"
+                f"(cluster {state.cluster_id}, {counted(len(state.nodes), 'node')}, data {file.directory})"
             )
         if not detach:
             asyncio.run(_show(file, end_signals))

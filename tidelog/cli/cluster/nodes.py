@@ -19,6 +19,7 @@ from pathlib import Path
 
 import tidelog
 from tidelog.cli.cluster.state import KILLED, PAUSED, RUNNING, STOPPED, ClusterFile, ClusterState, Node
+from tidelog.protocol.errors import counted
 
 STOP_S = 30.0
 READY_S = 60.0
@@ -48,7 +49,8 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
     first = port + _CONTROLLERS_APART
     controller_ports = {node: first + index for index, node in enumerate(voters)}
     if max(port + brokers, *controller_ports.values()) > 65535 or brokers > _CONTROLLERS_APART:
-        raise ClusterFailed(f"from port {port} on there is no room for {brokers} brokers and {len(voters)} controllers")
+        both = f"{counted(brokers, 'broker')} and {counted(len(voters), 'controller')}"
+        raise ClusterFailed(f"from port {port} on there is no room for {both}")
     voter_list = ",".join(f"{node}@127.0.0.1:{each}" for node, each in controller_ports.items())
     nodes = []
     for node in ids:

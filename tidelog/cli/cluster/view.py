@@ -19,6 +19,7 @@ from rich.text import Text
 from tidelog.cli.cluster.state import DIED, KILLED, PAUSED, RUNNING, ClusterState, Node
 from tidelog.client import Admin
 from tidelog.client.model import TopicDescription
+from tidelog.protocol.errors import counted
 
 _PATIENCE_MS = 2_000
 _COLOURS = {RUNNING: "green", PAUSED: "yellow", KILLED: "red", DIED: "red"}
@@ -149,7 +150,7 @@ def cells(view: View, node: Node) -> tuple[str, ...]:
 def summary(view: View) -> str:
     if not view.is_known:
         return "no broker answers"
-    parts = [f"{view.partitions} partitions"]
+    parts = [counted(view.partitions, "partition")]
     parts.append(f"{view.under_replicated} under-replicated" if view.under_replicated else "all in sync")
     if view.without_leader:
         parts.append(f"{view.without_leader} without a leader")

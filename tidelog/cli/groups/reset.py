@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tidelog.client.model import TopicPartition
+from tidelog.protocol.errors import counted
 
 Offsets = dict[TopicPartition, int]
 
@@ -60,7 +61,9 @@ def chosen(scopes: Iterable[str], counts: Mapping[str, int]) -> list[TopicPartit
             raise ResetError(f"there is no topic {topic!r}")
         for number in range(counts[topic]) if numbers is None else numbers:
             if number >= counts[topic]:
-                raise ResetError(f"topic {topic!r} has {counts[topic]} partitions, not one numbered {number}")
+                raise ResetError(
+                    f"topic {topic!r} has {counted(counts[topic], 'partition')}, not one numbered {number}"
+                )
             found[TopicPartition(topic, number)] = None
     return list(found)
 

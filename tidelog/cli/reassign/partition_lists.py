@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidelog.client.model import PartitionReassignment, Replica, TopicDescription, TopicPartition
+from tidelog.protocol.errors import counted
 
 LEADER_THROTTLE = "leader.replication.throttled.replicas"
 FOLLOWER_THROTTLE = "follower.replication.throttled.replicas"
@@ -61,7 +62,9 @@ def directories_in(text: str) -> Directories:
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise ListError(f"{partition}: log_dirs must be a list of directories")
         if len(paths) != len(plan[partition]):
-            raise ListError(f"{partition}: there are {len(plan[partition])} replicas, and {len(paths)} log_dirs")
+            raise ListError(
+                f"{partition}: {counted(len(plan[partition]), 'replica')}, but {counted(len(paths), 'log_dir')}"
+            )
         for broker, path in zip(plan[partition], paths):
             if path != ANY_DIRECTORY:
                 found[Replica(*partition, broker)] = path

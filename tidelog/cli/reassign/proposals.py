@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.cli.reassign.partition_lists import ListError, Plan, entries_in
 from tidelog.client.model import Node, TopicPartition
+from tidelog.protocol.errors import counted
 
 if TYPE_CHECKING:
     import random
@@ -49,7 +50,8 @@ def proposal(
         count = len(placed[partitions[0]])
         if count > len(racks):
             raise ListError(
-                f"{name} has {count} replicas of each partition: so many brokers are wanted, not {len(racks)}"
+                f"{name} has {counted(count, 'replica')} of each partition: so many brokers are wanted, "
+                f"not {len(racks)}"
             )
         plan.update(zip(partitions, _spread(len(partitions), count, racks, rng)))
     return plan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tidelog.client.model import OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError, counted
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -121,7 +121,8 @@ def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPar
         if metadata.is_usable and number >= len(metadata.partitions):
             count = len(metadata.partitions)
             raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic} has {count} partitions, not one numbered {number}"
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"{topic} has {counted(count, 'partition')}, not one numbered {number}",
             )
 
 

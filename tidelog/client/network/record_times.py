@@ -15,7 +15,7 @@ from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import decode_batch
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError, counted
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
 _LAST_VERSION_WITH_NAMES = 12
@@ -46,7 +46,8 @@ async def first_record_times(cluster: Cluster, offsets: Mapping[TopicPartition, 
         failures = 0 if last_error is None else failures + 1
         wait_s = cluster.retry_backoff.wait_ms(failures) / 1000 if failures else 0.0
         if search.offsets and loop.time() + wait_s >= deadline:
-            text = f"the times of {len(search.offsets)} partitions not found in {timeout_ms:.0f} ms: {last_error}"
+            missing = counted(len(search.offsets), "partition")
+            text = f"the times of {missing} not found in {timeout_ms:.0f} ms: {last_error}"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
         if failures:
             cluster.request_refresh()

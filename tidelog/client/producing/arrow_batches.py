@@ -14,7 +14,7 @@ from tidelog.client.assignment.partitioner import UnkeyedPartitioner
 from tidelog.client.config import ProducerConfig
 from tidelog.protocol.batches.columnar_encoder import ColumnEncoder, EncodedBatch
 from tidelog.protocol.batches.columnar_input import Rows, iter_rows
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError, counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,5 +110,7 @@ class ArrowBatches:
             )
             partition = self._custom_partitioner(topic, key, value, partition_count)
             if not 0 <= partition < partition_count:
-                raise ValueError(f"the partitioner chose {partition!r} of the {partition_count} partitions of {topic}")
+                raise ValueError(
+                    f"the partitioner chose {partition!r} of the {counted(partition_count, 'partition')} of {topic}"
+                )
             partitions[row] = partition

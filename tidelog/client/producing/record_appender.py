@@ -34,7 +34,7 @@ from tidelog.client.producing.sender import Sender, Ticket
 from tidelog.client.producing.topic_routes import RECORD_OVERHEAD_BYTES, Route, TopicRoutes
 from tidelog.client.producing.transaction_manager import TransactionManager
 from tidelog.protocol.batches.records import BatchBuilder
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError, counted
 
 Place = ProducerBatch[Ticket]
 """The batch of a record that was appended. Until the event loop runs again the record is its last."""
@@ -310,7 +310,7 @@ class RecordAppender:
                 count = len(metadata.partitions)
                 raise KafkaError(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{topic} has {count} partitions, not one numbered {partition}",
+                    f"{topic} has {counted(count, 'partition')}, not one numbered {partition}",
                 )
         if self._closed:
             raise RuntimeError("this producer is closed")

@@ -22,6 +22,7 @@ from tidelog.client.model import TopicPartition
 from tidelog.client.network.metadata import TopicMetadata
 from tidelog.client.producing.accumulator import Accumulator, PartitionQueue
 from tidelog.client.producing.producer_session import ProducerSession
+from tidelog.protocol.errors import counted
 
 if TYPE_CHECKING:
     from random import Random
@@ -93,7 +94,7 @@ class TopicRoutes:
         partition = partitioner(route.topic.name, key, value, route.count)
         if not 0 <= partition < route.count:
             raise ValueError(
-                f"the partitioner chose {partition!r} of the {route.count} partitions of {route.topic.name}"
+                f"the partitioner chose {partition!r} of the {counted(route.count, 'partition')} of {route.topic.name}"
             )
         return partition
 

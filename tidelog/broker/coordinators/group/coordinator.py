@@ -30,7 +30,7 @@ from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommi
 from tidelog.broker.coordinators.group.states import HEARTBEAT_ANSWER, GroupState
 from tidelog.broker.coordinators.outcome import Caller, Now, Outcome, RandomBits, WriteTransaction
 from tidelog.broker.coordinators.timers import TimerQueue
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, counted
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult
 from tidelog.protocol.messages.describe_groups import DescribedGroup
 from tidelog.protocol.messages.group_records import GroupMetadataValue
@@ -236,7 +236,9 @@ class GroupCoordinator:
     ) -> None:
         growth_bytes = self.offsets.growth_by(commits, -1 if transaction is None else transaction.producer_id)
         if growth_bytes > 0 and not self.offsets.memory.has_room_for(growth_bytes):
-            text = f"group {group_id} may not commit {len(commits)} offsets: those of this node hold too much"
+            text = (
+                f"group {group_id} may not commit {counted(len(commits), 'offset')}: those of this node hold too much"
+            )
             outcome.warn("offsets hold too much", text)
             outcome.refuse(caller.token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         elif commits:
@@ -462,7 +464,7 @@ class GroupCoordinator:
             group.writes_in_flight += 1
         if tombstones:
             expired_group = ", and the group" * is_over
-            outcome.note(f"group {group.group_id}: {len(offset_tombstones)} offsets expired{expired_group}")
+            outcome.note(f"group {group.group_id}: {counted(len(offset_tombstones), 'offset')} expired{expired_group}")
             _write_in_parts(tombstones, outcome, GroupWrite("deletion", group, group.generation) if is_over else None)
         return len(tombstones)
 

@@ -17,7 +17,7 @@ from tidelog.broker.coordinators.group.records import group_metadata
 from tidelog.broker.coordinators.group.states import GroupEvent, GroupState
 from tidelog.broker.coordinators.outcome import Outcome
 from tidelog.broker.coordinators.timers import TimerQueue
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, counted
 from tidelog.protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
 from tidelog.protocol.messages.sync_group import SyncGroupResponse
 
@@ -126,7 +126,7 @@ class Rebalancer:
 
     def _hand_out_generation(self, group: Group, outcome: Outcome) -> None:
         outcome.note(
-            f"group {group.group_id}: generation {group.generation} has {len(group.members)} members, "
+            f"group {group.group_id}: generation {group.generation} has {counted(len(group.members), 'member')}, "
             f"leader {group.leader}, protocol {group.protocol_name}"
         )
         for member in group.members.values():
