@@ -118,17 +118,22 @@ def test_a_header_without_a_readable_name_is_wrong_usage(bootstrap: str):
         assert (done.returncode, b"Traceback" in done.stderr, b"--header" in done.stderr) == (2, False, True), done
 
 
+STARTING = "import sys; from tidelog.cli.main import main; print('begins', flush=True); sys.exit(main())"
+
+
 def test_a_start_that_is_interrupted_says_so(tmp_path: Path):
     """Ctrl-C at any moment before the node handles it. CPython ends some of them by the signal, after the line."""
-    for delay_s in (0.1, 0.15, 0.2, 0.25, 0.3, 0.4):
+    for delay_s in (0.03, 0.06, 0.1, 0.15, 0.2, 0.3):
         process = subprocess.Popen(
-            [sys.executable, "-m", "tidelog", "start", "-o", f"log.dirs={tmp_path / str(delay_s)}"]
+            [sys.executable, "-c", STARTING, "start", "-o", f"log.dirs={tmp_path / str(delay_s)}"]
             + ["-o", "listeners=PLAINTEXT://127.0.0.1:0"],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begins\n"  # a moment earlier Python itself prints a traceback
         time.sleep(delay_s)
         process.send_signal(signal.SIGINT)
         err = process.communicate(timeout=PATIENCE_S)[1].decode()
