@@ -16,6 +16,7 @@ from tidelog.cli.common import HELP, as_json, client_options, connecting, echo, 
 from tidelog.client import Admin
 from tidelog.client.admin.configs import APPEND, DELETE, SUBTRACT, ConfigChange, ConfigResource
 from tidelog.client.model import ConfigEntry
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 # The commands' name of a resource kind -> the client's name.
 _KINDS = {
@@ -85,6 +86,7 @@ def describe(
     async def ask() -> dict[ConfigResource, dict[str, ConfigEntry]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             resources = _named_resources(kind, names, for_all) or await _all_of(admin, _KINDS[kind])
+            await _require_brokers(admin, resources)
             return await admin.describe_config_resources(resources, keys=keys or None)
 
     found = {
@@ -157,6 +159,7 @@ def alter(
 
     async def ask() -> None:
         async with Admin(**client_options(bootstrap, properties)) as admin:
+            await _require_brokers(admin, resources)
             for resource in resources:
                 await admin.alter_config_resources({resource: changes}, validate_only=dry_run)
                 if not json_wanted:
@@ -200,6 +203,20 @@ def _named_resources(kind: str, names: tuple[str, ...], for_all: bool) -> list[C
     if kind.startswith("broker") and not all(name.isdecimal() for name in names):
         raise click.UsageError("a broker's name is its id, a number")
     return [ConfigResource(_KINDS[kind], name) for name in names]
+
+
+async def _require_brokers(admin: Admin, resources: Iterable[ConfigResource]) -> None:
+    """Raise BROKER_NOT_AVAILABLE for a broker that is not there. Each is asked for its own configs, so that a request
+    would wait until its time is up.
+    """
+    wanted = {int(each.name) for each in resources if each.type in ("broker", "broker-logger") and each.name}
+    if not wanted:
+        return
+    fenced = {node.node_id: node.fenced for node in (await admin.describe_cluster(include_fenced=True)).nodes}
+    for broker in sorted(wanted):
+        if fenced.get(broker, True):
+            problem = f"broker {broker} is not running" if broker in fenced else f"there is no broker {broker}"
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, problem)
 
 
 async def _all_of(admin: Admin, kind: str) -> list[ConfigResource]:

@@ -180,6 +180,19 @@ def test_what_cannot_be_is_said_in_one_line(
 # -------------------------------------------------------------------------------------------------------------- topics
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("describe", "brokers", "1", "7"),
+        ("describe", "broker-loggers", "7"),
+        ("alter", "brokers", "7", "--set", "max.connections=5"),
+        ("alter", "broker-loggers", "7", "--set", "tidelog=DEBUG"),
+    ],
+)
+def test_a_broker_that_is_not_there_is_named(cli: Cli, words: tuple[str, ...]) -> None:
+    assert cli("configs", *words) == (1, "", "tidelog: BROKER_NOT_AVAILABLE: there is no broker 7\n")
+
+
 def test_a_topic_is_created_where_one_wants_it(cli: Cli) -> None:
     created = json.loads(cli("topics", "create", "placed", "--assignment", "1,1,1", "--json")[1])
     assert (created["name"], created["outcome"], len(created["topic_id"])) == ("placed", "created", 22)
