@@ -22,6 +22,7 @@ from tidelog.testing.processes import (
     ServerFailed,
     ServerProcess,
     TidelogProcess,
+    check_keys,
     check_log_directory,
     delete_temporary_directory,
     listed_brokers,
@@ -75,6 +76,9 @@ class EmbeddedCluster:
         for name, mapping in (("config", config), ("node_config", node_config)):
             if mapping is not None and not isinstance(mapping, Mapping):
                 raise TypeError(f"{name} must be a dict, not {mapping!r}")
+        check_keys("config", config or {})
+        for node, own_config in (node_config or {}).items():
+            check_keys(f"node_config of node {node}", own_config)
         if brokers < 1:
             raise ValueError(f"a cluster has one broker or more, not {brokers}")
         self.links = Links() if cuttable else None

@@ -7,8 +7,10 @@ networks, volumes) is accepted and does nothing. What would need a container (`e
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -73,6 +75,7 @@ class TidelogContainer:
         """By the port inside the container, the port of this machine."""
         self._in_process = process
         self._broker: EmbeddedBroker | None = None
+        self._has_run = False
 
     def with_env(self, key: str, value: str) -> Self:
         """Set a configuration key of the broker where `key` begins with KAFKA_, the broker's id too. Options of
@@ -84,6 +87,18 @@ class TidelogContainer:
     def with_envs(self, **variables: str) -> Self:
         """`with_env` for each."""
         self.env.update(variables)
+        return self
+
+    def with_env_file(self, env_file: str | os.PathLike[str]) -> Self:
+        """`with_env` for each line KEY=VALUE; a value may stand in quotes. Raises ValueError for another line."""
+        for number, line in enumerate(Path(env_file).read_text(encoding="utf-8").splitlines(), 1):
+            text = line.strip().removeprefix("export ")
+            if not text or text.startswith("#"):
+                continue
+            key, equals, value = text.partition("=")
+            if not equals or not key.strip():
+                raise ValueError(f"{os.fspath(env_file)}: line {number} is not KEY=VALUE")
+            self.with_env(key.strip(), _unquoted(value.strip()))
         return self
 
     def with_cluster_id(self, cluster_id: str) -> Self:
@@ -124,6 +139,24 @@ class TidelogContainer:
         """The port of the broker, whichever `port` of the container is asked for."""
         return int(self.get_bootstrap_server().rpartition(":")[2])
 
+    @property
+    def status(self) -> str:
+        """`not_started`, `running` or `exited`."""
+        return "running" if self._broker is not None else "exited" if self._has_run else "not_started"
+
+    def reload(self) -> None:
+        """Accepted; `status` is always that of now."""
+
+    def get_logs(self) -> tuple[bytes, bytes]:
+        """What the broker has written on standard output and standard error, which are one with `process=True`. In
+        the test's process it writes nothing: its log is in the test's logging.
+        """
+        return self._running().output(), b""
+
+    def wait(self) -> int:
+        """Raises RuntimeError: the broker runs until `stop`, so that this would never return."""
+        raise RuntimeError("the broker does not end by itself; call stop()")
+
     def exec(self, command: str | list[str]) -> Any:
         """Raises RuntimeError: there is no container in which a command could run."""
         raise RuntimeError(
@@ -137,7 +170,7 @@ class TidelogContainer:
             broker = EmbeddedBroker(
                 config=self._config(), process=self._in_process, cluster_id=self.env.get("CLUSTER_ID")
             )
-            self._broker = broker.start()
+            self._broker, self._has_run = broker.start(), True
         return self
 
     def stop(self, force: bool = True, delete_volume: bool = True) -> None:
@@ -182,6 +215,13 @@ def _config_key(variable: str) -> str:
     """KAFKA_NUM_PARTITIONS is num.partitions. As in Kafka's images, two underscores are one, and three a dash."""
     name = variable.removeprefix(_ENVIRONMENT_PREFIX).lower()
     return re.sub("___|__|_", lambda found: _SEPARATORS[found.group()], name)
+
+
+def _unquoted(value: str) -> str:
+    """A value of an env file: what is in its quotes, or what stands before a comment."""
+    if value[:1] in ("'", '"') and (end := value.find(value[0], 1)) > 0:
+        return value[1:end]
+    return re.split(r"\s#", value, maxsplit=1)[0].rstrip()
 
 
 def _port_number(port: str | int) -> int:

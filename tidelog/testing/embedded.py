@@ -24,6 +24,7 @@ from tidelog.broker.node_ports import os_ports
 from tidelog.testing.ports import free_port, release_ports
 from tidelog.testing.processes import (
     ForkedNode,
+    check_keys,
     check_log_directory,
     delete_temporary_directory,
     format_directory,
@@ -68,6 +69,7 @@ class EmbeddedBroker:
         self._is_temporary = directory is None
         if config is not None and not isinstance(config, Mapping):
             raise TypeError(f"config must be a dict of configuration keys, not {config!r}")
+        check_keys("config", config or {})
         self._config = {name: as_text(value) for name, value in (config or {}).items()}
         self._in_process = process
         self._cluster_id = cluster_id
@@ -144,6 +146,11 @@ class EmbeddedBroker:
     def resume(self) -> None:
         """SIGCONT after `pause`. Needs `process`."""
         self._process().resume()
+
+    def output(self) -> bytes:
+        """What the process of the broker has written so far. Empty without `process`: the test's logging has it."""
+        run = self._running()
+        return run.node.output_file.read_bytes() if isinstance(run, _ProcessRun) else b""
 
     def _running(self) -> _ThreadRun | _ProcessRun:
         if self._run is None:

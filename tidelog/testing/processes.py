@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from tidelog.protocol.errors import ConfigError
 from tidelog.testing.fork_server import ForkedProcess, close_fork_server, fork_server, module_command
@@ -320,6 +320,13 @@ def format_directory(directory: Path, node_id: int, cluster_id: str) -> None:
     if not file.exists():
         directory.mkdir(parents=True, exist_ok=True)
         file.write_text(f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={random_uuid()}\n")
+
+
+def check_keys(name: str, config: Mapping[Any, Any]) -> None:
+    """Raise TypeError for a configuration key that is no text. `name`: of the argument."""
+    for key in config:
+        if not isinstance(key, str):
+            raise TypeError(f"{name}: a configuration key is text, such as 'num.partitions', not {key!r}")
 
 
 def check_log_directory(directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,36 @@ def test_a_key_that_kafka_does_not_know_is_a_warning(caplog: pytest.LogCaptureFi
 def test_underscores_are_read_as_kafkas_images_read_them() -> None:
     keys = ["KAFKA_NUM_PARTITIONS", "KAFKA_LISTENER_NAME_IN__SIDE_SSL_KEY", "KAFKA_CONFIG_PROVIDERS_A___B"]
     assert list(map(_config_key, keys)) == ["num.partitions", "listener.name.in_side.ssl.key", "config.providers.a-b"]
+
+
+def test_variables_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "kafka.env"
+    file.write_text("# a comment\n\nKAFKA_NUM_PARTITIONS=3 # three\nexport TZ='UTC # 1'\nEMPTY=\nA = \"b\"\n")
+    container = TidelogContainer().with_env_file(file)
+    assert container.env == {"KAFKA_NUM_PARTITIONS": "3", "TZ": "UTC # 1", "EMPTY": "", "A": "b"}
+    file.write_text("KAFKA_NUM_PARTITIONS=3\nno variable\n")
+    with pytest.raises(ValueError, match=r"kafka\.env: line 2 is not KEY=VALUE"):
+        container.with_env_file(str(file))
+
+
+def test_a_container_has_a_status_and_logs() -> None:
+    container = TidelogContainer()
+    assert container.status == "not_started"
+    with pytest.raises(RuntimeError, match="stopped"):
+        container.get_logs()
+    with container:
+        container.reload()
+        assert container.status == "running"
+        assert container.get_logs() == (b"", b"")
+        wait = container.wait
+        with pytest.raises(RuntimeError, match=r"call stop\(\)"):
+            wait()
+    assert container.status == "exited"
+
+
+@pytest.mark.slow
+def test_the_logs_of_a_process_are_its_output() -> None:
+    with TidelogContainer(process=True) as kafka:
+        output, errors = kafka.get_logs()
+        assert kafka.get_bootstrap_server().encode() in output
+        assert errors == b""

@@ -246,6 +246,14 @@ def test_a_wrong_argument_is_named() -> None:
     ):
         with pytest.raises(TypeError, match=text):
             EmbeddedCluster(**wrong)
+    keyed: Any = {5: 3}
+    for call, name in (
+        (lambda: EmbeddedBroker(config=keyed), "config"),
+        (lambda: EmbeddedCluster(config=keyed), "config"),
+        (lambda: EmbeddedCluster(node_config={1: keyed}), "node_config of node 1"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name}: a configuration key is text, .*, not 5"):
+            call()
     with pytest.raises(ValueError, match="node_config: there is no node 4; the nodes are 1, 2, 3"):
         EmbeddedCluster(3, node_config={4: {"num.partitions": 2}})
     wrong = "num.partitions=2"
