@@ -39,7 +39,8 @@ def _choice(default: str, *choices: str) -> Any:
 
 _SCHEME = "PLAINTEXT://"
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(%[\w.-]+)?)\]")
-_NOT_IN_A_HOST = re.compile(r"[\s/\[\]@]")
+_NOT_IN_A_HOST = re.compile(r"[\s/\[\]@\ud800-\udfff]")
+"""Surrogates: bytes of a command line that are not UTF-8."""
 _PORT = re.compile(r"[0-9]{1,5}")
 _INTEGER = re.compile(r"[+-]?\d+")
 CLOSE_TIMEOUT_MS = 30_000

@@ -69,6 +69,7 @@ def test_a_string_that_no_request_could_carry_is_refused_at_once(name):
         (ClientConfig, {"bootstrap_servers": "::1]:9092"}, ["'::1]:9092' is not host:port"]),
         (ClientConfig, {"bootstrap_servers": "[a]:9092"}, ["'[a]:9092' is not host:port"]),
         (ClientConfig, {"bootstrap_servers": "a b:9092"}, ["'a b:9092' is not host:port"]),
+        (ClientConfig, {"bootstrap_servers": "h\udcff:9092"}, [r"'h\udcff:9092' is not host:port"]),
         (ClientConfig, {"bootstrap_servers": "h:٩٠"}, ["is not host:port"]),
         (ConsumerConfig, {"request_timeout_ms": "1_000"}, ["request_timeout_ms must be a whole number, not '1_000'"]),
         (ConsumerConfig, {"retries": 10**100}, ["retries must be between 0 and"]),
