@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, line_of
 from tidelog.client.sync import Producer
 from tidelog.testing import EmbeddedBroker, produced
 
@@ -132,8 +132,7 @@ def test_a_start_that_is_interrupted_says_so(tmp_path: Path):
             stderr=subprocess.PIPE,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"begins\n"  # a moment earlier Python itself prints a traceback
+        assert line_of(process) == b"begins\n"  # a moment earlier Python itself prints a traceback
         time.sleep(delay_s)
         process.send_signal(signal.SIGINT)
         err = process.communicate(timeout=PATIENCE_S)[1].decode()
