@@ -57,6 +57,17 @@ def test_no_failed_sync_is_mere_exhaustion(path: str, monkeypatch: pytest.Monkey
     file.close()
 
 
+def test_a_full_volume_is_told_with_the_file_that_did_not_fit(path: str, tmp_path: Path):
+    full = str(tmp_path / "full")
+    os.symlink("/dev/full", full)
+    disk = OsDisk()
+    for work in (lambda: disk.write_file(full, b"x", sync=True), lambda: disk.copy_prefix(path, full, 1)):
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            work()
+        assert caught.value.filename == full
+        assert full in str(caught.value)
+
+
 def test_a_kernel_that_cannot_tell_is_asked_once(path: str, monkeypatch: pytest.MonkeyPatch):
     def preadv(*arguments: object) -> int:
         raise OSError(95, "Operation not supported")

@@ -13,7 +13,8 @@ import mmap
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -56,6 +57,17 @@ def _sync(sync: Callable[[int], None], descriptor: int) -> None:
     except OSError as error:
         if is_exhaustion(error):
             raise OSError(errno.EIO, f"sync failed: {error.strerror}") from error
+        raise
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Give an OSError of a descriptor the path, as one of `open` has it: it is what a user is told."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
         raise
 
 
@@ -332,7 +344,7 @@ class OsDisk:
             return file.readall()
 
     def write_file(self, path: str, data: Buffer, *, sync: bool) -> None:
-        with open(path, "wb", buffering=0) as file:
+        with _named(path), open(path, "wb", buffering=0) as file:
             view = memoryview(data)
             written = 0
             while written < len(view):
@@ -350,11 +362,13 @@ class OsDisk:
                 if not data:
                     raise OSError(errno.EIO, "file is shorter than it should be", source)
                 view = memoryview(data)
-                while view:
-                    count = os.pwrite(writer, view, position)
-                    position += count
-                    view = view[count:]
-            _sync(os.fsync, writer)
+                with _named(target):
+                    while view:
+                        count = os.pwrite(writer, view, position)
+                        position += count
+                        view = view[count:]
+            with _named(target):
+                _sync(os.fsync, writer)
         finally:
             os.close(reader)
             os.close(writer)
