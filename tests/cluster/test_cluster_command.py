@@ -83,6 +83,15 @@ def test_nodes_take_no_module_from_the_working_directory(
     assert "ready" in terminal.start("--brokers", "1")
 
 
+def test_brokers_leave_their_controllers_in_good_order(terminal: Terminal) -> None:
+    terminal.start("--brokers", "2", "--controllers", "1")
+    assert terminal("stop").splitlines() == ["stopped node 1", "stopped node 2", "stopped node 3"]
+    for node, each in terminal.nodes().items():
+        output = Path(each["output"]).read_text()
+        assert f"node {node} has stopped, everything is on disk" in output
+        assert "giving up" not in output
+
+
 def test_three_brokers_are_started_broken_and_mended(terminal: Terminal) -> None:
     first = terminal.start("--brokers", "3").splitlines()[0]
     assert f"127.0.0.1:{terminal.port},127.0.0.1:{terminal.port + 1},127.0.0.1:{terminal.port + 2}" in first

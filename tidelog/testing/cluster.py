@@ -182,19 +182,22 @@ class EmbeddedCluster:
                 time.sleep(_POLL_S)
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """SIGTERM to all nodes at once, because the last ones find no node to hand over to; SIGKILL after
-        `timeout_s`. A temporary directory is deleted. A fork of the process that started the cluster leaves it
-        running.
+        """SIGTERM to all brokers at once, because the last ones find no node to hand over to, then to the controllers,
+        without which the brokers would wait for an answer; SIGKILL after `timeout_s`. A temporary directory is
+        deleted. A fork of the process that started the cluster leaves it running.
         """
         _check_seconds(timeout_s)
         if not all(server.is_ours for server in self.nodes.values()):
             return
         for server in self.nodes.values():
             server.send_signal(signal.SIGCONT)
-            server.send_signal(signal.SIGTERM)
         deadline_s = time.monotonic() + timeout_s
-        for server in self.nodes.values():
-            server.stop(max(deadline_s - time.monotonic(), 0.0))
+        brokers = self.broker_ids
+        for ids in (brokers, [node for node in self.nodes if node not in brokers]):
+            for node in ids:
+                self.nodes[node].send_signal(signal.SIGTERM)
+            for node in ids:
+                self.nodes[node].stop(max(deadline_s - time.monotonic(), 0.0))
         self._clean_up()
 
     def _clean_up(self) -> None:

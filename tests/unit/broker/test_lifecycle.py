@@ -13,11 +13,13 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tidelog.broker.cluster.controller_channel import ControllerChannel
 from tidelog.broker.cluster.lifecycle import (
+    SHUTDOWN_MS_MAX,
     SHUTDOWN_SILENCE_MS,
     BrokerLifecycle,
     LifecycleSettings,
     RegistrationRefused,
 )
+from tidelog.cli.cluster.nodes import STOP_S
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest, BrokerRegistrationResponse
@@ -192,6 +194,23 @@ async def test_leaving_does_not_wait_for_a_controller_that_is_gone(monkeypatch: 
     async with asyncio.timeout(PATIENCE_S):
         await lifecycle.shut_down()
     await lifecycle.close()
+
+
+async def test_leaving_does_not_wait_for_good_for_a_controller_that_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tidelog.broker.cluster.lifecycle.SHUTDOWN_MS_MAX", 100)
+    lifecycle = made(ActiveController())
+    await lifecycle.register(3)
+    await lifecycle.become_ready()
+    async with asyncio.timeout(PATIENCE_S):
+        await lifecycle.shut_down()
+    assert "another broker may hang" in caplog.text
+    await lifecycle.close()
+
+
+def test_leaving_leaves_time_to_close_the_logs_before_who_stops_the_node_kills_it() -> None:
+    assert SHUTDOWN_MS_MAX / 1000 <= STOP_S - 10
 
 
 async def test_a_call_that_no_controller_answers_is_timed_out() -> None:

@@ -335,3 +335,12 @@ def test_values_have_any_scalar_type_or_are_lists() -> None:
         admin.create_topics([NewTopic("t", 1, 1)])
         found = admin.describe_configs(topics=["t"])["t"]
     assert found["cleanup.policy"].value == "compact,delete"
+
+
+def test_brokers_leave_their_controllers_in_good_order(tmp_path: Path) -> None:
+    """A controller that ends before them leaves them without an answer, for which they wait for seconds."""
+    with EmbeddedCluster(2, tmp_path, controllers=1) as cluster:
+        pass
+    for node, server in cluster.nodes.items():
+        assert f"node {node} has stopped, everything is on disk" in server.output_tail()
+        assert "giving up" not in server.output_tail()

@@ -199,19 +199,21 @@ def _output(node: Node) -> bytes:
 
 
 def end(nodes: Iterable[Node], timeout_s: float = STOP_S) -> list[Node]:
-    """Send SIGTERM to all nodes, and SIGKILL to those that still run after `timeout_s`. Returns those that ran."""
-    told = []
-    for node in nodes:
-        node.signal(signal.SIGCONT)
-        if node.signal(signal.SIGTERM):
-            told.append(node)
+    """Send SIGTERM to all brokers, then to the controllers, without which the brokers would wait for an answer, and
+    SIGKILL to those that still run after `timeout_s`. Returns those that ran.
+    """
+    ending = [node for node in nodes if node.signal(signal.SIGCONT)]
     deadline = time.monotonic() + timeout_s
-    for node in told:
-        while node.is_there and time.monotonic() < deadline:
-            bury()
-            time.sleep(_POLL_S)
-        node.signal(signal.SIGKILL)
-        _await_end(node)
+    told = []
+    for is_broker in (True, False):
+        group = [node for node in ending if node.is_broker == is_broker and node.signal(signal.SIGTERM)]
+        for node in group:
+            while node.is_there and time.monotonic() < deadline:
+                bury()
+                time.sleep(_POLL_S)
+            node.signal(signal.SIGKILL)
+            _await_end(node)
+        told += group
     return told
 
 
