@@ -185,7 +185,9 @@ class BrokerLifecycle:
                 logger.warning("giving up the controlled shutdown: no controller answers")
                 break
             if (now - start_s) * 1000 > SHUTDOWN_MS_MAX:
-                logger.warning("giving up the controlled shutdown: another broker may hang and not know the new leaders")
+                logger.warning(
+                    "giving up the controlled shutdown: another broker may hang and not know the new leaders"
+                )
                 break
             self._state_changed.clear()
             try:

@@ -360,7 +360,9 @@ class CoordinatorRuntime(Generic[C]):
             return
         if error is not None:
             # The coordinator's state may differ from the lost log, so it must not serve requests.
-            logger.warning("%s: partition %d lost its log: %s", self._name, shard.partition, error)
+            has_moved = isinstance(error, KafkaError) and error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+            level = logging.INFO if has_moved else logging.WARNING  # a leader that hands over does so with every stop
+            logger.log(level, "%s: partition %d lost its log: %s", self._name, shard.partition, error)
             self._close(shard, _ShardState.FAILED)
             return
         shard.committed_offset = max(shard.committed_offset, offset)

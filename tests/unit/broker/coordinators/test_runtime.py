@@ -217,6 +217,18 @@ def test_a_new_epoch_loads_again_and_an_old_one_is_ignored():
     assert len(bench.tapes) == 2
 
 
+@pytest.mark.parametrize(("code", "level"), [(E.NOT_LEADER_OR_FOLLOWER, "INFO"), (E.KAFKA_STORAGE_ERROR, "WARNING")])
+def test_a_log_that_another_broker_leads_now_is_no_reason_for_a_warning(
+    caplog: pytest.LogCaptureFixture, code: ErrorCode, level: str
+) -> None:
+    caplog.set_level("INFO", "tidelog")
+    bench = Bench(commits_at_once=False)
+    bench.elect()
+    bench.write(b"a")
+    bench.ports.lose(0, KafkaError(code))
+    assert [(one.levelname, "lost its log" in one.message) for one in caplog.records] == [(level, True)]
+
+
 def test_a_lost_log_ends_the_service_until_the_next_election():
     bench = Bench(commits_at_once=False)
     bench.elect()
