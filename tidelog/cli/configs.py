@@ -18,6 +18,7 @@ from tidelog.client.admin.configs import APPEND, DELETE, SUBTRACT, ConfigChange,
 from tidelog.client.model import ConfigEntry
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
+_NODE_ID_MAX = 2**31 - 1
 # The commands' name of a resource kind -> the client's name.
 _KINDS = {
     "topics": "topic",
@@ -207,9 +208,10 @@ def _named_resources(kind: str, names: tuple[str, ...], for_all: bool) -> list[C
 
 async def _require_brokers(admin: Admin, resources: Iterable[ConfigResource]) -> None:
     """Raise BROKER_NOT_AVAILABLE for a broker that is not there. Each is asked for its own configs, so that a request
-    would wait until its time is up.
+    would wait until its time is up. The client refuses names that are no ids.
     """
-    wanted = {int(each.name) for each in resources if each.type in ("broker", "broker-logger") and each.name}
+    names = {each.name for each in resources if each.type in ("broker", "broker-logger")}
+    wanted = {int(name) for name in names if name.isdecimal() and int(name) <= _NODE_ID_MAX}
     if not wanted:
         return
     fenced = {node.node_id: node.fenced for node in (await admin.describe_cluster(include_fenced=True)).nodes}
