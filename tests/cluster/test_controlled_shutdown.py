@@ -29,8 +29,9 @@ def latest_offset(wire: Wire) -> Any:
 
 
 def test_a_client_asks_the_leader_that_stops_who_leads_now(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(3)
+    cluster = new_cluster(3, controllers=1)
     create_topic(cluster, TOPIC, [[1, 2, 3]])
+    cluster.pause(3)  # the broker waits until all others know the new leaders
     with Wire(cluster.nodes[1].port) as wire:
         assert latest_offset(wire).offset == 0
         cluster.nodes[1].send_signal(signal.SIGTERM)
@@ -41,4 +42,5 @@ def test_a_client_asks_the_leader_that_stops_who_leads_now(new_cluster: NewClust
         time.sleep(BACKOFF_S)
         described = wire.ask("metadata", 12, topics=[{"name": TOPIC}])
         assert described.topics[0].partitions[0].leader_id in (2, 3)
+    cluster.resume(3)
     cluster.nodes[1].stop(PATIENCE_S)
