@@ -15,10 +15,10 @@ from tidelog.broker.config.node_config import FREE_PREFIXES
 from tidelog.cli.common import HELP, as_json, client_options, connecting, echo, key_values, print_json, print_table, run
 from tidelog.client import Admin
 from tidelog.client.admin.configs import APPEND, DELETE, SUBTRACT, ConfigChange, ConfigResource
+from tidelog.client.arguments import INT32_MAX
 from tidelog.client.model import ConfigEntry
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-_NODE_ID_MAX = 2**31 - 1
 # The commands' name of a resource kind -> the client's name.
 _KINDS = {
     "topics": "topic",
@@ -211,7 +211,7 @@ async def _require_brokers(admin: Admin, resources: Iterable[ConfigResource]) ->
     would wait until its time is up. The client refuses names that are no ids.
     """
     names = {each.name for each in resources if each.type in ("broker", "broker-logger")}
-    wanted = {int(name) for name in names if name.isdecimal() and int(name) <= _NODE_ID_MAX}
+    wanted = {int(name) for name in names if name.isdecimal() and int(name) <= INT32_MAX}
     if not wanted:
         return
     fenced = {node.node_id: node.fenced for node in (await admin.describe_cluster(include_fenced=True)).nodes}

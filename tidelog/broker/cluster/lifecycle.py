@@ -38,8 +38,8 @@ REGISTRATION_RETRY_MS = 200
 # A controlled shutdown ends without an answer of a controller after this time: the
 # whole cluster may be stopping.
 SHUTDOWN_SILENCE_MS = 3_000
-# The leaderships move with the first heartbeat; the rest of the wait is for all other brokers to know, which one
-# that hangs does not. Whoever stops a node usually kills it after 30 s, and then its logs are not closed.
+# The leaderships move with the first heartbeat. The rest of the wait is for the other brokers to learn that; a
+# broker that hangs does not. `cluster stop` kills a node after 30 s, and a killed node does not close its logs.
 SHUTDOWN_MS_MAX = 20_000
 
 # Errors that a retry of the registration cannot resolve.

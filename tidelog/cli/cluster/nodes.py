@@ -204,7 +204,7 @@ def end(nodes: Iterable[Node], timeout_s: float = STOP_S) -> list[Node]:
     """
     ending = [node for node in nodes if node.signal(signal.SIGCONT)]
     deadline = time.monotonic() + timeout_s
-    told = []
+    signalled = []
     for is_broker in (True, False):
         group = [node for node in ending if node.is_broker == is_broker and node.signal(signal.SIGTERM)]
         for node in group:
@@ -213,8 +213,8 @@ def end(nodes: Iterable[Node], timeout_s: float = STOP_S) -> list[Node]:
                 time.sleep(_POLL_S)
             node.signal(signal.SIGKILL)
             _await_end(node)
-        told += group
-    return told
+        signalled += group
+    return signalled
 
 
 def kill(nodes: Iterable[Node]) -> list[Node]:

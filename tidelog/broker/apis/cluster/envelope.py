@@ -28,5 +28,5 @@ async def handle(services: Services, context: RequestContext, request: EnvelopeR
     try:
         return EnvelopeResponse(response_data=await services.embedded(bytes(request.request_data), host))
     except MalformedMessage as error:
-        # Kafka tells what is wrong with the envelope from a request in it that cannot be read.
+        # Kafka answers so for a request in the envelope that cannot be read.
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, str(error)) from None
