@@ -67,3 +67,16 @@ async def test_what_any_broker_answers_is_asked_of_the_same_one_while_it_is_conn
         assert {node for node, _, _ in cluster.requests[before:]} == {changed_at}
         cluster.nodes[changed_at].drop_connections()
         assert await administrator.list_topics() == ["a", "t"]
+
+
+async def test_partitions_that_were_added_since_the_last_look_are_found() -> None:
+    async with FakeCluster(orders=1) as cluster, admin(cluster) as administrator:
+        await administrator.list_offsets({TopicPartition("orders", 0): "latest"})
+        cluster.create("orders", 3)  # as by another client
+        assert await administrator.describe_producers([TopicPartition("orders", 2)])
+        cluster.create("orders", 4)
+        assert await administrator.list_offsets({TopicPartition("orders", 3): "latest"})
+        with pytest.raises(KafkaError, match="not one numbered 9"):
+            await administrator.describe_producers([TopicPartition("orders", 9)])
+        with pytest.raises(KafkaError, match="not one numbered 9"):
+            await administrator.list_offsets({TopicPartition("orders", 9): "latest"})

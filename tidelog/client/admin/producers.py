@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from tidelog.client.admin.base import AdminBase, in_one_limit, raise_on_error
@@ -31,13 +32,14 @@ class ProducersAdmin(AdminBase):
         """
         targets = as_partitions("partitions", partitions)
         cluster = await self._connected_cluster()
+        since_s = asyncio.get_running_loop().time()
         for topic in {partition.topic for partition in targets}:
             await cluster.topic(topic, self._config.default_api_timeout_ms)
         producers: dict[TopicPartition, list[ProducerState]] = {}
 
         async def attempt() -> None:
             missing = [partition for partition in targets if partition not in producers]
-            for leader, led_partitions in self._by_leader(cluster, missing).items():
+            for leader, led_partitions in self._by_leader(cluster, missing, since_s).items():
                 topics: dict[str, DescribeProducersRequestTopicRequest] = {}
                 for topic, number in led_partitions:
                     entry = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
@@ -56,8 +58,10 @@ class ProducersAdmin(AdminBase):
         return {partition: producers[partition] for partition in targets if partition in producers}
 
     @staticmethod
-    def _by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Partitions by leader.
+    def _by_leader(
+        cluster: Cluster, partitions: Iterable[TopicPartition], since_s: float
+    ) -> dict[int, list[TopicPartition]]:
+        """Partitions by leader, for a call that began at `since_s`.
 
         Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE.
         """
@@ -65,7 +69,7 @@ class ProducersAdmin(AdminBase):
         for partition in partitions:
             leader = cluster.metadata.leader(partition)
             if leader < 0:
-                raise_for_missing_partitions(cluster, [partition])
+                raise_for_missing_partitions(cluster, [partition], since_s)
                 cluster.request_refresh()
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
             by_leader.setdefault(leader, []).append(partition)

@@ -36,7 +36,8 @@ async def list_offsets(
     KafkaError, at the latest REQUEST_TIMED_OUT after `timeout_ms`.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_ms / 1000
+    begin_s = loop.time()
+    deadline = begin_s + timeout_ms / 1000
     offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     failures = 0
     while True:
@@ -47,7 +48,7 @@ async def list_offsets(
         try:
             async with asyncio.timeout_at(deadline):
                 last_error = await list_offsets_once(
-                    cluster, missing, isolation_level=isolation_level, on_offsets=offsets.update
+                    cluster, missing, isolation_level=isolation_level, on_offsets=offsets.update, since_s=begin_s
                 )
         except TimeoutError:
             last_error = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "a leader did not answer")
@@ -73,9 +74,10 @@ async def list_offsets_once(
     *,
     isolation_level: str,
     on_offsets: Callable[[dict[TopicPartition, OffsetAndTimestamp | None]], None],
+    since_s: float = 0.0,
 ) -> KafkaError | None:
     """Send one request to each leader, in parallel. `on_offsets` gets the offsets of each response
-    as it arrives.
+    as it arrives. That a partition does not exist is believed of metadata since `since_s`.
 
     Returns the last retriable error. Raises KafkaError for other errors.
     """
@@ -102,15 +104,15 @@ async def list_offsets_once(
     for error in await asyncio.gather(*calls, return_exceptions=True):
         if error is not None:
             raise error
-    raise_for_missing_partitions(cluster, leaderless)
+    raise_for_missing_partitions(cluster, leaderless, since_s)
     if leaderless:
         last_error = last_error or KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(next(iter(leaderless))))
     return last_error
 
 
-def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPartition]) -> None:
+def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPartition], since_s: float) -> None:
     """Raise for unusable topics and for partition numbers beyond the topic's: waiting does not
-    help.
+    help. Metadata that was asked for before `since_s`, in loop time, may lack partitions that were added since.
     """
     for topic, number in leaderless:
         metadata = cluster.metadata.topics.get(topic)
@@ -118,7 +120,8 @@ def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPar
             continue
         if metadata.error is not ErrorCode.NONE and not metadata.error.retriable:
             raise KafkaError(metadata.error, f"topic {topic!r}")
-        if metadata.is_usable and number >= len(metadata.partitions):
+        is_fresh = cluster.metadata_asked_s >= since_s
+        if metadata.is_usable and is_fresh and number >= len(metadata.partitions):
             count = len(metadata.partitions)
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
