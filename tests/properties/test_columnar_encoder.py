@@ -139,3 +139,19 @@ def test_full_batches_of_a_large_piece_are_not_copied() -> None:
         assert sum(len(each.buffer) for each in full) > 5_000_000
         assert not any(isinstance(each.buffer.obj, bytearray) for each in full)
         assert all(memoryview(each.buffer.obj).nbytes <= 10 * len(each.buffer) for each in encoded)
+
+
+@given(st.lists(st.integers(0, 90_000), min_size=1, max_size=40), st.sampled_from([65_536, 100_000, 300_000]))
+def test_large_batches_are_those_of_the_builder_and_keep_only_their_memory(sizes, limit):
+    """With numba each is encoded where it stays, also beside records that are larger than a batch."""
+    rows = [(at, None, bytes([at]) * size, None, at % 2) for at, size in enumerate(sizes)]
+    table = as_table(rows, pa.binary(), len(rows) // 2)
+    for has_numba in PATHS:
+        done = 0
+        for count, encoded in by_columns(table, [each[4] for each in rows], limit, has_numba, 2**30):
+            assert all(memoryview(each.buffer.obj).nbytes <= len(each.buffer) * 8 // 7 + 1 for each in encoded)
+            assert len({id(each.buffer.obj) for each in encoded}) == len(encoded)
+            expected = by_builder(rows[done : done + count], limit)
+            assert [(each.partition, built(each)) for each in encoded] == expected
+            done += count
+        assert done == len(rows)

@@ -43,6 +43,7 @@ _NOT_IN_A_HOST = re.compile(r"[\s/\[\]@\ud800-\udfff]")
 """Surrogates: bytes of a command line that are not UTF-8."""
 _PORT = re.compile(r"[0-9]{1,5}")
 _INTEGER = re.compile(r"[+-]?\d+")
+DEFAULT_BATCH_SIZE = 65_536
 CLOSE_TIMEOUT_MS = 30_000
 """The time that `close` of a consumer waits for brokers that do not answer, as in Java."""
 
@@ -195,7 +196,7 @@ class ProducerConfig(ClientConfig):
     """`0`: no response; `1`: the leader has the record; `all`: every in-sync replica has it."""
     enable_idempotence: bool | None = None
     """None: on, unless acks, retries or the requests in flight exclude it (as Kafka's default)."""
-    batch_size: int = _number(65_536)
+    batch_size: int = _number(DEFAULT_BATCH_SIZE)
     """Uncompressed bytes of a partition's records after which a batch is sent. Java has 16384, librdkafka 1000000."""
     linger_ms: int = _number(5)
     """A batch that is not full is sent after this time."""

@@ -98,6 +98,20 @@ async def test_a_small_batch_size_does_not_cut_a_table() -> None:
 
 
 @pytest.mark.usefixtures("either_path")
+@pytest.mark.parametrize(
+    ("options", "batch_bytes"),
+    [({}, 500 * 1024), ({"compression_type": "zstd"}, 128 * 1024), ({"batch_size": 300_000}, 300_000)],
+)
+async def test_the_batches_of_a_table_are_large(options: dict[str, Any], batch_bytes: int) -> None:
+    rows = table_of(2_000, value=pa.array([bytes(1000)] * 2_000, pa.binary()))
+    async with FakeCluster(t=1) as cluster, producer(cluster, **options) as sending:
+        await (await sending.send_arrow("t", rows))
+        counts = [read_header(batch).record_count for batch in cluster.topics["t"][0].batches]
+        assert sum(counts) == 2_000
+        assert (batch_bytes - 2_000) / 1_020 < max(counts) <= batch_bytes / 1_000
+
+
+@pytest.mark.usefixtures("either_path")
 async def test_rows_without_a_key_stay_on_a_partition_for_a_batch_of_a_table() -> None:
     rows = pa.table({"value": pa.array([b"%03d" % n + bytes(1000) for n in range(300)], pa.binary())})
     async with FakeCluster(t=8) as cluster, producer(cluster, batch_size=100) as sending:

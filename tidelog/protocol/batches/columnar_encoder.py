@@ -18,6 +18,8 @@ _DELTAS_BYTES_MAX = 5 + 10 + 5
 """The largest length of a record and its two deltas."""
 _BATCHES_PER_CALL = 8
 """A call encodes partitions up to so many full batches. It costs as much as dozens of rows."""
+_BATCH_BYTES_PER_CALL_MIN = 64 * 1024
+"""A batch of this size gets a call of its own, which writes it where it stays: a copy of it costs more."""
 
 
 class EncodedBatch(NamedTuple):
@@ -26,7 +28,7 @@ class EncodedBatch(NamedTuple):
     partition: int
     buffer: memoryview
     """HEADER_SIZE free bytes, then the records. No other batch has a part of it: one that waits for its leader must
-    keep no memory but its own."""
+    keep no memory but its own, and at most an eighth more."""
     record_count: int
     base_timestamp: int
     max_timestamp: int
@@ -60,6 +62,8 @@ class ColumnEncoder:
         order, bounds = _by_partition(partitions)
         sizes = _field_sizes(rows)
         rooms = np.cumsum((sizes + (_DELTAS_BYTES_MAX + HEADER_SIZE))[order])[bounds[1:] - 1]
+        if has_numba() and min(self._batch_bytes, int(rooms[-1]) // len(rooms)) >= _BATCH_BYTES_PER_CALL_MIN:
+            return list(self._encode_in_place(rows, partitions, order, bounds, sizes))
         encode = _encode_by_kernel if has_numba() else _encode_by_numpy
         first_rows = order[bounds[:-1]]
         batches: list[EncodedBatch] = []
@@ -69,12 +73,37 @@ class ColumnEncoder:
             out = _new_memory(int(rooms[last - 1]) - before)
             sections = encode(rows, order, bounds[first : last + 1], sizes, self._batch_bytes, out)
             for group, start, end, count, base, largest in sections.tolist():
-                own = _new_memory(end - start)
-                own[:] = out[start:end]
                 partition = int(partitions[first_rows[first + group]])
-                batches.append(EncodedBatch(partition, own.data, count, base, largest))
+                batches.append(EncodedBatch(partition, _copy(out[start:end]), count, base, largest))
             first, before = last, int(rooms[last - 1])
         return batches
+
+    def _encode_in_place(
+        self, rows: Rows, partitions: Any, order: Any, bounds: Any, sizes: Any
+    ) -> Iterator[EncodedBatch]:
+        """The same batches, each encoded by a call of its own into the memory that it keeps."""
+        import numpy as np
+
+        for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist()):
+            room = int(sizes[order[first:end]].sum()) + (end - first) * _DELTAS_BYTES_MAX
+            partition = int(partitions[order[first]])
+            while first < end:
+                first_record = int(sizes[order[first]]) + _DELTAS_BYTES_MAX
+                own = _new_memory(HEADER_SIZE + min(room, max(first_record, self._batch_bytes)))
+                place = np.array([first, end], np.int64)
+                [section] = _encode_by_kernel(rows, order, place, sizes, self._batch_bytes, own, 1).tolist()
+                _, _, size, count, base, largest = section
+                # A batch that ends early, before a large record, keeps no memory that it does not use.
+                buffer = own[:size].data if size * 8 >= len(own) * 7 else _copy(own[:size])
+                yield EncodedBatch(partition, buffer, count, base, largest)
+                first += count
+                room -= size - HEADER_SIZE
+
+
+def _copy(encoded: Any) -> memoryview:
+    own = _new_memory(len(encoded))
+    own[:] = encoded
+    return own.data  # type: ignore[no-any-return]
 
 
 def _new_memory(size_bytes: int) -> Any:
@@ -124,12 +153,14 @@ def _field_sizes(rows: Rows) -> Any:
 # -- with numba
 
 
-def _encode_by_kernel(rows: Rows, order: Any, bounds: Any, sizes: Any, limit: int, out: Any) -> Any:
+def _encode_by_kernel(
+    rows: Rows, order: Any, bounds: Any, sizes: Any, limit: int, out: Any, batches_max: int | None = None
+) -> Any:
     import numpy as np
 
     from tidelog.protocol.batches.columnar_encoder_kernel import encode
 
-    sections = np.empty((rows.row_count, 6), np.int64)
+    sections = np.empty((batches_max or rows.row_count, 6), np.int64)
     count = encode(
         order,
         bounds,

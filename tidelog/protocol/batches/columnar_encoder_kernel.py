@@ -83,7 +83,7 @@ def encode(
 
     A batch ends before the record that would make it larger than `limit` bytes. HEADER_SIZE bytes
     are left free before its records. A section per batch: group, start and end in `out`, record
-    count, base timestamp, largest timestamp. Returns the number of sections.
+    count, base timestamp, largest timestamp. Returns the number of sections; stops when `sections` is full.
     """
     position = 0
     section = -1
@@ -96,6 +96,8 @@ def encode(
             delta = timestamp - base_timestamp
             size = sizes[row] + varint_size(delta) + varint_size(count)
             if count == 0 or position + varint_size(size) + size - start > limit:
+                if section + 1 == len(sections):
+                    return section + 1
                 section += 1
                 start, base_timestamp = position, timestamp
                 position += HEADER_SIZE
