@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.storage.batches import Logs, batch, idempotent, marker, read
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, read
 from tests.unit.storage.test_damage import copy_of, damage, repair
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.log.hidden_transactions import stable_bound
@@ -177,3 +177,15 @@ def test_a_transaction_that_ends_while_damage_hides_the_end_of_the_one_before(ma
     assert set(committed(log)) == expected
     for each in (log, made.close_and_open()):
         assert each.aborted_transactions(0, end + 1) == [*rows, AbortedTransaction(9, second, end, end + 1)]
+
+
+def test_between_two_looks_at_the_logs_aborted_transactions_that_nobody_asks_for_are_in_files_only(made: Logs):
+    """A tenant that aborts ten a second leaves six millions of them in the week of the default retention."""
+    log = made.log
+    rows = log.aborted_transactions(0, log.log_end_offset)
+    log.maintain(NOW)
+    files = sorted(made.folder.glob("*.txnindex"))
+    for file in files[:-1]:
+        file.unlink()
+    assert log.aborted_transactions(0, log.log_end_offset) == rows
+    assert sorted(made.folder.glob("*.txnindex")) == files, "they were read again, and made anew"

@@ -1,6 +1,7 @@
 """The transactions aborted in a segment: .txnindex, rows of 34 bytes in the order of their markers.
 
-The file exists only if a transaction was aborted. There are few rows, so they stay in memory after the first read.
+The file exists only if a transaction was aborted. A reader of committed records needs its rows: they are in memory as
+in the file, because a tenant may abort millions, and only while they are used (`release`).
 Invariant: the last offsets rise strictly.
 """
 
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from operator import attrgetter
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -19,7 +19,10 @@ logger = logging.getLogger("tidelog.storage")
 
 _ROW: Final = Struct(">hqqqq")
 _VERSION: Final = 0
-_LAST_OFFSET: Final = attrgetter("last_offset")
+_LAST_OFFSET: Final = Struct(">q")
+_LAST_OFFSET_AT: Final = 18
+_BOUNDS: Final = Struct(">10xq8xq")  # first offset, last stable offset
+_PIECE_BYTES: Final = 512 * _ROW.size
 
 
 class AbortedTransaction(NamedTuple):
@@ -34,27 +37,24 @@ class CorruptTransactionIndex(Exception):
 
 
 class TransactionIndex:
-    __slots__ = ("_checksum", "_disk", "_is_rebuilt", "_rows", "exists", "lacks_rows", "path")
+    __slots__ = ("_checksum", "_data", "_disk", "_is_rebuilt", "exists", "lacks_rows", "path")
 
     def __init__(self, disk: Disk, path: str, *, exists: bool) -> None:
         self._disk = disk
         self.path = path
         self.exists = exists
-        self._rows: list[AbortedTransaction] | None = None if exists else []
+        self._data: bytearray | None = None if exists else bytearray()
+        """The rows as in the file; None if they are only there."""
         self._is_rebuilt = False
         self._checksum: tuple[int, int] | None = None
         self.lacks_rows = False
         """The index was rebuilt while damage hid batches."""
 
     def check_file(self) -> None:
-        """Raises CorruptTransactionIndex if the file is invalid or differs from the rows in memory."""
+        """Raises CorruptTransactionIndex if the file is invalid or differs from the rows that were written."""
         if self.exists and not self._is_rebuilt:
-            known, self._rows = self._rows, None
-            try:
-                found = self.rows
-            finally:
-                self._rows = known if known is not None else self._rows
-            if known is not None and found != known:
+            found = self._read()
+            if self._data is not None and found != self._data:
                 raise CorruptTransactionIndex(f"{self.path} is not what was written")
 
     @property
@@ -66,44 +66,59 @@ class TransactionIndex:
         if self.lacks_rows:
             return -1, 0
         if self._checksum is None:
-            data = b"".join(_ROW.pack(_VERSION, *row) for row in self.rows)
-            self._checksum = len(data), crc32c(data)
+            self._checksum = _checksum_of(self._loaded())
         return self._checksum
 
     @property
     def rows(self) -> list[AbortedTransaction]:
         """The rows of the index. Raises CorruptTransactionIndex for an invalid file."""
-        if self._rows is None:
-            try:
-                data = self._disk.read_file(self.path)
-            except FileNotFoundError:
-                raise CorruptTransactionIndex(f"{self.path} is missing") from None
-            if len(data) % _ROW.size:
-                raise CorruptTransactionIndex(f"{self.path}: {len(data)} bytes are no multiple of {_ROW.size}")
-            rows: list[AbortedTransaction] = []
-            for version, *fields in _ROW.iter_unpack(data):
-                row = AbortedTransaction(*fields)
-                if (
-                    version != _VERSION
-                    or row.last_offset < row.first_offset
-                    or (rows and row.last_offset <= rows[-1].last_offset)
-                ):
-                    raise CorruptTransactionIndex(f"{self.path}: row {len(rows)} is version {version}, {row}")
-                rows.append(row)
-            self._rows = rows
-        return self._rows
+        return [AbortedTransaction(*fields) for _, *fields in _ROW.iter_unpack(bytes(self._loaded()))]
+
+    def release(self) -> None:
+        """Keep the rows in the file only; a later use reads them again."""
+        if self._data and self.exists and not self._is_rebuilt:
+            if self._checksum is None:
+                self._checksum = _checksum_of(self._data)
+            self._data = None
+
+    def _loaded(self) -> bytearray:
+        if self._data is None:
+            self._data = self._read()
+        return self._data
+
+    def _read(self) -> bytearray:
+        """The valid content of the file, which is what was written if that is known."""
+        try:
+            data = bytearray(self._disk.read_file(self.path))
+        except FileNotFoundError:
+            raise CorruptTransactionIndex(f"{self.path} is missing") from None
+        if len(data) % _ROW.size:
+            raise CorruptTransactionIndex(f"{self.path}: {len(data)} bytes are no multiple of {_ROW.size}")
+        if self._checksum is not None:
+            if _checksum_of(data) != self._checksum:
+                raise CorruptTransactionIndex(f"{self.path} is not what was written")
+            return data
+        before = -1
+        for number, (version, _, first_offset, last_offset, _) in enumerate(_ROW.iter_unpack(data)):
+            if version != _VERSION or last_offset < first_offset or last_offset <= before:
+                raise CorruptTransactionIndex(
+                    f"{self.path}: row {number} is version {version}, from {first_offset} to {last_offset}"
+                )
+            before = last_offset
+        return data
 
     def append(self, row: AbortedTransaction) -> None:
-        rows = self.rows
-        assert not rows or row.last_offset > rows[-1].last_offset, (rows[-1], row)
+        data = self._loaded()
+        assert not data or row.last_offset > _last_offset(data, len(data) // _ROW.size - 1), row
+        packed = _ROW.pack(_VERSION, *row)
         if not self._is_rebuilt:
             try:
-                self._write(_ROW.pack(_VERSION, *row), len(rows) * _ROW.size)
+                self._write(packed, len(data))
             except OSError as error:
                 # The marker is in the log already, so the append must not fail.
                 logger.warning("cannot write %s until its segment is closed: %s", self.path, error)
                 self._is_rebuilt = True
-        rows.append(row)
+        data += packed
         self._checksum = None
 
     def _write(self, data: bytes, position: int) -> None:
@@ -119,36 +134,41 @@ class TransactionIndex:
     def collect(self, fetch_offset: int, upper_offset: int) -> tuple[list[AbortedTransaction], bool]:
         """The aborted transactions with records in [fetch_offset, upper_offset). Whether later segments have none."""
         found: list[AbortedTransaction] = []
-        rows = self.rows
+        data = self._loaded()
         # There may be very many, and every fetch of read_committed asks.
-        for index in range(bisect_left(rows, fetch_offset, key=_LAST_OFFSET), len(rows)):
-            row = rows[index]
-            if row.first_offset < upper_offset:
-                found.append(row)
-            if row.last_stable_offset >= upper_offset:
-                return found, True
+        begin = _first_from(data, fetch_offset) * _ROW.size
+        for at in range(begin, len(data), _PIECE_BYTES):
+            # A copy, not a view, with which the data could not grow: the cleaner's thread asks, too.
+            piece = bytes(data[at : at + _PIECE_BYTES])
+            for number, (first_offset, stable_offset) in enumerate(_BOUNDS.iter_unpack(piece)):
+                if first_offset < upper_offset:
+                    _, *fields = _ROW.unpack_from(piece, number * _ROW.size)
+                    found.append(AbortedTransaction(*fields))
+                if stable_offset >= upper_offset:
+                    return found, True
         return found, False
 
     def truncate_to(self, offset: int) -> None:
         """Forget the transactions whose marker is at `offset` or later."""
-        kept = [row for row in self.rows if row.last_offset < offset]
-        if len(kept) == len(self.rows):
+        data = self._loaded()
+        kept_bytes = _first_from(data, offset) * _ROW.size
+        if kept_bytes == len(data):
             return
         try:
             if not self._is_rebuilt:
                 file = self._disk.open(self.path)
                 try:
-                    file.truncate(len(kept) * _ROW.size)
+                    file.truncate(kept_bytes)
                 finally:
                     file.close()
         except FileNotFoundError:
             self._is_rebuilt = True  # removed behind our back: `settle` writes the rows again
-        self._rows = kept
+        self._data = data[:kept_bytes]
         self._checksum = None
 
     def begin_rebuild(self) -> None:
         """Empty the index in memory. `append` fills it; the file stays until `settle`."""
-        self._rows = []
+        self._data = bytearray()
         self._checksum = None
         self._is_rebuilt = True
 
@@ -164,7 +184,7 @@ class TransactionIndex:
         if not self._is_rebuilt:
             return False
         self._is_rebuilt = False
-        data = b"".join(_ROW.pack(_VERSION, *row) for row in self.rows)
+        data = bytes(self._loaded())
         try:
             present = self._disk.read_file(self.path) if self.exists else b""
         except FileNotFoundError:
@@ -178,3 +198,17 @@ class TransactionIndex:
             self._disk.remove(self.path)
         self.exists = bool(data)
         return True
+
+
+def _checksum_of(data: bytearray) -> tuple[int, int]:
+    return len(data), crc32c(data)
+
+
+def _last_offset(data: bytearray, number: int) -> int:
+    offset: int = _LAST_OFFSET.unpack_from(data, number * _ROW.size + _LAST_OFFSET_AT)[0]
+    return offset
+
+
+def _first_from(data: bytearray, offset: int) -> int:
+    """The number of the first row whose last offset is `offset` or later."""
+    return bisect_left(range(len(data) // _ROW.size), offset, key=lambda number: _last_offset(data, number))
