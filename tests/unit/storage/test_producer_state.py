@@ -8,9 +8,16 @@ from tests.unit.storage.batches import marker
 from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.log.recovery import read_marker
-from tidelog.storage.producers.producer_state import CompletedTransaction, EndMarker, ProducerEntry, ProducerState
+from tidelog.storage.producers import producer_state
+from tidelog.storage.producers.producer_state import (
+    CompletedTransaction,
+    EndMarker,
+    ProducerEntry,
+    ProducerState,
+)
 
 LAST_SEQUENCE = 2**31 - 1
+MANY = 800
 PID = 7
 
 
@@ -119,6 +126,42 @@ def test_silent_producers_expire_unless_a_transaction_is_open(producer: Producer
     assert producer.state.remove_expired(1000 + 99, 100) == 0
     assert producer.state.remove_expired(1000 + 101, 100) == 1
     assert list(producer.state.entries) == [2]
+
+
+class TestManyProducers:
+    @pytest.fixture(autouse=True)
+    def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(producer_state, "PRODUCERS_MAX", MANY)
+
+    def test_those_that_have_not_written_for_the_longest_are_forgotten(self, producer: Producer):
+        many = 3 * MANY
+        producer.send(0, producer_id=1)
+        for producer_id in range(10, many):
+            producer.send(0, producer_id=producer_id)
+            assert len(producer.state) <= MANY
+            if producer_id % 100 == 0:
+                producer.send(producer_id // 100, producer_id=1)
+        assert producer.send(many // 100, producer_id=1) is None, "one that writes now and then is known"
+        assert producer.send(0, producer_id=many - 1) is not None
+        assert 10 not in producer.state.entries
+
+    def test_one_with_an_open_transaction_is_kept(self, producer: Producer):
+        producer.send(0, producer_id=1, transactional=True)
+        for producer_id in range(10, 2 * MANY):
+            producer.send(0, producer_id=producer_id)
+        completed = producer.end(abort=True, producer_id=1)
+        assert completed is not None
+        assert completed.first_offset == 0
+
+    def test_many_open_transactions_are_not_looked_at_each_time(self, producer: Producer):
+        for producer_id in range(2 * MANY):
+            producer.send(0, producer_id=producer_id, transactional=True)
+        assert len(producer.state) == producer.state.open_transaction_count == 2 * MANY
+        for producer_id in range(2 * MANY):
+            producer.end(abort=True, producer_id=producer_id)
+        for producer_id in range(-MANY, 0):
+            producer.end(abort=True, producer_id=producer_id)
+        assert len(producer.state) <= MANY
 
 
 class TestTransactions:

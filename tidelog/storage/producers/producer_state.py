@@ -23,6 +23,9 @@ from tidelog.storage.producers.transitions import Transitions
 from tidelog.storage.producers.verification import Verification, Verifications
 
 BATCHES_RETAINED: Final = 5  # as many as an idempotent producer may have in flight
+PRODUCERS_MAX: Final = 50_000
+"""Producers of one partition, 430 B each. Beyond it those are forgotten that have not written for the longest: any
+client can write with ids of its own making, and their usual end comes after `producer.id.expiration.ms`."""
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
 STRICT_MARKERS_FROM: Final = 2
@@ -107,7 +110,10 @@ class EarlierState(NamedTuple):
 class ProducerState:
     """All producers of one partition, and its transactions that are open or not yet replicated."""
 
-    __slots__ = ("_ongoing", "_transitions", "_unreplicated", "end_offset", "entries", "refused", "verifications")
+    __slots__ = (
+        "_forget_above", "_ongoing", "_transitions", "_unreplicated", "end_offset", "entries", "refused",
+        "verifications",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.refused: RefusedOfPartition | None = None
@@ -115,6 +121,7 @@ class ProducerState:
         self.verifications = Verifications()
         """Verifications of transactions that are about to begin here; not part of the state."""
         self.entries: dict[int, ProducerEntry] = {}
+        self._forget_above = PRODUCERS_MAX
         self._ongoing: dict[int, int] = {}  # first offset -> producer id, in rising order of offset
         self._unreplicated: dict[int, int] = {}  # first offset -> offset of the marker that is above the high watermark
         self._transitions: Transitions[ProducerEntry] = Transitions()
@@ -289,6 +296,8 @@ class ProducerState:
         """Record a batch that was appended to the log."""
         entry = self.entries.get(producer_id)
         if entry is None:
+            if len(self.entries) >= self._forget_above:
+                self._forget_idlest()
             self._transitions.add(first_offset, producer_id, None)
             entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
         elif entry.epoch != epoch or (is_transactional and entry.transaction_first_offset < 0):
@@ -348,6 +357,8 @@ class ProducerState:
         entry = self.entries.get(marker.producer_id)
         self._transitions.add(marker.offset, marker.producer_id, None if entry is None else entry.copy())
         if entry is None:
+            if len(self.entries) >= self._forget_above:
+                self._forget_idlest()
             entry = self.entries[marker.producer_id] = ProducerEntry(marker.producer_id, marker.producer_epoch)
         if entry.epoch != marker.producer_epoch:
             entry.epoch = marker.producer_epoch
@@ -472,6 +483,23 @@ class ProducerState:
         if self.verifications:
             self.verifications.remove_expired(now_ms, expiration_ms)
         return len(expired)
+
+    def _forget_idlest(self) -> None:
+        """Make room: forget those without an open transaction whose last batch lies farthest back in the log.
+
+        Their offsets decide, because clients choose the timestamps. An eighth at once, because it looks at all.
+        """
+        idle = {
+            producer_id: entry.batches[-1][LAST_OFFSET] if entry.batches else NO_OFFSET
+            for producer_id, entry in self.entries.items()
+            if entry.transaction_first_offset < 0
+        }
+        room = PRODUCERS_MAX // 8
+        farthest = sorted(idle.values())[: len(self.entries) - PRODUCERS_MAX + room]
+        for producer_id, offset in idle.items():
+            if farthest and offset <= farthest[-1]:
+                del self.entries[producer_id]
+        self._forget_above = max(PRODUCERS_MAX, len(self.entries) + room)
 
 
 def _older_epoch(producer_id: int, epoch: int, known: int) -> KafkaError:
