@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,28 @@ def test_the_file_is_written_whole_and_read_again(tmp_path: Path, child: subproc
     file.path.write_text("{}")
     with pytest.raises(NoCluster, match="is not a cluster's file"):
         file.read()
+
+
+@pytest.mark.parametrize("change", [shutil.move, shutil.copytree])
+def test_a_directory_that_was_moved_or_copied_holds_its_own_cluster(
+    tmp_path: Path, change: Callable[[Path, Path], object]
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    file = ClusterFile(before)
+    file.create(cluster_nodes.plan(before, 2, 0, 9092, {"metadata.log.dir": "/mnt/elsewhere"}))
+    change(before, after)
+    state = ClusterFile(after).read()
+    for node in state.nodes:
+        assert node.data == node.config["log.dirs"] == str(after / f"node-{node.id}")
+        assert node.output == str(after / f"node-{node.id}.log")
+        assert node.arguments[-1] == str(after / f"node-{node.id}.yaml")
+        assert node.config["metadata.log.dir"] == "/mnt/elsewhere"
+
+
+def test_directories_that_the_user_has_chosen_stay(tmp_path: Path) -> None:
+    file = ClusterFile(tmp_path)
+    file.create(cluster_nodes.plan(tmp_path, 1, 0, 9092, {"log.dirs": "/mnt/a,/mnt/b"}))
+    assert file.read().nodes[0].config["log.dirs"] == "/mnt/a,/mnt/b"
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ class ClusterFile:
         """Raises NoCluster."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            state = ClusterState(content["cluster_id"], [_node(each) for each in content["nodes"]])
+            state = ClusterState(content["cluster_id"], [_node(each, self.directory) for each in content["nodes"]])
         except FileNotFoundError:
             raise NoCluster(
                 f"no cluster in {self.directory}: it has no {FILE} (tidelog cluster start makes one)"
@@ -201,7 +201,14 @@ def _content(node: Node) -> dict[str, Any]:
     }
 
 
-def _node(content: Mapping[str, Any]) -> Node:
+def _node(content: Mapping[str, Any], directory: Path) -> Node:
+    """The node with its paths in this directory. The file has those of the directory in which it was written, and that
+    one may have been moved or copied since.
+    """
     node = Node(**{key: value for key, value in content.items() if key != "state"})
     node.pid, node.started = node.pid or 0, node.started or 0
+    data = str(directory / Path(node.data).name)
+    if node.config.get("log.dirs") == node.data:
+        node.config["log.dirs"] = data
+    node.data, node.output = data, str(directory / Path(node.output).name)
     return node
