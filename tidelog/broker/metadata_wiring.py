@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.broker.config.definitions import list_config_default
-from tidelog.broker.config.node_config import own_name
 from tidelog.broker.config.validation import controller_config_problem
 from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
 from tidelog.protocol.messages.broker_registration import Feature as RegisteredFeature
@@ -100,7 +99,6 @@ def broker_registration(
         listeners=[
             RegisteredListener(name=one.name, host=one.host, port=one.port, security_protocol=one.security_protocol)
             for one in endpoints
-            if one.name not in config.controller_listener_names
         ],
         features=[
             RegisteredFeature(name=name, min_supported_version=low, max_supported_version=high)
@@ -138,13 +136,11 @@ def _address(endpoint: Endpoint) -> str:
 
 def controller_endpoints(config: NodeConfig, bound_ports: Mapping[str, int]) -> list[EndpointImage]:
     """Where other nodes reach this controller, as the voters' list says it; none for a node that is alone."""
-    listeners = [one for one in config.listeners if one.name in config.controller_listener_names]
+    listeners = config.advertised_controller_listeners(bound_ports)
     voter = config.quorum_voters.get(config.node_id)
-    endpoints = []
-    for listener in listeners:
-        host, port = voter or (listener.host or own_name(), listener.port or bound_ports.get(listener.name, 0))
-        endpoints.append(_endpoint(listener._replace(host=host, port=port)))
-    return endpoints
+    if voter is not None:
+        listeners = [listener._replace(host=voter[0], port=voter[1]) for listener in listeners]
+    return [_endpoint(listener) for listener in listeners]
 
 
 def _endpoint(listener: Listener) -> EndpointImage:

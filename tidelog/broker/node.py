@@ -24,6 +24,7 @@ from tidelog.broker.cluster.controller_channel import ControllerChannel
 from tidelog.broker.cluster.lifecycle import RegistrationRefused
 from tidelog.broker.config.dynamic_config import DynamicConfig
 from tidelog.broker.config.unserved import check_served, keys_without_effect
+from tidelog.broker.config.validation import check_values
 from tidelog.broker.metadata_side import MetadataSide
 from tidelog.broker.network.channel import Channels
 from tidelog.broker.network.counters import RequestCounters
@@ -118,6 +119,7 @@ class Node:
 
     async def _start(self) -> str:
         check_served(self.config)
+        check_values(self.settings)
         idle = keys_without_effect(self.config)
         if idle:
             logger.warning("these configuration keys have no effect: %s", ", ".join(idle))

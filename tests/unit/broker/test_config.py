@@ -10,7 +10,10 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog.broker.apis.cluster_roles import at_controller
-from tidelog.broker.config.node_config import Listener, NodeConfig, nearest_keys
+from tidelog.broker.config.dynamic_config import DynamicConfig
+from tidelog.broker.config.node_config import Listener, NodeConfig, nearest_keys, own_name
+from tidelog.broker.config.validation import check_values
+from tidelog.broker.metadata_wiring import controller_endpoints
 from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.errors import ConfigError
 from tidelog.storage.segments.log_config import INDEX_INTERVAL_BYTES_MAX
@@ -193,6 +196,12 @@ def test_a_key_only_for_run_time_is_refused():
             {"controller.quorum.voters": "2@a:1,3@b:1", "controller.listener.names": "CONTROLLER"},
             "not among controller.quorum.voters",
         ),
+        ({"controller.quorum.voters": "2@a:1"}, "node.id 1 has the controller role but is not among"),
+        (
+            {"controller.quorum.voters": "1@a:1,2@b:1", "process.roles": "broker"},
+            "node.id 1 is among controller.quorum.voters (1, 2) but has no controller role",
+        ),
+        ({"node.id": "1", "broker.id": "2"}, "node.id is 1 and broker.id is 2"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_one_clear_line(settings, message):
@@ -200,6 +209,26 @@ def test_a_configuration_that_cannot_work_is_one_clear_line(settings, message):
         NodeConfig.load(None, settings)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("log.retention.ms", "0", "log.retention.ms must be unlimited (-1) or"),
+        ("log.retention.hours", "0", "log.retention.ms must be unlimited (-1) or"),
+        ("log.roll.ms", "0", "log.roll.ms must be greater than or equal to 1"),
+        ("log.cleaner.threads", "0", "Log cleaner threads should be at least 1"),
+        ("log.cleaner.dedupe.buffer.size", "1000", "at least 1MB per cleaner thread"),
+        ("max.connections.per.ip", "0", "can be set to zero only if"),
+        ("cordoned.log.dirs", "/x", "Missing entries : /x"),
+    ],
+)
+def test_a_value_that_kafka_refuses_at_a_start_is_refused(key: str, value: str, message: str):
+    with pytest.raises(ConfigError) as caught:
+        check_values(DynamicConfig(NodeConfig.load(None, {key: value})))
+    assert message in str(caught.value)
+    assert not str(caught.value).startswith("requirement")
+    check_values(DynamicConfig(NodeConfig.load(None, {"log.retention.ms": "-1", "log.retention.hours": "0"})))
 
 
 def test_listeners_with_names_of_their_own():
@@ -239,6 +268,39 @@ def test_the_controllers_listener_is_not_for_clients_in_whatever_case_it_is_name
     assert [listener.name for listener in config.advertised_listeners()] == ["PLAINTEXT"]
     at_controllers = RequestContext(0, 0, 0, None, "h", "CONTROLLER")
     assert at_controller(cast(Any, SimpleNamespace(config=config)), at_controllers)
+
+
+@pytest.mark.parametrize(
+    ("advertised", "found"),
+    [
+        ("CONTROLLER://broker-1:9093,PLAINTEXT://broker-1:9092", ("broker-1", 9093)),
+        ("PLAINTEXT://broker-1:9092", (own_name(), 4711)),
+    ],
+)
+def test_a_controller_is_reached_where_kafkas_would_be(advertised: str, found: tuple[str, int]):
+    config = NodeConfig.load(
+        None,
+        {
+            "listeners": "PLAINTEXT://0.0.0.0:9092,CONTROLLER://0.0.0.0:0",
+            "advertised.listeners": advertised,
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": "broker-1:9093",
+        },
+    )
+    assert [(one.name, one.host) for one in config.advertised_listeners()] == [("PLAINTEXT", "broker-1")]
+    assert [(one.host, one.port) for one in controller_endpoints(config, {"CONTROLLER": 4711})] == [found]
+
+
+def test_a_controller_that_is_a_voter_for_good_is_reached_where_the_voters_say():
+    config = NodeConfig.load(
+        None,
+        {
+            "listeners": "PLAINTEXT://:9092,CONTROLLER://:9093",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": "1@host1:9093",
+        },
+    )
+    assert [(one.host, one.port) for one in controller_endpoints(config, {})] == [("host1", 9093)]
 
 
 def test_node_id_has_an_older_name():

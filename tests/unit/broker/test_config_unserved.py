@@ -80,6 +80,47 @@ def test_listeners_with_tls_are_refused_wherever_they_are():
     )
 
 
+@pytest.mark.parametrize(
+    ("roles", "listeners", "message"),
+    [
+        ("controller", "CONTROLLER://h:1,PLAINTEXT://h:2", "process.roles=controller does not serve PLAINTEXT"),
+        ("broker", "CONTROLLER://h:1,PLAINTEXT://h:2", "process.roles=broker does not serve CONTROLLER"),
+    ],
+)
+def test_a_listener_that_the_roles_do_not_serve_is_refused(roles: str, listeners: str, message: str):
+    voters = "1@h:1" if roles == "controller" else "7@h:1"
+    given = CLUSTER | {"process.roles": roles, "listeners": listeners, "controller.quorum.voters": voters}
+    assert message in refusal(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"inter.broker.listener.name": "OTHER"},
+            "inter.broker.listener.name is OTHER, which other brokers cannot find: advertised are PLAINTEXT",
+        ),
+        (
+            {
+                "listeners": "PLAINTEXT://h:1,OUTSIDE://h:2",
+                "listener.security.protocol.map": "OUTSIDE:PLAINTEXT",
+                "advertised.listeners": "OUTSIDE://h:2",
+            },
+            "inter.broker.listener.name is PLAINTEXT, which other brokers cannot find: advertised are OUTSIDE",
+        ),
+    ],
+)
+def test_the_listener_for_brokers_is_one_that_they_find(given: dict[str, str], message: str):
+    assert refusal(**given) == message
+
+
+def test_a_reference_to_a_provider_is_no_value():
+    assert "log.dirs refers to one of config.providers" in refusal(
+        **{"config.providers": "file,env", "log.dirs": "${env:DIRS}"}
+    )
+    check_served(NodeConfig.load(None, {"log.dirs": "${env:DIRS}"}))  # as Kafka takes it without providers
+
+
 def test_other_keys_without_effect_are_named_when_they_ask_for_something():
     config = NodeConfig.load(
         None,

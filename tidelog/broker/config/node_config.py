@@ -175,17 +175,32 @@ class NodeConfig(TypedValues):
         """The advertised addresses. `bound_ports`: listener name -> bound port, for a configured
         port of 0.
         """
-        listeners = (
-            self._parse_listeners("advertised.listeners")
-            if self.is_set("advertised.listeners")
-            else [listener for listener in self.listeners if listener.name not in self.controller_listener_names]
-        )
+        key = "advertised.listeners" if self.is_set("advertised.listeners") else "listeners"
         ports = bound_ports or {}
         return [
             listener._replace(
                 host=listener.host or own_name(), port=listener.port or ports.get(listener.name, listener.port)
             )
-            for listener in listeners
+            for listener in self._parse_listeners(key)
+            if listener.name not in self.controller_listener_names
+        ]
+
+    def advertised_controller_listeners(self, bound_ports: Mapping[str, int] | None = None) -> list[Listener]:
+        """The addresses of this controller for other nodes, as Kafka's: of advertised.listeners,
+        otherwise of listeners.
+        """
+        found = {
+            listener.name: listener
+            for listener in (*self.listeners, *self._parse_listeners("advertised.listeners"))
+            if listener.name in self.controller_listener_names
+        }
+        ports = bound_ports or {}
+        return [
+            listener._replace(
+                host=own_name() if listener.host in ("", *_META_ADDRESSES) else listener.host,
+                port=listener.port or ports.get(name, 0),
+            )
+            for name, listener in found.items()
         ]
 
     # -- topics ------------------------------------------------------------------------------------------------------
@@ -231,13 +246,20 @@ class NodeConfig(TypedValues):
             self.items("controller.quorum.voters") or self.items("controller.quorum.bootstrap.servers")
         ):
             raise ConfigError("controller.quorum.voters must say where the controllers are")
-        if self.is_controller and len(self.items("controller.quorum.voters")) > 1:
-            ids = [voter.partition("@")[0] for voter in self.items("controller.quorum.voters")]
-            if str(self.node_id) not in ids:
-                raise ConfigError(
-                    f"node.id {self.node_id} has the controller role but is not among "
-                    f"controller.quorum.voters ({', '.join(ids)})"
-                )
+        if self.is_set("broker.id") and self["broker.id"] != self.node_id:
+            raise ConfigError(f"node.id is {self.node_id} and broker.id is {self['broker.id']}: they must be the same")
+        ids = [voter.partition("@")[0].strip() for voter in self.items("controller.quorum.voters")]
+        is_voter = str(self.node_id) in ids
+        if self.is_controller and ids and not is_voter:
+            raise ConfigError(
+                f"node.id {self.node_id} has the controller role but is not among "
+                f"controller.quorum.voters ({', '.join(ids)})"
+            )
+        if is_voter and not self.is_controller:
+            raise ConfigError(
+                f"node.id {self.node_id} is among controller.quorum.voters ({', '.join(ids)}) "
+                "but has no controller role"
+            )
 
     def security_protocols(self) -> dict[str, str]:
         """Listener name -> security protocol, from

@@ -100,11 +100,37 @@ def check_served(config: NodeConfig) -> None:
         if listener.security_protocol != "PLAINTEXT":
             raise ConfigError(f"listener {listener.name}: {listener.security_protocol} is not served yet")
     _check_protocols_to_others(config)
+    _check_providers(config)
     own = {listener.name for listener in config.listeners}
     if config.is_controller and not config.is_alone and not own & config.controller_listener_names:
         raise ConfigError("a controller needs a listener named in controller.listener.names")
     if config.is_broker and not own - config.controller_listener_names:
         raise ConfigError("a broker needs a listener that is not among controller.listener.names")
+    _check_listeners_of_roles(config, own)
+
+
+def _check_listeners_of_roles(config: NodeConfig, own: set[str]) -> None:
+    """Every listener has a role that serves it, and the other brokers find the one that they use."""
+    idle = set() if config.is_broker else own - config.controller_listener_names
+    if not config.is_controller:
+        idle |= own & config.controller_listener_names
+    if idle:
+        roles = config.raw("process.roles")
+        raise ConfigError(f"listeners: a node with process.roles={roles} does not serve {', '.join(sorted(idle))}")
+    advertised = [listener.name for listener in config.advertised_listeners()]
+    if config.is_broker and config.inter_broker_listener not in advertised:
+        raise ConfigError(
+            f"inter.broker.listener.name is {config.inter_broker_listener}, which other brokers cannot find: "
+            f"advertised are {', '.join(advertised)}"
+        )
+
+
+def _check_providers(config: NodeConfig) -> None:
+    """A reference to a provider is no value: `log.dirs=${env:DIRS}` would be a directory of this name."""
+    references = [f"${{{name}:" for name in config.items("config.providers")]
+    for name, text in sorted(config.explicit.items()):
+        if any(reference in text for reference in references):
+            raise ConfigError(f"{name} refers to one of config.providers, which are not served yet: {text}")
 
 
 def _promises_security(name: str) -> bool:

@@ -97,6 +97,15 @@ def controller_config_problem(config: NodeConfig) -> Callable[[int, Mapping[str,
 # -- brokers -----------------------------------------------------------------------------------------------------------
 
 
+def check_values(settings: DynamicConfig) -> None:
+    """Raises ConfigError for a value with which Kafka does not start: log.retention.ms=0 would delete all
+    records, max.connections.per.ip=0 would refuse all clients.
+    """
+    problem = next(_Change(settings, False, {}).unmet_by_values(), None)
+    if problem is not None:
+        raise ConfigError(problem.removeprefix("requirement failed: "))
+
+
 def broker_change_problem(settings: DynamicConfig, of_cluster: bool, after: Mapping[str, str]) -> str | None:
     """The problem of `after` as the dynamic configs of this node, or of the whole cluster."""
     problem = _names_problem(after) or _types_problem(after)
@@ -186,6 +195,10 @@ class _Change:
 
     def unmet(self) -> Iterator[str]:
         """The problems that would prevent a start (KafkaConfig.validateValues)."""
+        yield from self.unmet_by_values()
+        yield from self._unmet_by_addresses()
+
+    def unmet_by_values(self) -> Iterator[str]:
         roll_ms, jitter_ms = self._value("log.roll.ms"), self._value("log.roll.jitter.ms")
         if roll_ms is not None and roll_ms < 1:
             yield "requirement failed: log.roll.ms must be greater than or equal to 1"
@@ -198,7 +211,6 @@ class _Change:
             yield "Log cleaner threads should be at least 1"
         elif self._value("log.cleaner.dedupe.buffer.size") // threads <= _CLEANER_BYTES_MIN:
             yield "requirement failed: log.cleaner.dedupe.buffer.size must be at least 1MB per cleaner thread."
-        yield from self._unmet_by_addresses()
         directories = set(map(str, self._settings.static.log_dirs))
         cordoned = self._value("cordoned.log.dirs") or []
         missing = [one for one in cordoned if one not in directories]
@@ -208,10 +220,16 @@ class _Change:
                 f"Missing entries : {', '.join(missing)}"
             )
 
+        key = "max.connections.per.ip.overrides"
+        if not self._value("max.connections.per.ip") and not (self._value(key) or "").strip(" ,"):
+            yield (f"requirement failed: max.connections.per.ip can be set to zero only if {key} property is set.")
+
     def _unmet_by_addresses(self) -> Iterator[str]:
         key = "max.connections.per.ip.overrides"
-        overrides = [one.strip() for one in (self._value(key) or "").split(",") if one.strip()]
-        for one in overrides:
+        for one in (self._value(key) or "").split(","):
+            one = one.strip()
+            if not one:
+                continue
             _, colon, limit = one.rpartition(":")
             if not colon:
                 yield f"Error parsing configuration property '{key}': begin 0, end -1, length {len(one)}"
@@ -220,8 +238,6 @@ class _Change:
                     parse_integer(trim(limit))
                 except ValueError:
                     yield f'For input string: "{trim(limit)}"'
-        if not self._value("max.connections.per.ip") and not overrides:
-            yield (f"requirement failed: max.connections.per.ip can be set to zero only if {key} property is set.")
         if any(self._value(name) != self._settings[name] for name in _LISTENERS):
             yield "The listeners of a running node cannot be changed."
 

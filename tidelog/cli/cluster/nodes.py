@@ -75,11 +75,15 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
 
 def check_configuration(nodes: Iterable[Node]) -> None:
     """Raises ConfigError, before any file is written."""
+    from tidelog.broker.config.dynamic_config import DynamicConfig
     from tidelog.broker.config.node_config import NodeConfig
     from tidelog.broker.config.unserved import check_served
+    from tidelog.broker.config.validation import check_values
 
     for node in nodes:
-        check_served(NodeConfig.load(None, node.config))
+        config = NodeConfig.load(None, node.config)
+        check_served(config)
+        check_values(DynamicConfig(config))
 
 
 def check_ports(nodes: Iterable[Node]) -> None:
