@@ -7,7 +7,7 @@ throttled; the callers ensure it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import lru_cache
 
 UNLIMITED = 2**63 - 1
 EVERYTHING = "*"
@@ -32,5 +32,13 @@ class Throttle:
 
 def is_throttled(replicas: str | None, index: int, node_id: int) -> bool:
     """Whether a topic's `leader.` or `follower.replication.throttled.replicas` names this replica."""
-    entries: Iterable[str] = (entry.strip() for entry in (replicas or "").split(","))
-    return any(entry in (EVERYTHING, f"{index}:{node_id}") for entry in entries)
+    if not replicas:
+        return False
+    entries = _entries(replicas)
+    return EVERYTHING in entries or f"{index}:{node_id}" in entries
+
+
+@lru_cache(maxsize=4)
+def _entries(replicas: str) -> frozenset[str]:
+    """A tool that moves a topic names all its replicas, and each of its partitions looks itself up."""
+    return frozenset(entry.strip() for entry in replicas.split(","))

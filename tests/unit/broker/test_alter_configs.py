@@ -66,10 +66,13 @@ async def set_one(services: Services, kind: int, name: str, key: str, value: str
     return told
 
 
-async def replace(services: Services, kind: int, name: str, version: int = 2, **configs: str | None) -> Any:
+async def replace(
+    services: Services, kind: int, name: str, version: int = 2, *, listener: str = "PLAINTEXT", **configs: str | None
+) -> Any:
     entries = [legacy.AlterableConfig(name=key.replace("_", "."), value=value) for key, value in configs.items()]
     each = legacy.AlterConfigsResource(resource_type=kind, resource_name=name, configs=entries)
-    answer = await alter_configs.handle(services, context(version), legacy.AlterConfigsRequest(resources=[each]))
+    request = legacy.AlterConfigsRequest(resources=[each])
+    answer = await alter_configs.handle(services, context(version, listener=listener), request)
     (told,) = encoded(answer, version).responses
     return told.error_code, told.error_message
 
@@ -122,6 +125,8 @@ async def test_the_older_request_replaces_all_that_was_set(services: Services, v
         "Null value not supported for : retention.ms",
     )
     assert (await replace(services, LOGGER, "1", version, root="INFO"))[0] == 42
+    at_controller = await replace(services, LOGGER, "1", version, listener="", root="INFO")
+    assert at_controller[0] == 35
 
 
 async def test_a_dry_run_changes_nothing(services: Services) -> None:

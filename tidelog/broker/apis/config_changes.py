@@ -58,7 +58,7 @@ async def alter(services: Services, context: RequestContext, request: Any, answe
                 _check(services, request, resource, times[key])
             elif times[key] > 1:
                 raise _invalid("Duplicate resource.")
-            if resource.resource_type == BROKER_LOGGER_RESOURCE:
+            if _is_of_logger(request, resource):
                 logger_levels.alter(services.node_id, resource, validate_only=request.validate_only)
                 settled[key] = None
         except KafkaError as error:
@@ -109,10 +109,16 @@ def _check(services: Services, request: Any, resource: Any, times: int) -> None:
         problem = broker_change_problem(services.settings, not name, after)
         if problem is not None:
             raise _invalid(problem)
-    elif kind == BROKER_LOGGER_RESOURCE and request.API_KEY == ApiKey.INCREMENTAL_ALTER_CONFIGS:
+    elif _is_of_logger(request, resource):
         return
     elif kind not in _FOR_THE_CONTROLLER:
         raise _invalid(f"Unknown resource type {kind}")
+
+
+def _is_of_logger(request: Any, resource: Any) -> bool:
+    """Levels of loggers; AlterConfigs does not know them."""
+    kind: int = resource.resource_type
+    return kind == BROKER_LOGGER_RESOURCE and bool(request.API_KEY == ApiKey.INCREMENTAL_ALTER_CONFIGS)
 
 
 def _check_own_id(services: Services, name: str) -> None:
