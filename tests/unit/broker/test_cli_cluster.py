@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.patience import PATIENCE_S
 from tidelog.cli.cluster import nodes as cluster_nodes
+from tidelog.cli.cluster.command import command
 from tidelog.cli.cluster.state import (
     DIED,
     KILLED,
@@ -166,6 +169,23 @@ def test_a_restart_keeps_what_a_node_has_said(tmp_path: Path, monkeypatch: pytes
         cluster_nodes.kill([node])
     # Nor are its processes kept in the process table, where Python would say at its end that they run.
     assert cluster_nodes._children == {}
+
+
+def test_a_start_that_the_disk_refuses_leaves_no_node_running(
+    tmp_path: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(node: Node, cluster_id: str) -> None:
+        if node.id == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "node-2.yaml"))
+        node.took(child.pid)
+
+    monkeypatch.setattr(cluster_nodes, "launch", launch)
+    monkeypatch.setattr(cluster_nodes, "check_ports", lambda nodes: None)
+    done = CliRunner().invoke(command, ["start", "--brokers", "3", "--data", str(tmp_path), "--detach"])
+    assert done.exit_code == 1
+    assert done.output == f"Error: {tmp_path}/node-2.yaml: No space left on device\n"
+    assert child.wait(PATIENCE_S) == -signal.SIGKILL
+    assert [node.now for node in ClusterFile(tmp_path).read().nodes] == [STOPPED] * 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

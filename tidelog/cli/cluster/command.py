@@ -24,7 +24,7 @@ from tidelog.cli.cluster.state import (
     NoCluster,
     Node,
 )
-from tidelog.cli.common import HELP, announce, as_json, echo, key_values, overriding, print_json, print_table
+from tidelog.cli.common import HELP, announce, as_json, echo, key_values, overriding, print_json, print_table, reason
 from tidelog.protocol.errors import counted
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -123,13 +123,10 @@ def _existing(file: ClusterFile, brokers: int | None, controllers: int | None, p
 
 
 def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wanted: bool) -> None:
-    from tidelog.cli.cluster import nodes as cluster_nodes
-
     began = time.monotonic()
     end_signals = _EndSignals()
     try:
-        cluster_nodes.launch_all(file, state.nodes, state.cluster_id)
-        cluster_nodes.await_ready(state.nodes)
+        _bring_up(file, state)
         seconds = time.monotonic() - began
         if json_wanted:
             print_json(
@@ -148,16 +145,25 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
             )
         if not detach:
             asyncio.run(_show(file, end_signals))
-    except cluster_nodes.ClusterFailed as error:
-        cluster_nodes.kill(state.nodes)
-        cluster_nodes.set_requested(file, state.nodes, STOPPED)
-        raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         detach = False
     finally:
         if not detach:
             end_signals.ignore()
             _end_all(file)
+
+
+def _bring_up(file: ClusterFile, state: ClusterState) -> None:
+    """Start all nodes, or none: where one cannot start, for instance because the disk is full, the others end."""
+    from tidelog.cli.cluster import nodes as cluster_nodes
+
+    try:
+        cluster_nodes.launch_all(file, state.nodes, state.cluster_id)
+        cluster_nodes.await_ready(state.nodes)
+    except (cluster_nodes.ClusterFailed, OSError) as error:
+        cluster_nodes.kill(state.nodes)
+        cluster_nodes.set_requested(file, state.nodes, STOPPED)
+        raise click.ClickException(reason(error) if isinstance(error, OSError) else str(error)) from None
 
 
 class _EndSignals:
