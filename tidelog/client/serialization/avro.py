@@ -10,7 +10,7 @@ import io
 import json
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidelog.client.serialization.registry import RegisteredSchema, SchemaReference, SchemaRegistry, SchemaRegistryError
 
@@ -46,7 +46,7 @@ class AvroSerializer:
         self._registered = RegisteredSchema(text, references=references)
         self._register = register
         self._header = b""
-        self._parsed: Any = None
+        self._parsed: _Schema | None = None
 
     def prepare(self) -> None:
         """Ask the registry for the id now, and not with the first value.
@@ -71,14 +71,15 @@ class AvroSerializer:
             return None
         if self._parsed is None:
             self.prepare()
-        fastavro = _fastavro()
+        assert self._parsed is not None
+        functions = _functions(self._parsed)
 
         out = io.BytesIO()
         out.write(self._header)
         try:
             # The writer by itself makes 1 of 1.5, and an int of more than 32 bits.
-            fastavro.validate(value, self._parsed, raise_errors=True)
-            fastavro.schemaless_writer(out, self._parsed, value)
+            functions.validate(value, self._parsed.parsed, raise_errors=True)
+            functions.write(out, self._parsed.parsed, value)
         except Exception as error:  # of many classes
             raise ValueError(f"the value does not fit the schema of {self._subject}: {_line(error)}") from error
         return out.getvalue()
@@ -94,8 +95,8 @@ class AvroDeserializer:
     def __init__(self, registry: SchemaRegistry, schema: str | Mapping[str, Any] | None = None) -> None:
         self._registry = registry
         text = schema if schema is None or isinstance(schema, str) else json.dumps(schema)
-        self._reader = None if text is None else _parsed(registry, RegisteredSchema(text))
-        self._writers: dict[int, Any] = {}
+        self._reader = None if text is None else _parsed(registry, RegisteredSchema(text)).parsed
+        self._writers: dict[int, _Schema] = {}
 
     def __call__(self, data: bytes) -> Any:
         """Decode one value.
@@ -112,12 +113,10 @@ class AvroDeserializer:
         writer = self._writers.get(schema_id)
         if writer is None:
             writer = self._writers[schema_id] = _parsed(self._registry, self._registry.schema(schema_id))
-        fastavro = _fastavro()
-
         source = io.BytesIO(data)
         source.seek(_HEADER.size)
         try:
-            value = fastavro.schemaless_reader(source, writer, self._reader)
+            value = _functions(writer).read(source, writer.parsed, self._reader)
         except Exception as error:  # of many classes: fastavro does not check the bytes first
             raise ValueError(f"the value does not fit schema {schema_id}: {_line(error)}") from error
         if source.tell() != len(data):
@@ -125,13 +124,66 @@ class AvroDeserializer:
         return value
 
 
-def _parsed(registry: SchemaRegistry, registered: RegisteredSchema) -> Any:
+class _Schema(NamedTuple):
+    parsed: Any
+    is_recursive: bool
+    """Whether a value may have any depth, as that of a list or a tree."""
+
+
+def _parsed(registry: SchemaRegistry, registered: RegisteredSchema) -> _Schema:
     """The schema as fastavro takes it, after those that it names. Raises ValueError, SchemaRegistryError."""
     if registered.type != "AVRO":
         raise ValueError(f"the schema is {registered.type}, not AVRO")
     named: dict[str, Any] = {}
     _parse_references(registry, registered, named, set())
-    return _parse(registered.text, named)
+    parsed = _parse(registered.text, named)
+    try:
+        return _Schema(parsed, _is_recursive(parsed, named, frozenset(), set()))
+    except RecursionError:  # not recursive, but too deep for the compiled functions, too
+        return _Schema(parsed, True)
+
+
+def _is_recursive(schema: Any, named: Mapping[str, Any], outer: frozenset[str], finite: set[str]) -> bool:
+    """Whether a record is a part of itself. `outer` are the records around `schema`; `finite` gets the
+    records that are not.
+    """
+    if isinstance(schema, list):
+        return any(_is_recursive(each, named, outer, finite) for each in schema)
+    if isinstance(schema, str):
+        return schema in outer or (schema in named and _is_recursive(named[schema], named, outer, finite))
+    if "fields" not in schema:
+        parts = [schema[key] for key in ("type", "items", "values") if key in schema]
+        return schema["type"] not in ("enum", "fixed") and any(
+            _is_recursive(part, named, outer, finite) for part in parts
+        )
+    name = schema["name"]
+    if name in outer:
+        return True
+    if name not in finite:
+        if any(_is_recursive(field["type"], named, outer | {name}, finite) for field in schema["fields"]):
+            return True
+        finite.add(name)
+    return False
+
+
+class _Functions(NamedTuple):
+    read: Any
+    write: Any
+    validate: Any
+
+
+def _functions(schema: _Schema) -> _Functions:
+    """fastavro's functions for values of this schema.
+
+    The compiled ones end the process by a stack overflow where a value is some thousand levels deep, and 5 kB make so
+    many. Those in Python raise a RecursionError.
+    """
+    fastavro = _fastavro()
+    if not schema.is_recursive:
+        return _Functions(fastavro.schemaless_reader, fastavro.schemaless_writer, fastavro.validate)
+    from fastavro import _read_py, _validation_py, _write_py
+
+    return _Functions(_read_py.schemaless_reader, _write_py.schemaless_writer, _validation_py.validate)
 
 
 def _parse_references(

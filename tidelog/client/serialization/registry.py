@@ -133,7 +133,7 @@ class SchemaRegistry:
     def _checked(self, status: int, data: bytes) -> dict[str, Any]:
         try:
             answer = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise SchemaRegistryError(f"{self!r} answers HTTP {status} without a JSON object", status)
@@ -188,8 +188,8 @@ def _body(schema: RegisteredSchema) -> dict[str, Any]:
 
 def _id(answer: Mapping[str, Any]) -> int:
     schema_id = answer.get("id")
-    if type(schema_id) is not int:
-        raise SchemaRegistryError("the registry's answer has no id")
+    if type(schema_id) is not int or not 0 <= schema_id < 2**32:
+        raise SchemaRegistryError("the registry's answer has no id of four bytes")
     return schema_id
 
 

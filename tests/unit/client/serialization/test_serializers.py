@@ -149,12 +149,54 @@ def test_refusals_of_the_registry_are_one_line_with_its_code(fake: FakeRegistry)
 
 @pytest.mark.parametrize(
     ("status", "data"),
-    [(200, b"<html>"), (200, b"[]"), (200, b"{}"), (302, b"{}"), (200, b'{"schema": "x", "references": 7}')],
+    [
+        (200, b"<html>"),
+        (200, b"[" * 100_000),
+        (200, b"[]"),
+        (200, b"{}"),
+        (302, b"{}"),
+        (200, b'{"schema": "x", "references": 7}'),
+    ],
 )
 def test_what_is_no_registry_is_refused(fake: FakeRegistry, status: int, data: bytes):
     fake.raw_answer = (status, data)
     with pytest.raises(SchemaRegistryError):
         SchemaRegistry(fake.url).schema(1)
+
+
+@pytest.mark.parametrize("schema_id", [b"-1", b"4294967296", b"true"])
+def test_an_id_that_is_no_number_of_four_bytes_is_refused(fake: FakeRegistry, schema_id: bytes):
+    fake.raw_answer = (200, b'{"id": ' + schema_id + b"}")
+    with pytest.raises(SchemaRegistryError, match="no id"):
+        AvroSerializer(SchemaRegistry(fake.url), "s", '"string"')("x")
+
+
+NODE = '{"type": "record", "name": "Node", "namespace": "n", "fields": [{"name": "next", "type": ["null", "Node"]}]}'
+TREE = '{"type": "record", "name": "Tree", "fields": [{"name": "parts", "type": {"type": "array", "items": "Tree"}}]}'
+ENDLESS = '{"type": "record", "name": "A", "fields": [{"name": "a", "type": "A"}]}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "level"), [(NODE, b"\x02"), (TREE, b"\x02"), (ENDLESS, b""), (f'["null", {NODE}]', b"\x02")]
+)
+def test_a_value_of_any_depth_ends_no_process(fake: FakeRegistry, schema: str, level: bytes):
+    fake.schemas = [{"schema": schema}]
+    with pytest.raises(ValueError, match="RecursionError"):
+        AvroDeserializer(SchemaRegistry(fake.url))(b"\0\0\0\0\1" + level * 100_000 + b"\0")
+
+
+def test_recursive_values_are_written_and_read(fake: FakeRegistry):
+    registry = SchemaRegistry(fake.url)
+    value: dict[str, Any] | None = None
+    for _ in range(20):
+        value = {"next": value}
+    data = AvroSerializer(registry, "s", NODE)(value)
+    assert data is not None
+    assert AvroDeserializer(registry)(data) == value
+    for _ in range(100_000):
+        value = {"next": value}
+    with pytest.raises(ValueError, match="RecursionError"):
+        AvroSerializer(registry, "s", NODE)(value)
 
 
 def test_an_endless_answer_is_refused(fake: FakeRegistry):
