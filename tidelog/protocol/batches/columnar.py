@@ -145,12 +145,15 @@ class _Section(NamedTuple):
 
 
 def _constant_columns(topic: str, partition: int, rows: int) -> dict[str, Callable[[], Any]]:
+    import numpy as np
     import pyarrow as pa
 
-    return {
-        "topic": lambda: pa.repeat(pa.scalar(topic, pa.string()), rows),
-        "partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), rows),
-    }
+    def topics() -> pa.Array:
+        name = topic.encode()
+        ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(name))
+        return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(name * rows)])
+
+    return {"topic": topics, "partition": lambda: _fixed_array(pa.int32(), np.full(rows, partition, np.int32), rows)}
 
 
 def _assemble(columns: tuple[str, ...], makers: dict[str, Callable[[], Any]]) -> pa.RecordBatch:
@@ -343,11 +346,11 @@ def _rows_by_kernel(
     import numpy as np
     import pyarrow as pa
 
-    from tidelog.protocol.batches.columnar_kernel import PLACE_FIELDS, scan
+    from tidelog.protocol.batches.columnar_kernel import PLACE_FIELDS, scan, to_microseconds
 
     array = _as_array(data)
     table = np.array([_to_scan_row(section) for section in sections], np.int64)
-    capacity = int(table[:, 2].sum())
+    capacity = sum(section[2] for section in sections)
     offsets = np.empty(capacity, np.int64)
     timestamps = np.empty(capacity, np.int64)
     types = np.empty(capacity, np.int32)
@@ -359,7 +362,9 @@ def _rows_by_kernel(
     key_starts, key_sizes, value_starts, value_sizes = (places[field, :rows] for field in range(4))
 
     def microseconds() -> Any:
-        return np.clip(timestamps[:rows], -_MAX_MILLISECONDS, _MAX_MILLISECONDS) * 1000
+        out = np.empty(rows, np.int64)
+        to_microseconds(timestamps, _MAX_MILLISECONDS, out)
+        return out
 
     return _assemble(
         columns,
@@ -387,24 +392,27 @@ def _fixed_array(arrow_type: pa.DataType, values: Any, rows: int) -> pa.Array:
     return pa.Array.from_buffers(arrow_type, rows, [None, pa.py_buffer(values)])
 
 
-def _offsets_of(sizes: Any) -> Any:
-    """Arrow's int32 offsets of elements of these sizes. A negative size (null) counts as 0."""
+def _ends_of(sizes: Any) -> tuple[Any, int, int]:
+    """Arrow's int32 offsets of elements of these sizes, the number of nulls (negative sizes), and the last offset."""
     import numpy as np
 
-    ends = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(np.maximum(sizes, 0), out=ends[1:])
-    if ends[-1] > _MAX_INT32:
-        raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"a column of {ends[-1]} bytes is more than Arrow takes at once")
-    return ends.astype(np.int32)
+    from tidelog.protocol.batches.columnar_kernel import ends_of
+
+    ends = np.empty(len(sizes) + 1, np.int32)
+    nulls, size_bytes = ends_of(sizes, _MAX_INT32, ends)
+    if size_bytes > _MAX_INT32:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE, f"a column of {size_bytes} bytes is more than Arrow takes at once"
+        )
+    return ends, nulls, size_bytes
 
 
-def _validity_of(present: Any) -> tuple[pa.Buffer | None, int]:
-    """Arrow's validity bitmap (None without nulls) and the count of nulls."""
+def _validity_of(present: Any) -> pa.Buffer:
+    """Arrow's validity bitmap."""
     import numpy as np
     import pyarrow as pa
 
-    nulls = len(present) - int(np.count_nonzero(present))
-    return (pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None), nulls
+    return pa.py_buffer(np.packbits(present, bitorder="little"))
 
 
 def _bytes_array(arrow_type: pa.DataType, data: Any, starts: Any, sizes: Any) -> pa.Array:
@@ -414,15 +422,14 @@ def _bytes_array(arrow_type: pa.DataType, data: Any, starts: Any, sizes: Any) ->
 
     from tidelog.protocol.batches.columnar_kernel import gather
 
-    if len(sizes) and sizes.max() < 0:
+    ends, nulls, size_bytes = _ends_of(sizes)
+    if nulls and nulls == len(sizes):
         return pa.nulls(len(sizes), arrow_type)
-    ends = _offsets_of(sizes)
     # Arrow's pool uses memory again; numpy would get new pages of the system for each column.
-    content = pa.allocate_buffer(int(ends[-1]))
+    content = pa.allocate_buffer(size_bytes)
     gather(data, starts, ends, np.frombuffer(content, np.uint8))
-    validity, nulls = _validity_of(sizes >= 0)
-    buffers = [validity, pa.py_buffer(ends), content]
-    return pa.Array.from_buffers(arrow_type, len(sizes), buffers, nulls)
+    validity = _validity_of(sizes >= 0) if nulls else None
+    return pa.Array.from_buffers(arrow_type, len(sizes), [validity, pa.py_buffer(ends), content], nulls)
 
 
 def _headers_array(data: Any, places: Any, rows: int) -> pa.Array:
@@ -434,15 +441,16 @@ def _headers_array(data: Any, places: Any, rows: int) -> pa.Array:
 
     counts = places[6, :rows]
     list_type = arrow_schema().field("headers").type
-    if not counts.any():
+    ends, _, header_count = _ends_of(counts)
+    if not header_count:
         return pa.nulls(rows, list_type)
-    ends = _offsets_of(counts)
-    header_places = np.empty((4, int(ends[-1])), np.int64)
+    header_places = np.empty((4, header_count), np.int64)
     scan_headers(data, places, rows, header_places)
     keys = _text_array(data, header_places[0], header_places[1])
     values = _bytes_array(pa.binary(), data, header_places[2], header_places[3])
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(list_type.value_type))
-    validity, nulls = _validity_of(counts > 0)
+    nulls = rows - int(np.count_nonzero(counts))
+    validity = _validity_of(counts > 0) if nulls else None
     return pa.Array.from_buffers(list_type, rows, [validity, pa.py_buffer(ends)], nulls, children=[pairs])
 
 

@@ -179,6 +179,33 @@ def copy_bytes(typing_context: Any, out: Any, low: Any, data: Any, start: Any, s
 
 
 @compiled
+def to_microseconds(milliseconds: Array, limit: int, out: Array) -> None:
+    """Microseconds of times in ms, which are cut at `limit` ms on both sides."""
+    for row in range(out.shape[0]):
+        out[row] = min(max(milliseconds[row], -limit), limit) * 1000
+
+
+@compiled
+def ends_of(sizes: Array, limit: int, ends: Array) -> tuple[int, int]:
+    """Write the int32 ends of elements of these sizes behind a 0. A negative size (null) counts as 0.
+
+    Returns the number of nulls and the last end; stops after an end above `limit`, which it returns.
+    """
+    nulls = end = 0
+    ends[0] = 0
+    for row in range(sizes.shape[0]):
+        size = sizes[row]
+        if size < 0:
+            nulls += 1
+        else:
+            end += size
+        if end > limit:
+            break
+        ends[row + 1] = end
+    return nulls, end
+
+
+@compiled
 def gather(data: Array, starts: Array, ends: Array, out: Array) -> None:
     """Copy `ends[i + 1] - ends[i]` bytes from `data[starts[i]:]` to `out[ends[i]:]` for every i.
 
