@@ -210,6 +210,24 @@ async def test_what_lies_behind_a_log_start_within_the_damage_is_repaired(
     assert not cluster.here.log.damaged_ranges()
 
 
+@pytest.mark.parametrize("start", [8, 9])
+async def test_a_lost_first_file_is_repaired_where_the_log_start_lies_inside_of_a_batch(
+    tmp_path: Path, start: int
+) -> None:
+    cluster = Cluster(tmp_path, 2)
+    for replica in cluster.replicas:
+        replica.log.delete_records(start)
+    here = cluster.here.logs
+    here.close()
+    (here.folder / here.files("*.log")[0]).unlink()
+    cluster.partition.log = here.open()
+    assert cluster.here.lacks() == set(range(start, here.log.segments[1].base_offset))
+    await cluster.repair()
+    assert (here.log.log_start_offset, here.log.log_end_offset) == (start, 2 * COUNT)
+    assert cluster.here.lacks() == set()
+    assert not cluster.repairs._lost_ranges
+
+
 async def test_three_replicas_piece_a_range_together(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, others=2)
     cluster.here.damage(2, 8)

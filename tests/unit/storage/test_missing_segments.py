@@ -9,6 +9,7 @@ import pytest
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, offsets_of, read, records_of
 from tests.unit.storage.test_damage import COUNT, copy_of, repair, served
 from tidelog.protocol.errors import KafkaError
+from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.log_config import LogConfig
@@ -70,6 +71,42 @@ def test_records_of_missing_first_files_are_refused_and_repaired(
     end(made, ending)
     begin(made, ending)
     assert offsets_of(records_of(made.log)) == list(range(last))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("pattern", ["{}.log", "{}.*"])
+@pytest.mark.parametrize("start", [5, 6])
+def test_a_missing_first_file_in_which_the_log_start_lies_inside_of_a_batch(
+    made: Logs, ending: str, pattern: str, start: int
+) -> None:
+    """Its name is the log start then, and the batch of the other replicas begins before that."""
+    made.log.delete_records(start)
+    made.directory.write_checkpoints()
+    # The other replicas have deleted what is below the log start, too.
+    copy = {offset: data for offset, data in copy_of(made).items() if offset + 2 > start}
+    last, name = made.log.log_end_offset, made.files("*.log")[0][:20]
+    first = int(made.files("*.log")[1][:20])
+    end(made, ending)
+    for path in made.folder.glob(pattern.format(name)):
+        path.unlink()
+    begin(made, ending)
+    [(segment, damaged)] = made.log.damaged_ranges()
+    assert (damaged.first_offset, damaged.end_offset) == (start, first)
+    if start % 2:
+        work = made.log.repair_of(segment, damaged)
+        with pytest.raises(CopyRefused, match="reaches beyond"):
+            work.accept(memoryview(copy[start - 1]))
+        end(made, ending)
+        begin(made, ending)  # a start that finds what the refusal has left
+        [(_, damaged)] = made.log.damaged_ranges()
+        assert (damaged.first_offset, damaged.end_offset) == (start - 1, first)
+    repair(made.log, copy)
+    for _ in range(2):
+        assert not made.log.damaged_ranges()
+        assert (made.log.log_start_offset, made.log.log_end_offset) == (start, last)
+        assert [each for each in offsets_of(records_of(made.log)) if each >= start] == list(range(start, last))
+        end(made, ending)
+        begin(made, ending)
 
 
 @pytest.mark.parametrize("ending", ENDINGS[:2])

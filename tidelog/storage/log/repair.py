@@ -179,7 +179,7 @@ class RangeRepair:
             end = position + header.size_bytes
             if header.magic != MAGIC or crc32c(data[position + ATTRIBUTES_OFFSET : end]) != header.crc:
                 raise CopyRefused(f"its batch of offset {header.base_offset} is damaged, too")
-            if self._widen(header) or self._move_end(header):
+            if self._begin_earlier(header) or self._widen(header) or self._move_end(header):
                 raise CopyRefused(
                     f"its batch of offsets {header.base_offset} to {header.next_offset} reaches beyond "
                     f"{self.damage.first_offset} to {end_offset}: all of it is to be repaired"
@@ -274,6 +274,22 @@ class RangeRepair:
         if self._held_batches is not None or self._position + len(batch) > self.damage.end_position:
             return False
         return self.segment.file.read_at(len(batch), self._position) == batch
+
+    def _begin_earlier(self, header: BatchHeader) -> bool:
+        """Whether the first segment, whose file is lost, now begins where the other replica's batch does.
+
+        The lost file has the name of the log start, which may lie inside of a batch (DeleteRecords).
+        """
+        segment, damage, segments = self.segment, self.damage, self.log.segments
+        is_lost = segment is segments.first and segment is not segments.active and not segment.size_bytes
+        begins_inside = header.base_offset < damage.first_offset == segment.base_offset < header.next_offset
+        if not (is_lost and begins_inside and self._is_of_known_epoch(header)):
+            return False
+        segments.begin_earlier(header.base_offset)
+        earlier = damage._replace(first_offset=header.base_offset)
+        logger.error("%s: %s", segment.path, describe(earlier))
+        segment.set_damage(tuple(earlier if each == damage else each for each in segment.damage))
+        return True
 
     def _widen(self, header: BatchHeader) -> bool:
         """Whether the other replica's batch reaches beyond the range: then the batches it overlaps are damaged too.

@@ -530,6 +530,24 @@ class Segment:
             self.damage = damage
             self.generation += 1
 
+    def begin_earlier(self, base_offset: int) -> None:
+        """Give the segment a lower base offset. It has no bytes, because its file was lost. Raises OSError."""
+        assert not self.size_bytes, self
+        assert base_offset < self.base_offset, (self, base_offset)
+        lost_path = self.path
+        self.release()
+        self.base_offset = self.offset_of_max_timestamp = base_offset
+        self.max_offset = base_offset + MAX_RELATIVE_OFFSET
+        self.path = self._name(LOG_SUFFIX, self.suffix)
+        self._offset_index = self._time_index = None
+        for suffix in SUFFIXES[1:]:
+            self._disk.remove(self.path_of(suffix))
+        self.transaction_index = TransactionIndex(self._disk, self.path_of(TRANSACTION_INDEX_SUFFIX), exists=False)
+        self.transaction_index.lacks_rows = True
+        self._disk.write_file(self.path, b"", sync=False)
+        self._disk.remove(lost_path)
+        self._disk.sync_directory(self.directory)
+
     def end_at(self, position: int) -> None:
         """End the segment at `position`, up to which a repair has written. The segment is not appended to."""
         if self.file.size_bytes() > position:

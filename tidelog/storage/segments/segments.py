@@ -140,6 +140,12 @@ class Segments:
             self.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
         return gone
 
+    def begin_earlier(self, base_offset: int) -> None:
+        """Give the first segment, whose file was lost, a lower base offset. Raises OSError."""
+        self.sums_are_stale = True
+        self.first.begin_earlier(base_offset)
+        self._bases[0] = base_offset
+
     def replace(self, old: list[Segment], new: Segment) -> None:
         """Replace neighbouring segments by the one made from them. The caller handles their files."""
         at = self._bases.index(old[0].base_offset)
