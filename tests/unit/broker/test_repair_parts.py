@@ -228,6 +228,29 @@ async def test_a_lost_first_file_is_repaired_where_the_log_start_lies_inside_of_
     assert not cluster.repairs._lost_ranges
 
 
+@pytest.mark.parametrize("left_bytes", [100, 200, 300])
+async def test_what_is_left_of_a_batch_does_not_swallow_the_copy_behind_it(tmp_path: Path, left_bytes: int) -> None:
+    """The length of its record reaches into the copy, whose zeros pass for the end of that record."""
+    cluster = Cluster(tmp_path)
+    for replica in cluster.replicas:
+        replica.log.roll(NOW)
+        for number, size in enumerate((600, *[100] * 4)):
+            replica.logs.append(idempotent(0, count=2, value=bytes(size), producer_id=8 + number))
+    big = 2 * COUNT
+    cluster.replicas[1].log.delete_records(big + 4)
+    here = cluster.here.logs
+    here.log.delete_records(big + 4)
+    here.close()
+    path = here.folder / here.files("*.log")[-1]
+    position = next(at for at, size in batches_of(path) if size > 1200)
+    os.truncate(path, position + left_bytes)
+    cluster.partition.log = here.open()
+    await cluster.repair()
+    assert (here.log.log_start_offset, here.log.log_end_offset) == (big + 4, big + 10)
+    for offset in range(big + 4, big + 10):
+        assert int.from_bytes(cluster.here.fetch(offset, 1)[:8], "big") == offset // 2 * 2
+
+
 async def test_three_replicas_piece_a_range_together(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, others=2)
     cluster.here.damage(2, 8)

@@ -401,8 +401,9 @@ class RangeRepair:
         copy = None if self._held_batches is None else b"".join(self._held_batches)
         copied = self._from_offset, damage.end_offset
         return RepairCheck(
-            self.log, segment, damage, copied, self._proven, copy, start, end, has_markers=self._has_markers
-        )
+            self.log, segment, damage, copied, self._proven, copy, start, end, has_markers=self._has_markers,
+            begins_at=damage.position,
+        )  # fmt: skip
 
 
 class RepairCheck:
@@ -424,7 +425,9 @@ class RepairCheck:
         end: int = 0,
         *,
         has_markers: bool = False,
+        begins_at: int | None = None,
     ) -> None:
+        """`begins_at`: where the damaged bytes begin that lie before an inserted copy."""
         self.log = log
         self.has_markers = has_markers
         """The copy ends transactions: the segment's index of those that were aborted may lack them."""
@@ -440,6 +443,8 @@ class RepairCheck:
         self.proven = (*kept, *proven)
         self._copy = copy
         self._start, self._end = start, end
+        self._begins_at = start if begins_at is None else begins_at
+        self._is_insertion = start == end
         self._end_offset = segment.next_offset
         self.generation = segment.generation
         self._epoch_max = log.segments.epoch_behind(segment)
@@ -449,7 +454,7 @@ class RepairCheck:
     @property
     def is_insertion(self) -> bool:
         """Whether the copy of a part is inserted before or after the damaged bytes."""
-        return self.is_written_anew and self._start == self._end
+        return self.is_written_anew and self._is_insertion
 
     @property
     def has_helped(self) -> bool:
@@ -467,6 +472,10 @@ class RepairCheck:
                 self._file.sync()
             elif self._file.size_bytes() >= self._start:
                 self._write_anew(self._copy)
+                if self.is_insertion and self._begins_at < self._start and not self.has_helped:
+                    # What is left of a batch may pass for one that reaches into the copy behind it.
+                    self._start = self._begins_at
+                    self._write_anew(self._copy)
                 return
             self._examine(self._file, self.size_bytes)  # the file may also have become shorter than it was
         except OSError as error:
