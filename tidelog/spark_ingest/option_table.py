@@ -36,7 +36,13 @@ SOURCE_OPTIONS: Final = (
         "`flights` all topics that contain it. An expression that Python cannot read in the same way is refused",
         "^flights-.*$",
     ),
-    SourceOption("assign", BOTH, "", "partitions by topic", '{"flights": [0, 2]}'),
+    SourceOption(
+        "assign",
+        BOTH,
+        "",
+        "partitions by topic. One that does not exist is an error; Spark's connector passes over it without a word",
+        '{"flights": [0, 2]}',
+    ),
     SourceOption(
         "startingOffsets",
         BOTH,
