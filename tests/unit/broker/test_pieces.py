@@ -75,6 +75,20 @@ async def test_others_are_served_between_the_pieces(running: RunningNode, wire: 
         await answered
 
 
+async def test_groups_are_deleted_few_at_once_because_each_is_written(running: RunningNode, wire: Wire) -> None:
+    """Thousands of groups with ids of few letters make a small request."""
+    await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)
+    other = await running.connect()
+    wire.send(DeleteGroupsRequest(groups_names=[str(number) for number in range(2000)]), 2)
+    answered = asyncio.create_task(wire.receive(DeleteGroupsResponse, 2))
+    served = 0
+    while not answered.done():
+        await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
+        served += 1
+    assert served >= 40
+    assert [each.group_id for each in (await answered).results] == [str(number) for number in range(2000)]
+
+
 async def test_what_is_named_too_often_is_refused_however_far_apart(wire: Wire) -> None:
     await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)
     often = [name for number in range(11) for name in (*names(600), "again")][: 11 * 601]

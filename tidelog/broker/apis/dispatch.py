@@ -169,7 +169,7 @@ class Dispatcher:
         if api.is_forwarded:
             return self._run(self._by_controller(bytes(frame), api, context, request), api, context, request)
         try:
-            if api.in_pieces is not None and len(frame) > WHOLE_BYTES_MAX:
+            if api.in_pieces is not None and len(frame) > (api.in_pieces.whole_bytes_max or WHOLE_BYTES_MAX):
                 return self._run(self._piece_by_piece(api.in_pieces, api, context, request), api, context, request)
             result = api.handle(self._services, context, request)
             if inspect.iscoroutine(result):

@@ -21,17 +21,22 @@ class Arrays(NamedTuple):
 
     asked: str
     answered: str
+    at_once: int = 0
+    """Elements of one piece; 0 for PIECE_ELEMENTS_MAX."""
+    whole_bytes_max: int = 0
+    """The largest request that is served at once; 0 for WHOLE_BYTES_MAX."""
 
 
 def split(request: Any, arrays: Arrays) -> Iterator[Any]:
-    """The same request with PIECE_ELEMENTS_MAX elements at most, as often as it takes; itself if it has no more."""
+    """The same request with the elements of one piece at most, as often as it takes; itself if it has no more."""
     elements = getattr(request, arrays.asked)
-    if len(elements) <= PIECE_ELEMENTS_MAX:
+    at_once = arrays.at_once or PIECE_ELEMENTS_MAX
+    if len(elements) <= at_once:
         yield request
         return
-    for start in range(0, len(elements), PIECE_ELEMENTS_MAX):
+    for start in range(0, len(elements), at_once):
         piece = copy.copy(request)
-        setattr(piece, arrays.asked, elements[start : start + PIECE_ELEMENTS_MAX])
+        setattr(piece, arrays.asked, elements[start : start + at_once])
         yield piece
 
 

@@ -14,7 +14,8 @@ from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 
 REQUEST = DeleteGroupsRequest
-IN_PIECES = Arrays("groups_names", "results")
+# Each group is a write of its own, with a record for each of its offsets; ids of few letters make a small request.
+IN_PIECES = Arrays("groups_names", "results", at_once=25, whole_bytes_max=256)
 
 
 def check(request: DeleteGroupsRequest) -> None:
