@@ -189,3 +189,21 @@ def test_between_two_looks_at_the_logs_aborted_transactions_that_nobody_asks_for
         file.unlink()
     assert log.aborted_transactions(0, log.log_end_offset) == rows
     assert sorted(made.folder.glob("*.txnindex")) == files, "they were read again, and made anew"
+
+
+def test_the_end_of_a_transaction_needs_no_file_of_an_idle_log(made: Logs):
+    """Its marker is in the log when the row is added, so that a file which is gone or damaged must not fail it."""
+    log = made.log
+    for sequence in (0, 1):
+        first = log.log_end_offset
+        made.append(idempotent(sequence, producer_id=9, transactional=True), from_client=False)
+        if sequence:
+            [*_, file] = sorted(made.folder.glob("*.txnindex"))
+            assert file.stem == f"{log.segments.active.base_offset:020}"
+            file.write_bytes(b"damaged")
+        made.append(marker(abort=True, producer_id=9), from_client=False)
+        rows = log.aborted_transactions(0, log.log_end_offset)
+        assert rows[-1].first_offset == first
+        for _ in range(2):  # at the second look the log is idle
+            log.maintain(NOW)
+    assert len(rows) == CYCLES + 2

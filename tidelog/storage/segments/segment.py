@@ -310,7 +310,7 @@ class Segment:
         return self._map.view
 
     def release(self) -> None:
-        """Give back the descriptor, the maps and the aborted transactions; they come again when needed."""
+        """Give back the descriptor and the maps; they come again when needed."""
         self._drop_maps()
         if self._file is not None:
             self._file.close()
@@ -319,7 +319,6 @@ class Segment:
         for index in (self._offset_index, self._time_index):
             if index is not None:
                 index.release()
-        self.transaction_index.release()
 
     def _drop_maps(self) -> bool:
         """Close the maps of this file. True if no slice of one is still in use."""
