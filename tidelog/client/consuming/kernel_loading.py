@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from tidelog.client.network.outcomes import start_task
+
 logger = logging.getLogger(__name__)
 
 
@@ -26,7 +28,7 @@ class KernelLoading:
     def start(self) -> None:
         """Begin the load; later calls do nothing."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = start_task(self._run())
 
     async def load_within(self, timeout_s: float) -> None:
         """Begin the load, and wait for it so long. Beside a busy thread it takes several times as long."""

@@ -16,6 +16,7 @@ from tidelog.client.groups.coordinator import Coordinator
 from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets_once
+from tidelog.client.network.outcomes import start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -57,7 +58,7 @@ class PositionLookup:
             return
         now_ms = self._loop.time() * 1000
         if self._subscription.partitions_without_position() or self._subscription.pending_resets(now_ms):
-            self._lookup_task = self._loop.create_task(self._run_lookup())
+            self._lookup_task = start_task(self._run_lookup())
 
     async def wait_for_position(self, partition: TopicPartition, timeout_ms: float) -> int:
         """The position of an assigned partition, within `timeout_ms`.

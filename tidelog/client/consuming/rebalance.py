@@ -25,7 +25,7 @@ from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.membership import GroupMembership, Membership, wait_until
 from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.outcomes import retrieve_exception
+from tidelog.client.network.outcomes import retrieve_exception, start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Rebalancer:
         self.refuse_inside_listener("poll()")
         task = self._step_task
         if task is None:
-            task = self._step_task = self._loop.create_task(step())
+            task = self._step_task = start_task(step())
             task.add_done_callback(retrieve_exception)
         self._may_go_on.set()
         self._wait_deadline = deadline
@@ -185,7 +185,7 @@ class Rebalancer:
             await self._revoke_before_join()
             self._joined_change_count = subscription.topic_change_count
             owned = tuple(subscription.assigned)
-            self._join_task = self._loop.create_task(membership.join(tuple(subscription.topics), owned))
+            self._join_task = start_task(membership.join(tuple(subscription.topics), owned))
             self._join_task.add_done_callback(retrieve_exception)
         self._raise_listener_problem()
 
@@ -308,7 +308,7 @@ class Rebalancer:
     def commit_in_background(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> asyncio.Task[None]:
         """Start a commit. Commits are sent in the order of their calls."""
         pending = self._start_commit(offsets, self._config.default_api_timeout_ms)
-        return self._loop.create_task(self._await_commit(*pending))
+        return start_task(self._await_commit(*pending))
 
     def _start_commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float

@@ -18,6 +18,7 @@ from tidelog.client.consuming.subscription import PartitionState, Subscription
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import EMPTY, ClusterMetadata
+from tidelog.client.network.outcomes import start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
@@ -72,7 +73,7 @@ class PositionValidator:
                 self._fetcher.discard((partition,))
                 self._fetcher.handle_divergence(partition, 0, 0)
         if self._task is None and self._partitions_to_validate():
-            self._task = self._loop.create_task(self._validate_all())
+            self._task = start_task(self._validate_all())
 
     async def close(self) -> None:
         self._closed = True

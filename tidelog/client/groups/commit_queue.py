@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
-from tidelog.client.network.outcomes import retrieve_exception
+from tidelog.client.network.outcomes import retrieve_exception, start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -86,7 +86,7 @@ class CommitQueue:
             self._newest[partition] = commit
         self._waiting.append(commit)
         if self._worker is None:
-            self._worker = self._loop.create_task(self._send_commits())
+            self._worker = start_task(self._send_commits())
             self._worker.add_done_callback(retrieve_exception)
         return commit.future
 

@@ -20,6 +20,7 @@ from tidelog.client.groups.consumer_member import ConsumerMember, IdPartition, O
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.groups.membership import wait_until
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.outcomes import start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -104,7 +105,7 @@ class ConsumerMembership:
         self.needs_join = False
         self._member.subscribe(topics, self._now_ms)
         if self._task is None or self._task.done():
-            self._task = self._loop.create_task(self._heartbeat_loop())
+            self._task = start_task(self._heartbeat_loop())
         self._wake_event.set()
 
     def acknowledge(self, owned: Sequence[IdPartition], target: frozenset[IdPartition]) -> None:

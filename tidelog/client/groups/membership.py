@@ -29,6 +29,7 @@ from tidelog.client.config import ConsumerConfig
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import COORDINATOR, JOINING, Cluster
+from tidelog.client.network.outcomes import start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
@@ -327,7 +328,7 @@ class Membership:
 
     def _start_heartbeats(self) -> None:
         if self._heartbeat_task is None or self._heartbeat_task.done():
-            self._heartbeat_task = self._loop.create_task(self._heartbeat_loop())
+            self._heartbeat_task = start_task(self._heartbeat_loop())
 
     async def _heartbeat_loop(self) -> None:
         config = self._config
@@ -344,7 +345,7 @@ class Membership:
                 # A poll may join again at any moment: by then `is_lost` must be set and heartbeats
                 # must have stopped.
                 leave_request = self._send_leave(self._member_id, "max.poll.interval.ms passed without a poll")
-                self._leave_task = self._loop.create_task(leave_request)
+                self._leave_task = start_task(leave_request)
                 self._forget_membership(ErrorCode.UNKNOWN_MEMBER_ID)
                 self.is_lost = True
                 self.request_join()

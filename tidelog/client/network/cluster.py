@@ -20,7 +20,7 @@ from tidelog.client.model import Node
 from tidelog.client.network.backoff import ExponentialBackoff
 from tidelog.client.network.connection import Connection, connect, first_success
 from tidelog.client.network.metadata import EMPTY, ClusterMetadata, TopicMetadata, merge_metadata
-from tidelog.client.network.outcomes import retrieve_exception
+from tidelog.client.network.outcomes import retrieve_exception, start_task
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -111,7 +111,7 @@ class Cluster:
         try:
             await self._fetch_first_metadata()
             self._check_open()
-            self._refresh_task = asyncio.get_running_loop().create_task(self._refresh_loop())
+            self._refresh_task = start_task(self._refresh_loop())
             self._refresh_task.add_done_callback(self._handle_refresh_end)
         except BaseException:
             await self.close()
@@ -177,7 +177,7 @@ class Cluster:
         """
         link = self._links.setdefault((node_id, purpose), _Link())
         if link.connect_task is None:
-            link.connect_task = asyncio.get_running_loop().create_task(self._connect(link, node_id))
+            link.connect_task = start_task(self._connect(link, node_id))
             link.connect_task.add_done_callback(retrieve_exception)
         return link.connect_task
 
@@ -293,7 +293,7 @@ class Cluster:
         if candidates:
             return min(candidates, key=lambda connection: connection.in_flight)
         if self._bootstrap_attempt is None:
-            self._bootstrap_attempt = asyncio.get_running_loop().create_task(self._open_bootstrap())
+            self._bootstrap_attempt = start_task(self._open_bootstrap())
             self._bootstrap_attempt.add_done_callback(retrieve_exception)
         return await self._await_attempt(self._bootstrap_attempt)
 

@@ -1,9 +1,19 @@
-"""Outcomes of background work that may have no reader."""
+"""Background work of the clients: its tasks, and outcomes that may have no reader."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def start_task(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """A task that begins after this call, whatever the task factory of the program's loop. An eager one runs the work
+    inside the call: work that ends at once would then clear the caller's reference to it before that is set.
+    """
+    return asyncio.Task(work, loop=asyncio.get_running_loop())
 
 
 def retrieve_exception(outcome: asyncio.Future[Any]) -> None:

@@ -24,6 +24,7 @@ from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import ISOLATION
+from tidelog.client.network.outcomes import start_task
 from tidelog.protocol.batches.record_batch import (
     BatchHeader,
     CorruptRecord,
@@ -82,12 +83,12 @@ async def fetch_raw(
     offset = start_offset
     try:
         while offset < end_offset:
-            task = next_task or asyncio.create_task(reader.next(offset, end_offset))
+            task = next_task or start_task(reader.next(offset, end_offset))
             next_task = None
             chunk = await task
             offset = chunk.next_offset
             if offset < end_offset:
-                next_task = asyncio.create_task(reader.next(offset, end_offset))
+                next_task = start_task(reader.next(offset, end_offset))
             yield chunk
     finally:
         if next_task is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tidelog.client.config import ClientConfig
-from tidelog.client.network.outcomes import retrieve_exception
+from tidelog.client.network.outcomes import retrieve_exception, start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -41,7 +41,7 @@ class SharedStart:
         loop = asyncio.get_running_loop()
         if self._task is None:
             self._loop, self._process_id = loop, os.getpid()
-            self._task = loop.create_task(self._run())
+            self._task = start_task(self._run())
             self._task.add_done_callback(retrieve_exception)
         task = self._task
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.outcomes import start_task
 from tidelog.client.producing.accumulator import ProducerBatch
 from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -50,7 +51,7 @@ class LogInquirer:
         if not new_inquiries:
             return
         self._open_inquiries.update(new_inquiries)
-        task = asyncio.get_running_loop().create_task(self._inquire_until_settled(new_inquiries))
+        task = start_task(self._inquire_until_settled(new_inquiries))
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 

@@ -23,6 +23,7 @@ from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.metadata import NO_TOPIC_ID
+from tidelog.client.network.outcomes import start_task
 from tidelog.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
 from tidelog.client.producing.interceptors import Interceptors
 from tidelog.client.producing.log_inquirer import LogInquirer
@@ -556,7 +557,7 @@ class Sender:
 
     def _request_identity(self) -> None:
         if self._identity_task is None:
-            self._identity_task = self._loop.create_task(self._init_producer_id())
+            self._identity_task = start_task(self._init_producer_id())
 
     async def _init_producer_id(self) -> None:
         failures = 0

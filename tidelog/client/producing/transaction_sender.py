@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import COORDINATOR, Cluster
+from tidelog.client.network.outcomes import start_task
 from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.sender import CONCURRENT_TRANSACTIONS_WAIT_MS, Sender
 from tidelog.client.producing.transaction_errors import TransactionAborted
@@ -184,7 +185,7 @@ class TransactionSender:
     # -- requests
 
     def _start(self, sending: Coroutine[Any, Any, None]) -> None:
-        self._task = self._loop.create_task(sending)
+        self._task = start_task(sending)
         self._task.add_done_callback(self._handle_task_end)
 
     async def _send_requests(self, request: Request | None, failures: int = 0) -> None:
