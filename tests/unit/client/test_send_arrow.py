@@ -288,6 +288,25 @@ async def test_columns_of_views_are_read_as_others() -> None:
         ]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_binary(), pa.string_view(), pa.binary_view()])
+async def test_columns_of_dictionaries_are_read_as_others(kind: Any) -> None:
+    """Polars hands its categories to `pa.table` as dictionaries of views."""
+    texts = pa.array(["k", None, "a key that is longer than twelve bytes"]).cast(kind)
+    keys = pa.DictionaryArray.from_arrays(pa.array([0, 2, None, 1, 2], pa.uint32()), texts)
+    rows = pa.table({"key": keys, "value": [b"0", b"1", b"2", b"3", b"4"]})
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        await (await sending.send_arrow("t", rows.slice(1)))
+        long_key = b"a key that is longer than twelve bytes"
+        assert [record.key for record in records(cluster, 0)] == [long_key, None, None, long_key]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view()])
+def test_a_dictionary_without_the_value_of_a_row_is_refused(kind: Any) -> None:
+    keys = pa.DictionaryArray.from_arrays(pa.array([0, 5], pa.int32()), pa.array(["k"], kind), safe=False)
+    with pytest.raises(ValueError, match="'key' is damaged"):
+        list(iter_rows(pa.table({"key": keys}), 2**20))
+
+
 def test_a_piece_looks_at_its_own_headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check of the whole column for each piece cost the square of the rows: twelve times for four times the rows."""
     monkeypatch.setattr(columnar_input, "PIECE_ROWS", 10)

@@ -160,7 +160,7 @@ def _bytes_column(column: pa.Array, name: str) -> BytesColumn:
     if types.is_null(kind):
         return BytesColumn(np.empty(0, np.uint8), np.zeros(count, np.int64), np.full(count, -1, np.int64))
     if types.is_dictionary(kind):
-        return _bytes_column(_cast(column, kind.value_type, name), name)
+        return _bytes_column(_without_dictionary(column, name), name)
     if types.is_fixed_size_binary(kind) or str(kind) in _VIEWS:
         return _bytes_column(_cast(column, pa.large_binary(), name), name)
     is_large = types.is_large_binary(kind) or types.is_large_string(kind)
@@ -180,6 +180,17 @@ def _bytes_column(column: pa.Array, name: str) -> BytesColumn:
     if column.null_count:
         sizes[_nulls(column)] = -1
     return BytesColumn(data, offsets[:-1], sizes)
+
+
+def _without_dictionary(column: pa.Array, name: str) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        if str(column.type.value_type) in _VIEWS:  # Polars' categories; Arrow casts no dictionary of views
+            return _cast(column.dictionary, pa.large_binary(), name).take(column.indices)
+        return _cast(column, column.type.value_type, name)
+    except pa.ArrowIndexError as error:
+        raise ValueError(f"the column {name!r} is damaged: {error}") from None
 
 
 def _nulls(column: pa.Array) -> Any:
