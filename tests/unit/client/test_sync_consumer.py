@@ -372,3 +372,48 @@ def test_a_second_close_waits_for_the_first_as_long_as_its_own_limit_says():
         first.join(PATIENCE_S)
         assert ended == ["well"], "the second call did not end the first"
         assert not cluster.groups.group("g").members
+
+
+@pytest.mark.parametrize("call", ["poll", "batches", "poll_arrow"])
+def test_a_poll_that_is_interrupted_before_it_begins_returns_no_records_of_the_one_before(call):
+    with served(t=1) as fake:
+        fill(fake, "t", 0, 10)
+        with consumer(fake, auto_offset_reset="earliest", enable_auto_commit=False) as consuming:
+            consuming.subscribe(["t"])
+            batches = consuming.batches()
+            reads = {
+                "poll": lambda: consuming.poll(1_000),
+                "batches": lambda: next(batches),
+                "poll_arrow": lambda: consuming.poll_arrow(1_000).num_rows,
+            }
+            poll_until(consuming, lambda: consuming.assignment())
+            consuming.seek(T0, 0)
+            while not reads[call]():
+                pass
+            assert consuming.position(T0) == 10
+            _interrupt_before_it_begins(consuming, reads[call])
+            assert consuming.position(T0) == 10
+
+
+def _interrupt_before_it_begins(consuming: sync.Consumer, call: Callable[[], object]) -> None:
+    """Interrupt the main thread while the consumer's loop is busy."""
+
+    def interrupt(*_: Any) -> None:
+        is_interrupted.set()
+        raise KeyboardInterrupt
+
+    def be_busy() -> None:
+        time.sleep(0.2)  # the caller waits by now
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        assert is_interrupted.wait(PATIENCE_S)
+
+    main, is_interrupted = threading.main_thread().ident, threading.Event()
+    assert consuming._thread is not None
+    consuming._thread.loop.call_soon_threadsafe(be_busy)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        signal.signal(signal.SIGINT, before)

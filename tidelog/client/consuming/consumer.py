@@ -106,7 +106,8 @@ class Consumer:
         self._missing_topics: set[str] = set()
         self.keeps_positions = False
         """Keep the positions before each poll, so that `return_records` can go back to them."""
-        self._positions_before_take: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.positions_before_take: dict[TopicPartition, OffsetAndMetadata] = {}
+        """Those of a poll whose caller may not have its records yet."""
         self._shared_start = SharedStart(self._config, self._connect, "consumer")
         self._closed = False
         """Set when `close` begins. Polls end then, and the rebalance listener may still commit."""
@@ -376,7 +377,7 @@ class Consumer:
         assert self._position_lookup is not None
         lookup = self._position_lookup
         self._rewind()
-        self._positions_before_take = {}
+        self.positions_before_take = {}
         while True:
             self._update_event.clear()
             if self._fetcher.decoder.is_kernel_due and not self._closed:
@@ -387,7 +388,7 @@ class Consumer:
                 return None
             lookup.start_lookup()
             if self.keeps_positions:
-                self._positions_before_take = self._subscription.positions()
+                self.positions_before_take = self._subscription.positions()
             records = take(self._fetcher)
             self._fetcher.send_fetches()
             remaining_s = deadline - loop.time()
@@ -472,7 +473,7 @@ class Consumer:
 
     def return_records(self) -> None:
         """Let the records of the last poll count as not consumed, because its caller has not got them."""
-        positions, self._positions_before_take = self._positions_before_take, {}
+        positions, self.positions_before_take = self.positions_before_take, {}
         for partition, position in positions.items():
             self._subscription.rewind(partition, position.offset, position.leader_epoch)
         if self._fetcher is not None:

@@ -92,7 +92,11 @@ class Consumer(BlockingClient):
         at that moment count as not consumed.
         """
         try:
-            return self._run_with_listener(name, call)
+            records = self._run_with_listener(name, call)
+            # The caller has these: the next poll may be interrupted before it begins. Python interrupts at no place
+            # between here and the end of the call.
+            self._consumer.positions_before_take = {}
+            return records
         except BaseException:
             thread = self._thread
             if thread is not None and not self._caller.is_in_callback:
