@@ -121,13 +121,16 @@ def test_the_file_is_written_whole_and_read_again(tmp_path: Path, child: subproc
 
 @pytest.mark.parametrize("change", [shutil.move, shutil.copytree])
 def test_a_directory_that_was_moved_or_copied_holds_its_own_cluster(
-    tmp_path: Path, change: Callable[[Path, Path], object]
+    tmp_path: Path, child: subprocess.Popen[bytes], change: Callable[[Path, Path], object]
 ) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     file = ClusterFile(before)
-    file.create(cluster_nodes.plan(before, 2, 0, 9092, {"metadata.log.dir": "/mnt/elsewhere"}))
+    plan = cluster_nodes.plan(before, 2, 0, 9092, {"metadata.log.dir": "/mnt/elsewhere"})
+    plan.nodes[0].took(child.pid)
+    file.create(plan)
     change(before, after)
     state = ClusterFile(after).read()
+    assert state.nodes[0].now == (RUNNING if change is shutil.move else STOPPED), "a copy has no process of its own yet"
     for node in state.nodes:
         assert node.data == node.config["log.dirs"] == str(after / f"node-{node.id}")
         assert node.output == str(after / f"node-{node.id}.log")

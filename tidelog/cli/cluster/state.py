@@ -207,6 +207,9 @@ def _node(content: Mapping[str, Any], directory: Path) -> Node:
     """
     node = Node(**{key: value for key, value in content.items() if key != "state"})
     node.pid, node.started = node.pid or 0, node.started or 0
+    before = Path(node.data).parent
+    if before != directory and (before / FILE).exists():
+        node.pid, node.asked = 0, STOPPED  # this is a copy, and the processes are the original's
     data = str(directory / Path(node.data).name)
     if node.config.get("log.dirs") == node.data:
         node.config["log.dirs"] = data
