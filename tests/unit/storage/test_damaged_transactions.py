@@ -179,18 +179,6 @@ def test_a_transaction_that_ends_while_damage_hides_the_end_of_the_one_before(ma
         assert each.aborted_transactions(0, end + 1) == [*rows, AbortedTransaction(9, second, end, end + 1)]
 
 
-def test_between_two_looks_at_the_logs_aborted_transactions_that_nobody_asks_for_are_in_files_only(made: Logs):
-    """A tenant that aborts ten a second leaves six millions of them in the week of the default retention."""
-    log = made.log
-    rows = log.aborted_transactions(0, log.log_end_offset)
-    log.maintain(NOW)
-    files = sorted(made.folder.glob("*.txnindex"))
-    for file in files[:-1]:
-        file.unlink()
-    assert log.aborted_transactions(0, log.log_end_offset) == rows
-    assert sorted(made.folder.glob("*.txnindex")) == files, "they were read again, and made anew"
-
-
 def test_the_end_of_a_transaction_needs_no_file_of_an_idle_log(made: Logs):
     """Its marker is in the log when the row is added, so that a file which is gone or damaged must not fail it."""
     log = made.log

@@ -238,7 +238,7 @@ class TestTransactionIndex:
             assert [row.first_offset for row in rows] == list(range(first - first % 2, first + 4, 2))
         assert time.process_time() - began_s < 2, "looking at all of them takes ten times as long"
 
-    def test_millions_of_aborted_transactions_take_no_memory_while_nobody_asks(self, tmp_path: Path):
+    def test_millions_of_aborted_transactions_take_little_more_memory_than_their_file(self, tmp_path: Path):
         path = tmp_path / "x.txnindex"
         path.write_bytes(b"".join(self.row_bytes(2 * number + 1, 2 * number) for number in range(50_000)))
         tracemalloc.start()
@@ -247,38 +247,8 @@ class TestTransactionIndex:
             rows, _ = index.collect(99_990, 100_000)
             assert [row.first_offset for row in rows] == list(range(99_990, 100_000, 2))
             assert tracemalloc.get_traced_memory()[0] < 50_000 * 40
-            index.release()
-            assert tracemalloc.get_traced_memory()[0] < 50_000
         finally:
             tracemalloc.stop()
-        assert index.collect(99_990, 100_000)[0] == rows
-
-    def test_an_index_that_was_released_is_what_it_was(self, tmp_path: Path):
-        index = self.filled(tmp_path)
-        checksum = index.checksum
-        index.release()
-        assert (index.checksum, index.rows) == (checksum, self.ROWS)
-        index.release()
-        index.append(AbortedTransaction(3, 31, 40, 41))
-        index.release()
-        index.truncate_to(40)
-        assert index.rows == self.ROWS
-        assert index.checksum == checksum
-
-    def test_damage_to_the_file_of_a_released_index_is_noticed(self, tmp_path: Path):
-        index = self.filled(tmp_path)
-        index.release()
-        (tmp_path / "x.txnindex").write_bytes(self.row_bytes(20, 11) + self.row_bytes(30, 15))
-        for ask in (index.check_file, lambda: index.rows, lambda: index.collect(0, 100)):
-            with pytest.raises(CorruptTransactionIndex):
-                ask()
-
-    def test_rows_that_could_not_be_written_are_not_released(self):
-        index = TransactionIndex(OsDisk(), "nowhere", exists=False)
-        index.begin_rebuild()
-        index.append(self.ROWS[0])
-        index.release()
-        assert index.rows == self.ROWS[:1]
 
     def test_truncation_forgets_markers_from_the_offset_on(self, tmp_path: Path):
         index = self.filled(tmp_path)

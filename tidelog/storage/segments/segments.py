@@ -185,14 +185,7 @@ class Segments:
         self.release()
 
     def release(self, *, keep_active: bool = False) -> None:
-        """Close descriptors and maps, and drop what their files have. A later use opens and reads them again.
-
-        The aborted transactions of the active segment stay in memory: when one more is added, its marker is in the log
-        already, so that a file which cannot be read would be too late to notice.
-        """
+        """Close descriptors and maps. A later use opens them again."""
         for segment in self._list:
-            if segment is not self.active:
-                segment.transaction_index.release()
-            elif keep_active:
-                continue
-            segment.release()
+            if not (keep_active and segment is self.active):
+                segment.release()

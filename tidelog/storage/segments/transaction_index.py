@@ -1,7 +1,7 @@
 """The transactions aborted in a segment: .txnindex, rows of 34 bytes in the order of their markers.
 
-The file exists only if a transaction was aborted. A reader of committed records needs its rows: they are in memory as
-in the file, because a tenant may abort millions, and only while they are used (`release`).
+The file exists only if a transaction was aborted. Its bytes stay in memory after the first read, and rows are taken out
+of them when they are needed, because a tenant may abort millions.
 Invariant: the last offsets rise strictly.
 """
 
@@ -44,7 +44,7 @@ class TransactionIndex:
         self.path = path
         self.exists = exists
         self._data: bytearray | None = None if exists else bytearray()
-        """The rows as in the file; None if they are only there."""
+        """The rows as in the file; None before the first use."""
         self._is_rebuilt = False
         self._checksum: tuple[int, int] | None = None
         self.lacks_rows = False
@@ -74,30 +74,19 @@ class TransactionIndex:
         """The rows of the index. Raises CorruptTransactionIndex for an invalid file."""
         return [AbortedTransaction(*fields) for _, *fields in _ROW.iter_unpack(bytes(self._loaded()))]
 
-    def release(self) -> None:
-        """Keep the rows in the file only; a later use reads them again."""
-        if self._data and self.exists and not self._is_rebuilt:
-            if self._checksum is None:
-                self._checksum = _checksum_of(self._data)
-            self._data = None
-
     def _loaded(self) -> bytearray:
         if self._data is None:
             self._data = self._read()
         return self._data
 
     def _read(self) -> bytearray:
-        """The valid content of the file, which is what was written if that is known."""
+        """The content of the file. Raises CorruptTransactionIndex unless it is valid."""
         try:
             data = bytearray(self._disk.read_file(self.path))
         except FileNotFoundError:
             raise CorruptTransactionIndex(f"{self.path} is missing") from None
         if len(data) % _ROW.size:
             raise CorruptTransactionIndex(f"{self.path}: {len(data)} bytes are no multiple of {_ROW.size}")
-        if self._checksum is not None:
-            if _checksum_of(data) != self._checksum:
-                raise CorruptTransactionIndex(f"{self.path} is not what was written")
-            return data
         before = -1
         for number, (version, _, first_offset, last_offset, _) in enumerate(_ROW.iter_unpack(data)):
             if version != _VERSION or last_offset < first_offset or last_offset <= before:
