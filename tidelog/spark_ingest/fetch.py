@@ -175,6 +175,12 @@ async def _chunks_of_log(
                     position = chunk.next_offset
                     out_of_range_errors = 0
         except KafkaError as error:
+            if error.code is ErrorCode.REQUEST_TIMED_OUT and await _is_log_at_end(
+                cluster, options, partition, position
+            ):
+                # A micro-batch that is replayed may name offsets that a truncated log, or a new topic, lacks.
+                position = _leave_out(options, partition, position, offset_range.end, f"ends at {position}")
+                continue
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
             out_of_range_errors += 1
@@ -201,9 +207,25 @@ async def _position_after_loss(
     if earliest <= position <= latest:
         return position  # the log has the offset now, as after a leader change
     next_position = min(earliest, offset_range.end) if position < earliest else offset_range.end
-    last = next_position - 1
-    loss = f"offsets {position} to {last} of {partition} are gone: its log begins at {earliest}, ends at {latest}"
+    return _leave_out(options, partition, position, next_position, f"begins at {earliest}, ends at {latest}")
+
+
+async def _is_log_at_end(cluster: Cluster, options: SourceOptions, partition: TopicPartition, position: int) -> bool:
+    """Whether the log ends at this offset. A transaction that holds records back is before the end of the log."""
+    try:
+        ends = await list_offsets(
+            cluster, {partition: LATEST_TIMESTAMP}, timeout_ms=options.consumer.request_timeout_ms
+        )
+    except KafkaError:  # no word of the log's end
+        return False
+    end = ends[partition]
+    return end is not None and end.offset == position
+
+
+def _leave_out(options: SourceOptions, partition: TopicPartition, start: int, end: int, log: str) -> int:
+    """Pass over offsets that the log lacks. Raises DataLoss when failOnDataLoss is true."""
+    loss = f"offsets {start} to {end - 1} of {partition} are gone: its log {log}"
     if options.fail_on_data_loss:
         raise DataLoss(loss)
     logger.warning("%s; they are left out", loss)
-    return next_position
+    return end

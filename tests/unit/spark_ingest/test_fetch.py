@@ -89,10 +89,18 @@ def test_a_reader_that_stops_early_leaves_nothing_open(node, new_topic):
     reading.close()  # warnings are errors here: an unclosed loop or transport would fail the test
 
 
-def test_waiting_for_records_that_do_not_come_ends_in_a_clear_error(node, new_topic):
+def test_waiting_for_records_that_do_not_come_ends_in_a_clear_error(node, new_topic, monkeypatch):
+    real = raw_fetch._Reader._fetch
+
+    async def ask(reader, offset):
+        answer = await real(reader, offset)
+        answer.records = b""
+        return answer
+
+    monkeypatch.setattr(raw_fetch._Reader, "_fetch", ask)
     options = {"kafkaConsumer.pollTimeoutMs": "300", "kafka.fetch.max.wait.ms": "50"}
     with pytest.raises(KafkaError) as failure:
-        read(node, new_topic(5), 5, 6, **options)
+        read(node, new_topic(5), 3, 5, failOnDataLoss="false", **options)
     assert failure.value.code is ErrorCode.REQUEST_TIMED_OUT
 
 
@@ -207,6 +215,17 @@ def test_a_deleted_topic_is_left_out_where_loss_is_tolerated(node, new_topic):
     with pytest.raises(KafkaError) as failure:
         read(node, topic, 0, 5, **timeouts)
     assert failure.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_offsets_beyond_the_end_of_a_log_are_lost_and_not_waited_for_in_vain(node, new_topic):
+    topic = new_topic(30)
+    delete(node, topic)
+    node.topic(topic, 7)  # a replay after a restart, which does not know the first topic's id
+    timeouts = {"kafkaConsumer.pollTimeoutMs": "300"}
+    assert read(node, topic, 0, 30, failOnDataLoss="false", **timeouts).num_rows == 7
+    assert read(node, topic, 7, 30, failOnDataLoss="false", **timeouts) is None
+    with pytest.raises(DataLoss, match=f"offsets 7 to 29 of {topic}-0 are gone: its log ends at 7"):
+        read(node, topic, 0, 30, **timeouts)
 
 
 def test_a_task_does_not_wait_long_for_a_topic_that_the_brokers_do_not_know(node, new_topic, monkeypatch):
