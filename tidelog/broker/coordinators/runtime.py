@@ -360,9 +360,14 @@ class CoordinatorRuntime(Generic[C]):
             return
         if error is not None:
             # The coordinator's state may differ from the lost log, so it must not serve requests.
-            has_moved = isinstance(error, KafkaError) and error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
-            level = logging.INFO if has_moved else logging.WARNING  # a leader that hands over does so with every stop
-            logger.log(level, "%s: partition %d lost its log: %s", self._name, shard.partition, error)
+            # A leader that hands over does so with every stop.
+            logger.log(
+                logging.INFO if _has_moved(error) else logging.WARNING,
+                "%s: partition %d lost its log: %s",
+                self._name,
+                shard.partition,
+                error,
+            )
             self._close(shard, _ShardState.FAILED)
             return
         shard.committed_offset = max(shard.committed_offset, offset)
@@ -493,15 +498,7 @@ class CoordinatorRuntime(Generic[C]):
         try:
             end_offset = next(steps)
         except Exception as error:
-            is_expected = isinstance(error, (KafkaError, MalformedMessage, OSError))
-            logger.error(
-                "%s: partition %d cannot be loaded: %s",
-                self._name,
-                shard.partition,
-                error,
-                exc_info=None if is_expected else error,
-            )
-            self._close(shard, _ShardState.FAILED)
+            self._fail_load(shard, error)
             return
         if end_offset in (STEP_DONE, CHUNK_NOT_READY):
             delay_ms = 0 if end_offset == STEP_DONE else CHUNK_RETRY_MS
@@ -511,12 +508,22 @@ class CoordinatorRuntime(Generic[C]):
         else:
             self._ports.when_committed(shard.partition, end_offset, lambda error: self._activate(shard, error))
 
+    def _fail_load(self, shard: _Shard[C], error: Exception) -> None:
+        logger.log(
+            logging.INFO if _has_moved(error) else logging.ERROR,
+            "%s: partition %d cannot be loaded: %s",
+            self._name,
+            shard.partition,
+            error,
+            exc_info=None if isinstance(error, (KafkaError, MalformedMessage, OSError)) else error,
+        )
+        self._close(shard, _ShardState.FAILED)
+
     def _activate(self, shard: _Shard[C], error: Exception | None) -> None:
         if shard.state is not _ShardState.LOADING:
             return
         if error is not None:
-            logger.error("%s: partition %d cannot be loaded: %s", self._name, shard.partition, error)
-            self._close(shard, _ShardState.FAILED)
+            self._fail_load(shard, error)
             return
         shard.state = _ShardState.ACTIVE
         now = self._now()
@@ -525,3 +532,8 @@ class CoordinatorRuntime(Generic[C]):
             self._apply(shard, operation(shard.coordinator, now))
         shard.operations_after_load.clear()
         self._arm_timer(shard)
+
+
+def _has_moved(error: Exception) -> bool:
+    """Whether another broker leads the partition by now, and loads it. This one learns of it in a moment."""
+    return isinstance(error, KafkaError) and error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -446,3 +446,18 @@ def test_a_coordinator_that_breaks_while_loading_is_not_served():
     bench.write(b"broken")
     bench.elect(epoch=2)
     assert bench.write(b"a").error == E.NOT_COORDINATOR
+
+
+@pytest.mark.parametrize(("code", "level"), [(E.NOT_LEADER_OR_FOLLOWER, "INFO"), (E.KAFKA_STORAGE_ERROR, "ERROR")])
+def test_a_load_that_ends_because_another_broker_leads_is_no_error(
+    caplog: pytest.LogCaptureFixture, code: ErrorCode, level: str
+) -> None:
+    caplog.set_level("INFO", "tidelog")
+    bench = Bench(commits_at_once=False)
+    bench.elect()
+    bench.write(b"a")
+    bench.elect(epoch=2)
+    caplog.clear()
+    bench.ports.lose(0, KafkaError(code))
+    assert [(one.levelname, "cannot be loaded" in one.message) for one in caplog.records] == [(level, True)]
+    assert bench.write(b"b").error == E.NOT_COORDINATOR
