@@ -18,6 +18,7 @@ from tests.unit.storage.batches import NOW, Logs, QuickDisk, idempotent, records
 from tests.unit.storage.test_damage import batches_of
 from tidelog.broker.replicas.fetching.follower_answers import Tail
 from tidelog.broker.replicas.repairs import Repairs
+from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.disk import Buffer, File
 from tidelog.storage.log.scrub import Scrub
@@ -208,6 +209,44 @@ async def test_what_lies_behind_a_log_start_within_the_damage_is_repaired(
     cluster.here.log.delete_records(9)
     assert cluster.here.lacks() == set()
     assert not cluster.here.log.damaged_ranges()
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "committed_end", "is_repaired"), [({1}, 2 * COUNT, True), ({1}, 10, False), (set(), 2 * COUNT, False)]
+)
+async def test_the_end_of_a_damage_is_taken_as_committed_where_the_epoch_file_says_otherwise(
+    tmp_path: Path, in_sync: set[int], committed_end: int, is_repaired: bool
+) -> None:
+    """A loss of power leaves an old epoch file. What lies before the log start stays damaged, as nobody has it."""
+    cluster = Cluster(tmp_path)
+    here = cluster.here.log
+    for replica in cluster.replicas:
+        replica.log.truncate_to(8)
+        for n in range(4, COUNT):
+            replica.logs.append(idempotent(2 * n, count=2, value=b"%03d" % n * 20, timestamp=NOW + n), epoch=1)
+    here.leader_epochs.clear()
+    for epoch, start in ((0, 0), (1, 12)):
+        here.leader_epochs.assign(epoch, start)
+    cluster.here.damage(2, 6)
+    for replica in cluster.replicas:
+        replica.log.delete_records(8)
+
+    async def fetch(
+        partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20
+    ) -> bytes:
+        end = 2 * COUNT if up_to_log_end else committed_end
+        data = await cluster.fetch(partition, source, offset, up_to_log_end=up_to_log_end, bytes_max=bytes_max)
+        return b"".join(
+            data[at : at + header.size_bytes] for at, header in iter_headers(data) if header.next_offset <= end
+        )
+
+    cluster.repairs.fetch = fetch
+    cluster.repairs._in_sync = lambda partition: in_sync
+    await cluster.repair()
+    assert cluster.here.lacks() == (set() if is_repaired else set(range(8, 12)))
+    if is_repaired:
+        assert list(here.leader_epochs) == [(1, 8)], "else a scrub after a restart would doubt the batches again"
+    assert not cluster.refused
 
 
 @pytest.mark.parametrize("start", [8, 9])

@@ -331,13 +331,13 @@ class Repairs:
         return False
 
     async def _copy_end(self, partition: Partition, repair: RangeRepair, source: int, fetch_offset: int) -> bool:
-        """Whether the end of a range was copied from a replica. Raises NoRoom, PeerUnreachable, OSError."""
+        """Whether the end of a range was copied from a replica. Raises NoRoom, OSError."""
         try:
-            await self._copy(partition, repair, source, fetch_offset)
+            await self._copy_committed_if_refused(partition, repair, source, fetch_offset)
         except NoRoom:
             raise
-        except (CopyRefused, KafkaError):
-            return False  # it lacks more in between
+        except (CopyRefused, KafkaError, PeerUnreachable):
+            return False  # it lacks more in between, or has not committed all
         return repair.is_complete and not repair.is_obsolete
 
     async def _find_ends(
@@ -476,16 +476,21 @@ class Repairs:
         in_sync_first = sorted(placed.replicas, key=lambda replica: replica not in placed.isr)
         return [replica for replica in in_sync_first if replica != self._node_id]
 
-    async def _copy_committed_if_refused(self, partition: Partition, repair: RangeRepair, source: int) -> None:
+    async def _copy_committed_if_refused(
+        self, partition: Partition, repair: RangeRepair, source: int, first_fetch_offset: int | None = None
+    ) -> None:
         """`_copy`. What contradicts the epoch file is asked for again, as a replica in sync has it committed."""
+        before = repair.next_offset
         try:
-            await self._copy(partition, repair, source)
+            await self._copy(partition, repair, source, first_fetch_offset)
         except CopyRefused as refused:
             if not refused.is_of_other_epoch or source not in self._in_sync(partition):
                 raise
             repair.is_committed = True
             try:
-                await self._copy(partition, repair, source)
+                await self._copy(
+                    partition, repair, source, first_fetch_offset if repair.next_offset == before else None
+                )
             finally:
                 repair.is_committed = False
 

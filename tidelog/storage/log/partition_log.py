@@ -513,8 +513,8 @@ class PartitionLog:
             self.durability.note_path(path)
 
     def correct_epochs(self, segment: Segment, findings: Findings) -> None:
-        """Correct the leader epochs from the batches of an undamaged segment."""
-        if segment.damage:
+        """Correct the leader epochs from the batches of a segment whose damage, if it has any, is of deleted records."""
+        if any(damage.end_offset > self.log_start_offset for damage in segment.damage):
             return
         segment.proven = ()
         start = max(segment.base_offset, self.log_start_offset)
