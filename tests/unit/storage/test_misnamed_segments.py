@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, records_of
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, records_of
 from tests.unit.storage.test_damage import damage
+from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE, decode_transaction_sums, encode_transaction_sums
 
 MakeLogs = Callable[..., Logs]
 COUNT = 24
@@ -86,3 +87,42 @@ def test_a_first_batch_whose_base_offset_is_damaged_makes_no_file_misnamed(made:
     log = made.open()
     assert made.files("*.log") == names
     log.read(int(names[2][:20]), 1, log.log_end_offset)
+
+
+@pytest.mark.parametrize("ending", [Logs.close, Logs.kill])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_renamed_segment_keeps_its_aborted_transactions(
+    logs: MakeLogs, has_index: bool, ending: Callable[[Logs], None]
+) -> None:
+    """The node itself misnames the first segment, if its file is lost and only the end of it is repaired.
+
+    As that of a file that is gone, its index was deleted, and readers of committed records got aborted ones.
+    """
+    made = logs(segment_bytes=700, file_delete_delay_ms=0)
+    for number in range(8):
+        data = idempotent(3 * number, 3, transactional=True, value=b"%03d" % number * 10)
+        made.append(data, epoch=0, from_client=False)
+        made.append(marker(abort=True), epoch=0, from_client=False)
+    start = made.log.segments[1].base_offset
+    made.log.set_high_watermark(made.log.log_end_offset)
+    made.log.delete_records(start)
+    made.directory.maintain(NOW)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    rows = {
+        each for each in made.log.aborted_transactions(start, made.log.log_end_offset) if each.first_offset >= start
+    }
+    assert made.files("*.log")[0] == f"{start:020d}.log"
+    ending(made)
+    for path in made.folder.glob(f"{start:020d}.*"):
+        path.rename(made.folder / f"{start - 4:020d}{path.suffix}")
+    index, sums_path = made.folder / f"{start - 4:020d}.txnindex", made.folder / TRANSACTION_SUMS_FILE
+    sums = decode_transaction_sums(sums_path.read_bytes())
+    sums[start - 4] = sums.pop(start)
+    if not has_index:  # nor has it been made yet after the repair
+        index.unlink()
+        sums[start - 4] = (-1, 0)
+    sums_path.write_bytes(encode_transaction_sums(sums))
+    log = made.open(machine_ran_on=True)
+    assert not log.damaged_ranges()
+    assert rows <= set(log.aborted_transactions(start, log.log_end_offset))

@@ -67,6 +67,8 @@ from tidelog.storage.segments.transaction_index import (
 
 logger = logging.getLogger("tidelog.storage")
 
+_NO_SUM: Final = (-1, 0)
+"""The checksum of an index of transactions that is not to be believed: no index has it."""
 _TEMPORARY_SUFFIX: Final = ".tmp"
 # For a small log without producers, another scan costs less than a snapshot.
 _SCANNED_AGAIN_BYTES_MAX: Final = 1024 * 1024
@@ -179,9 +181,11 @@ class _Loader:
         cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
         if config.is_compacted or checkpoints.is_synced:  # the metadata log is read whole at each start
             cleaned_below = INT64_MAX
-        self.names, orphans, self.lost_transaction_indexes = _tidy(disk, directory, cleaned_below)
+        self.names, orphans, self.lost_transaction_indexes, renamed = _tidy(disk, directory, cleaned_below)
         self.epochs, self.epochs_are_whole = self._read_epochs()
         self.transaction_sums = self._read_transaction_sums()
+        if self.transaction_sums is not None:
+            self.transaction_sums |= dict.fromkeys(renamed, _NO_SUM)
         if not checkpoints.is_synced:  # the log start of the metadata log comes from the names of its snapshots
             self._confirm_log_start()
         known_end = max(checkpoints.high_watermark, *_offsets_of(self.names, LOG_SUFFIX), 0)
@@ -720,11 +724,11 @@ def _lost_behind(segments: list[Segment], number: int, bases: Iterable[int]) -> 
     return sorted(each for each in bases if segments[number].base_offset < each < end)
 
 
-def _tidy(disk: Disk, directory: str, cleaned_below: int) -> tuple[set[str], set[int], set[int]]:
+def _tidy(disk: Disk, directory: str, cleaned_below: int) -> tuple[set[str], set[int], set[int], set[int]]:
     """Remove the remains of a crash, finish interrupted swaps of segments, and restore the names of segment files.
 
-    Returns the remaining file names, the base offsets of indexes without a segment, and those of indexes of
-    transactions without a segment, behind the first one: they are kept for now.
+    Returns the remaining file names, the base offsets of indexes without a segment, those of indexes of
+    transactions without a segment, behind the first one: they are kept for now, and those of renamed segments.
     """
     names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
     for name in sorted(names):
@@ -733,7 +737,7 @@ def _tidy(disk: Disk, directory: str, cleaned_below: int) -> tuple[set[str], set
             disk.remove(f"{directory}/{name}")
             names.discard(name)
     finish_swaps(disk, directory, names)
-    restore_names(disk, directory, names, cleaned_below)
+    renamed = restore_names(disk, directory, names, cleaned_below)
     bases = set(_offsets_of(names, LOG_SUFFIX))
     orphans = set(_offsets_of(names, INDEX_SUFFIX)) - bases
     first = min(bases, default=INT64_MAX)
@@ -744,4 +748,4 @@ def _tidy(disk: Disk, directory: str, cleaned_below: int) -> tuple[set[str], set
             name = f"{base_offset:020d}{suffix}"
             disk.remove(f"{directory}/{name}")
             names.discard(name)
-    return names, orphans, lost
+    return names, orphans, lost, renamed

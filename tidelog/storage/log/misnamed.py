@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, HEADER, HEADER_SIZE, MAGIC, BatchHeader
-from tidelog.storage.segments.segment import DELETED_SUFFIX, LOG_SUFFIX, file_name
+from tidelog.storage.segments.segment import DELETED_SUFFIX, LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX, file_name
 
 if TYPE_CHECKING:
     from tidelog.storage.files.disk import Disk, File
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.storage")
 
 
-def restore_names(disk: Disk, directory: str, names: set[str], cleaned_below: int) -> None:
+def restore_names(disk: Disk, directory: str, names: set[str], cleaned_below: int) -> set[int]:
     """Rename the misnamed segment files in `directory`, and correct `names`, which are those of its files.
 
-    `cleaned_below`: below this offset a cleaner may have removed the first batches of a segment. Raises OSError.
+    `cleaned_below`: below this offset a cleaner may have removed the first batches of a segment. Returns the base
+    offsets of the renamed segments. Raises OSError.
     """
+    renamed = set()
     wrong = {}
     for name in sorted(names):
         if len(name) == 20 + len(LOG_SUFFIX) and name.endswith(LOG_SUFFIX) and name[:20].isdecimal():
@@ -37,15 +39,30 @@ def restore_names(disk: Disk, directory: str, names: set[str], cleaned_below: in
         # A name that another misnamed file has is free once that one has moved. Two that are exchanged stay.
         movable = [one for one, right in wrong.items() if right not in wrong]
         if not movable:
-            return
+            break
         name, right = movable[0], wrong.pop(movable[0])
         is_second = right in names
         logger.error("%s/%s begins at offset %d%s", directory, name, int(right[:20]), ", twice" if is_second else "")
+        if not is_second:
+            renamed.add(int(right[:20]))
+            _rename_transaction_index(disk, directory, names, name, right)
         disk.rename(f"{directory}/{name}", f"{directory}/{name + DELETED_SUFFIX if is_second else right}")
         disk.sync_directory(directory)
         names.discard(name)
         if not is_second:
             names.add(right)
+    return renamed
+
+
+def _rename_transaction_index(disk: Disk, directory: str, names: set[str], log_name: str, right_log_name: str) -> None:
+    """First, because it is deleted without its .log: a reader of committed records would get aborted ones."""
+    name = log_name.replace(LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+    right = right_log_name.replace(LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+    if name in names and right not in names:
+        disk.rename(f"{directory}/{name}", f"{directory}/{right}")
+        disk.sync_directory(directory)
+        names.discard(name)
+        names.add(right)
 
 
 def _first_offset(disk: Disk, path: str, named: int) -> int:

@@ -513,7 +513,7 @@ class PartitionLog:
             self.durability.note_path(path)
 
     def correct_epochs(self, segment: Segment, findings: Findings) -> None:
-        """Correct the leader epochs from the batches of a segment whose damage, if it has any, is of deleted records."""
+        """Correct the leader epochs from the batches of a segment without damage, except of deleted records."""
         if any(damage.end_offset > self.log_start_offset for damage in segment.damage):
             return
         segment.proven = ()
