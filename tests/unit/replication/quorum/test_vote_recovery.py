@@ -23,7 +23,8 @@ def changed(path: Path, **fields: int) -> None:
 LOSSES: list[Callable[[Path], object]] = [
     lambda path: path.write_bytes(bytes(path.stat().st_size)),
     lambda path: path.write_bytes(b""),
-    lambda path: changed(path, leaderId=-1),
+    # A follower whose leader has stopped has no leader already.
+    lambda path: changed(path, leaderId=-1 if json.loads(path.read_text())["leaderId"] != -1 else 1),
     lambda path: changed(path, leaderEpoch=0),
     lambda path: changed(path, leaderEpoch=99),
     lambda path: changed(path, votedId=1 if json.loads(path.read_text())["votedId"] == 2 else 2),
