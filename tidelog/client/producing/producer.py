@@ -355,8 +355,8 @@ class Producer:
 
         Columns: key, value, headers, timestamp, partition, with the types of `poll_arrow`; topic,
         offset and timestampType are ignored, and any may be missing but key and value. Rows of one
-        partition keep their order. Batches have up to 500 KiB, with zstd 128 KiB; a `batch_size` that is set
-        counts instead, and at least 128 KiB. Needs `arrow`.
+        partition keep their order. Batches have up to 500 KiB, with zstd 128 KiB; a `batch_size` other than
+        the default counts instead, and at least 128 KiB. Needs `arrow`.
 
         The returned future gets the `WrittenRange`s, or a BatchSendError that has those of the rows
         that were delivered. Before the first row is appended, this raises TypeError or ValueError

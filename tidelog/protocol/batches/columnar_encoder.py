@@ -28,7 +28,7 @@ class EncodedBatch(NamedTuple):
     partition: int
     buffer: memoryview
     """HEADER_SIZE free bytes, then the records. No other batch has a part of it: one that waits for its leader must
-    keep no memory but its own, and at most an eighth more."""
+    keep no memory but its own, and at most a seventh more."""
     record_count: int
     base_timestamp: int
     max_timestamp: int
