@@ -296,10 +296,8 @@ class ProducerState:
         """Record a batch that was appended to the log."""
         entry = self.entries.get(producer_id)
         if entry is None:
-            if len(self.entries) >= self._forget_above:
-                self._forget_idlest()
             self._transitions.add(first_offset, producer_id, None)
-            entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
+            entry = self._add_entry(producer_id, epoch)
         elif entry.epoch != epoch or (is_transactional and entry.transaction_first_offset < 0):
             self._transitions.add(first_offset, producer_id, entry.copy())
         batches = entry.batches
@@ -357,9 +355,7 @@ class ProducerState:
         entry = self.entries.get(marker.producer_id)
         self._transitions.add(marker.offset, marker.producer_id, None if entry is None else entry.copy())
         if entry is None:
-            if len(self.entries) >= self._forget_above:
-                self._forget_idlest()
-            entry = self.entries[marker.producer_id] = ProducerEntry(marker.producer_id, marker.producer_epoch)
+            entry = self._add_entry(marker.producer_id, marker.producer_epoch)
         if entry.epoch != marker.producer_epoch:
             entry.epoch = marker.producer_epoch
             entry.batches.clear()
@@ -483,6 +479,12 @@ class ProducerState:
         if self.verifications:
             self.verifications.remove_expired(now_ms, expiration_ms)
         return len(expired)
+
+    def _add_entry(self, producer_id: int, epoch: int) -> ProducerEntry:
+        if len(self.entries) >= self._forget_above:
+            self._forget_idlest()
+        entry = self.entries[producer_id] = ProducerEntry(producer_id, epoch)
+        return entry
 
     def _forget_idlest(self) -> None:
         """Make room: forget those without an open transaction whose last batch lies farthest back in the log.
