@@ -90,9 +90,9 @@ def test_a_first_batch_whose_base_offset_is_damaged_makes_no_file_misnamed(made:
 
 
 @pytest.mark.parametrize("ending", [Logs.close, Logs.kill])
-@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize(("has_index", "has_sums"), [(True, True), (False, True), (True, False)])
 def test_a_renamed_segment_keeps_its_aborted_transactions(
-    logs: MakeLogs, has_index: bool, ending: Callable[[Logs], None]
+    logs: MakeLogs, has_index: bool, has_sums: bool, ending: Callable[[Logs], None]
 ) -> None:
     """The node itself misnames the first segment, if its file is lost and only the end of it is repaired.
 
@@ -122,7 +122,10 @@ def test_a_renamed_segment_keeps_its_aborted_transactions(
     if not has_index:  # nor has it been made yet after the repair
         index.unlink()
         sums[start - 4] = (-1, 0)
-    sums_path.write_bytes(encode_transaction_sums(sums))
+    if has_sums:
+        sums_path.write_bytes(encode_transaction_sums(sums))
+    else:
+        sums_path.unlink()
     log = made.open(machine_ran_on=True)
     assert not log.damaged_ranges()
     assert rows <= set(log.aborted_transactions(start, log.log_end_offset))
