@@ -181,7 +181,7 @@ class Node:
     def _put_together(self) -> None:
         config, ports, loop = self.config, self._ports, self._loop
         bound_ports = self._bound_ports
-        channels = self._channels = Channels(loop, f"tidelog-{config.node_id}")
+        channels = self._channels = Channels(loop, f"tidelog-{config.node_id}", ports.resolver)
         metadata = self._metadata = MetadataSide(
             config, ports, loop, self._directories.metadata, bound_ports, channels, self._on_image, self._on_leader,
             self._on_metadata_failure,
@@ -324,6 +324,8 @@ class Node:
         for executor in (self._ports.executor, self._ports.inspector):
             if executor is not None:
                 executor.shutdown(wait=True)
+        if self._ports.resolver is not None:  # nobody waits for a name any more
+            self._ports.resolver.shutdown(wait=False, cancel_futures=True)
         epoch = self._broker.lifecycle.epoch if self._broker is not None else -1
         is_clean = self._directories.close(epoch)
         for _, sock in self._sockets:

@@ -9,6 +9,7 @@ import random
 import resource
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -20,6 +21,8 @@ from tidelog.storage.files.disk import Disk, OsDisk
 
 # fsync, cold reads and recovery: the device is the limit, not the threads.
 IO_THREADS_MAX = 8
+# A name that no server answers for occupies one for seconds.
+RESOLVER_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class NodePorts:
     one after each start of the machine: while it is the same, nothing that was written is lost; empty if unknown.
     `stopwatch`: seconds, for durations shorter than a turn of the loop; None takes the loop's time. `files_max`: how
     many files and sockets the process may have open, 0 if nobody counts. `inspector`: one thread, as `executor`, for
-    batches that take much memory to look at, of which each thread would keep some.
+    batches that take much memory to look at, of which each thread would keep some. `resolver`: threads that look up the
+    names of other nodes' hosts.
     """
 
     disk: Disk
@@ -42,6 +46,7 @@ class NodePorts:
     stopwatch: Callable[[], float] | None = None
     files_max: int = 0
     inspector: Executor | None = None
+    resolver: Executor | None = None
 
 
 def wall_clock_ms() -> int:
@@ -50,18 +55,33 @@ def wall_clock_ms() -> int:
 
 
 def os_ports() -> NodePorts:
-    """The machine we run on."""
+    """The machine we run on. Raises RuntimeError if it has no threads for the node."""
     return NodePorts(
         disk=OsDisk(),
         bind=bind,
         clock_ms=wall_clock_ms,
         rng=random.Random(secrets.randbits(64)),
-        executor=ThreadPoolExecutor(IO_THREADS_MAX, thread_name_prefix="tidelog-io"),
+        executor=_started_threads(IO_THREADS_MAX, "tidelog-io"),
         boot_id=_boot_id(),
         stopwatch=time.perf_counter,
         files_max=_files_max(),
-        inspector=ThreadPoolExecutor(1, thread_name_prefix="tidelog-inspector"),
+        inspector=_started_threads(1, "tidelog-inspector"),
+        resolver=_started_threads(RESOLVER_THREADS, "tidelog-names"),
     )
+
+
+def _started_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """An executor that has all its threads now: one that it starts later may be refused, in the middle of the work of a
+    node that serves. Raises RuntimeError, as `Thread.start`, if the system refuses one.
+    """
+    executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+    all_run = threading.Event()
+    try:
+        for _ in range(count):
+            executor.submit(all_run.wait)
+    finally:
+        all_run.set()
+    return executor
 
 
 def _files_max() -> int:

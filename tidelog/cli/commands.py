@@ -42,6 +42,10 @@ _COMMANDS = {
 }
 
 
+# The end of the text of the RuntimeError of `threading.Thread.start`.
+_NO_THREAD = "start new thread"
+
+
 class LazyGroup(click.Group):
     """A group that imports only the command that is run; its help imports none."""
 
@@ -126,6 +130,10 @@ def _run(words: list[str]) -> int:
         return fail(f"{error}{_hint(error)}")
     except OSError as error:
         return fail(reason(error))
+    except RuntimeError as error:
+        if _NO_THREAD not in str(error):
+            raise
+        return fail(f"{error} (`ulimit -u`, TasksMax of a systemd unit and pids.max of a container limit threads)")
     return outcome if isinstance(outcome, int) else 0
 
 

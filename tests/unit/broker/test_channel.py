@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import pytest
@@ -282,3 +285,20 @@ def test_a_lookup_that_fails_after_the_connection_was_given_up_is_no_error_in_th
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(give_up())
     assert not lost
+
+
+async def test_a_name_is_looked_up_on_the_threads_given_and_its_next_address_is_tried(monkeypatch: pytest.MonkeyPatch):
+    """uvloop looks names up on threads of its own, and aborted the process of a node that got none."""
+    threads: list[str] = []
+
+    def look_up(host: str, port: int, **options: object) -> list[object]:
+        threads.append(threading.current_thread().name)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with peer(silence) as endpoint:
+        with ThreadPoolExecutor(1, thread_name_prefix="names") as resolver:
+            channels = Channels(asyncio.get_running_loop(), "test", resolver)
+            assert await channels.probe(endpoint._replace(host="a-name.example")) is PortState.ACCEPTS
+            await channels.close()
+    assert threads == ["names_0"]

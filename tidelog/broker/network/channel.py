@@ -14,6 +14,8 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
 from struct import Struct
 from typing import Any, cast
 
@@ -38,16 +40,38 @@ _FRAME_SIZE = Struct(">i")
 
 
 async def _connect(
-    loop: asyncio.AbstractEventLoop, protocol: Callable[[], asyncio.BaseProtocol], endpoint: Endpoint
+    loop: asyncio.AbstractEventLoop,
+    protocol: Callable[[], asyncio.BaseProtocol],
+    endpoint: Endpoint,
+    resolver: Executor | None,
 ) -> asyncio.Transport:
-    """Raises OSError."""
+    """Connect to the first address of the host that accepts. Raises OSError."""
+    addresses = await _addresses(loop, endpoint, resolver)
+    for address in addresses[:-1]:
+        with contextlib.suppress(OSError):
+            transport, _ = await loop.create_connection(protocol, address, endpoint.port)
+            return transport
+    transport, _ = await loop.create_connection(protocol, addresses[-1], endpoint.port)
+    return transport
+
+
+async def _addresses(loop: asyncio.AbstractEventLoop, endpoint: Endpoint, resolver: Executor | None) -> list[str]:
+    """The addresses of a host in the resolver's order.
+
+    uvloop would look a name up on threads of its own, and abort the process when it gets none.
+    """
     try:
         ipaddress.ip_address(endpoint.host)
     except ValueError:
-        # uvloop's `create_connection` leaves a lookup that fails after it was cancelled to the log of lost exceptions.
-        await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    transport, _ = await loop.create_connection(protocol, endpoint.host, endpoint.port)
-    return transport
+        if resolver is None:
+            found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        else:
+            look_up = partial(socket.getaddrinfo, endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+            found = await loop.run_in_executor(resolver, look_up)
+        # The last of an IPv6 address's four parts is its scope.
+        texts = (f"{place[0]}%{place[3]}" if len(place) == 4 and place[3] else str(place[0]) for *_, place in found)
+        return list(dict.fromkeys(texts))
+    return [endpoint.host]
 
 
 class Channel(asyncio.BufferedProtocol):
@@ -55,7 +79,7 @@ class Channel(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_client_id", "_connecting", "_correlation_id", "_end", "_headers", "_loop", "_on_broken", "_open",
-        "_queued", "_start", "_transport", "broken", "endpoint", "reason", "refused",
+        "_queued", "_resolver", "_start", "_transport", "broken", "endpoint", "reason", "refused",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +88,7 @@ class Channel(asyncio.BufferedProtocol):
         endpoint: Endpoint,
         client_id: str,
         on_broken: Callable[[Channel], None] | None = None,
+        resolver: Executor | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.broken = False
@@ -73,6 +98,7 @@ class Channel(asyncio.BufferedProtocol):
         self._client_id = client_id.encode()
         self._headers: dict[tuple[int, int], tuple[bytes, int]] = {}
         self._on_broken = on_broken
+        self._resolver = resolver
         self._buffer = memoryview(bytearray(BUFFER_INITIAL_BYTES))
         self._start = self._end = 0
         self._open: deque[tuple[int, int, OnResponse]] = deque()
@@ -84,7 +110,7 @@ class Channel(asyncio.BufferedProtocol):
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await _connect(self._loop, lambda: self, self.endpoint)
+                await _connect(self._loop, lambda: self, self.endpoint, self._resolver)
         except (OSError, TimeoutError) as error:
             self.refused = isinstance(error, ConnectionRefusedError)
             self._break(str(error) or "connecting took too long")
@@ -228,17 +254,23 @@ def _after_tags(frame: memoryview) -> int:
 
 
 class Channels:
-    """This node's connections to other nodes: one per (endpoint, lane), opened on first use."""
+    """This node's connections to other nodes: one per (endpoint, lane), opened on first use.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client_id: str) -> None:
+    `resolver` looks up the names of hosts, the event loop without it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, client_id: str, resolver: Executor | None = None) -> None:
         self._loop = loop
+        self._resolver = resolver
         self._client_id = client_id
         self._channels: dict[tuple[Endpoint, str], Channel] = {}
         self._links: dict[Channel, None] = {}
 
     def connect(self, endpoint: Endpoint) -> Channel:
         """A channel for the caller alone. The caller closes it."""
-        channel = Channel(self._loop, endpoint, self._client_id, lambda broken: self._links.pop(broken, None))
+        channel = Channel(
+            self._loop, endpoint, self._client_id, lambda broken: self._links.pop(broken, None), self._resolver
+        )
         self._links[channel] = None
         return channel
 
@@ -280,14 +312,16 @@ class Channels:
             def forget(broken: Channel) -> None:
                 self._channels.pop((endpoint, lane), None)
 
-            channel = self._channels[endpoint, lane] = Channel(self._loop, endpoint, self._client_id, forget)
+            channel = self._channels[endpoint, lane] = Channel(
+                self._loop, endpoint, self._client_id, forget, self._resolver
+            )
         return channel
 
     async def probe(self, endpoint: Endpoint, timeout_ms: int = 1000) -> PortState:
         """Connect and close again. The port of a dead process refuses; that of a hanging process still accepts."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                transport = await _connect(self._loop, asyncio.Protocol, endpoint)
+                transport = await _connect(self._loop, asyncio.Protocol, endpoint, self._resolver)
         except ConnectionRefusedError:
             return PortState.REFUSES
         except (OSError, TimeoutError):
