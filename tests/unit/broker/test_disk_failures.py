@@ -165,6 +165,19 @@ async def test_a_refused_write_takes_its_directory_offline(
     assert disk.met == untouched, "nothing is written there any more"
 
 
+async def test_a_node_with_a_failed_directory_does_not_say_at_its_end_that_everything_is_on_disk(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The acknowledged records of the failed directory were not synced."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    disk.fail(placed.home("one"), errno.ENOSPC)
+    assert await send(placed.wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+    await until(lambda: placed.running.node._directories.offline)
+    caplog.set_level("INFO", "tidelog.node")
+    await placed.running.stop()
+    assert caplog.messages[-1].endswith("has stopped, not cleanly: the next start scans its logs")
+
+
 async def test_a_log_whose_directory_vanished_takes_its_log_directory_offline_with_the_next_checkpoint(
     start: Start, homes: list[Path], make_batch: MakeBatch
 ) -> None:

@@ -160,7 +160,9 @@ class LogDirectories:
         return any(name is not None and name[0] != METADATA_TOPIC for name in names)
 
     def close(self, broker_epoch: int) -> bool:
-        """Close the directories and mark clean stops. Whether every directory stopped cleanly."""
+        """Close the directories and mark clean stops. Whether every directory stopped cleanly: one that is offline did
+        not, because what was written there before may be on no device.
+        """
         for directory in self._failing:
             directory.fail("it failed at the very end")
         is_whole = True
@@ -179,7 +181,7 @@ class LogDirectories:
                 is_whole = False
         if not is_whole:
             self._disown()
-        return is_whole
+        return is_whole and not self.offline
 
     # ------------------------------------------------------------------------------------------------------ directories
 
