@@ -215,6 +215,12 @@ def test_a_module_says_what_it_is_for():
     )
 
 
+def test_a_sentence_has_a_subject_that_exists():
+    """"No client could connect" says more than "nobody could"."""
+    vague = re.compile(r"\b(nobody|whoever)\b", re.IGNORECASE)
+    assert not [short(path) for path in modules("**/*.py") if vague.search(source_of(path))]
+
+
 def test_functions_stay_readable():
     lengths = {
         f"{short(path)}:{node.name}": (node.end_lineno or 0) - node.lineno + 1

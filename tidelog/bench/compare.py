@@ -211,7 +211,7 @@ class _Contest:
                 began = time.monotonic()
                 if number and began + longest_s > deadline:
                     break
-                # Whoever goes first this round goes last in the next.
+                # The first of this round is the last of the next.
                 for scenario, contestant in product(self._scenarios, field_of if number % 2 == 0 else field_of[::-1]):
                     self._progress(f"round {number + 1} of {rounds}, {scenario.title}: {contestant.name}")
                     figures = self._attempt(scenario, contestant, scenario.measure) or {}

@@ -22,7 +22,7 @@ _PARTITION = struct.Struct(">hiii")
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Leader (-1: nobody), replicas in their order, and those in sync."""
+    """Leader (-1: none), replicas in their order, and those in sync."""
 
     error_code: int
     leader: int

@@ -1,6 +1,6 @@
 """The node's log: standard error, one line an event, as text or JSON, and nothing that floods it.
 
-Set up by `tidelog start` alone; whoever embeds a node has logging of their own. What is repeated (the same call in the
+Set up by `tidelog start` alone; a program that embeds a node has logging of its own. What is repeated (the same call in the
 code, whatever its arguments) is cut to a few lines in a while and the rest counted. Invariant: an event is one line,
 whatever a client put into its names: control characters are written as escapes.
 """
@@ -21,7 +21,7 @@ WINDOW_S = 10.0
 # Kinds of lines that are counted; beyond it the one begun longest ago is forgotten.
 KINDS_MAX = 1000
 
-# On a node that is alone there is nobody to be elected before, or registered with: its first line says ready.
+# A node that is alone elects itself and registers with itself: its first line says ready.
 _QUIET_ALONE = ("tidelog.controller", "tidelog.lifecycle", "tidelog.quorum")
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
@@ -160,4 +160,4 @@ class LineHandler(logging.StreamHandler[TextIO]):
         super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nobody reads standard error any more, or a line cannot be made of this record: the node goes on."""
+        """Standard error is closed, or a line cannot be made of this record: the node goes on."""

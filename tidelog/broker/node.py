@@ -297,7 +297,7 @@ class Node:
 
     def _on_metadata_failure(self, error: Exception) -> None:
         if isinstance(error, OSError) and not is_exhaustion(error):
-            # Whoever meets it first: the directory has failed, and what lies in it beside the metadata with it.
+            # The directory has failed, with the logs that lie in it beside the metadata.
             self._directories.failed(self._directories.metadata, error)
         else:
             self._on_failure(error)
@@ -324,7 +324,7 @@ class Node:
         for executor in (self._ports.executor, self._ports.inspector):
             if executor is not None:
                 executor.shutdown(wait=True)
-        if self._ports.resolver is not None:  # nobody waits for a name any more
+        if self._ports.resolver is not None:  # no connection waits for a name any more
             self._ports.resolver.shutdown(wait=False, cancel_futures=True)
         epoch = self._broker.lifecycle.epoch if self._broker is not None else -1
         is_clean = self._directories.close(epoch)

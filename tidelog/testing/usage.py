@@ -49,7 +49,7 @@ def usage(pid: int) -> Usage:
 
 
 def free_bytes() -> int:
-    """Memory nobody uses, not even as page cache."""
+    """Unused memory, which is not even page cache."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemFree"].split()[0]) * 1024
 
@@ -57,8 +57,8 @@ def free_bytes() -> int:
 def warm_pages(size_bytes: int, passes_at_most: int = 4) -> float:
     """Touch and free memory, so that the host has backed as many pages as the next row will write.
 
-    On a virtual machine a page never used before costs about 13 us, charged to whoever touches it
-    first: 3 s of CPU per GB written, which would bury every difference between two brokers. The
+    On a virtual machine a page never used before costs about 13 us, charged to the process that touches
+    it first: 3 s of CPU per GB written, which would bury every difference between two brokers. The
     kernel may hand out other pages than those just freed, so this repeats while it meets cold ones.
     Returns the last pass's CPU microseconds per page.
     """

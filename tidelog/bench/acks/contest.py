@@ -62,7 +62,7 @@ def run(
     progress(f"starting {BROKERS} nodes of {' and '.join(brokers)}")
     with contestants(brokers, BROKERS, refused=refused) as field_of:
         for number in range(rounds + 1):
-            # Whoever goes first this round goes last in the next.
+            # The first of this round is the last of the next.
             order = field_of if number % 2 == 0 else field_of[::-1]
             for setting, contestant in product(settings, order):
                 if contestant.name in broken:

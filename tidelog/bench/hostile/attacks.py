@@ -65,7 +65,7 @@ class Peer:
 
     def close(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):
-            self.writer.transport.abort()  # nobody is to wait for what was not read
+            self.writer.transport.abort()  # what was not read is dropped, so that no close waits for it
 
 
 async def open_many(port: int, count: int) -> list[Peer]:
@@ -189,7 +189,7 @@ async def half_requests(port: int, seconds: float) -> str:
 
 
 async def slow_readers(port: int, seconds: float, count: int = 300) -> str:
-    """Fetches of 2 MB in a row whose answers nobody reads."""
+    """Fetches of 2 MB in a row whose answers are not read."""
     peers = await open_many(port, count)
     ask = frames.fetch(TOPIC, {0: 0}, 1, max_wait_ms=0)
     for peer in peers:

@@ -1,7 +1,7 @@
 """The leader's cost of a follower's fetch, compared with a consumer's fetch.
 
 One partition, records of 1 KB, acks=all, one in flight; the CPU is the leader's alone, per record. Three ways, in turn:
-kept once and read by nobody; kept once with a consumer waiting at its end; kept twice, so that the follower fetches
+kept once and not read; kept once with a consumer waiting at its end; kept twice, so that the follower fetches
 for each record. What the second and the third take more than the first is the price of a consumer and of a follower.
 """
 

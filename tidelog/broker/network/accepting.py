@@ -28,8 +28,8 @@ def begin_listening(sock: Any, backlog: int) -> None:
     """Listen on a bound socket, before an event loop gets it. Raises ListenError.
 
     Several sockets may be bound to one port as long as none of them listens: those of two nodes that start at once, or
-    of one node's clients and metrics. uvloop does not report that listening fails: the node would be ready, and nobody
-    could connect to it.
+    of one node's clients and metrics. uvloop does not report that listening fails: the node would be ready, and no
+    client could connect to it.
     """
     if not isinstance(sock, socket.socket):
         return  # one of a simulation

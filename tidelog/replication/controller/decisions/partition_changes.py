@@ -6,8 +6,8 @@ from the eligible leader replicas (KIP-966). Another replica becomes leader only
 election, or as the last known leader of a partition that no other replica can lead. A record that
 names a leader starts a new leader epoch. The rules are those of Kafka's `PartitionChangeBuilder`
 and `PartitionReassignmentReplicas`, with one addition: a reassignment that only removes replicas
-waits until the leader, one of those that stay, has read its log. Damage that nobody has met would
-have lost its whole copies.
+waits until the leader, one of those that stay, has read its log. Damage that no read
+has met would otherwise lose its whole copies.
 """
 
 from __future__ import annotations
