@@ -430,10 +430,16 @@ class ReplicaFetcher:
             self._loop.call_later(wait_ms / 1000, self._end_throttle, followed)
 
     def _end_throttle(self, followed: FollowedPartition) -> None:
-        if followed in self._throttled and not self._closed:
-            del self._throttled[followed]
-            self._mention(followed)
-            self._pump()
+        """Continue with the partition, or wait longer while it is throttled and the rate is used up."""
+        if followed not in self._throttled or self._closed:
+            return
+        wait_ms = self._fetchers.throttle.pause_ms(self._loop.time() * 1000)
+        if wait_ms and followed.partition.throttled_as_follower:
+            self._loop.call_later(wait_ms / 1000, self._end_throttle, followed)
+            return
+        del self._throttled[followed]
+        self._mention(followed)
+        self._pump()
 
     def _overlapped(self, followed: FollowedPartition, records: memoryview) -> None:
         """Handle records that this log already has: a repeated response, or a batch that spans this log's end.

@@ -401,6 +401,30 @@ def test_a_throttled_replica_is_copied_at_the_rate_and_not_held_back_once_in_syn
         assert sent.code == 0, n
 
 
+@pytest.mark.parametrize("change", ["no rate", "higher rate", "no throttled replicas"])
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_a_replica_that_waits_for_a_tiny_rate_goes_on_when_the_throttle_goes(side: str, change: str) -> None:
+    """Half a megabyte at ten bytes a second would be half a day."""
+    cluster = Replicas(2)
+    cluster.stop(2, power=True)
+    cluster.elect(1, [1])
+    cluster.configure(**{f"{side}_replication_throttled_replicas": "0:1,0:2"})
+    for _ in range(20):
+        cluster.nodes[1].produce(b"x" * 500_000)
+    node = cluster.start(2)
+    cluster.set_rates(**{f"{side}_replication_throttled_rate": "10"})
+    cluster.loop.run_for(5000)
+    assert 0 < node.log.log_end_offset < 10
+    if change == "no rate":
+        cluster.set_rates()
+    elif change == "higher rate":
+        cluster.set_rates(**{f"{side}_replication_throttled_rate": "1000000000"})
+    else:
+        cluster.configure()
+    cluster.loop.run_for(2000)
+    assert node.log.log_end_offset == 20
+
+
 def test_the_end_is_not_told_while_it_may_lie_behind_what_was_shown_before() -> None:
     """KIP-207: the new leader does not know yet how much of its log is committed."""
     cluster = Replicas(3)

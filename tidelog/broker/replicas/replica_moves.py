@@ -44,8 +44,6 @@ logger = logging.getLogger("tidelog.moves")
 RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 STEP_BYTES = 1 << 20
 IDLE_S = 0.02
-# The rate is read again after this time, because it may have been raised.
-PAUSE_S_MAX = 0.5
 # Bound of the directories requested for future replicas (Kafka has no bound).
 PREFERRED_MAX = 10_000
 # How often the present log may acknowledge more during a sync of the copy. Then a sync runs on the loop, so that the
@@ -304,13 +302,11 @@ class ReplicaMoves:
         throttle.bytes_per_s = self._settings.integer(RATE)
         throttle.record(size_bytes, now_ms)
         while pause_ms := throttle.pause_ms(self._loop.time() * 1000):
-            await asyncio.sleep(min(pause_ms / 1000, PAUSE_S_MAX))
+            await asyncio.sleep(pause_ms / 1000)
             for replica, _ in list(self._moves.values()):  # DeleteRecords requests wait for it, and it copies nothing
                 with suppress(CorruptLog, OSError, KafkaError):  # the replica's next step meets the same error
                     self._align(replica)
-            if self._settings.integer(RATE) != throttle.bytes_per_s:
-                self._throttle = Throttle()
-                return
+            throttle.bytes_per_s = self._settings.integer(RATE)
 
     async def _warm(self, cold: ColdRead) -> None:
         done: asyncio.Future[None] = self._loop.create_future()
