@@ -47,6 +47,9 @@ from tidelog.spark_ingest.stream_planning import (
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
+_COMMIT_PAUSE_MS_MAX = 60_000
+"""The longest time after a failed commit of progress until the next one."""
+
 StreamOffset = dict[str, Any]
 """`{"topic": {"0": 12}}`: the next offset of each partition."""
 
@@ -66,6 +69,8 @@ class StreamDriver:
         self._latest: Mapping[TopicPartition, int] = {}
         self._last_batch_ms: float | None = None
         self._committed: StreamOffset | None = None
+        self._commits_fail_since_ms: float | None = None
+        self._next_commit_ms = float("-inf")
 
     # -- offsets
 
@@ -191,10 +196,12 @@ class StreamDriver:
         """Commit the progress for the group of `commitOffsetsToGroup`.
 
         A group that refuses the first commit is an error: it may have members. Later errors are
-        warnings, since the stream itself does not need the commits.
+        warnings, since the stream itself does not need the commits. An idle stream comes here every few
+        milliseconds: it tries again when the commits have failed for twice as long.
         """
-        offsets = from_offset(offset)
-        if not self._options.commit_group or not offsets or offset == self._committed:
+        offsets, begin_ms = from_offset(offset), self._now_ms()
+        is_due = offset != self._committed and begin_ms >= self._next_commit_ms
+        if not self._options.commit_group or not offsets or not is_due:
             return
         try:
             self._run(lambda cluster: commit_offsets(cluster, self._options, offsets), with_retries=False)
@@ -204,8 +211,12 @@ class StreamDriver:
                 hint = "; it has members" if error.code is ErrorCode.UNKNOWN_MEMBER_ID else ""
                 raise KafkaError(error.code, f"commitOffsetsToGroup: group {group!r} takes no commits{hint}") from None
             logger.warning("the progress of the stream could not be committed for group %r: %s", group, error)
+            if self._commits_fail_since_ms is None:
+                self._commits_fail_since_ms = begin_ms
+            now_ms = self._now_ms()
+            self._next_commit_ms = now_ms + min(now_ms - self._commits_fail_since_ms, _COMMIT_PAUSE_MS_MAX)
             return
-        self._committed = dict(offset)
+        self._committed, self._commits_fail_since_ms = dict(offset), None
 
     def _report(self, losses: Sequence[str]) -> None:
         if losses and self._options.fail_on_data_loss:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -344,6 +345,29 @@ def test_a_commit_that_fails_later_is_a_warning_and_the_stream_goes_on(node, new
         assert any(f"could not be committed for group '{group}'" in message for message in caplog.messages)
         assert stream.latest_offset(latest) is latest
     assert committed_of(node, group) == {TopicPartition(topic, 0): 5}
+
+
+def test_an_idle_stream_tries_commits_that_fail_ever_less_often(node, new_topic, monkeypatch):
+    topic, clock, attempts = new_topic(5), Clock(), []
+
+    async def commit_offsets(cluster, options, offsets):
+        attempts.append(clock.now_ms)
+        if 1 < len(attempts) < 20:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "a member has joined")
+
+    monkeypatch.setattr(stream_module, "commit_offsets", commit_offsets)
+    with driver(
+        node, clock=clock, subscribe=topic, startingOffsets="earliest", commitOffsetsToGroup=f"busy-{topic}"
+    ) as stream:
+        latest = stream.latest_offset(stream.initial_offset())
+        while len(attempts) < 20:
+            stream.commit(latest)
+            clock.now_ms += 100
+        pauses = [after - before for before, after in itertools.pairwise(attempts)]
+        assert pauses == sorted(pauses)
+        assert pauses[-1] == 60_000
+        stream.commit({topic: {"0": 4}})  # after a success nothing is put off
+    assert len(attempts) == 21
 
 
 @pytest.mark.parametrize("stale_answers", [2, 99])
