@@ -425,6 +425,16 @@ def test_a_replica_that_waits_for_a_tiny_rate_goes_on_when_the_throttle_goes(sid
     assert node.log.log_end_offset == 20
 
 
+def test_a_follower_tells_its_own_end_to_a_reader_that_compares_replicas() -> None:
+    cluster = Replicas(3)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    follower = cluster.nodes[2]
+    assert follower.latest(replica_id=-2) == (0, 1)
+    refused = (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+    assert [follower.latest(replica_id=replica_id) for replica_id in (-1, 3)] == [refused, refused]
+
+
 def test_the_end_is_not_told_while_it_may_lie_behind_what_was_shown_before() -> None:
     """KIP-207: the new leader does not know yet how much of its log is committed."""
     cluster = Replicas(3)

@@ -40,6 +40,7 @@ EARLIEST_PENDING_UPLOAD = -6
 # The first version of each special value; in older versions the partition gets UNSUPPORTED_VERSION, as in Kafka.
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
+_DEBUGGING_REPLICA_ID = -2  # the reader compares replicas: a follower answers for itself, too
 _OFFSET_NOT_AVAILABLE_FROM = 5  # KIP-207
 # The maximum of batches that a thread reads for one partition of a request. Only batches with wrong headers need more
 # than one. Their results are dropped when too many requests run at once, and without a bound the reads could repeat
@@ -151,9 +152,13 @@ def _find(
     if timestamp < EARLIEST_PENDING_UPLOAD or version < _SINCE.get(timestamp, 0):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
     partitions = services.partitions
-    partition = partitions.leader(topic, asked.partition_index)
-    partition.require_leader(asked.current_leader_epoch, -1)
-    if request.replica_id >= 0 or request.replica_id == -2:
+    if request.replica_id == _DEBUGGING_REPLICA_ID:
+        partition = partitions.readable(topic, asked.partition_index)
+        partition.require_epoch(asked.current_leader_epoch, -1)
+    else:
+        partition = partitions.leader(topic, asked.partition_index)
+        partition.require_leader(asked.current_leader_epoch, -1)
+    if request.replica_id >= 0 or request.replica_id == _DEBUGGING_REPLICA_ID:
         isolation = Isolation.LOG_END
     else:
         isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
