@@ -1,8 +1,8 @@
 """The node's log: standard error, one line an event, as text or JSON, and nothing that floods it.
 
-Set up by `tidelog start` alone; a program that embeds a node has logging of its own. What is repeated (the same call in the
-code, whatever its arguments) is cut to a few lines in a while and the rest counted. Invariant: an event is one line,
-whatever a client put into its names: control characters are written as escapes.
+Set up by `tidelog start` alone; a program that embeds a node has logging of its own. What is repeated (the same call
+in the code, whatever its arguments) is cut to a few lines in a while and the rest counted. Invariant: an event is one
+line, whatever a client put into its names: control characters are written as escapes.
 """
 
 from __future__ import annotations

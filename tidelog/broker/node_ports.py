@@ -32,9 +32,9 @@ class NodePorts:
     `bind(host, port)` gives a bound socket that the loop can listen on; OSError when it cannot. `boot_id` is another
     one after each start of the machine: while it is the same, nothing that was written is lost; empty if unknown.
     `stopwatch`: seconds, for durations shorter than a turn of the loop; None takes the loop's time. `files_max`: how
-    many files and sockets the process may have open, 0 if there is no limit. `inspector`: one thread, as `executor`, for
-    batches that take much memory to look at, of which each thread would keep some. `resolver`: threads that look up the
-    names of other nodes' hosts.
+    many files and sockets the process may have open, 0 if there is no limit. `inspector`: one thread, as `executor`,
+    for batches that take much memory to look at, of which each thread would keep some. `resolver`: threads that look up
+    the names of other nodes' hosts.
     """
 
     disk: Disk

@@ -147,7 +147,7 @@ def _types_problem(after: Mapping[str, str]) -> str | None:
 
 
 def _limit_problem(config: NodeConfig, after: Mapping[str, str]) -> str | None:
-    """Limits of no connections (ConnectionQuotas.ListenerConnectionQuota): no client could connect to change them back."""
+    """Limits of no connections (ConnectionQuotas.ListenerConnectionQuota): no client could change them back."""
     own = [f"{LISTENER_PREFIX}{listener.name.lower()}." for listener in config.listeners]
     for name, text in after.items():
         limit = base_name(name)

@@ -1,8 +1,8 @@
 """Whose turn it is: connections that want more than one stand in line here, and each turn of the loop serves a part.
 
 A connection that asks for one small thing at a time is not met here. In line are those that have sent many requests at
-once, and, when a turn of the loop has become long, all that are read in the rest of it; so that the next
-connection finds the loop free after a few milliseconds, however many others want however much. There are four lines: for a first
+once, and, when a turn of the loop has become long, all that are read in the rest of it; so that the next connection
+finds the loop free after a few milliseconds, however many others want however much. There are four lines: for a first
 request and for what a connection wants beside it, of records and of anything else, because a Produce costs a tenth of
 what most others do. Coroutines wait in two lines of their own. A turn lets the first of each go on, and no other: how
 long it takes is not known before its next pause. Invariants: in each line who comes first is served first; a connection
