@@ -191,6 +191,7 @@ def test_timestamps_go_before_offsets_and_one_for_all_before_many():
         ({"kafka.key.deserializer": "X"}, "binary"),
         ({"kafka.value.deserializer": "X"}, "binary"),
         ({"kafka.interceptor.classes": "X"}, "JVM"),
+        ({"provider": "tidelog"}, "temporary view"),  # CREATE TABLE ... USING tidelog
         ({"kafka.sasl.mechanism": "PLAIN"}, "PLAINTEXT"),
         ({"kafka.ssl.truststore.location": "x"}, "PLAINTEXT"),
         ({"kafka.security.protocol": "SSL"}, "PLAINTEXT"),
