@@ -369,6 +369,7 @@ class BrokerSide:
 
     async def close(self) -> None:
         """No more is appended or fetched; what was appended is on its way to the disk."""
+        self.directories.stop_loading()
         self.groups.close()
         self.transactions.close()
         await self.producer_ids.close()

@@ -100,6 +100,7 @@ class LogDirectory:
         self.failure: str | None = None
         """Why the directory failed; None while it is in use."""
         self._is_loading = False
+        self._stops_loading = False
         self._to_let_go = [path]
         self._checkpoints = OffsetCheckpoints(disk, path)
         self._cleaned: dict[TopicPartition, int] | None = None  # as last checkpointed, or about to be
@@ -188,6 +189,8 @@ class LogDirectory:
         for entry in self._disk.list_directory(self.path):
             if self.failure is not None:
                 raise OSError(errno.EIO, "the log directory failed while its logs were opened", self.path)
+            if self._stops_loading:
+                raise OSError(errno.ECANCELED, "the node stops while its logs are opened", self.path)
             if not entry.is_directory:
                 continue
             if entry.name.endswith(DELETE_SUFFIX):
@@ -219,6 +222,10 @@ class LogDirectory:
         self._removed_logs.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
         self._is_loaded = True
         return dict(self.logs)
+
+    def stop_loading(self) -> None:
+        """Have a `load` on a thread end with an OSError after the present log. The next start scans the logs again."""
+        self._stops_loading = True
 
     def create_log(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> PartitionLog:
         """Create an empty log. It is durable after its first flush."""
