@@ -133,7 +133,8 @@ def _run(words: list[str]) -> int:
     except RuntimeError as error:
         if _NO_THREAD not in str(error):
             raise
-        return fail(f"{error} (`ulimit -u`, TasksMax of a systemd unit and pids.max of a container limit threads)")
+        limits = "`ulimit -u` and `ulimit -v`, TasksMax of a systemd unit and pids.max of a container"
+        return fail(f"{error} ({limits} limit threads)")
     return outcome if isinstance(outcome, int) else 0
 
 

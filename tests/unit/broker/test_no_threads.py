@@ -45,7 +45,7 @@ def refused(threads: int, *words: str) -> str:
 def test_a_node_that_does_not_get_its_threads_does_not_start(threads: int, tmp_path: Path):
     """It stood still in its start, and SIGTERM ended it with a traceback."""
     line = refused(threads, "start", "-o", "listeners=PLAINTEXT://127.0.0.1:0", "-o", f"log.dirs={tmp_path / 'data'}")
-    assert line.startswith("tidelog: can't start new thread (`ulimit -u`, ")
+    assert line.startswith("tidelog: can't start new thread (`ulimit -u` and ")
     assert not (tmp_path / "data").exists()
 
 
