@@ -237,6 +237,48 @@ def test_what_a_clean_log_lacks_at_its_end_is_damage_and_the_log_goes_on_behind_
     assert log.append_as_leader(idempotent(end - 2, count=2, value=b"059" * 20), 2, NOW).duplicate
 
 
+@pytest.mark.parametrize("byte", range(8))
+@pytest.mark.parametrize("interval_bytes", [0, 4096])
+def test_a_wrong_base_offset_of_the_last_batch_does_not_move_the_end_of_the_log(
+    logs: MakeLogs, interval_bytes: int, byte: int
+) -> None:
+    """A start after a clean stop believed it. With a row of the index for the batch the log did not open at all."""
+    made = logs(index_interval_bytes=interval_bytes)
+    for n in range(4):
+        made.append(batch(2, timestamp=NOW + n), epoch=0)
+    copy = copy_of(made)
+    made.close()
+    path = made.folder / made.files("*.log")[-1]
+    data = bytearray(path.read_bytes())
+    data[batches_of(path)[-1][0] + byte] ^= 1
+    path.write_bytes(data)
+    log = made.open()
+    assert log.log_end_offset == 8
+    assert made.directory.shortened_logs
+    assert list(served(log)) == list(range(6))
+    assert log.append_as_leader(batch(), 1, NOW).first_offset == 8
+    repair(log, copy)
+    assert list(served(log)) == list(range(9))
+
+
+@pytest.mark.parametrize("content", [b"0\n1\nt 0 1\xff0\n", b"0\n4\nt 0 110\n", bytes(12)])
+def test_after_a_loss_of_power_damage_is_no_torn_tail_where_the_recovery_point_is_unreadable(
+    made: Logs, content: bytes
+) -> None:
+    """It counted as 0, and all that was behind the damage was cut."""
+    copy = copy_of(made)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    made.kill()
+    (made.path / "recovery-point-offset-checkpoint").write_bytes(content)
+    damage(made.folder / made.files("*.log")[1], 3, "CRC")
+    log = made.open()
+    [(_, damaged)] = log.damaged_ranges()
+    assert list(served(log)) == [*range(damaged.first_offset), *range(damaged.end_offset, 2 * COUNT)]
+    repair(log, copy)
+    assert list(served(log)) == list(range(2 * COUNT))
+
+
 def test_what_a_killed_process_leaves_behind_the_last_whole_batch_is_cut_and_the_loss_is_said_first(made: Logs) -> None:
     made.kill()
     (made.path / "replication-offset-checkpoint").unlink()  # else it says how much is missing

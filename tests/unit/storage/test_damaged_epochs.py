@@ -343,3 +343,29 @@ def test_an_epoch_file_that_is_wrong_for_a_lost_batch_refuses_no_committed_copy(
     assert log.finish_repair(check)
     assert not log.damaged_ranges()
     assert list(log.leader_epochs) == EPOCHS
+
+
+def test_a_lost_end_whose_epochs_the_file_lacks_refuses_no_committed_copy(made: Logs) -> None:
+    """The last epoch that was known counted as the highest, and whole copies as others' records."""
+    copy = copy_of(made)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    made.kill()
+    path = made.folder / made.files("*.log")[-1]
+    path.write_bytes(path.read_bytes()[: batches_of(path)[3][0]])  # from offset 23 on, of epoch 5
+    (made.path / "recovery-point-offset-checkpoint").write_bytes(b"0\n1\nt 0 30\n")
+    (made.folder / "leader-epoch-checkpoint").write_bytes(b"0\n4\n0 0\n2 12\n5 20\n")
+    log = made.open(machine_ran_on=True)
+    [(segment, damaged)] = log.damaged_ranges()
+    assert log.leader_epochs.latest == 5
+    work = log.repair_of(segment, damaged)
+    with pytest.raises(CopyRefused) as refused:
+        work.accept(memoryview(b"".join(copy[offset] for offset in range(damaged.first_offset, COUNT))))
+    assert refused.value.is_of_other_epoch
+    work.is_committed = True
+    work.accept(memoryview(b"".join(copy[offset] for offset in range(work.next_offset, COUNT))))
+    check = work.finish()
+    check.run()
+    assert log.finish_repair(check)
+    assert list(log.leader_epochs) == EPOCHS
+    assert offsets_of(records_of(log)) == list(range(COUNT))

@@ -128,6 +128,8 @@ class OffsetCheckpoints:
         self._disk = disk
         self._directory = directory
         self._number = 0
+        self.unreadable: set[str] = set()
+        """The files that `read` could not parse."""
         self._in_force: dict[str, Offsets] = {}  # the present content; unchanged content is not written again
 
     def read(self, name: str) -> dict[tuple[str, int], int]:
@@ -137,6 +139,7 @@ class OffsetCheckpoints:
             return decode_offsets(data) if data else {}
         except CorruptCheckpoint as error:
             logger.warning("cannot read %s/%s, taking it as empty: %s", self._directory, name, error)
+            self.unreadable.add(name)
             return {}
 
     def write(self, offsets: Mapping[str, Offsets]) -> None:

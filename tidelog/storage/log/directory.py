@@ -206,8 +206,9 @@ class LogDirectory:
             was_cleaned = self._cleaned is None and config.is_compacted
             cleaned_offset = cleaned.get(key, INT64_MAX if was_cleaned else -1)
             checkpoints = Checkpoints(
-                log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset, high_watermarks.get(key, 0)
-            )
+                log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset, high_watermarks.get(key, 0),
+                knows_recovery_point=RECOVERY_POINT_FILE not in self._checkpoints.unreadable,
+            )  # fmt: skip
             try:
                 log = self._open_log(*key, config, checkpoints, now_ms, entry.name)
             except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:

@@ -111,6 +111,8 @@ class Checkpoints(NamedTuple):
     high_watermark: int = 0
     is_synced: bool = False
     """Each append was synced before its acknowledgement: bad bytes before a readable batch are no torn tail."""
+    knows_recovery_point: bool = True
+    """False where the file is unreadable: what may be on the device is unknown, so these bytes are no torn tail."""
 
 
 class Ending(Enum):
@@ -696,8 +698,9 @@ class _Loader:
         if damage.end_offset < 0:
             return True  # nothing readable follows
         checkpoints = self.checkpoints
-        is_unsynced = damage.first_offset >= checkpoints.recovery_point and not checkpoints.is_synced
-        return self.ending is Ending.POWER_LOSS and is_unsynced
+        may_be_unsynced = checkpoints.knows_recovery_point and not checkpoints.is_synced
+        is_above = damage.first_offset >= checkpoints.recovery_point
+        return self.ending is Ending.POWER_LOSS and may_be_unsynced and is_above
 
 
 def _is_zeros(segment: Segment, position: int) -> bool:

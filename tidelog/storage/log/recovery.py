@@ -71,9 +71,7 @@ def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> Damage
     try:
         if is_suspect:
             raise CorruptIndex(segment.path, "its index is damaged")
-        row = segment.offset_index.row(segment.offset_index.count - 1) if segment.offset_index.count else None
-        for _, header in headers(segment, row[1] if row else 0):
-            segment.next_offset = header.next_offset
+        _follow_last_batches(segment)
         segment.check_indexes_end_below(segment.next_offset)
         if segment.next_offset >= expected_end:
             return None
@@ -89,6 +87,25 @@ def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> Damage
     if tail is None and findings.end_offset < expected_end:
         tail = DamagedRange(segment.size_bytes, segment.size_bytes, findings.end_offset, UNKNOWN_END, reason)
     return tail
+
+
+def _follow_last_batches(segment: Segment) -> None:
+    """Set `next_offset` from the batches after the last index row. Raises CorruptIndex for offsets that do not follow.
+
+    No CRC covers a base offset, and no batch follows the last one: a wrong base offset would move the log end.
+    """
+    index = segment.offset_index
+    row = index.row(index.count - 1) if index.count else None
+    for position, header in headers(segment, row[1] if row else 0):
+        if row is not None and position == row[1]:
+            is_next = header.last_offset == row[0]
+        elif segment.may_have_gaps:
+            is_next = segment.next_offset <= header.base_offset <= header.last_offset <= segment.max_offset
+        else:
+            is_next = header.base_offset == segment.next_offset
+        if not is_next:
+            raise CorruptIndex(segment.path, f"base offset {header.base_offset} at {position}")
+        segment.next_offset = header.next_offset
 
 
 def examine_now(segment: Segment) -> None:

@@ -138,6 +138,7 @@ class RangeRepair:
         self._epoch = epochs.epoch_for_offset(damage.first_offset - 1) if damage.first_offset else -1
         self._epoch_max = epochs.epoch_for_offset(damage.end_offset)
         following = self._epoch_behind()
+        self._has_batch_behind = following >= 0
         if 0 <= following != self._epoch_max:  # the epoch file or this batch is wrong
             self._knows_epochs = False
             self._epoch = min(self._epoch, following)
@@ -267,7 +268,8 @@ class RangeRepair:
             and epoch != self.log.leader_epochs.epoch_for_offset(header.base_offset) >= 0
         ):
             return False
-        return epoch >= self._epoch and (self._epoch_max < 0 or epoch <= self._epoch_max)
+        is_bounded = self._epoch_max >= 0 and (self._has_batch_behind or not self.is_committed)
+        return epoch >= self._epoch and (not is_bounded or epoch <= self._epoch_max)
 
     def _is_here(self, batch: memoryview) -> bool:
         """Whether the same bytes are in the file at this place: then the epoch file is wrong, not the batch."""
