@@ -14,13 +14,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, QuickDisk, idempotent, records_of
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, idempotent, marker, records_of
 from tests.unit.storage.test_damage import batches_of
 from tidelog.broker.replicas.fetching.follower_answers import Tail
 from tidelog.broker.replicas.repairs import Repairs
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.disk import Buffer, File
+from tidelog.storage.log import repair
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.log_config import LogConfig
@@ -55,6 +56,13 @@ class SmallDisk(QuickDisk):
         return file
 
 
+def scrub_all(log: Any) -> None:
+    for segment in list(log.segments):
+        scrub = Scrub(log, segment)
+        scrub.run(10**9)
+        scrub.finish()
+
+
 class Replica:
     """One replica of three segments, with batches of two records."""
 
@@ -76,10 +84,7 @@ class Replica:
         batches = batches_of(path)
         start, end = batches[first][0], sum(batches[first + count - 1])
         path.write_bytes(data[:start] + (b"" if cut else bytes(end - start)) + data[end:])
-        for each in list(self.log.segments):
-            scrub = Scrub(self.log, each)
-            scrub.run(10**9)
-            scrub.finish()
+        scrub_all(self.log)
         return set(range(base + 2 * first, base + 2 * (first + count)))
 
     def fetch(self, offset: int, bytes_max: int) -> bytes:
@@ -413,3 +418,71 @@ async def test_records_that_were_cut_once_and_came_back_with_an_old_copy_give_wa
     assert not here.log.damaged_ranges()
     assert [(each.offset, each.value) for each in records_of(here.log)] == expected
     assert list(here.log.leader_epochs)[:2] == [(0, 0), (1, 2 * (COUNT - count))]
+
+
+@pytest.mark.parametrize("lost", [[0, 1], [1], [1, 2, 3], [0, 1, 2, 3]])
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_the_copies_of_lost_segments_that_do_not_fit_one_get_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: list[int], is_clean: bool
+) -> None:
+    """Rows of an index have positions of 32 bits: with three lost segments of 1 GiB no repair and no start ended."""
+    monkeypatch.setattr(repair, "SEGMENT_BYTES_MAX", 1500)
+    cluster = Cluster(tmp_path)
+    for replica in cluster.replicas:
+        for number in range(12):
+            producer_id = 8 + number % 3
+            sequence = number // 3 * 2
+            sent = idempotent(sequence, 2, producer_id=producer_id, transactional=True, value=bytes(150))
+            replica.logs.append(sent)
+            replica.logs.append(marker(abort=number % 2 == 0, producer_id=producer_id), from_client=False)
+        replica.log.roll(NOW)
+        replica.logs.append(idempotent(0, 2, producer_id=50))
+    other, here = cluster.replicas[1].log, cluster.here.logs
+    copy, end = records_of(other), other.log_end_offset
+    aborted = other.aborted_transactions(0, end)
+    assert len(aborted) == 6
+    names = here.files("*.log")
+    assert len(names) > 4
+    here.close() if is_clean else here.kill()
+    for number in lost:
+        (here.folder / names[number]).unlink()
+    cluster.partition.log = here.open(machine_ran_on=True)
+    scrub_all(here.log)
+    assert here.log.damaged_ranges()
+    for _ in range(3):
+        await cluster.repair()
+    assert not cluster.refused
+    for _ in range(2):
+        assert not here.log.damaged_ranges()
+        assert records_of(here.log) == copy
+        assert all(segment.size_bytes <= 2900 for segment in here.log.segments)
+        assert sorted(here.log.aborted_transactions(0, end)) == sorted(aborted)
+        for offset in range(0, end, 5):
+            assert set(here.log.aborted_transactions(offset, end)) >= set(other.aborted_transactions(offset, end))
+        assert {key: each.last_sequence for key, each in here.log.producers.entries.items()} == {
+            key: each.last_sequence for key, each in other.producers.entries.items()
+        }
+        here.close_and_open()
+        scrub_all(here.log)
+
+
+async def test_a_restart_before_the_rest_is_copied_finds_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "SEGMENT_BYTES_MAX", 1500)
+    cluster = Cluster(tmp_path)
+    here = cluster.here.logs
+    names = here.files("*.log")
+    here.close()
+    (here.folder / names[1]).unlink()
+    cluster.partition.log = here.open()
+    lacked = cluster.here.lacks()
+    await cluster.repairs._repair(cluster.partition)
+    assert here.files("*.log") == names
+    assert cluster.here.lacks() == lacked
+    for is_clean in (True, False):
+        here.close() if is_clean else here.kill()
+        cluster.partition.log = here.open(machine_ran_on=True)
+        assert cluster.here.lacks() == lacked
+    await cluster.repair()
+    assert cluster.here.lacks() == set()

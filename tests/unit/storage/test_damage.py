@@ -18,6 +18,8 @@ from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused, NoRoom
 from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments import examination
+from tidelog.storage.segments import segment as segment_module
 from tidelog.storage.segments.append import UnexplainedGap
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
 from tidelog.storage.segments.examination import UNKNOWN_END, Examiner, WholeBatch
@@ -527,6 +529,21 @@ def test_an_index_row_that_points_nowhere_keeps_no_log_from_opening(made: Logs, 
         log.segments[log.segments.floor_index(offset)].hints.clear()  # so that the index is asked
         [region] = read(log, offset, 1, end).regions
         assert next(iter_records(region)).offset == offset
+
+
+def test_batches_behind_the_last_position_of_an_index_get_no_rows_and_are_read(
+    made: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (examination, segment_module):
+        monkeypatch.setattr(module, "MAX_POSITION", 1000)
+    for is_clean in (True, False):
+        made.close() if is_clean else made.kill()
+        for name in made.files("*.index"):
+            (made.folder / name).unlink()
+        log = made.open(machine_ran_on=True)
+        assert list(served(log)) == list(range(2 * COUNT))
+        for segment in log.segments:
+            assert segment.offset_index.last_value <= 1000
 
 
 def test_a_time_index_that_lacks_its_last_rows_is_made_anew_by_the_scrubber(made: Logs) -> None:

@@ -21,8 +21,18 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.replication.threads import until_done
+from tidelog.storage.log.damage_behind import begin_segment_at_damage
 from tidelog.storage.log.damaged_end import move_damaged_end
-from tidelog.storage.log.repair import CopyRefused, EpochBegins, NoRoom, NoSpace, RangeRepair, RepairCheck, is_present
+from tidelog.storage.log.repair import (
+    CopyRefused,
+    EpochBegins,
+    NoRoom,
+    NoSpace,
+    RangeRepair,
+    RepairCheck,
+    SegmentFull,
+    is_present,
+)
 from tidelog.storage.segments.damage import DamagedRange, describe
 
 if TYPE_CHECKING:
@@ -257,6 +267,9 @@ class Repairs:
             except NoRoom as refused:
                 self._roll(partition, refused)
                 return
+            except SegmentFull as refused:
+                await self._go_on_behind(partition, repair, refused)
+                return
             except CopyRefused as refused:
                 gap_is_shared = gap_is_shared and refused.is_gap
                 lacking[source] = damage.first_offset + 1
@@ -387,6 +400,14 @@ class Repairs:
             is_done = log.finish_repair(check)
         partition.watch.tail.clear()  # an answer that is kept for the next follower may have the damaged bytes
         return is_done
+
+    async def _go_on_behind(self, partition: Partition, repair: RangeRepair, refused: SegmentFull) -> None:
+        """Keep what was copied. The next attempt copies the rest into a segment of its own. Raises OSError."""
+        log, part = partition.log, repair.finish_part()
+        if part is not None:
+            await self._check(partition, part)
+        if begin_segment_at_damage(log, repair.segment):
+            logger.info("%s: the rest of the damage gets a segment of its own: %s", partition, refused)
 
     def _roll(self, partition: Partition, refused: NoRoom) -> None:
         """Roll a new segment, so that the next attempt may rewrite the present one. Raises OSError."""

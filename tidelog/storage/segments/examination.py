@@ -40,6 +40,8 @@ _EMBEDDED_BYTES_MAX: Final = 8 * 1024 * 1024
 """A longer series of batches is not the payload of one batch, because max.message.bytes is 1 MiB by default."""
 UNKNOWN_END: Final = -1
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+MAX_POSITION: Final = 2**31 - 1
+"""The largest position that a row of the offset index can have."""
 
 ReadAt = Callable[[int, int], bytes]
 """(size in bytes, position) -> bytes, fewer at the end of the file."""
@@ -153,7 +155,8 @@ class Examiner:
         self._window = _Window(read_at, size_bytes)
         self._size_bytes = size_bytes
         self._end_offset = end_offset
-        self._offset_max = end_offset - 1 if end_offset >= 0 else base_offset + MAX_RELATIVE_OFFSET
+        offset_max = base_offset + MAX_RELATIVE_OFFSET
+        self._offset_max = min(end_offset - 1, offset_max) if end_offset >= 0 else offset_max
         self._may_have_gaps = may_have_gaps or may_end_early
         self._may_end_early = may_end_early
         self._epoch_max = epoch_max
@@ -458,7 +461,7 @@ class Findings:
         """Add a whole batch, and its index rows as an append would."""
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp, self.offset_of_max_timestamp = header.max_timestamp, header.last_offset
-        if self.bytes_since_index_row > index_interval_bytes:
+        if self.bytes_since_index_row > index_interval_bytes and position <= MAX_POSITION:
             self.offset_rows.append(header.last_offset, position)
             if self.max_timestamp > self.time_rows.last_key:
                 self.time_rows.append(self.max_timestamp, self.offset_of_max_timestamp)

@@ -18,7 +18,7 @@ from tidelog.protocol.batches.record_batch import HEADER_SIZE, LEADER_EPOCH_OFFS
 from tidelog.storage.files.disk import Buffer, Disk, File, FileMap
 from tidelog.storage.segments.append import Batch
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
-from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
+from tidelog.storage.segments.examination import MAX_POSITION, Findings, ProvenBatches, examine
 from tidelog.storage.segments.log_config import LogConfig
 from tidelog.storage.segments.retention import roll_limits
 from tidelog.storage.segments.sparse_index import (
@@ -432,7 +432,7 @@ class Segment:
         if max_timestamp > self.max_timestamp:
             self.max_timestamp = max_timestamp
             self.offset_of_max_timestamp = last_offset
-        if self.bytes_since_index_row > self.index_interval_bytes:
+        if self.bytes_since_index_row > self.index_interval_bytes and position <= MAX_POSITION:
             self._index(last_offset, position)
         if not position:
             self.set_first_batch_timestamp(max_timestamp)

@@ -146,6 +146,14 @@ class Segments:
         self.first.begin_earlier(base_offset)
         self._bases[0] = base_offset
 
+    def insert(self, segment: Segment) -> None:
+        """Add a segment between two others."""
+        at = self.floor_index(segment.base_offset) + 1
+        assert 0 < at < len(self._list), (self._bases, segment)
+        self.sums_are_stale = True
+        self._list.insert(at, segment)
+        self._bases.insert(at, segment.base_offset)
+
     def replace(self, old: list[Segment], new: Segment) -> None:
         """Replace neighbouring segments by the one made from them. The caller handles their files."""
         at = self._bases.index(old[0].base_offset)
