@@ -218,6 +218,20 @@ async def test_a_directory_for_metadata_alone_takes_no_partitions(start_node: An
     assert all(directory.was_clean for directory in node.node._directories)
 
 
+async def test_a_copy_of_another_log_directory_is_refused_and_nothing_is_lost(start_node: Any, tmp_path: Path) -> None:
+    """The node ended with the controller's INVALID_REGISTRATION, which names no directory."""
+    homes = [tmp_path / "a", tmp_path / "b"]
+    node = await start_node(**{"log.dirs": f"{homes[0]},{homes[1]}"})
+    await node.stop()
+    whole = (homes[1] / "meta.properties").read_bytes()
+    (homes[1] / "meta.properties").write_bytes((homes[0] / "meta.properties").read_bytes())
+    with pytest.raises(ForeignDirectory, match=r"b has the directory\.id of .*a: one is a copy of the other"):
+        await start_node(**{"log.dirs": f"{homes[0]},{homes[1]}"})
+    (homes[1] / "meta.properties").write_bytes(whole)
+    node = await start_node(**{"log.dirs": f"{homes[0]},{homes[1]}"})
+    assert all(directory.was_clean for directory in node.node._directories)
+
+
 async def test_a_directory_that_cannot_be_closed_does_not_keep_the_others_open(
     start_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.incarnation import machine_ran_on, remove_incarnation, surviving_epoch, write_incarnation
 from tidelog.storage.files.log_names import parse_name
-from tidelog.storage.files.meta_properties import DamagedProperties
+from tidelog.storage.files.meta_properties import DamagedProperties, ForeignDirectory
 from tidelog.storage.log.directory import METADATA_TOPIC, LogDirectory
 from tidelog.storage.log.loader import Ending
 
@@ -119,7 +119,10 @@ class LogDirectories:
                 self.offline[path] = problem
             else:
                 cluster_id = directory.cluster_id
+                twins = [each.path for each in self.online if each.directory_id == directory.directory_id]
                 self.online.append(directory)
+                if twins:
+                    raise ForeignDirectory(f"{path} has the directory.id of {twins[0]}: one is a copy of the other")
                 directory.on_loss = self._disown
                 if not directory.was_clean and machine_ran_on(disk, path, boot_id):
                     directory.ending = Ending.KILLED
