@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tidelog import EmbeddedBroker
+from tests.patience import wait_until
+from tidelog import EmbeddedBroker, EmbeddedCluster
 from tidelog.cli.brokers import command as brokers_command
 from tidelog.cli.brokers.command import Broker
 from tidelog.cli.common import as_bytes, as_time
@@ -266,3 +267,28 @@ def test_sizes_and_times_are_written_for_people():
     ]
     assert (as_time(-1), as_time(1795368655522)) == ("-", "2026-11-22T17:30:55.522Z")
     assert as_time(2**62) == str(2**62)
+
+
+def test_a_broker_that_runs_or_never_was_is_not_unregistered(cli: Cli):
+    assert cli("brokers", "unregister", "0") == (
+        1,
+        "",
+        "tidelog: broker 0 runs: stop it before its registration ends\n",
+    )
+    status, out, err = cli("brokers", "unregister", "7")
+    assert (status, out) == (1, "")
+    assert err.startswith("tidelog: BROKER_ID_NOT_REGISTERED: broker 7")
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_gone_leaves_the_list(cli: Cli):
+    with EmbeddedCluster(2, controllers=1) as cluster:
+        where = ("-b", cluster.bootstrap_servers.split(",")[0])
+
+        def states() -> dict[int, str]:
+            return {each["broker"]: each["state"] for each in json.loads(cli("brokers", "list", "--json", *where)[1])}
+
+        cluster.kill(2)
+        wait_until(lambda: states()[2] == "fenced")
+        assert cli("brokers", "unregister", "2", *where) == (0, "Broker 2 is not registered any more.\n", "")
+        wait_until(lambda: states() == {1: "running"})

@@ -1,4 +1,4 @@
-"""`tidelog brokers`: lists and describes the brokers of a cluster, with their replicas and API versions."""
+"""`tidelog brokers`: lists and describes the brokers of a cluster, and ends the registration of one that is gone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Broker:
 
 @click.group("brokers", context_settings=HELP)
 def command() -> None:
-    """List and describe brokers.
+    """List and describe brokers; end the registration of one that is gone.
 
     \b
     Example:
@@ -105,6 +105,34 @@ def describe(
                 echo()
             _print_broker(each, api_versions)
     return int(any(each.problem for each in brokers))
+
+
+@command.command("unregister")
+@click.argument("broker_id", type=click.IntRange(0))
+@as_json
+@connecting
+def unregister(broker_id: int, bootstrap: str, properties: dict[str, str], json_wanted: bool) -> None:
+    """End the registration of the broker BROKER_ID, which does not run any more.
+
+    Move its partitions away before it is stopped: `tidelog reassign`.
+
+    \b
+    Example:
+      tidelog brokers unregister 4
+    """
+
+    async def ask() -> None:
+        async with Admin(**client_options(bootstrap, properties)) as admin:
+            nodes = {each.node_id: each for each in (await admin.describe_cluster(include_fenced=True)).nodes}
+            if broker_id in nodes and not nodes[broker_id].fenced:
+                raise click.ClickException(f"broker {broker_id} runs: stop it before its registration ends")
+            await admin.unregister_broker(broker_id)
+
+    run(ask())
+    if json_wanted:
+        print_json({"broker": broker_id, "outcome": "unregistered"})
+    else:
+        echo(f"Broker {broker_id} is not registered any more.")
 
 
 async def _ask(
