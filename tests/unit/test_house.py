@@ -216,7 +216,7 @@ def test_a_module_says_what_it_is_for():
 
 
 def test_a_sentence_has_a_subject_that_exists():
-    """It says more that no client could connect than that "nobody could"."""
+    """A reader knows who "no client" is, and has to guess who "nobody" is."""
     vague = re.compile(r"\b(nobody|whoever)\b", re.IGNORECASE)
     assert not [short(path) for path in modules("**/*.py") if vague.search(source_of(path))]
 

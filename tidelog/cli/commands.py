@@ -42,7 +42,7 @@ _COMMANDS = {
 }
 
 
-# The end of the text of the RuntimeError of `threading.Thread.start`.
+# A part of the text of the RuntimeError of `threading.Thread.start`.
 _NO_THREAD = "start new thread"
 
 

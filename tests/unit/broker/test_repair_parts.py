@@ -426,7 +426,7 @@ async def test_the_copies_of_lost_segments_that_do_not_fit_one_get_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: list[int], is_clean: bool
 ) -> None:
     """Rows of an index have positions of 32 bits: with three lost segments of 1 GiB no repair and no start ended."""
-    monkeypatch.setattr(repair, "SEGMENT_BYTES_MAX", 1500)
+    monkeypatch.setattr(repair, "MAX_POSITION", 1500)
     cluster = Cluster(tmp_path)
     for replica in cluster.replicas:
         for number in range(12):
@@ -469,7 +469,7 @@ async def test_the_copies_of_lost_segments_that_do_not_fit_one_get_several(
 async def test_a_restart_before_the_rest_is_copied_finds_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repair, "SEGMENT_BYTES_MAX", 1500)
+    monkeypatch.setattr(repair, "MAX_POSITION", 1500)
     cluster = Cluster(tmp_path)
     here = cluster.here.logs
     names = here.files("*.log")

@@ -379,18 +379,24 @@ def test_a_follower_is_sent_as_much_as_a_response_may_carry_and_comes_back_for_t
     assert cluster.nodes[2].values() == cluster.nodes[1].values()
 
 
-@pytest.mark.parametrize("side", ["leader", "follower"])
-def test_a_throttled_replica_is_copied_at_the_rate_and_not_held_back_once_in_sync(side: str) -> None:
+def throttled(side: str, bytes_per_s: int) -> Replicas:
+    """Node 2 lacks twenty records of half a megabyte, and has copied for five seconds at this rate."""
     cluster = Replicas(2)
     cluster.stop(2, power=True)
     cluster.elect(1, [1])
     cluster.configure(**{f"{side}_replication_throttled_replicas": "0:1,0:2"})
-    cluster.set_rates(**{f"{side}_replication_throttled_rate": "1000000"})
     for _ in range(20):
         cluster.nodes[1].produce(b"x" * 500_000)
-    node = cluster.start(2)
-    cluster.set_rates(**{f"{side}_replication_throttled_rate": "1000000"})
+    cluster.start(2)
+    cluster.set_rates(**{f"{side}_replication_throttled_rate": str(bytes_per_s)})
     cluster.loop.run_for(5000)
+    return cluster
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_a_throttled_replica_is_copied_at_the_rate_and_not_held_back_once_in_sync(side: str) -> None:
+    cluster = throttled(side, 1_000_000)
+    node = cluster.nodes[2]
     assert 8 <= node.log.log_end_offset <= 14, "5 s at 1 MB/s, and the answer that went over it"
     cluster.loop.run_for(10_000)
     assert node.log.log_end_offset == 20
@@ -405,15 +411,8 @@ def test_a_throttled_replica_is_copied_at_the_rate_and_not_held_back_once_in_syn
 @pytest.mark.parametrize("side", ["leader", "follower"])
 def test_a_replica_that_waits_for_a_tiny_rate_goes_on_when_the_throttle_goes(side: str, change: str) -> None:
     """Half a megabyte at ten bytes a second would be half a day."""
-    cluster = Replicas(2)
-    cluster.stop(2, power=True)
-    cluster.elect(1, [1])
-    cluster.configure(**{f"{side}_replication_throttled_replicas": "0:1,0:2"})
-    for _ in range(20):
-        cluster.nodes[1].produce(b"x" * 500_000)
-    node = cluster.start(2)
-    cluster.set_rates(**{f"{side}_replication_throttled_rate": "10"})
-    cluster.loop.run_for(5000)
+    cluster = throttled(side, 10)
+    node = cluster.nodes[2]
     assert 0 < node.log.log_end_offset < 10
     if change == "no rate":
         cluster.set_rates()

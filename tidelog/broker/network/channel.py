@@ -64,12 +64,12 @@ async def _addresses(loop: asyncio.AbstractEventLoop, endpoint: Endpoint, resolv
         ipaddress.ip_address(endpoint.host)
     except ValueError:
         if resolver is None:
-            found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+            entries = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
         else:
             look_up = partial(socket.getaddrinfo, endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-            found = await loop.run_in_executor(resolver, look_up)
+            entries = await loop.run_in_executor(resolver, look_up)
         # The last of an IPv6 address's four parts is its scope.
-        texts = (f"{place[0]}%{place[3]}" if len(place) == 4 and place[3] else str(place[0]) for *_, place in found)
+        texts = (f"{place[0]}%{place[3]}" if len(place) == 4 and place[3] else str(place[0]) for *_, place in entries)
         return list(dict.fromkeys(texts))
     return [endpoint.host]
 

@@ -120,7 +120,7 @@ class LogDirectories:
             else:
                 cluster_id = directory.cluster_id
                 twins = [each.path for each in self.online if each.directory_id == directory.directory_id]
-                self.online.append(directory)
+                self.online.append(directory)  # before the error, so that it is closed with the others
                 if twins:
                     raise ForeignDirectory(f"{path} has the directory.id of {twins[0]}: one is a copy of the other")
                 directory.on_loss = self._disown

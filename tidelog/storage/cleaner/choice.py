@@ -8,12 +8,9 @@ last stable offset are cleaned, and never the active one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
-
-_MAX_RELATIVE_OFFSET: Final = 2**31 - 1
-_MAX_POSITION: Final = 2**31 - 1
+from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION, MAX_RELATIVE_OFFSET, LogConfig
 
 
 class CleanerSegment(NamedTuple):
@@ -92,7 +89,7 @@ def groups(segments: Sequence[CleanerSegment], end_offset: int, segment_bytes: i
     `segments` are all cleaned segments, and `end_offset` is the end of the last one. Before the cleaning a group is at
     most as large as a segment, and its relative offsets fit into 32 bits.
     """
-    limit = min(segment_bytes, _MAX_POSITION)
+    limit = min(segment_bytes, MAX_POSITION)
     ends = [segment.base_offset for segment in segments[1:]] + [end_offset]
     found: list[tuple[int, int]] = []
     start = 0
@@ -102,7 +99,7 @@ def groups(segments: Sequence[CleanerSegment], end_offset: int, segment_bytes: i
         while (
             stop < len(segments)
             and size + segments[stop].size_bytes <= limit
-            and ends[stop] - 1 - segments[start].base_offset <= _MAX_RELATIVE_OFFSET
+            and ends[stop] - 1 - segments[start].base_offset <= MAX_RELATIVE_OFFSET
         ):
             size += segments[stop].size_bytes
             stop += 1

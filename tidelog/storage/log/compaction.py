@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tidelog.protocol.batches import compression as codecs
 from tidelog.protocol.batches.control_batches import ControlRecordType, control_record_type
@@ -28,15 +28,12 @@ from tidelog.storage.log.swap import Swap, remove_strays
 from tidelog.storage.producers.producer_state import LAST_OFFSET
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.damage import CorruptIndex
-from tidelog.storage.segments.log_config import INT64_MAX
+from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
 from tidelog.storage.segments.reader import headers
 from tidelog.storage.segments.segment import CLEANED_SUFFIX, LOG_SUFFIX, SUFFIXES, UNKNOWN, Segment, file_name
 
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
-
-MAX_POSITION: Final = 2**31 - 1
-"""The largest position in an index row."""
 
 
 class CleaningFailed(Exception):

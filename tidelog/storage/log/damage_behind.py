@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tidelog.storage.log.repair import is_present
 from tidelog.storage.segments.segment import LOG_SUFFIX, Segment, file_name
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ def begin_segment_at_damage(log: PartitionLog, segment: Segment) -> bool:
 
     False if there is no such damage, if its segment has nothing else, or if the log has changed meanwhile.
     """
-    if log.failure is not None or log.is_closed or segment is log.segments.active or not segment.damage:
+    if segment is log.segments.active or not segment.damage:
         return False
     damage = segment.damage[-1]
+    if not is_present(log, segment, damage):
+        return False
     is_behind = damage.position == damage.end_position == segment.size_bytes
     if not is_behind or damage.end_offset != segment.next_offset or damage.first_offset <= segment.base_offset:
-        return False
-    if not any(one is segment for one in log.segments):
         return False
     following = Segment(log.disk, log.directory, damage.first_offset, log.config, log.clock_ms, jitter_ms=log.jitter_ms)
     log.disk.write_file(f"{log.directory}/{file_name(damage.first_offset, LOG_SUFFIX)}", b"", sync=True)

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.storage.segments.damage import DamagedRange, describe
-from tidelog.storage.segments.examination import MAX_RELATIVE_OFFSET
+from tidelog.storage.segments.log_config import MAX_RELATIVE_OFFSET
 
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog

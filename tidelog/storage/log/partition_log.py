@@ -37,11 +37,11 @@ from tidelog.storage.segments.append import (
 from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.segments.examination import Findings, doubt_epochs
-from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET, LogConfig
 from tidelog.storage.segments.lookup import TimestampOffset, damage_before, end_before, refresh_max_timestamp
 from tidelog.storage.segments.reader import ColdRead, Examination, ReadResult, read_from, read_tail
 from tidelog.storage.segments.retention import segment_jitter_ms
-from tidelog.storage.segments.segment import MAX_RELATIVE_OFFSET, Segment
+from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.transaction_index import AbortedTransaction, CorruptTransactionIndex
 
 logger = logging.getLogger("tidelog.storage")

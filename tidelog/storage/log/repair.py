@@ -26,7 +26,8 @@ from tidelog.protocol.batches.record_batch import (
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import File, is_full
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
-from tidelog.storage.segments.examination import MAX_POSITION, Findings, ProvenBatches, examine
+from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
+from tidelog.storage.segments.log_config import MAX_POSITION
 from tidelog.storage.segments.reader import headers, position_of, walk
 from tidelog.storage.segments.segment import Segment
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.storage")
 
-SEGMENT_BYTES_MAX: Final = MAX_POSITION
-"""The copies of several lost segments may not fit one."""
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bound of a copy in memory. A copy of another length than the damaged range is kept there until it is complete."""
 
@@ -354,9 +353,9 @@ class RangeRepair:
 
     def _put(self, batch: memoryview) -> None:
         end = self._position + len(batch)
-        if self._held_batches is None and end > max(SEGMENT_BYTES_MAX, self.damage.end_position):
+        if self._held_batches is None and end > max(MAX_POSITION, self.damage.end_position):
             raise SegmentFull(f"the segment ends at {self._position}")
-        if self._held_batches is None and (self._is_at_end or self._position + len(batch) <= self.damage.end_position):
+        if self._held_batches is None and (self._is_at_end or end <= self.damage.end_position):
             if not self._has_written:
                 self._has_written = True
                 self.segment.generation += 1  # a running examination may see half of a copy

@@ -29,6 +29,7 @@ from tidelog.protocol.batches.record_batch import (
 from tidelog.protocol.batches.record_walk import records_end
 from tidelog.storage.files.disk import File
 from tidelog.storage.segments.damage import DamagedRange, merged
+from tidelog.storage.segments.log_config import MAX_POSITION, MAX_RELATIVE_OFFSET
 
 _OLD_MESSAGE: Final = Struct(">qiIb")  # offset, size of what follows, CRC-32 of what follows it, format
 _OLD_MESSAGE_CRC_END: Final = 16
@@ -39,9 +40,6 @@ _SEARCHED_CRC_BYTES_MAX: Final = 64 * 1024 * 1024
 _EMBEDDED_BYTES_MAX: Final = 8 * 1024 * 1024
 """A longer series of batches is not the payload of one batch, because max.message.bytes is 1 MiB by default."""
 UNKNOWN_END: Final = -1
-MAX_RELATIVE_OFFSET: Final = 2**31 - 1
-MAX_POSITION: Final = 2**31 - 1
-"""The largest position that a row of the offset index can have."""
 
 ReadAt = Callable[[int, int], bytes]
 """(size in bytes, position) -> bytes, fewer at the end of the file."""

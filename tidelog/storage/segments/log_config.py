@@ -13,6 +13,9 @@ from typing import Final
 from tidelog.protocol.java_text import parse_double, parse_integer, split_list, trim
 
 INT64_MAX: Final = 2**63 - 1
+MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+MAX_POSITION: Final = 2**31 - 1
+"""A row of the offset index has 32 bits for an offset, relative to the segment's, and 32 for a position."""
 DAY_MS: Final = 24 * 60 * 60 * 1000
 # A look-up reads all batch headers since the last index row, and blocks the loop meanwhile. A row costs almost nothing.
 INDEX_INTERVAL_BYTES_MAX: Final = 256 * 1024

@@ -18,8 +18,8 @@ from tidelog.protocol.batches.record_batch import HEADER_SIZE, LEADER_EPOCH_OFFS
 from tidelog.storage.files.disk import Buffer, Disk, File, FileMap
 from tidelog.storage.segments.append import Batch
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
-from tidelog.storage.segments.examination import MAX_POSITION, Findings, ProvenBatches, examine
-from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
+from tidelog.storage.segments.log_config import MAX_POSITION, MAX_RELATIVE_OFFSET, LogConfig
 from tidelog.storage.segments.retention import roll_limits
 from tidelog.storage.segments.sparse_index import (
     OFFSET_ROW_BYTES,
@@ -41,7 +41,6 @@ CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
 SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
-MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 UNKNOWN: Final = -2
 """A timestamp that has not been read yet; -1 is Kafka's "no timestamp"."""
 
