@@ -290,10 +290,11 @@ def test_a_lookup_that_fails_after_the_connection_was_given_up_is_no_error_in_th
 async def test_a_name_is_looked_up_on_the_threads_given_and_its_next_address_is_tried(monkeypatch: pytest.MonkeyPatch):
     """uvloop looks names up on threads of its own, and aborted the process of a node that got none."""
     threads: list[str] = []
+    hosts = ("127.0.0.2", "127.0.0.1", "127.0.0.3")  # the peer listens at the second
 
     def look_up(host: str, port: int, **options: object) -> list[object]:
         threads.append(threading.current_thread().name)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in hosts]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     async with peer(silence) as endpoint:

@@ -456,6 +456,8 @@ async def test_the_copies_of_lost_segments_that_do_not_fit_one_get_several(
         assert not here.log.damaged_ranges()
         assert records_of(here.log) == copy
         assert all(segment.size_bytes <= 2900 for segment in here.log.segments)
+        segments = list(here.log.segments)
+        assert [one.next_offset for one in segments[:-1]] == [one.base_offset for one in segments[1:]]
         assert sorted(here.log.aborted_transactions(0, end)) == sorted(aborted)
         for offset in range(0, end, 5):
             assert set(here.log.aborted_transactions(offset, end)) >= set(other.aborted_transactions(offset, end))
