@@ -106,6 +106,11 @@ async def send(wire: Any, topic: str, batch: bytes) -> tuple[int, int]:
     return answer
 
 
+async def delete_topic(wire: Any, topic: str) -> None:
+    request = DeleteTopicsRequest(topics=[DeleteTopicState(name=topic)], timeout_ms=60_000)
+    assert (await wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
+
+
 class Placed:
     """Three topics with a record each: "one" and "two" in the directory that will fail, "other" in the other one."""
 
@@ -457,8 +462,7 @@ async def test_topics_of_a_bad_directory_can_be_deleted_and_made_again(
     bad = placed.home("one")
     disk.fail(bad, errno.EIO)
     await send(placed.wire, "one", placed.batch)
-    request = DeleteTopicsRequest(topics=[DeleteTopicState(name="one")], timeout_ms=60_000)
-    assert (await placed.wire.call(request, 6, DeleteTopicsResponse)).responses[0].error_code == 0
+    await delete_topic(placed.wire, "one")
     await placed.wire.create_topic("one")
     assert await send(placed.wire, "one", make_batch(b"new")) == (0, 0)
     await placed.running.stop()
@@ -585,6 +589,12 @@ async def test_the_only_replica_of_a_directory_that_is_gone_does_not_begin_an_em
     assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"x"]
 
 
+async def allow_lost_records(wire: Any, topic: str) -> None:
+    config = AlterableConfig(name="unclean.leader.election.enable", config_operation=0, value="true")
+    resource = AlterConfigsResource(resource_type=2, resource_name=topic, configs=[config])
+    await wire.call(IncrementalAlterConfigsRequest(resources=[resource]), 1, IncrementalAlterConfigsResponse)
+
+
 async def test_a_topic_that_may_lose_records_is_filled_anew_in_an_empty_directory(
     start: Start, homes: list[Path], make_batch: MakeBatch
 ) -> None:
@@ -594,14 +604,64 @@ async def test_a_topic_that_may_lose_records_is_filled_anew_in_an_empty_director
     lost.rename(lost.with_name("lost"))
     wire = await (await start()).connect()
     assert await send(wire, "one", placed.batch) == (STORAGE_ERROR, -1)
-    config = AlterableConfig(name="unclean.leader.election.enable", config_operation=0, value="true")
-    resource = AlterConfigsResource(resource_type=2, resource_name="one", configs=[config])
-    await wire.call(IncrementalAlterConfigsRequest(resources=[resource]), 1, IncrementalAlterConfigsResponse)
+    await allow_lost_records(wire, "one")
     async with asyncio.timeout(PATIENCE_S):
         while (sent := await send(wire, "one", placed.batch))[0]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert sent == (0, 0)
     assert await send(wire, "two", placed.batch) == (STORAGE_ERROR, -1)
+
+
+@pytest.mark.parametrize("ending", ["clean", "killed"])
+async def test_the_only_replica_whose_log_is_gone_does_not_begin_an_empty_one(
+    start: Start, homes: list[Path], make_batch: MakeBatch, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the directory `one-0` is gone: the next record got the offset of one that was acknowledged, in silence."""
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    home = placed.home("one")
+    await placed.running.stop()
+    if ending == "killed":
+        (home / ".kafka_cleanshutdown").unlink()
+    (home / "one-0").rename(home.parent / "kept")
+    for _ in range(2):  # the next start knows it, too
+        running = await start()
+        wire = await running.connect()
+        assert await send(wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+        assert await error_of_fetch(wire, "one") == STORAGE_ERROR
+        assert (await send(wire, "two", placed.batch))[0] == 0
+        assert not (home / "one-0").exists()
+        assert "one-0 is offline: the directory of its log is gone" in caplog.text
+        caplog.clear()
+        await running.stop()
+    (home.parent / "kept").rename(home / "one-0")
+    wire = await (await start()).connect()
+    assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"x"]
+    assert await send(wire, "one", placed.batch) == (0, 1)
+
+
+@pytest.mark.parametrize("remedy", ["unclean", "deleted"])
+async def test_a_log_that_is_gone_can_be_given_up(
+    start: Start, homes: list[Path], make_batch: MakeBatch, remedy: str
+) -> None:
+    placed = await Placed.make(await start(), homes, make_batch(b"x"))
+    home = placed.home("one")
+    await placed.running.stop()
+    shutil.rmtree(home / "one-0")
+    running = await start()
+    wire = await running.connect()
+    assert await send(wire, "one", placed.batch) == (STORAGE_ERROR, -1)
+    if remedy == "unclean":
+        await allow_lost_records(wire, "one")
+    else:
+        await delete_topic(wire, "one")
+        await wire.create_topic("one")
+    async with asyncio.timeout(PATIENCE_S):
+        while (sent := await send(wire, "one", placed.batch))[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert sent == (0, 0)
+    await running.stop()
+    wire = await (await start()).connect()
+    assert await send(wire, "one", placed.batch) == (0, 1)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from tidelog.broker.replicas import upkeep
 from tidelog.broker.replicas.upkeep import Upkeep
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from tidelog.storage.files.checkpoints import HIGH_WATERMARK_FILE
 from tidelog.storage.files.disk import OsDisk, is_exhaustion
 
 
@@ -213,6 +214,36 @@ async def test_what_is_deleted_goes_when_its_delay_is_over_and_waits_for_no_look
     async with asyncio.timeout(PATIENCE_S):
         while _left(running) or any(name.endswith(".deleted") for name in _left(running, "u-0/")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("no_retention_check")
+async def test_a_deleted_topic_goes_after_its_entries_in_the_checkpoints(
+    start_node: Any, make_batch: Any, monkeypatch: Any
+) -> None:
+    """A log that the checkpoints name, and whose directory is gone, is missed by the next start."""
+    named: list[bool] = []
+    remove = OsDisk.remove_tree
+
+    def noted(disk: OsDisk, path: str) -> None:
+        offsets = disk.read_file(f"{directory.path}/{HIGH_WATERMARK_FILE}")
+        named.append(b"t 0 1" in offsets)
+        remove(disk, path)
+
+    options = {"log.segment.delete.delay.ms": "0", "log.retention.check.interval.ms": "20"}
+    running = await start_node(**options, **{"replica.high.watermark.checkpoint.interval.ms": "3600000"})
+    directory = running.node._directories.metadata
+    wire = await running.connect()
+    await wire.create_topic("t")
+    await produce(wire, make_batch(b"x"))
+    directory.write_checkpoints()
+    assert b"t 0 1" in OsDisk().read_file(f"{directory.path}/{HIGH_WATERMARK_FILE}")
+    monkeypatch.setattr(OsDisk, "remove_tree", noted)
+    deletion = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000)
+    assert (await wire.call(deletion, 6, DeleteTopicsResponse)).responses[0].error_code == 0
+    async with asyncio.timeout(PATIENCE_S):
+        while _left(running):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert named == [False]
 
 
 async def test_retention_waits_for_the_device_beside_the_loop(

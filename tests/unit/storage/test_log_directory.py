@@ -14,7 +14,12 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, records_of
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
-from tidelog.storage.files.checkpoints import CheckpointTask
+from tidelog.storage.files.checkpoints import (
+    HIGH_WATERMARK_FILE,
+    LOG_START_FILE,
+    RECOVERY_POINT_FILE,
+    CheckpointTask,
+)
 from tidelog.storage.files.disk import DirectoryInUse, OsDisk
 from tidelog.storage.files.meta_properties import ForeignDirectory
 from tidelog.storage.log import directory as log_directory
@@ -25,6 +30,7 @@ from tidelog.storage.segments.log_config import LogConfig
 
 MakeLogs = Callable[..., Logs]
 CONFIG = LogConfig()
+CHECKPOINTS = (RECOVERY_POINT_FILE, LOG_START_FILE, HIGH_WATERMARK_FILE)
 
 
 def opened(path: Path, *, node_id: int = 1, cluster_id: str | None = None) -> LogDirectory:
@@ -169,7 +175,10 @@ class TestLogs:
         directory = opened(tmp_path)
         assert list(directory.load(lambda topic: CONFIG, NOW)) == [("a", 1)]
         assert list(directory.offline) == [("a", 0)]
+        assert directory.vanished == set()
         directory.close()
+        recovery_points = (tmp_path / RECOVERY_POINT_FILE).read_text().splitlines()
+        assert recovery_points[2:] == ["a 0 1", "a 1 1"], "it may be put right"
         assert not (tmp_path / ".kafka_cleanshutdown").exists()
 
     def test_a_deleted_log_is_gone_at_once_and_its_files_later(self, tmp_path: Path):
@@ -477,4 +486,117 @@ class TestNewLogsOfOldNames:
         assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (0, 3, 0)
         assert not log.damaged_ranges()
         assert not directory.shortened_logs
+        directory.close()
+
+
+class TestVanishedLogs:
+    """The directory of a log is gone, though neither a deletion nor a move took it."""
+
+    LONG = "t" * 249
+
+    def made(self, path: Path, *topics: str, flushed: bool = True) -> LogDirectory:
+        directory = opened(path)
+        for topic in topics:
+            log = directory.create_log(topic, 0, TOPIC_ID, LogConfig(file_delete_delay_ms=60_000), NOW)
+            log.append_as_leader(batch(3), 0, NOW)
+            log.set_high_watermark(3)
+            if flushed:
+                log.flush()
+        directory.write_checkpoints()
+        return directory
+
+    def loaded(self, path: Path, ending: Ending) -> LogDirectory:
+        directory = opened(path)
+        directory.ending = ending
+        directory.load(lambda topic: CONFIG, NOW)
+        return directory
+
+    @pytest.mark.parametrize(
+        ("ending", "flushed", "vanished"),
+        [
+            (Ending.CLEAN, True, True),
+            (Ending.KILLED, True, True),
+            (Ending.KILLED, False, True),
+            (Ending.POWER_LOSS, True, True),
+            # The directory itself may not have been on the device.
+            (Ending.POWER_LOSS, False, False),
+        ],
+    )
+    def test_a_log_that_held_records_is_missed(self, tmp_path: Path, ending: Ending, flushed: bool, vanished: bool):
+        self.made(tmp_path, "a", "b", flushed=flushed).fail("is left")
+        shutil.rmtree(tmp_path / "a-0")
+        directory = self.loaded(tmp_path, ending)
+        assert directory.vanished == ({("a", 0)} if vanished else set())
+        directory.close()
+
+    def test_an_empty_one_is_not_missed(self, tmp_path: Path):
+        directory = opened(tmp_path)
+        directory.create_log("a", 0, TOPIC_ID, CONFIG, NOW)
+        directory.close()
+        shutil.rmtree(tmp_path / "a-0")
+        directory = self.loaded(tmp_path, Ending.CLEAN)
+        assert directory.vanished == set()
+        directory.close()
+
+    @pytest.mark.parametrize("topic", ["a", LONG])
+    @pytest.mark.parametrize("how", ["delete_log", "set_aside"])
+    def test_one_that_was_deleted_or_set_aside_is_not_missed(self, tmp_path: Path, topic: str, how: str):
+        """The checkpoints still name it: the process was killed before it wrote them again."""
+        directory = self.made(tmp_path, topic, "b")
+        if how == "delete_log":
+            directory.delete_log(topic, 0, NOW)
+        else:
+            directory.set_aside(topic, 0)
+        directory.fail("is left")
+        directory = self.loaded(tmp_path, Ending.KILLED)
+        assert directory.vanished == set()
+        directory.close()
+
+    def test_the_files_of_a_deleted_log_stay_until_no_checkpoint_names_it(self, tmp_path: Path):
+        directory = self.made(tmp_path, "a", "b")
+        directory.delete_log("a", 0, NOW)
+        assert directory.take_doomed(NOW + 60_000) == []
+        assert directory.has_due(NOW + 60_000)
+        task = directory.begin_checkpoints()
+        task.run()
+        directory.delete_log("b", 0, NOW)
+        directory.finish_checkpoints(task)
+        [path] = directory.take_doomed(NOW + 60_000)
+        assert "/a-0." in path
+        directory.close()
+
+    def test_the_checkpoints_keep_naming_it_until_it_is_forgotten(self, tmp_path: Path):
+        directory = self.made(tmp_path, "a", "b")
+        directory.logs["a", 0].delete_records(2)
+        directory.close()
+        (tmp_path / "a-0").rename(tmp_path / "kept")
+        before = [(tmp_path / name).read_text() for name in CHECKPOINTS]
+        for _ in range(2):
+            directory = self.loaded(tmp_path, Ending.CLEAN)
+            assert directory.vanished == {("a", 0)}
+            task = directory.begin_checkpoints()
+            task.run()
+            directory.finish_checkpoints(task)
+            directory.close()
+            assert [(tmp_path / name).read_text() for name in CHECKPOINTS] == before
+        (tmp_path / "kept").rename(tmp_path / "a-0")
+        directory = self.loaded(tmp_path, Ending.CLEAN)
+        assert directory.vanished == set()
+        assert (directory.logs["a", 0].log_start_offset, directory.logs["a", 0].high_watermark) == (2, 3)
+        directory.close()
+
+    @pytest.mark.parametrize("how", ["forget", "create"])
+    def test_a_forgotten_one_is_not_missed_by_the_next_start(self, tmp_path: Path, how: str):
+        self.made(tmp_path, "a", "b").close()
+        shutil.rmtree(tmp_path / "a-0")
+        directory = self.loaded(tmp_path, Ending.CLEAN)
+        if how == "forget":
+            directory.forget_vanished([("a", 0), ("b", 0)])
+            directory.close()
+        else:
+            directory.create_log("a", 0, TOPIC_ID, CONFIG, NOW)
+            directory.fail("is left")
+            shutil.rmtree(tmp_path / "a-0")
+        directory = self.loaded(tmp_path, Ending.KILLED)
+        assert directory.vanished == set()
         directory.close()

@@ -65,6 +65,15 @@ class DiscoveredLogs:
         futures = (home.futures.get(key) for home in homes)
         return any(future is not None and future.topic_id == topic_id for future in futures)
 
+    def has_vanished(self, key: Key) -> bool:
+        """Whether the directory of this replica's log is gone from a log directory that is there."""
+        return any(key in directory.vanished for directory in self._directories)
+
+    def forget_vanished(self, key: Key) -> None:
+        """The replica has a log again, or is not assigned to this node any more."""
+        for directory in self._directories:
+            directory.forget_vanished((key,))
+
     def forget(self, directory: LogDirectory) -> None:
         """The directory has failed: forget its logs."""
         for key, found in list(self._logs.items()):
@@ -104,11 +113,14 @@ class DiscoveredLogs:
                 self._set_aside(directory, key)
                 self._logs[key].remove(each)
 
-    def set_rest_aside(self, deferred: Collection[Key]) -> None:
+    def set_rest_aside(self, deferred: Collection[Key], lost: Collection[Key]) -> None:
         """Set aside unclaimed logs: the topic was deleted or the replica was moved away while this node was down.
 
-        Those of `deferred` replicas stay: a shortage has kept the node from claiming them until now.
+        Those of `deferred` replicas stay: a shortage has kept the node from claiming them until now. Of the logs that
+        have vanished, only those of `lost` and `deferred` replicas matter to this node.
         """
+        for directory in self._directories:
+            directory.forget_vanished(directory.vanished.difference(deferred, lost))
         for key in [key for key in self._logs if key not in deferred]:
             for directory, _ in self._logs.pop(key):
                 if self._directories.is_usable(directory):

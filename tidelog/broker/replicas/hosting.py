@@ -141,12 +141,15 @@ class Hosting:
         self._set_throttle_rates()
 
     def _set_rest_aside(self) -> None:
-        self._discovered_logs.set_rest_aside(self._deferred_replicas())
+        self._discovered_logs.set_rest_aside(self._deferred_replicas(), self._by_name(self._lost_replicas))
 
     def _deferred_replicas(self) -> set[tuple[str, int]]:
+        return self._by_name(self._deferred_partitions)
+
+    def _by_name(self, replicas: Iterable[tuple[bytes, int]]) -> set[tuple[str, int]]:
         assert self._image is not None
         topics = self._image.topics_by_id
-        return {(topics[topic_id].name, index) for topic_id, index in self._deferred_partitions if topic_id in topics}
+        return {(topics[topic_id].name, index) for topic_id, index in replicas if topic_id in topics}
 
     def close(self) -> None:
         self._deferred_partitions.clear()
@@ -235,14 +238,17 @@ class Hosting:
             if is_exhaustion(error):
                 raise
             self._directories.failed_at(error.filename or "", error)
-        if location is None and self._is_lost(topic, assignment, directory_id):
+        if location is None and self._is_lost(topic, index, assignment):
             if (topic.topic_id, index) not in self._lost_replicas:
                 self._lost_replicas.add((topic.topic_id, index))
                 self._partitions.add_unavailable(topic.name, index, topic.topic_id)
+                what, remedy = "its log directory", "Mount the volume or put the directory into log.dirs again"
+                if not self._is_home_gone(directory_id):
+                    what, remedy = "the directory of its log", f"Stop the node and put {topic.name}-{index} back"
                 logger.error(
-                    "%s-%d is offline: its log directory is gone, and no other replica leads. Mount the volume or put "
-                    "the directory into log.dirs again; the topic's unclean.leader.election.enable=true gives it up",
-                    topic.name, index,
+                    "%s-%d is offline: %s is gone, and no other replica leads. %s; "
+                    "the topic's unclean.leader.election.enable=true gives its records up",
+                    topic.name, index, what, remedy,
                 )  # fmt: skip
             return None
         if location is None:
@@ -257,6 +263,7 @@ class Hosting:
         if (topic.topic_id, index) in self._lost_replicas:
             self._lost_replicas.remove((topic.topic_id, index))
             self._partitions.remove_unavailable(topic.name, index, topic.topic_id)
+        self._discovered_logs.forget_vanished(key)
         directory, log = location
         config = self._log_config(topic.name)
         if log.config is not config:  # the log was opened with the settings of an earlier image
@@ -266,22 +273,27 @@ class Hosting:
         self._directory_of[partition] = directory
         return partition
 
-    def _is_lost(self, topic: TopicImage, assignment: PartitionImage, directory_id: bytes) -> bool:
+    def _is_lost(self, topic: TopicImage, index: int, assignment: PartitionImage) -> bool:
         """Whether this replica, without a log, must not begin an empty one.
 
-        Its directory was replaced by an empty one, or is not in `log.dirs` any more. An empty log in another directory
-        would lead, because the replica was in sync, and what was acknowledged would be gone. A leader elsewhere has it.
+        The directory of its log is gone, or the whole log directory. An empty log would lead, because the replica was
+        in sync, and what was acknowledged would be gone. A leader elsewhere has it.
         """
+        if assignment.leader not in (self._node_id, -1):
+            return False
+        eligible = {*assignment.isr, *assignment.elr, *assignment.last_known_elr}
+        if self._node_id not in eligible or self._allows_unclean_leader(topic.name):
+            return False
+        directory_id = assignment.directory_of(self._node_id)
+        return self._is_home_gone(directory_id) or self._discovered_logs.has_vanished((topic.name, index))
+
+    def _is_home_gone(self, directory_id: bytes) -> bool:
+        """Whether a log directory was replaced by an empty one, or is not in `log.dirs` any more."""
         if directory_id in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY) or self._directories.may_be_offline(
             directory_id
         ):
             return False
-        if any(home.directory_id == directory_id for home in self._directories.homes):
-            return False
-        if assignment.leader not in (self._node_id, -1):
-            return False
-        eligible = {*assignment.isr, *assignment.elr, *assignment.last_known_elr}
-        return self._node_id in eligible and not self._allows_unclean_leader(topic.name)
+        return all(home.directory_id != directory_id for home in self._directories.homes)
 
     def _create(self, topic: TopicImage, index: int, directory_id: bytes) -> LogLocation | None:
         """Create a log in the assigned directory, else in the one with the
@@ -409,6 +421,7 @@ class Hosting:
     def _delete_replica(self, topic: TopicImage, index: int) -> None:
         partition = self._partitions.find(topic.topic_id, index)
         self._lost_replicas.discard((topic.topic_id, index))
+        self._discovered_logs.forget_vanished((topic.name, index))
         directory: LogDirectory | None
         if partition is not None:
             self._end_role(partition)

@@ -117,7 +117,6 @@ class Upkeep:
         """Write the checkpoints of all directories, on threads, because the device may be slow."""
         for directory in self._directories:
             self._checkpoint(directory)
-        self._time_removals()  # includes files deleted since the last call
 
     def _checkpoint(self, directory: LogDirectory) -> None:
         if directory not in self._checkpointing:
@@ -135,6 +134,7 @@ class Upkeep:
         except OSError as error:
             self._directories.failed(directory, error)
         self._checkpointing.discard(directory)
+        self._time_removals()  # includes files deleted since the last call
 
     def _retire(self, directory: LogDirectory, task: CheckpointTask, synced: asyncio.Future[None]) -> None:
         if self._is_closed:
@@ -187,8 +187,14 @@ class Upkeep:
     # -- removals ----------------------------------------------------------------------------------------------------
 
     def _time_removals(self) -> None:
-        """Start the timer for the next due removal of deleted files and directories."""
-        due_ms = [one for one in (directory.next_removal_ms() for directory in self._directories) if one is not None]
+        """Start the timer for the next due removal of deleted files and directories.
+
+        In a directory whose checkpoints are being written, removals wait for them.
+        """
+        if self._is_closed:
+            return
+        directories = [directory for directory in self._directories if directory not in self._checkpointing]
+        due_ms = [one for one in (directory.next_removal_ms() for directory in directories) if one is not None]
         timer = self._timers.pop(self.remove_due, None)
         if timer is not None:
             timer.cancel()
@@ -202,6 +208,8 @@ class Upkeep:
             doomed = self._doomed.setdefault(directory, [])
             doomed += directory.take_doomed(now_ms)
             self._remove(directory)
+            if directory.has_due(now_ms):
+                self._checkpoint(directory)
         self._time_removals()
 
     def _remove(self, directory: LogDirectory) -> None:

@@ -90,6 +90,8 @@ class CheckpointTask:
         self.error: OSError | None = None
         self.retiring: Sequence[tuple[RetiringLog, int]] = ()
         """(log, its start in these files) of each log with segments to remove."""
+        self.unnamed: frozenset[str] = frozenset()
+        """Directories of deleted logs, which these files do not name any more."""
         self.present: set[str] = set()
         """The paths of the directories that `run` found in the log directory."""
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from typing import Final
 
 DELETE_SUFFIX: Final = "-delete"
@@ -16,6 +17,7 @@ NAME_LENGTH_MAX: Final = 255
 
 _PARTITION: Final = re.compile(r"^(?P<topic>.+)-(?P<partition>\d{1,10})$")
 _FUTURE: Final = re.compile(r"^(?P<topic>.+)-(?P<partition>\d{1,10})\.[0-9a-f]{32}-future$")
+_AWAY: Final = re.compile(r"^(?P<topic>.+)-(?P<partition>\d{1,10})\.[0-9a-f]{32}-(?:delete|stray)$")
 
 TopicPartition = tuple[str, int]
 
@@ -28,6 +30,18 @@ def parse_name(name: str) -> TopicPartition | None:
 def parse_future_name(name: str) -> TopicPartition | None:
     match = _FUTURE.match(name)
     return (match["topic"], int(match["partition"])) if match else None
+
+
+def away_names(names: Iterable[str]) -> set[TopicPartition]:
+    """What `is_away` takes: the topics and partitions in the names of logs that are deleted or set aside."""
+    matches = (_AWAY.match(name) for name in names)
+    return {(match["topic"], int(match["partition"])) for match in matches if match}
+
+
+def is_away(topic: str, partition: int, names: Collection[TopicPartition]) -> bool:
+    """Whether a log of this partition is among the `away_names`, which have long topic names shortened."""
+    suffixes = (f"-{partition}.{'0' * 32}{kind}" for kind in (DELETE_SUFFIX, STRAY_SUFFIX))
+    return any((topic[: NAME_LENGTH_MAX - len(suffix)], partition) in names for suffix in suffixes)
 
 
 def future_name(topic: str, partition: int, unique: bytes) -> str:

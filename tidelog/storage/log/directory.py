@@ -38,7 +38,9 @@ from tidelog.storage.files.log_names import (
     FUTURE_SUFFIX,
     STRAY_SUFFIX,
     away_name,
+    away_names,
     future_name,
+    is_away,
     parse_future_name,
     parse_name,
 )
@@ -97,6 +99,11 @@ class LogDirectory:
         """The future logs of replicas that move here from another directory."""
         self.offline: dict[TopicPartition, str] = {}
         """Partitions whose logs cannot be opened -> the reason."""
+        self.vanished: set[TopicPartition] = set()
+        """Logs that held records, as the checkpoints say, and whose directories are not there any more.
+
+        They were neither deleted nor set aside. The checkpoints keep naming them until `forget_vanished`.
+        """
         self.failure: str | None = None
         """Why the directory failed; None while it is in use."""
         self._is_loading = False
@@ -110,6 +117,10 @@ class LogDirectory:
         self._is_loaded = is_new  # before `load`, the checkpoints and the marker are about logs that are not open yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
+        self._still_named: set[str] = set()
+        """Directories in `_doomed` of logs that the checkpoints on the device may name. A start would miss them."""
+        self._kept_offsets: dict[str, dict[TopicPartition, int]] = {}
+        """Checkpoint file -> the entries of logs that are not open: vanished or offline."""
         self._removed_logs: set[TopicPartition] = set()
         """Logs that are not there any more, but which the checkpoints may still name."""
         self._unmoved: dict[TopicPartition, str] = {}  # logs to delete or set aside that could not be renamed yet
@@ -186,7 +197,8 @@ class LogDirectory:
         cleaned = self._checkpoints.read(CLEANER_OFFSET_FILE)
         if self._disk.exists(f"{self.path}/{CLEANER_OFFSET_FILE}"):
             self._cleaned = cleaned
-        for entry in self._disk.list_directory(self.path):
+        entries = self._disk.list_directory(self.path)
+        for entry in entries:
             if self.failure is not None:
                 raise OSError(errno.EIO, "the log directory failed while its logs were opened", self.path)
             if self._stops_loading:
@@ -194,7 +206,7 @@ class LogDirectory:
             if not entry.is_directory:
                 continue
             if entry.name.endswith(DELETE_SUFFIX):
-                self._doomed.append((now_ms, f"{self.path}/{entry.name}"))
+                self._doom(now_ms, f"{self.path}/{entry.name}")
                 continue
             is_future = entry.name.endswith(FUTURE_SUFFIX)
             key = parse_future_name(entry.name) if is_future else parse_name(entry.name)
@@ -221,8 +233,39 @@ class LogDirectory:
             log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
             (self.futures if is_future else self.logs)[key] = log
         self._removed_logs.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
+        away = away_names(entry.name for entry in entries if entry.is_directory)
+        self._note_vanished(
+            {RECOVERY_POINT_FILE: recovery_points, LOG_START_FILE: log_starts, HIGH_WATERMARK_FILE: high_watermarks},
+            away,
+        )
         self._is_loaded = True
         return dict(self.logs)
+
+    def _note_vanished(self, files: dict[str, dict[TopicPartition, int]], away: Collection[TopicPartition]) -> None:
+        """Find the logs that are gone with records which were on the device. `files`: the checkpoints.
+
+        What they say of logs that are not open stays in them: the log may be put back, or put right.
+        """
+        evidence = [files[RECOVERY_POINT_FILE]]
+        if self.ending is not Ending.POWER_LOSS:  # which may take a new directory, with records that were not flushed
+            evidence.append(files[HIGH_WATERMARK_FILE])
+        had_records = {key for offsets in evidence for key, offset in offsets.items() if offset > 0}
+        missing = had_records - {*self.logs, *self.futures, *self.offline}
+        self.vanished = {key for key in missing if not is_away(*key, away)}
+        kept = {*self.vanished, *self.offline}
+        self._kept_offsets = {
+            name: {key: offsets[key] for key in kept if key in offsets} for name, offsets in files.items()
+        }
+
+    def forget_vanished(self, keys: Collection[TopicPartition]) -> None:
+        """The logs are given up, or another directory has them: the next checkpoints do not name them."""
+        for key in self.vanished.intersection(keys):
+            self.vanished.remove(key)
+            self._drop_kept(key)
+
+    def _drop_kept(self, key: TopicPartition) -> None:
+        for offsets in self._kept_offsets.values():
+            offsets.pop(key, None)
 
     def stop_loading(self) -> None:
         """Have a `load` on a thread end with an OSError after the present log. The next start scans the logs again."""
@@ -232,6 +275,7 @@ class LogDirectory:
         """Create an empty log. It is durable after its first flush."""
         key = (topic, partition)
         self._move_away(key, now_ms)
+        self.forget_vanished((key,))
         log = self._create(topic, partition, topic_id, config, now_ms)
         self.logs[key] = log
         if self._cleaned and key in self._cleaned:
@@ -277,7 +321,11 @@ class LogDirectory:
         """
         log = self.logs.get((topic, partition))
         target = self._rename_away(topic, partition, DELETE_SUFFIX)
-        self._doomed.append((now_ms + (log.config.file_delete_delay_ms if log else 0), target))
+        self._doom(now_ms + (log.config.file_delete_delay_ms if log else 0), target)
+
+    def _doom(self, remove_at_ms: int, path: str) -> None:
+        self._doomed.append((remove_at_ms, path))
+        self._still_named.add(path)
 
     def _move_away(self, key: TopicPartition, now_ms: int) -> None:
         """Repeat a failed rename, so that a new log does not use the files of the old one. Raises OSError."""
@@ -301,6 +349,7 @@ class LogDirectory:
         self._removed_logs.add(key)
         if self.logs.pop(key, None) is None:
             del self.offline[key]
+            self._drop_kept(key)
         return target
 
     def _rename_log(self, log: PartitionLog | None, name: str, topic: str, partition: int, kind: str) -> str:
@@ -339,7 +388,7 @@ class LogDirectory:
         """Delete a future log."""
         log = self.futures[topic, partition]
         name = log.directory.rpartition("/")[2]
-        self._doomed.append((now_ms, self._rename_log(log, name, topic, partition, DELETE_SUFFIX)))
+        self._doom(now_ms, self._rename_log(log, name, topic, partition, DELETE_SUFFIX))
         del self.futures[topic, partition]
         self._removed_logs.add((topic, partition))
 
@@ -438,6 +487,7 @@ class LogDirectory:
         self.logs.clear()
         self.futures.clear()
         self._doomed.clear()
+        self._still_named.clear()
         self._unmoved.clear()
         self._lock.release()
 
@@ -451,12 +501,14 @@ class LogDirectory:
         self._checkpoints.write(self._offsets(also_unchanged=True))
         self._cleaned_is_written = True
         self._removed_logs.clear()
+        self._still_named.clear()
 
     def begin_checkpoints(self) -> CheckpointTask:
         """`write_checkpoints` as a task: `run` waits for the device on any thread, then call `finish_checkpoints`."""
         epochs = self._epochs_of_new_starts()
         task = self._checkpoints.begin(self._offsets(also_unchanged=False), lambda: write_epochs(epochs))
         task.retiring = [(log, log.log_start_offset) for log in self.logs.values() if log.segments.condemned]
+        task.unnamed = frozenset(self._still_named)
         return task
 
     def finish_checkpoints(self, task: CheckpointTask) -> bool:
@@ -470,6 +522,7 @@ class LogDirectory:
         is_in_place = self._checkpoints.finish(task)
         if is_in_place:
             self._cleaned_is_written = True
+            self._still_named -= task.unnamed
         self._require_present(task.present)
         if len(self._removed_logs) > REMOVED_LOGS_MAX and self._is_loaded:
             self.write_checkpoints()  # the task's files are not synced, so the old content could come back
@@ -513,9 +566,15 @@ class LogDirectory:
         self._cleaned_is_written = not is_wanted
         return {
             **({CLEANER_OFFSET_FILE: cleaned} if is_wanted else {}),
-            RECOVERY_POINT_FILE: {key: log.recovery_point for key, log in logs.items()},
+            RECOVERY_POINT_FILE: {
+                **self._kept_offsets.get(RECOVERY_POINT_FILE, {}),
+                **{key: log.recovery_point for key, log in logs.items()},
+            },
             LOG_START_FILE: self._log_starts(),
-            HIGH_WATERMARK_FILE: {key: log.high_watermark for key, log in logs.items()},
+            HIGH_WATERMARK_FILE: {
+                **self._kept_offsets.get(HIGH_WATERMARK_FILE, {}),
+                **{key: log.high_watermark for key, log in logs.items()},
+            },
         }
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
@@ -528,6 +587,8 @@ class LogDirectory:
             self._move_away(key, now_ms)
         for log in self.logs.values():
             log.maintain(now_ms, doomed)
+        if doomed is None and self._is_loaded and self.has_due(now_ms):
+            self.write_checkpoints()
         due = self._take_doomed_directories(now_ms)
         if doomed is not None:
             doomed += due
@@ -555,10 +616,14 @@ class LogDirectory:
                 due += log.segments.take_doomed(now_ms)
         return due
 
+    def has_due(self, now_ms: int) -> bool:
+        """Whether directories of deleted logs are due that the checkpoints may still name: these come first."""
+        return any(remove_at_ms <= now_ms for remove_at_ms, _ in self._doomed)
+
     def _take_doomed_directories(self, now_ms: int) -> list[str]:
-        due = [path for remove_at_ms, path in self._doomed if remove_at_ms <= now_ms]
-        self._doomed = [item for item in self._doomed if item[0] > now_ms]
-        return due
+        due = {path for at_ms, path in self._doomed if at_ms <= now_ms} - self._still_named
+        self._doomed = [item for item in self._doomed if item[1] not in due]
+        return sorted(due)
 
     def close(self, broker_epoch: int = -1) -> bool:
         """Flush and close every log, write the checkpoints and, without errors, the clean-shutdown marker.
@@ -606,7 +671,8 @@ class LogDirectory:
     def _log_starts(self) -> dict[TopicPartition, int]:
         logs = {**self.futures, **self.logs}
         # Kafka omits logs that start at their first segment. Here the removal of earlier segments may not be durable.
-        return {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
+        log_starts = {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
+        return {**self._kept_offsets.get(LOG_START_FILE, {}), **log_starts}
 
 
 def _is_harmless(name: str) -> bool:
