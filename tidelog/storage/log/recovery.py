@@ -49,17 +49,28 @@ def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -
             logger.warning("examining %s: %s", segment.path, error)
             examine_now(segment)
             take_over_findings(segment)
-            _replay_segment(producers, segment, end_offset)
+            _replay_segment(producers, segment, end_offset, is_examined=True)
     producers.end_offset = end_offset
 
 
-def _replay_segment(producers: ProducerState, segment: Segment, end_offset: int) -> None:
-    start = position_of(segment, producers.end_offset, wait=True)
+def _replay_segment(producers: ProducerState, segment: Segment, end_offset: int, *, is_examined: bool = False) -> None:
+    """Raises CorruptIndex where batches are missing, unless `is_examined`: what is missing is known as damage then.
+
+    What the missing batches say of their producers would be missing, too: a repeated batch would be appended twice.
+    """
+    expected = max(producers.end_offset, segment.base_offset)
+    is_judged = not (is_examined or segment.damage)
+    start = position_of(segment, expected, wait=True)
     for position, header in headers(segment, start):
+        if is_judged and header.base_offset > expected and not segment.may_have_gaps:
+            raise CorruptIndex(segment.path, f"base offset {header.base_offset} at {position}, not {expected}")
         if header.last_offset >= end_offset:
-            break
+            return
         marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
         producers.replay(header, marker)
+        expected = header.next_offset
+    if is_judged and expected < segment.next_offset and not segment.may_end_early:
+        raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")
 
 
 def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> DamagedRange | None:
