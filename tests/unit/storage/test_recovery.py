@@ -414,10 +414,19 @@ INDEX_DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+SUMS_DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "right": bytes,
+    "emptied": lambda content: b"",
+    "zeros": lambda content: bytes(len(content)),
+    "cut": lambda content: content[:-3],
+}
+
+
+@pytest.mark.parametrize("sums", SUMS_DAMAGE)
 @pytest.mark.parametrize("what", INDEX_DAMAGE)
 @pytest.mark.parametrize("ending", ["stopped", "killed", "stopped, started and killed"])
 def test_readers_of_committed_records_get_no_aborted_ones_whatever_an_index_of_transactions_says(
-    logs: MakeLogs, what: str, ending: str
+    logs: MakeLogs, what: str, ending: str, sums: str
 ):
     """Its rows have no checksum, and a file that is gone looks like one that was never needed."""
     made = logs(segment_bytes=900)
@@ -436,12 +445,27 @@ def test_readers_of_committed_records_get_no_aborted_ones_whatever_an_index_of_t
         made.log.flush()
         made.directory.write_checkpoints()
         made.kill()
-    damaged = made.folder / names[1]
+    damaged, sums_path = made.folder / names[1], made.folder / "transaction-index-checksums"
     INDEX_DAMAGE[what](damaged)
+    sums_path.write_bytes(SUMS_DAMAGE[sums](sums_path.read_bytes()))
     log = made.open(machine_ran_on=True)
     assert log.aborted_transactions(0, 60) == expected
     assert damaged.stat().st_size
     assert made.close_and_open().aborted_transactions(0, 60) == expected
+    assert not made.directory.recovery.scanned_bytes
+
+
+def test_unreadable_checksums_of_indexes_that_are_not_needed_any_more_are_removed(logs: MakeLogs):
+    made = logs(segment_bytes=300)
+    made.append(*[batch(2) for _ in range(20)])
+    made.close()
+    path = made.folder / "transaction-index-checksums"
+    path.write_bytes(b"\0\0")
+    made.open()
+    assert made.directory.recovery.scanned_bytes
+    assert not path.exists()
+    made.close_and_open()
+    assert not made.directory.recovery.scanned_bytes
 
 
 def test_unreadable_checksums_of_indexes_of_transactions_are_written_anew(logs: MakeLogs):

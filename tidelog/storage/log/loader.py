@@ -185,6 +185,7 @@ class _Loader:
             cleaned_below = INT64_MAX
         self.names, orphans, self.lost_transaction_indexes, renamed = _tidy(disk, directory, cleaned_below)
         self.epochs, self.epochs_are_whole = self._read_epochs()
+        self.has_unreadable_sums = False
         self.transaction_sums = self._read_transaction_sums()
         if self.transaction_sums is not None:
             self.transaction_sums |= dict.fromkeys(renamed, _NO_SUM)
@@ -267,6 +268,8 @@ class _Loader:
         self.snapshots.keep_only(segment.base_offset for segment in segments)
         for base_offset in self.lost_transaction_indexes - {segment.base_offset for segment in segments}:
             self.disk.remove(self._path_of(base_offset))
+        if self.has_unreadable_sums:  # after the scan: a start that is interrupted must scan again
+            self.disk.remove(f"{self.directory}/{TRANSACTION_SUMS_FILE}")
         self.producers.end_offset = log_end_offset
         self.producers.remove_expired(self.now_ms, self.config.producer_id_expiration_ms)
         lacks_producers = self._lacks_producers(segments)
@@ -479,14 +482,18 @@ class _Loader:
             return 0
 
     def _read_transaction_sums(self) -> dict[int, tuple[int, int]] | None:
+        """The checksums of the transaction indexes; None without a file, or where it is unreadable."""
         path = f"{self.directory}/{TRANSACTION_SUMS_FILE}"
         data = read_if_exists(self.disk, path)
-        if not data:
+        if data is None:
             return None
         try:
+            if not data:
+                raise CorruptCheckpoint("it is empty")
             return decode_transaction_sums(data)
         except CorruptCheckpoint as error:
-            logger.warning("cannot read %s, writing a new one: %s", path, error)
+            logger.warning("cannot read %s, rebuilding the indexes of transactions: %s", path, error)
+            self.has_unreadable_sums = True
             return None
 
     def _read_topic_id(self) -> tuple[bytes | None, bool]:
@@ -546,6 +553,8 @@ class _Loader:
         """
         index = segment.transaction_index
         known = index.checksum
+        if self.has_unreadable_sums and not index.lacks_rows:
+            raise CorruptTransactionIndex(f"nothing says whether {index.path} is what was written")
         if self.transaction_sums is None or index.lacks_rows:
             return
         expected = self.transaction_sums.get(segment.base_offset, (0, 0))
