@@ -178,6 +178,7 @@ async def test_a_node_with_a_failed_directory_does_not_say_at_its_end_that_every
     disk.fail(placed.home("one"), errno.ENOSPC)
     assert await send(placed.wire, "one", placed.batch) == (STORAGE_ERROR, -1)
     await until(lambda: placed.running.node._directories.offline)
+    assert "`df -i`" in caplog.text, "a volume without inodes has the same error as a full one"
     caplog.set_level("INFO", "tidelog.node")
     await placed.running.stop()
     assert caplog.messages[-1].endswith("has stopped, not cleanly: the next start scans its logs")

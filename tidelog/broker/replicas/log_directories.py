@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from tidelog.broker.scheduling.callbacks import call_all
 from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
-from tidelog.storage.files.disk import is_exhaustion
+from tidelog.storage.files.disk import is_exhaustion, is_full
 from tidelog.storage.files.incarnation import machine_ran_on, remove_incarnation, surviving_epoch, write_incarnation
 from tidelog.storage.files.log_names import parse_name
 from tidelog.storage.files.meta_properties import DamagedProperties, ForeignDirectory
@@ -278,8 +278,11 @@ class LogDirectories:
         if is_exhaustion(error) or directory in self._failing or directory.failure is not None:
             return
         self._failing.add(directory)
-        logger.error("log directory %s has failed: %s", directory.path, error)
-        self._loop.call_soon(self._take_offline, directory, str(error))
+        why = str(error)
+        if is_full(error):
+            why = f"{why} (`df -h` and `df -i` tell whether bytes, inodes or a quota ran out)"
+        logger.error("log directory %s has failed: %s", directory.path, why)
+        self._loop.call_soon(self._take_offline, directory, why)
 
     def failed_at_start(self, directory: LogDirectory, error: OSError) -> None:
         """A directory has failed at the start, before it is used. It goes offline at once, as in Kafka.
