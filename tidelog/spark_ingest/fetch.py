@@ -24,6 +24,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.options import MAX_BATCH_BYTES_OPTION, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
+from tidelog.spark_ingest.topic_watch import TopicGone, unless_gone
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,21 +107,20 @@ def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 async def _chunks(
     cluster: Cluster, options: SourceOptions, offset_range: OffsetRange, topic_id: bytes
 ) -> AsyncGenerator[RawBatches, None]:
-    """Yield whole batches of the range, until the topic is found to be another one."""
+    """Yield whole batches of the range, until the topic is gone."""
     await cluster.start()
     partition = TopicPartition(offset_range.topic, offset_range.partition)
     try:
-        first_id = await _await_topic_id(cluster, partition.topic, options.poll_timeout_ms)
-        expected_id = first_id if topic_id == NO_TOPIC_ID else topic_id
-        async with aclosing(_chunks_of_log(cluster, options, offset_range)) as chunks:
-            if first_id == expected_id:
-                async for chunk in chunks:
-                    if cluster.metadata.topic_id(partition.topic) != expected_id:
-                        break
-                    yield chunk
-                else:
-                    return
-        loss = f"topic {partition.topic!r} was created again, and the rest of {partition} is gone"
+        async with aclosing(_chunks_of_topic(cluster, options, offset_range, topic_id)) as chunks:
+
+            async def next_chunk() -> RawBatches | None:
+                return await anext(chunks, None)
+
+            while (chunk := await unless_gone(cluster, {partition.topic: topic_id}, next_chunk())) is not None:
+                yield chunk
+        return
+    except TopicGone as gone:
+        loss = f"{gone.message}, and the rest of {partition} is gone"
     except KafkaError as error:
         # Brokers that do not answer are no loss: only one that does not know the topic says so.
         topic = cluster.metadata.topics.get(partition.topic)
@@ -133,16 +133,40 @@ async def _chunks(
     logger.warning("%s; it is left out", loss)
 
 
-async def _await_topic_id(cluster: Cluster, topic: str, timeout_ms: float) -> bytes:
-    """The id of the topic. Raises UNKNOWN_TOPIC_OR_PARTITION when the brokers do not know it."""
+async def _chunks_of_topic(
+    cluster: Cluster, options: SourceOptions, offset_range: OffsetRange, topic_id: bytes
+) -> AsyncGenerator[RawBatches, None]:
+    """The same for the topic with this id. Raises TopicGone when chunks come from another one of its name."""
+    name = offset_range.topic
+    first_id = await _await_topic_id(cluster, name, topic_id, options.poll_timeout_ms)
+    async with aclosing(_chunks_of_log(cluster, options, offset_range)) as chunks:
+        async for chunk in chunks:
+            if cluster.metadata.topic_id(name) != first_id:
+                raise TopicGone(name, is_recreated=True)
+            yield chunk
+
+
+async def _await_topic_id(cluster: Cluster, topic: str, topic_id: bytes, timeout_ms: float) -> bytes:
+    """The id of the topic, this one where it is known.
+
+    Raises UNKNOWN_TOPIC_OR_PARTITION when the brokers do not know the topic, TopicGone when they know another one.
+    """
     # The driver has seen the topic, so a broker that does not know it soon will not know it later.
     known_ms = min(timeout_ms, UNKNOWN_TOPIC_TIMEOUT_MS)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + known_ms / 1000
     try:
-        return (await cluster.topic(topic, known_ms)).topic_id
+        first_id = (await cluster.topic(topic, known_ms)).topic_id
     except KafkaError as error:
         if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or timeout_ms <= known_ms:
             raise
-    return (await cluster.topic(topic, timeout_ms - known_ms)).topic_id
+        first_id = (await cluster.topic(topic, timeout_ms - known_ms)).topic_id
+    while topic_id not in (NO_TOPIC_ID, first_id):  # a broker that lags behind knows the topic before this one
+        if loop.time() >= deadline:
+            raise TopicGone(topic, is_recreated=True)
+        await cluster.wait_for_metadata((deadline - loop.time()) * 1000)
+        first_id = cluster.metadata.topic_id(topic)
+    return first_id
 
 
 async def _chunks_of_log(

@@ -16,12 +16,14 @@ from typing import NamedTuple
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponseTopic
 from tidelog.spark_ingest.java_pattern import compile_java_pattern
 from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
+from tidelog.spark_ingest.topic_watch import unless_gone
 
 Offsets = dict[TopicPartition, int]
 TopicIds = dict[str, bytes]
@@ -254,8 +256,11 @@ async def _await_metadata(cluster: Cluster, options: SourceOptions, topics: Sequ
         known = cluster.metadata.topics.get(topic.name or "")
         return known is not None and known.topic_id == topic.topic_id and len(known.partitions) >= len(topic.partitions)
 
-    while not all(map(is_known, topics)) and (remaining_s := deadline - loop.time()) > 0:
-        await cluster.wait_for_metadata(remaining_s * 1000)
+    async def wait() -> None:
+        while not all(map(is_known, topics)) and (remaining_s := deadline - loop.time()) > 0:
+            await cluster.wait_for_metadata(remaining_s * 1000)
+
+    await unless_gone(cluster, _ids(topics), wait())
 
 
 async def list_edge_offsets(
@@ -275,8 +280,7 @@ async def _high_watermarks(
     """The high watermarks. For read_uncommitted that is `latest` itself."""
     if options.consumer.isolation_level == "read_uncommitted":
         return latest
-    timeout_ms = options.consumer.default_api_timeout_ms
-    offsets = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), timeout_ms=timeout_ms)
+    offsets = await _list_offsets(cluster, options, dict.fromkeys(partitions, LATEST), "read_uncommitted")
     # A log only grows, but the high watermark of a new leader may lag.
     return {
         partition: max(latest[partition], offset_result.offset if offset_result is not None else 0)
@@ -285,12 +289,17 @@ async def _high_watermarks(
 
 
 async def _list_offsets(
-    cluster: Cluster, options: SourceOptions, timestamps: Mapping[TopicPartition, int]
+    cluster: Cluster, options: SourceOptions, timestamps: Mapping[TopicPartition, int], isolation_level: str = ""
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    """The offsets, by the isolation level of the read unless another is given. Raises TopicGone, KafkaError."""
     config = options.consumer
-    return await list_offsets(
-        cluster, timestamps, isolation_level=config.isolation_level, timeout_ms=config.default_api_timeout_ms
+    listing = list_offsets(
+        cluster,
+        timestamps,
+        isolation_level=isolation_level or config.isolation_level,
+        timeout_ms=config.default_api_timeout_ms,
     )
+    return await unless_gone(cluster, dict.fromkeys((each.topic for each in timestamps), NO_TOPIC_ID), listing)
 
 
 async def _bound_offsets(

@@ -444,9 +444,13 @@ class Cluster:
         if self.on_metadata is not None:
             self.on_metadata()
 
-    async def fetch_metadata(self, topics: list[str] | None, *, create: bool = False) -> MetadataResponse:
-        """One Metadata response for these topics, or for all (None). `metadata` does not change."""
-        connection = await self.any_connection()
+    async def fetch_metadata(
+        self, topics: list[str] | None, *, create: bool = False, node_id: int | None = None
+    ) -> MetadataResponse:
+        """One Metadata response for these topics, or for all (None), of this node or of any. `metadata` does not
+        change.
+        """
+        connection = await (self.any_connection() if node_id is None else self.connection(node_id, COORDINATOR))
         request = MetadataRequest(
             topics=None if topics is None else [MetadataRequestTopic(name=topic) for topic in topics],
             allow_auto_topic_creation=create or not connection.supports(MetadataRequest, 4),

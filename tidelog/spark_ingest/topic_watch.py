@@ -1,0 +1,87 @@
+"""Ends work on topics that are deleted, or created again under their name, while it runs.
+
+The leader of a deleted partition gives the same errors as one that is just being elected, and work goes on trying. So
+the metadata is looked at meanwhile. A broker that lags behind does not know a new topic yet, or knows the one before
+it. So a topic is gone when every broker says so, twice: one that does not answer may have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.metadata import NO_TOPIC_ID, TopicMetadata
+from tidelog.client.network.outcomes import start_task
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+Result = TypeVar("Result")
+
+_LOOK_INTERVAL_S = 0.2
+_CONFIRM_AFTER_S = 1.0
+
+
+class TopicGone(KafkaError):
+    """A topic was deleted, and perhaps created again."""
+
+    def __init__(self, topic: str, is_recreated: bool = False) -> None:
+        happened = "created again" if is_recreated else "deleted"
+        super().__init__(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic!r} was {happened}")
+
+
+async def unless_gone(cluster: Cluster, topic_ids: Mapping[str, bytes], work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of the work. Raises TopicGone as soon as one of these topics is gone; zeros stand for any id."""
+    tasks = work_task, watch_task = start_task(work), start_task(_wait_until_gone(cluster, topic_ids))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not work_task.done():
+            raise watch_task.result()
+        return work_task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _wait_until_gone(cluster: Cluster, topic_ids: Mapping[str, bytes]) -> TopicGone:
+    while True:
+        await asyncio.sleep(_LOOK_INTERVAL_S)
+        for name, topic_id in topic_ids.items():
+            topic = cluster.metadata.topics.get(name)
+            if _is_in_doubt(topic, topic_id) and await _is_gone(cluster, name, topic_id):
+                return TopicGone(name, _is_other(topic, topic_id))
+
+
+def _is_in_doubt(topic: TopicMetadata | None, topic_id: bytes) -> bool:
+    """Whether the last metadata lacks the topic. Without any metadata of it, it is not known yet."""
+    return topic is not None and (topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or _is_other(topic, topic_id))
+
+
+def _is_other(topic: TopicMetadata | None, topic_id: bytes) -> bool:
+    return topic is not None and NO_TOPIC_ID not in (topic_id, topic.topic_id) and topic.topic_id != topic_id
+
+
+async def _is_gone(cluster: Cluster, name: str, topic_id: bytes) -> bool:
+    """Whether all brokers say that they do not have the topic, and say it again after a moment."""
+    if not await _all_lack(cluster, name, topic_id):
+        return False
+    await asyncio.sleep(_CONFIRM_AFTER_S)
+    return await _all_lack(cluster, name, topic_id)
+
+
+async def _all_lack(cluster: Cluster, name: str, topic_id: bytes) -> bool:
+    answers = await asyncio.gather(*(_lacks(cluster, node, name, topic_id) for node in cluster.metadata.nodes))
+    return bool(answers) and all(answers)
+
+
+async def _lacks(cluster: Cluster, node_id: int, name: str, topic_id: bytes) -> bool:
+    try:
+        response = await cluster.fetch_metadata([name], node_id=node_id)
+    except KafkaError:
+        return False
+    return all(
+        topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        or (not topic.error_code and NO_TOPIC_ID not in (topic_id, topic.topic_id) and topic.topic_id != topic_id)
+        for topic in response.topics
+    )
