@@ -19,6 +19,16 @@ Config = TypeVar("Config", bound=ClientConfig)
 _SECURITY: Final = ("kafka.sasl.", "kafka.ssl.")
 
 
+def check_given(options: Mapping[str, str]) -> None:
+    """Refuse a read or a write without any option, as a table gives it."""
+    if not options:
+        raise ConfigError(
+            "no option is given. A table has none: Spark hands the options of a table to no source in Python. Read "
+            "with a temporary view (CREATE TEMPORARY VIEW ... USING tidelog OPTIONS ...), and write with save(), not "
+            "saveAsTable()"
+        )
+
+
 def lower_names(raw_options: Mapping[str, str]) -> dict[str, str]:
     """The options by their names in lower case. Spark matches names without regard to case."""
     return {key.lower(): str(value).strip() for key, value in raw_options.items()}

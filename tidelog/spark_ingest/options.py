@@ -20,6 +20,7 @@ from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
 from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.java_pattern import compile_java_pattern
 from tidelog.spark_ingest.option_checks import (
+    check_given,
     check_name,
     client_config,
     client_options,
@@ -130,6 +131,7 @@ class SourceOptions:
         """Check and convert the options of a batch read (BATCH) or a stream (STREAM). Raises
         ConfigError.
         """
+        check_given(raw_options)
         options = lower_names(raw_options)
         _check_names(options, mode)
         topics, pattern, partitions = _parse_topics(options)

@@ -14,6 +14,7 @@ from tidelog.client.config import ProducerConfig
 from tidelog.protocol.batches.compression import CODECS, LEVELS
 from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.option_checks import (
+    check_given,
     check_name,
     client_config,
     client_options,
@@ -147,6 +148,7 @@ class SinkOptions:
     @classmethod
     def parse(cls, raw_options: Mapping[str, str]) -> SinkOptions:
         """Check and convert. Raises ConfigError."""
+        check_given(raw_options)
         options = lower_names(raw_options)
         # Spark adds these for its own use.
         for name in ("path", "checkpointlocation", "queryname"):

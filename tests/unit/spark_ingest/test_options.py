@@ -17,6 +17,7 @@ from tidelog.spark_ingest.options import (
     parse_partition_values,
     to_partition_object,
 )
+from tidelog.spark_ingest.sink_options import SinkOptions
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 
@@ -260,3 +261,9 @@ def test_offsets_survive_their_json(values):
     text = json.dumps(to_partition_object(offsets))
     assert parse_partition_values("startingOffsets", text) == offsets
     assert json.dumps(to_partition_object(parse_partition_values("startingOffsets", text))) == text
+
+
+@pytest.mark.parametrize("parse", [SourceOptions.parse, SinkOptions.parse])
+def test_a_table_which_hands_on_no_option_says_what_to_use_instead(parse):
+    with pytest.raises(ConfigError, match=r"no option is given. A table has none.*TEMPORARY VIEW.*save\(\)"):
+        parse({})
