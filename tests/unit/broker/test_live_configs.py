@@ -154,6 +154,14 @@ async def test_segments_roll_at_the_size_that_is_set(running: Any, wire: Any, ma
     assert log.segment_count > 1
 
 
+async def test_kafkas_own_tests_have_small_segments(running: Any, wire: Any, make_batch: MakeBatch) -> None:
+    await wire.create_topic("t", internal_segment_bytes="300")
+    log = running.node._broker.partitions.find("t", 0).log
+    for _ in range(3):
+        assert await code_of(wire, make_batch(b"x" * 200)) == 0
+    assert log.segment_count == 3
+
+
 async def test_a_partition_forgets_producers_after_the_time_that_is_set(running: Any, wire: Any) -> None:
     await wire.create_topic("t", retention_ms="5")
     log = running.node._broker.partitions.find("t", 0).log

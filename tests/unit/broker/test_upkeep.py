@@ -296,6 +296,19 @@ async def test_records_are_flushed_by_the_flush_scheduler(start_node: Any, make_
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.usefixtures("no_retention_check")
+async def test_producers_are_forgotten_when_they_are_looked_for(start_node: Any, make_batch: Any) -> None:
+    options = {"producer.id.expiration.ms": "20", "producer.id.expiration.check.interval.ms": "20"}
+    running = await start_node(**options)
+    wire = await running.connect()
+    await wire.create_topic("t")
+    await produce(wire, make_batch(b"x", producer_id=7, producer_epoch=0, base_sequence=0))
+    producers = running.node._directories.metadata.logs["t", 0].producers
+    async with asyncio.timeout(PATIENCE_S):
+        while len(producers):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_a_log_whose_index_keeps_retention_off_is_scrubbed_at_once(start_node: Any, make_batch: Any) -> None:
     """Also where the scrubber is off: retention would never be applied to it."""
     running = await start_node(**{"log.retention.check.interval.ms": "20", "log.scrub.bytes.per.second": "0"})
@@ -325,13 +338,14 @@ async def test_timers_are_kafkas(monkeypatch: Any) -> None:
         "replica.high.watermark.checkpoint.interval.ms": 5_000,
         "log.retention.check.interval.ms": 300_000,
         "log.flush.scheduler.interval.ms": 2**63 - 1,
+        "producer.id.expiration.check.interval.ms": 600_000,
         "replica.lag.time.max.ms": 30_000,
     }
     node.upkeep._config = cast(Any, SimpleNamespace(integer=values.__getitem__))
     node.upkeep.start()
     node.upkeep.close()
     assert waits[:2] == [5, 30]
-    assert waits[3] == 15
+    assert waits[3:] == [600, 15]
 
 
 def _left(running: Any, prefix: str = "t-0") -> list[str]:

@@ -171,9 +171,9 @@ def test_a_coordinators_batch_has_no_last_sequence(logs: MakeLogs):
 
 def test_what_is_never_answered_is_forgotten_in_time(log: PartitionLog):
     verification = begin(log)
-    log.maintain(NOW + DAY_MS - 1)
+    log.expire_producers(NOW + DAY_MS - 1)
     assert log.producers.verifications.holds(PID, verification)
-    log.maintain(NOW + DAY_MS)
+    log.expire_producers(NOW + DAY_MS)
     assert not log.producers.verifications.holds(PID, verification)
 
 

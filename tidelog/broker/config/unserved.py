@@ -49,7 +49,7 @@ _NAMES: Final = frozenset(
     metric.reporters metrics.num.samples
     metrics.recording.level metrics.sample.window.ms num.io.threads num.network.threads
     num.recovery.threads.per.data.dir num.replica.alter.log.dirs.threads num.replica.fetchers offsets.load.buffer.size
-    principal.builder.class producer.id.expiration.check.interval.ms producer.purgatory.purge.interval.requests
+    principal.builder.class producer.purgatory.purge.interval.requests
     queued.max.requests quota.window.num quota.window.size.seconds replica.socket.receive.buffer.bytes
     replication.quota.window.num replication.quota.window.size.seconds security.providers
     server.max.startup.time.ms socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms

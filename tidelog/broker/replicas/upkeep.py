@@ -94,6 +94,7 @@ class Upkeep:
         retention_ms = self._config.integer("log.retention.check.interval.ms")
         self._every(retention_ms, self.look_after, min(retention_ms, FIRST_RETENTION_MS))
         self._every(self._config.integer("log.flush.scheduler.interval.ms"), self.flush_by_time)
+        self._every(self._config.integer("producer.id.expiration.check.interval.ms"), self._expire_producers)
         self._every(self._config.integer("replica.lag.time.max.ms") // 2, self._check_isrs)
 
     def close(self) -> None:
@@ -175,6 +176,11 @@ class Upkeep:
                 partition.log.is_doubtful = False
                 self.on_doubt(partition.log)
         self._time_removals()
+
+    def _expire_producers(self) -> None:
+        now_ms = self._clock_ms()
+        for partition in self._partitions.hosted():
+            partition.log.expire_producers(now_ms)
 
     def flush_by_time(self) -> None:
         """Flush the logs with unsynced records older than flush.ms."""

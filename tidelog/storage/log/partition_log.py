@@ -702,7 +702,7 @@ class PartitionLog:
             self.producers.on_high_watermark(offset)
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
-        """Apply retention, request flushes by time, expire producers, and remove files that are due.
+        """Apply retention, request flushes by time, and remove files that are due.
 
         If `doomed` is given, the caller removes the paths that are added to it. The files of segments that retention
         takes out wait for `rename_condemned`.
@@ -711,13 +711,16 @@ class PartitionLog:
         self._end_at_maintenance = self.log_end_offset
         self.clock_ms = now_ms
         self._apply_retention(now_ms)
-        self.producers.remove_expired(now_ms, self.config.producer_id_expiration_ms)
         self.durability.want_by_time(now_ms, self.config.flush_ms, self.log_end_offset)
         if doomed is None:
             self.segments.remove_doomed(now_ms)
         else:
             doomed += self.segments.take_doomed(now_ms)
         self.segments.release(keep_active=not is_idle)
+
+    def expire_producers(self, now_ms: int) -> None:
+        """Forget the producers that have not written for `producer.id.expiration.ms`."""
+        self.producers.remove_expired(now_ms, self.config.producer_id_expiration_ms)
 
     def _apply_retention(self, now_ms: int) -> None:
         """Take the expired segments out of the log. If all are expired, roll a new one first."""

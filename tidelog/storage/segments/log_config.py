@@ -107,6 +107,8 @@ class LogConfig:
             found["verifies_transactions"] = trim(values[VERIFICATION]).lower() == "true"
         if "min.cleanable.dirty.ratio" in values:
             found["min_cleanable_dirty_ratio"] = parse_double(values["min.cleanable.dirty.ratio"])
+        if "internal.segment.bytes" in values:  # for tests: without the lower bound of segment.bytes
+            found["segment_bytes"] = parse_integer(trim(values["internal.segment.bytes"]))
         config = cls(**found)  # type: ignore[arg-type]
         if config.index_interval_bytes > INDEX_INTERVAL_BYTES_MAX:
             config = replace(config, index_interval_bytes=INDEX_INTERVAL_BYTES_MAX)
