@@ -24,7 +24,7 @@ from tidelog.protocol.messages.incremental_alter_configs import (
 )
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
-from tidelog.storage.files.checkpoints import CheckpointTask
+from tidelog.storage.files.checkpoints import CheckpointTask, encode_partition_metadata
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.files.meta_properties import ForeignDirectory
 from tidelog.storage.log.directory import LogDirectory
@@ -177,6 +177,33 @@ async def test_logs_that_the_metadata_does_not_know_are_kept_aside(
     assert fetched(await wire.call(fetch("u"), 11, FetchResponse)) == []
     (stray,) = (tmp_path / "data").glob("u-0.*-stray")
     assert b"precious" in (stray / "00000000000000000000.log").read_bytes()
+
+
+async def test_a_start_writes_the_checkpoints_once_for_all_replicas_of_topics_that_were_created_anew(
+    start_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three synced files for each of them: a start with 300 took more than a minute, and a voter was deaf meanwhile."""
+    names = [f"t{number}" for number in range(20)]
+    node = await start_node()
+    wire = await node.connect()
+    for name in names:
+        await wire.create_topic(name)
+    await node.stop()
+    for name in names:
+        former = encode_partition_metadata(name.encode().rjust(16))
+        (tmp_path / "data" / f"{name}-0" / "partition.metadata").write_bytes(former)
+    written: list[int] = []
+    write_checkpoints = LogDirectory.write_checkpoints
+
+    def count(self: LogDirectory) -> None:
+        written.append(len(self.logs))
+        write_checkpoints(self)
+
+    monkeypatch.setattr(LogDirectory, "write_checkpoints", count)
+    node = await start_node()
+    assert len(written) == 1
+    assert len(list((tmp_path / "data").glob("*-stray"))) == len(names)
+    assert len(list(node.node._broker.partitions.hosted())) == len(names)
 
 
 @pytest.mark.parametrize("how", ["another id", "merged"])

@@ -8,7 +8,7 @@ another name; it is neither deleted nor read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from tidelog.storage.files.disk import is_exhaustion
@@ -16,6 +16,7 @@ from tidelog.storage.log.partition_log import CorruptLog
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.log_directories import LogDirectories
+    from tidelog.replication.controller.metadata.image import TopicImage
     from tidelog.storage.log.directory import LogDirectory
     from tidelog.storage.log.partition_log import PartitionLog
     from tidelog.storage.segments.log_config import LogConfig
@@ -101,6 +102,16 @@ class DiscoveredLogs:
         claimed = next((each for each in own if each[0].directory_id == directory_id), own[0])
         candidates.remove(claimed)
         return claimed
+
+    def set_former_aside(self, topics: Mapping[str, TopicImage]) -> None:
+        """Set aside the logs of all topics that were deleted and created again while this node was down.
+
+        Before the first new log is created: a new log under the name of an old one has the checkpoints written and
+        synced, once for all that were set aside until then.
+        """
+        for topic, index in list(self._logs):
+            if topic in topics:
+                self.set_others_aside((topic, index), topics[topic].topic_id)
 
     def set_others_aside(self, key: Key, topic_id: bytes) -> None:
         """Set aside logs with another topic id, like unclaimed ones.

@@ -161,6 +161,7 @@ class Hosting:
         """Apply one committed image."""
         if not self._has_started:
             self._log_configs.clear()
+            self._discovered_logs.set_former_aside(image.topics_by_name)
         self._image = image
         if not self._deferred_partitions:
             self._new_logs_in_turn = 0
