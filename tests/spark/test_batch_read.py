@@ -136,6 +136,7 @@ def test_tasks_follow_partitions_and_the_options_that_divide_them(load):
     assert tasks() == [25_000] * 4
     assert tasks(minPartitions="10") == tasks(maxRecordsPerPartition="10000") == [8333] * 8 + [8334] * 4
     assert tasks(maxRecordsPerPartition="12500") == [12_500] * 8
+    assert tasks(minRecordsPerPartition="30000") == [50_000] * 2
 
 
 def test_only_the_offsets_asked_for(load):

@@ -1,4 +1,4 @@
-"""Reads one range of one partition as Arrow record batches: the work of a Spark task.
+"""Reads ranges of partitions as Arrow record batches: the work of a Spark task.
 
 A blocking generator over a private event loop. `client.raw_fetch` follows leaders and keeps one
 fetch ahead. The bytes go to `protocol.columnar` unchanged: no Python object is made per record.
@@ -47,17 +47,41 @@ UNKNOWN_TOPIC_TIMEOUT_MS = 15_000
 def read_range(
     options: SourceOptions, offset_range: OffsetRange, columns: Sequence[str], topic_id: bytes = NO_TOPIC_ID
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yield the records of the range in batches of at most MAX_ROWS rows.
+    """`read_ranges` of one range."""
+    return read_ranges(options, [(offset_range, topic_id)], columns)
 
-    With a `topic_id` the offsets are those of this topic, not of one with its name that was created
+
+def read_ranges(
+    options: SourceOptions, ranges: Sequence[tuple[OffsetRange, bytes]], columns: Sequence[str]
+) -> Generator[pa.RecordBatch, None, None]:
+    """Yield the records of the ranges, one range after the other, in batches of at most MAX_ROWS rows.
+
+    With the id of a topic (not zeros) the offsets are those of this topic, not of one with its name that was created
     since.
 
-    Raises DataLoss when records of the range are gone (unless failOnDataLoss is false), KafkaError
+    Raises DataLoss when records of a range are gone (unless failOnDataLoss is false), KafkaError
     for errors that are not retriable, REQUEST_TIMED_OUT when no records arrive for
     `poll_timeout_ms`.
     """
     loop = asyncio.new_event_loop()
     cluster = Cluster(options.consumer)
+    try:
+        loop.run_until_complete(cluster.start())
+        for offset_range, topic_id in ranges:
+            yield from _read_range(loop, cluster, options, offset_range, topic_id, columns)
+    finally:
+        loop.run_until_complete(cluster.close())
+        loop.close()
+
+
+def _read_range(
+    loop: asyncio.AbstractEventLoop,
+    cluster: Cluster,
+    options: SourceOptions,
+    offset_range: OffsetRange,
+    topic_id: bytes,
+    columns: Sequence[str],
+) -> Generator[pa.RecordBatch, None, None]:
     chunks = _chunks(cluster, options, offset_range, topic_id)
     try:
         while (chunk := loop.run_until_complete(anext(chunks, None))) is not None:
@@ -68,8 +92,6 @@ def read_range(
                 yield from slices(piece)
     finally:
         loop.run_until_complete(chunks.aclose())
-        loop.run_until_complete(cluster.close())
-        loop.close()
 
 
 def _columns(
@@ -108,7 +130,6 @@ async def _chunks(
     cluster: Cluster, options: SourceOptions, offset_range: OffsetRange, topic_id: bytes
 ) -> AsyncGenerator[RawBatches, None]:
     """Yield whole batches of the range, until the topic is gone."""
-    await cluster.start()
     partition = TopicPartition(offset_range.topic, offset_range.partition)
     try:
         async with aclosing(_chunks_of_topic(cluster, options, offset_range, topic_id)) as chunks:

@@ -130,6 +130,15 @@ SOURCE_OPTIONS: Final = (
     ),
     SourceOption("minPartitions", BOTH, "", "the least number of tasks; larger ranges are divided", "64"),
     SourceOption("maxRecordsPerPartition", BOTH, "", "the largest number of offsets in a task", "500000"),
+    SourceOption(
+        "minRecordsPerPartition",
+        BOTH,
+        "",
+        "smaller ranges share a task, until it has so many offsets. Without it each range is a task of its own. Not "
+        "together with `minPartitions`",
+        "10000",
+        in_spark=False,
+    ),
     SourceOption("includeHeaders", BOTH, "`false`", "whether there is a column `headers`", "true"),
     SourceOption(
         "pushFilters",

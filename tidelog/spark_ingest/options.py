@@ -65,7 +65,12 @@ _PARTITION_FETCH_BYTES: Final = 8 * 1024 * 1024
 
 _EXPECTED_VALUES: Final = '{} must be JSON like {{"topic": {{"0": 23, "1": -2}}}}'
 
-_LONG_NUMBERS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxRecordsPerPartition")
+_LONG_NUMBERS: Final = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxRecordsPerPartition",
+    "minRecordsPerPartition",
+)
 _UNITS_US: Final = {
     "us": 1,
     "": 1000,
@@ -112,6 +117,7 @@ class SourceOptions:
     latest_when_no_timestamp_matches: bool = False
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
+    min_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
@@ -156,6 +162,7 @@ class SourceOptions:
             latest_when_no_timestamp_matches=_by_timestamp_strategy(options),
             min_partitions=_positive(options, "minPartitions"),
             max_records_per_partition=_positive(options, "maxRecordsPerPartition"),
+            min_records_per_partition=_min_records(options),
             fail_on_data_loss=flag(options, "failOnDataLoss", True),
             include_headers=flag(options, "includeHeaders", False),
             poll_timeout_ms=_positive(options, "kafkaConsumer.pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
@@ -386,6 +393,15 @@ def _bits(name: str) -> int:
 
 def _number(options: Mapping[str, str], name: str, default: int) -> int:
     return whole_number(options, name, default, bits=_bits(name))
+
+
+def _min_records(options: Mapping[str, str]) -> int | None:
+    smallest, largest = _positive(options, "minRecordsPerPartition"), _positive(options, "maxRecordsPerPartition")
+    if smallest and "minpartitions" in options:
+        raise ConfigError("minRecordsPerPartition makes tasks fewer and minPartitions more: give one of them")
+    if smallest and largest and smallest > largest:
+        raise ConfigError(f"minRecordsPerPartition ({smallest}) is above maxRecordsPerPartition ({largest})")
+    return smallest
 
 
 def _duration_ms(options: Mapping[str, str], name: str, default_ms: int) -> int:

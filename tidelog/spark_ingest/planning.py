@@ -1,7 +1,7 @@
-"""Divides offset ranges among tasks: enough ranges, and none too large.
+"""Divides offset ranges among tasks: enough ranges, and none too large; small ones may share a task.
 
 Pure. Invariant: the resulting ranges cover exactly the input offsets, without overlap, and none is
-empty. The rules are those of Spark's KafkaOffsetRangeCalculator.
+empty. The rules are those of Spark's KafkaOffsetRangeCalculator, which lets no ranges share a task.
 """
 
 from __future__ import annotations
@@ -46,6 +46,26 @@ def plan_ranges(
             for size, minimum in zip(sizes, parts)
         ]
     return [part for undivided, count in zip(non_empty, parts) for part in divide(undivided, count)]
+
+
+def share_tasks(
+    ranges: Sequence[OffsetRange], min_records: int | None, max_records: int | None = None
+) -> list[tuple[OffsetRange, ...]]:
+    """The ranges of each task, in the same order: one after the other until a task has `min_records` offsets.
+
+    No task gets more than `max_records` by it. Without `min_records` each range is a task.
+    """
+    tasks: list[list[OffsetRange]] = []
+    size = 0
+    for each in ranges:
+        has_room = max_records is None or size + each.size <= max_records
+        if tasks and min_records is not None and size < min_records and has_room:
+            tasks[-1].append(each)
+            size += each.size
+        else:
+            tasks.append([each])
+            size = each.size
+    return [tuple(task) for task in tasks]
 
 
 def divide(offset_range: OffsetRange, parts: int) -> list[OffsetRange]:

@@ -9,7 +9,7 @@ Arrow.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -92,12 +92,11 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
 
 
 class RangePartition(InputPartition):  # type: ignore[misc,unused-ignore]
-    """The range that one task reads, of the topic with this id where it is known."""
+    """The ranges that one task reads one after the other, each with the id of its topic where it is known."""
 
-    def __init__(self, offset_range: OffsetRange, topic_id: bytes) -> None:
-        super().__init__(tuple(offset_range))
-        self.offset_range = offset_range
-        self.topic_id = topic_id
+    def __init__(self, ranges: Sequence[tuple[OffsetRange, bytes]]) -> None:
+        super().__init__(tuple(tuple(each) for each, _ in ranges))
+        self.ranges = tuple(ranges)
 
 
 class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
@@ -123,7 +122,7 @@ class TidelogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]
         _warn_of(options.without_effect, "source")
         ranges, topic_ids = resolve_ranges(options)
         ranges = plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
-        return [RangePartition(each, topic_ids[each.topic]) for each in ranges]
+        return _tasks(options, ranges, topic_ids.__getitem__)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The records of one range as Arrow record batches of the selected columns."""
@@ -179,7 +178,7 @@ class TidelogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[RangePartition]:
         stream = self._stream()
-        return [RangePartition(each, stream.topic_id(each.topic)) for each in stream.ranges(start, end)]
+        return _tasks(self._options, stream.ranges(start, end), stream.topic_id)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._columns, partition)
@@ -222,16 +221,25 @@ class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         raise self._error
 
 
+def _tasks(
+    options: SourceOptions, ranges: Sequence[OffsetRange], topic_id: Callable[[str], bytes]
+) -> list[RangePartition]:
+    from tidelog.spark_ingest.planning import share_tasks
+
+    tasks = share_tasks(ranges, options.min_records_per_partition, options.max_records_per_partition)
+    return [RangePartition([(each, topic_id(each.topic)) for each in task]) for task in tasks]
+
+
 def _read(
     options: SourceOptions, columns: tuple[str, ...], partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
-    from tidelog.spark_ingest.fetch import read_range
+    from tidelog.spark_ingest.fetch import read_ranges
     from tidelog.spark_ingest.task_process import task_process
 
     if not isinstance(partition, RangePartition):
         return  # Spark's empty partition of a read without ranges
     with task_process():
-        yield from read_range(options, partition.offset_range, columns, partition.topic_id)
+        yield from read_ranges(options, partition.ranges, columns)
 
 
 def _parse_sink(options: Mapping[str, str], schema: StructType) -> SinkOptions:

@@ -9,7 +9,7 @@ from tidelog.client.sync import Admin, Producer
 from tidelog.protocol.batches.columnar import COLUMNS
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest import fetch
-from tidelog.spark_ingest.fetch import read_range
+from tidelog.spark_ingest.fetch import read_range, read_ranges
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.planning import OffsetRange
 
@@ -35,6 +35,22 @@ def test_every_record_of_the_range_comes_once_and_in_order(node, new_topic, code
     assert set(table["topic"].to_pylist()) == {topic}
     assert set(table["partition"].to_pylist()) == {1}
     assert table["timestamp"].cast(pa.int64()).to_pylist()[:2] == [TIME * 1000, (TIME + 1) * 1000]
+
+
+def test_a_task_of_several_ranges_reads_one_after_the_other(node, new_topic):
+    topic = new_topic(20, 0, 30)
+    node.topic(f"{topic}-gone", 5)
+    gone_id = topic_id_of(node, f"{topic}-gone")
+    delete(node, f"{topic}-gone")
+    node.topic(f"{topic}-gone", 5)
+    ranges = [
+        (OffsetRange(topic, 2, 3, 6), topic_id_of(node, topic)),
+        (OffsetRange(f"{topic}-gone", 0, 0, 5), gone_id),
+        (OffsetRange(topic, 0, 18, 20), bytes(16)),
+    ]
+    options = node.options(subscribe=topic, failOnDataLoss="false")
+    table = pa.Table.from_batches(list(read_ranges(options, ranges, ("partition", "offset"))))
+    assert table.to_pydict() == {"partition": [2, 2, 2, 0, 0], "offset": [3, 4, 5, 18, 19]}
 
 
 def test_a_range_inside_a_batch_is_cut_out_of_it(node, new_topic):

@@ -170,6 +170,8 @@ def test_timestamps_go_before_offsets_and_one_for_all_before_many():
         ({"minPartitions": "0"}, "at least 1"),
         ({"minPartitions": "few"}, "whole number"),
         ({"maxRecordsPerPartition": "-4"}, "whole number"),
+        ({"minRecordsPerPartition": "9", "minPartitions": "4"}, "give one of them"),
+        ({"minRecordsPerPartition": "9", "maxRecordsPerPartition": "8"}, "(9) is above maxRecordsPerPartition (8)"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
         ({"startingOffset": "earliest"}, "did you mean startingOffsets?"),
         ({"zzz": "1"}, "no option 'zzz'"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.spark_ingest.planning import OffsetRange, divide, plan_ranges
+from tidelog.spark_ingest.planning import OffsetRange, divide, plan_ranges, share_tasks
 
 
 def whole(partition: int, start: int, end: int) -> OffsetRange:
@@ -75,3 +75,21 @@ def test_every_offset_is_read_exactly_once(lengths, min_partitions, max_records)
     if min_partitions is not None and planned:
         # Rounding may miss the number by a part for each range.
         assert len(planned) >= min(min_partitions - len(ranges), sum(lengths))
+
+
+def test_small_ranges_share_a_task_where_that_is_asked_for():
+    ranges = [whole(0, 0, 3), whole(1, 0, 4), whole(2, 0, 50), whole(3, 0, 2), whole(4, 0, 1)]
+    assert [len(task) for task in share_tasks(ranges, None)] == [1, 1, 1, 1, 1]
+    assert [sizes(task) for task in share_tasks(ranges, 5)] == [[3, 4], [50], [2, 1]]
+    assert [sizes(task) for task in share_tasks(ranges, 5, 6)] == [[3], [4], [50], [2, 1]]
+    assert share_tasks([], 5) == []
+
+
+@given(lengths, st.none() | st.integers(1, 3000), st.none() | st.integers(1, 3000))
+def test_tasks_hold_every_range_once_and_in_order(lengths, min_records, max_records):
+    ranges = plan_ranges([whole(index, 0, length) for index, length in enumerate(lengths)], None, max_records)
+    tasks = share_tasks(ranges, min_records, max_records)
+    assert [each for task in tasks for each in task] == ranges
+    assert all(len(task) == 1 or sum(sizes(task)) <= (max_records or sum(lengths)) for task in tasks)
+    if min_records is not None and max_records is None:
+        assert all(sum(sizes(task)) >= min_records for task in tasks[:-1])
