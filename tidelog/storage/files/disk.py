@@ -78,6 +78,8 @@ class DirectoryInUse(Exception):
 class DirectoryEntry(NamedTuple):
     name: str
     is_directory: bool
+    is_special: bool = False
+    """A FIFO, a socket or a device: reading it may wait for ever."""
 
 
 class FileMap(Protocol):
@@ -331,6 +333,10 @@ class OsLock:
     __del__ = _close  # in a fork this must not unlock the directory of its parent
 
 
+def _is_special(entry: os.DirEntry[str]) -> bool:
+    return not (entry.is_file() or entry.is_dir() or entry.is_symlink())
+
+
 class OsDisk:
     """The operating system's files. Linux and other POSIX systems."""
 
@@ -388,7 +394,7 @@ class OsDisk:
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(path) as entries:
-            return [DirectoryEntry(entry.name, entry.is_dir()) for entry in entries]
+            return [DirectoryEntry(entry.name, entry.is_dir(), _is_special(entry)) for entry in entries]
 
     def make_directory(self, path: str) -> None:
         try:

@@ -32,6 +32,7 @@ from tidelog.storage.files.checkpoints import (
     require_formatted,
 )
 from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock
+from tidelog.storage.files.incarnation import INCARNATION_FILE
 from tidelog.storage.files.log_files import EpochContent, write_epochs
 from tidelog.storage.files.log_names import (
     DELETE_SUFFIX,
@@ -51,6 +52,7 @@ from tidelog.storage.files.meta_properties import (
     format_directory,
     make_durably,
 )
+from tidelog.storage.files.usurped_names import free_names
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
@@ -65,6 +67,7 @@ LOCK_FILE: Final = ".lock"
 REMOVED_LOGS_MAX = 10_000
 _FAILED: Final = "is in a log directory that failed"
 _CHECKPOINT_FILES: Final = frozenset({RECOVERY_POINT_FILE, LOG_START_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE})
+_FILES: Final = _CHECKPOINT_FILES | {CLEAN_SHUTDOWN_FILE, INCARNATION_FILE}
 
 TopicPartition = tuple[str, int]
 
@@ -169,7 +172,10 @@ class LogDirectory:
                 properties = check_properties(disk, path, data, node_id, cluster_id)
                 if directory_id not in (None, properties["directory.id"]):
                     raise ForeignDirectory(f"{path} is directory {properties['directory.id']}, not {directory_id}")
-            return cls(disk, path, lock, properties, is_new=data is None)
+            freed = free_names(disk, path, disk.list_directory(path), _is_file_name)
+            opened = cls(disk, path, lock, properties, is_new=data is None)
+            opened._checkpoints.unreadable |= freed
+            return opened
         except BaseException:
             lock.release()
             raise
@@ -297,7 +303,8 @@ class LogDirectory:
         assert self.metadata_log is None
         directory = f"{self.path}/{METADATA_TOPIC}-0"
         if self._disk.exists(directory):
-            log_start = log_start_in([entry.name for entry in self._disk.list_directory(directory)])
+            entries = self._disk.list_directory(directory)
+            log_start = log_start_in([entry.name for entry in entries if not entry.is_directory])
             self._on_metadata_loss = lambda: on_loss(directory)
             log = self._open_log(METADATA_TOPIC, 0, config, Checkpoints(log_start, is_synced=True), now_ms)
         else:
@@ -673,6 +680,10 @@ class LogDirectory:
         # Kafka omits logs that start at their first segment. Here the removal of earlier segments may not be durable.
         log_starts = {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
         return {**self._kept_offsets.get(LOG_START_FILE, {}), **log_starts}
+
+
+def _is_file_name(name: str) -> bool:
+    return name.removesuffix(".tmp").removesuffix(".next") in _FILES
 
 
 def _is_harmless(name: str) -> bool:

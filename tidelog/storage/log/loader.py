@@ -9,6 +9,7 @@ continues after it. No state of any file keeps a log from opening. `recovery.py`
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, NamedTuple
@@ -28,6 +29,7 @@ from tidelog.storage.files.checkpoints import (
     read_if_exists,
 )
 from tidelog.storage.files.disk import Disk
+from tidelog.storage.files.usurped_names import free_names
 from tidelog.storage.log.hidden_transactions import ScannedTransactions
 from tidelog.storage.log.misnamed import restore_names
 from tidelog.storage.log.recovery import (
@@ -73,6 +75,10 @@ _TEMPORARY_SUFFIX: Final = ".tmp"
 # For a small log without producers, another scan costs less than a snapshot.
 _SCANNED_AGAIN_BYTES_MAX: Final = 1024 * 1024
 _METADATA_SNAPSHOT_DELETED: Final = ".checkpoint.deleted"
+_SEGMENT_FILE: Final = re.compile(r"[0-9]{20}(-[0-9]+)?(\.[a-z]+)+$")
+_SMALL_FILES: Final = frozenset(
+    {CLEANED_ENDS_FILE, EXPLAINED_GAPS_FILE, LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, TRANSACTION_SUMS_FILE}
+)
 
 
 class LoadedLog(NamedTuple):
@@ -178,14 +184,17 @@ class _Loader:
         self.snapshot_offset = 0
         self.scanned_bytes = self.cut_bytes = 0
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
+        entries = disk.list_directory(directory)
+        freed = free_names(disk, directory, entries, _is_file_name)
+        names = {entry.name for entry in entries if not entry.is_directory} - freed
         self.gaps_explained_below = self._read_end_offset(EXPLAINED_GAPS_FILE)
         self.may_end_early = not keeps_ends(self._read_end_offset(CLEANED_ENDS_FILE), checkpoints.cleaned_offset)
         cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
         if config.is_compacted or checkpoints.is_synced:  # the metadata log is read whole at each start
             cleaned_below = INT64_MAX
-        self.names, orphans, self.lost_transaction_indexes, renamed = _tidy(disk, directory, cleaned_below)
+        self.names, orphans, self.lost_transaction_indexes, renamed = _tidy(disk, directory, names, cleaned_below)
         self.epochs, self.epochs_are_whole = self._read_epochs()
-        self.has_unreadable_sums = False
+        self.has_unreadable_sums = TRANSACTION_SUMS_FILE in freed
         self.transaction_sums = self._read_transaction_sums()
         if self.transaction_sums is not None:
             self.transaction_sums |= dict.fromkeys(renamed, _NO_SUM)
@@ -736,13 +745,20 @@ def _lost_behind(segments: list[Segment], number: int, bases: Iterable[int]) -> 
     return sorted(each for each in bases if segments[number].base_offset < each < end)
 
 
-def _tidy(disk: Disk, directory: str, cleaned_below: int) -> tuple[set[str], set[int], set[int], set[int]]:
+def _is_file_name(name: str) -> bool:
+    """Whether the log can do without the file. Without a .log records are missing, and it may be put right."""
+    is_segment_file = _SEGMENT_FILE.match(name) is not None and not (len(name) == 24 and name.endswith(LOG_SUFFIX))
+    return is_segment_file or name.removesuffix(_TEMPORARY_SUFFIX) in _SMALL_FILES
+
+
+def _tidy(
+    disk: Disk, directory: str, names: set[str], cleaned_below: int
+) -> tuple[set[str], set[int], set[int], set[int]]:
     """Remove the remains of a crash, finish interrupted swaps of segments, and restore the names of segment files.
 
     Returns the remaining file names, the base offsets of indexes without a segment, those of indexes of
     transactions without a segment, behind the first one: they are kept for now, and those of renamed segments.
     """
-    names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
     for name in sorted(names):
         is_deleted = name.endswith(DELETED_SUFFIX) and not name.endswith(_METADATA_SNAPSHOT_DELETED)
         if is_deleted or name.endswith(_TEMPORARY_SUFFIX):
