@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
+import cramjam
 import pytest
 
 from tests.unit.storage.batches import NOW, batch, idempotent, marker
@@ -335,6 +337,57 @@ def test_an_lz4_frame_that_java_does_not_read_is_refused(
     write_crc(data, 0, len(data))
     with pytest.raises(KafkaError, match=reason) as caught:
         admitted(data, cleanup_policy=frozenset({policy}))
+    assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
+def framed(codec: int, payload: Callable[[bytes], bytes]) -> memoryview:
+    """A batch of records that compress badly, with `payload` of their bytes in place of what compresses them."""
+    noise = random.Random(1)
+    plain = encode_batch([(NOW, None, noise.randbytes(200), ()) for _ in range(40)])
+    data = memoryview(bytearray(bytes(plain[:HEADER_SIZE]) + payload(bytes(plain[HEADER_SIZE:]))))
+    data[22] = codec
+    struct.pack_into(">i", data, 8, len(data) - 12)
+    write_crc(data, 0, len(data))
+    return data
+
+
+def lz4(data: bytes) -> bytes:
+    return compress(3, data)
+
+
+def checked_lz4(data: bytes) -> bytes:
+    """One frame with a checksum of the content, as in Java's producer none has."""
+    compressor = cramjam.lz4.Compressor(content_checksum=True, block_linked=False)
+    compressor.compress(data)
+    return bytes(compressor.finish())
+
+
+FRAMINGS: dict[str, tuple[int, Callable[[bytes], bytes], str]] = {
+    "snappy's own": (2, lambda data: bytes(cramjam.snappy.compress(data)), "xerial"),
+    "lz4 without its end mark": (3, lambda data: lz4(data)[:-4], "no end"),
+    "lz4 without its checksum": (3, lambda data: checked_lz4(data)[:-4], "no end"),
+    "lz4 that is cut in a block": (3, lambda data: lz4(data)[:-40], "no end"),
+    "xerial's": (2, lambda data: compress(2, data), ""),
+    "raw snappy": (2, lambda data: bytes(cramjam.snappy.compress_raw(data)), ""),
+    "one lz4 frame": (3, lz4, ""),
+    "one lz4 frame with a checksum": (3, checked_lz4, ""),
+    "one lz4 frame of many blocks": (3, lambda data: checked_lz4(data * 200), ""),
+    "lz4 and an empty frame behind it": (3, lambda data: lz4(data) + lz4(b""), ""),
+    "lz4 and zeros behind it": (3, lambda data: lz4(data) + bytes(5), ""),
+    "lz4 and noise behind it": (3, lambda data: lz4(data) + b"noise", ""),
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+def test_a_framing_that_java_does_not_read_is_refused(framing: str):
+    """Kafka decompresses each batch, and refuses these. Readers of such a batch would not get past it."""
+    codec, payload, reason = FRAMINGS[framing]
+    data = framed(codec, payload)
+    if not reason:
+        assert admitted(data, max_message_bytes=4_000_000)[1]
+        return
+    with pytest.raises(KafkaError, match=reason) as caught:
+        admitted(data)
     assert caught.value.code is ErrorCode.INVALID_RECORD
 
 

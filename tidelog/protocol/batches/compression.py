@@ -75,6 +75,11 @@ _LZ4_INDEPENDENT: Final = 0x20
 _LZ4_DESCRIPTOR: Final = Struct("<IBB")
 """Magic, flags, and the byte of the block size."""
 
+_LZ4_END_MARK: Final = bytes(4)
+_LZ4_WALKED_BLOCKS_MAX: Final = 16
+_SNAPPY_FRAMED_MAGIC: Final = b"\xff\x06\x00\x00sNaPpY"
+"""The first bytes in snappy's own framing."""
+
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_BLOCK_BYTES: Final = 128 * 1024
 
@@ -149,6 +154,36 @@ def check_lz4_descriptor(data: Buffer) -> None:
     else:
         return
     raise KafkaError(ErrorCode.INVALID_RECORD, reason)
+
+
+def check_snappy_framing(data: Buffer) -> None:
+    """Raise INVALID_RECORD for snappy's own framing, which Java's clients do not read."""
+    if data[0] == _SNAPPY_FRAMED_MAGIC[0] and data[: len(_SNAPPY_FRAMED_MAGIC)] == _SNAPPY_FRAMED_MAGIC:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "the records are in snappy's own framing, not in xerial's or none")
+
+
+def check_lz4_end(data: Buffer) -> None:
+    """Raise INVALID_RECORD for an lz4 frame that has no end: its writer was not closed, or it is cut.
+
+    Nothing is decompressed. The bytes of an end mark at the end are enough; without them the frame's first blocks are
+    passed, because a checksum or other bytes may follow it.
+    """
+    flags = data[4]
+    if data[-4:] == _LZ4_END_MARK and not flags & 0x04:
+        return
+    position = 15 if flags & 0x08 else 7
+    try:
+        for _ in range(_LZ4_WALKED_BLOCKS_MAX):
+            size = _UINT32_LE.unpack_from(data, position)[0] & ~_LZ4_STORED
+            position += 4
+            if not size:
+                position += 4 if flags & 0x04 else 0
+                break
+            position += size + (4 if flags & 0x10 else 0)
+    except error:
+        position = len(data) + 1
+    if position > len(data):
+        raise KafkaError(ErrorCode.INVALID_RECORD, "the lz4 frame has no end")
 
 
 def _too_large(codec: int, max_bytes: int) -> KafkaError:

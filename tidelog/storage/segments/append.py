@@ -13,7 +13,13 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
 
-from tidelog.protocol.batches.compression import LZ4, check_lz4_descriptor
+from tidelog.protocol.batches.compression import (
+    LZ4,
+    SNAPPY,
+    check_lz4_descriptor,
+    check_lz4_end,
+    check_snappy_framing,
+)
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_OFFSET,
@@ -353,8 +359,14 @@ def _check_compressed(batches: memoryview, position: int, header: BatchHeader) -
     payload_bytes = header.size_bytes - HEADER_SIZE
     check_plausible(header.record_count, payload_bytes, header.compression)
     if header.compression == LZ4:
-        check_lz4_descriptor(batches[position + HEADER_SIZE :])
-    if payload_bytes > WALKED_COMPRESSED_MAX:
+        payload = batches[position + HEADER_SIZE : position + header.size_bytes]
+        check_lz4_descriptor(payload)
+        if payload_bytes > WALKED_COMPRESSED_MAX:
+            check_lz4_end(payload)
+            return
+    elif payload_bytes > WALKED_COMPRESSED_MAX:
+        if header.compression == SNAPPY:
+            check_snappy_framing(batches[position + HEADER_SIZE :])
         return
     try:
         section = decompressed(batches, position, header, WALKED_BYTES_MAX)
