@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from tests.patience import PATIENCE_S, until
+from tests.unit.replication.clusters import directory_id
 from tests.unit.replication.controller_harness import Broker, Member, Quorum, cluster
 from tests.unit.replication.test_isr_alterations import proposal
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -439,6 +440,16 @@ async def test_heartbeats_of_another_incarnation_are_refused():
         await brokers[1].heartbeat(member.controller, want_fence=True)
     assert caught.value.code is ErrorCode.STALE_BROKER_EPOCH
     assert not member.controller.image.brokers[1].fenced
+
+
+async def test_the_reason_of_a_refused_registration_is_in_the_log(caplog: pytest.LogCaptureFixture):
+    """The broker gets the code alone."""
+    _, member, brokers = await cluster()
+    stranger = brokers[3].registration(log_dirs=[directory_id(2)])
+    with pytest.raises(KafkaError, match="already registered") as caught:
+        await member.controller.register_broker(stranger, 4)
+    assert caught.value.code is ErrorCode.INVALID_REGISTRATION
+    assert "broker 3 is not registered: INVALID_REGISTRATION: Broker 2 is already registered with one of" in caplog.text
 
 
 async def test_an_unregistered_broker_is_forgotten():

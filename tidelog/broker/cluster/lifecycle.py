@@ -133,7 +133,9 @@ class BrokerLifecycle:
             if code == ErrorCode.NONE:
                 break
             if code in _FATAL_ERRORS:
-                raise RegistrationRefused(f"the controller refuses broker {self._node_id}: {code.name}")
+                raise RegistrationRefused(
+                    f"the controller refuses broker {self._node_id}: {code.name} (its log has the reason)"
+                )
             logger.info("the registration of broker %d must wait: %s", self._node_id, code.name)
             await asyncio.sleep(REGISTRATION_RETRY_MS / 1000)
         self.epoch = self._previous_epoch = response.broker_epoch

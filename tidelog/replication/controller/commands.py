@@ -7,6 +7,7 @@ sent after its records are committed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -53,6 +54,8 @@ from tidelog.replication.controller.decisions import (
 from tidelog.replication.controller.decisions.liveness import BrokerSessions, BrokerState
 from tidelog.replication.controller.decisions.state import ControllerState, CreatedTopic, NewTopic, ProducerIdBlock
 from tidelog.replication.controller.raft_port import RaftLog
+
+logger = logging.getLogger("tidelog.controller")
 
 T = TypeVar("T")
 
@@ -118,6 +121,8 @@ class ControllerCommands:
             except KafkaError as error:
                 if error.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION:
                     self.suspect(broker_id)  # the old process may have ended without a sign
+                else:  # the broker gets the code alone
+                    logger.warning("broker %d is not registered: %s", broker_id, error)
                 raise
             epoch = registration.broker_epoch
             self._sessions.register(broker_id, epoch, fenced=registration.fenced, now_ms=now_ms, was_heard=True)
