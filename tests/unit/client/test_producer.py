@@ -296,6 +296,32 @@ async def test_a_topic_made_anew_under_its_name_is_sent_to():
         assert values(cluster) == [b"anew"]
 
 
+async def test_records_keep_their_order_in_a_topic_that_is_made_anew_while_one_is_in_flight():
+    """The new log takes any sequence first. A later record there refused the earlier one, which came back, for good."""
+    may_answer = asyncio.Event()
+
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        await sending.send_and_wait("t", b"before")
+
+        async def refused(request: Any, node: FakeNode) -> object:
+            await may_answer.wait()
+            return node.on_produce(request)  # under the id of the former topic
+
+        cluster.script(ProduceRequest, refused)
+        first = await sending.send("t", b"1")
+        await until(lambda: len(cluster.sent(ProduceRequest)) == 2)
+        cluster.create("t", 1)
+        knows: Any = sending._cluster
+        knows.request_refresh()
+        await until(lambda: knows.metadata.topic_id("t") == cluster.ids["t"])
+        second = await sending.send("t", b"2")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        may_answer.set()
+        await asyncio.wait_for(asyncio.gather(first, second), PATIENCE_S)
+        assert values(cluster) == [b"1", b"2"]
+
+
 def producer_ids(cluster: FakeCluster) -> list[int]:
     return [read_header(batch, 0).producer_id for batch in cluster.topics["t"][0].batches]
 

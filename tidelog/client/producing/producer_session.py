@@ -87,6 +87,7 @@ class _PartitionSequences:
         "acknowledged_end",
         "checked_node_id",
         "has_gap",
+        "has_other_log",
         "is_confirmed",
         "last_batch_in_log",
         "last_send_ms",
@@ -117,6 +118,8 @@ class _PartitionSequences:
         """The time at which the last new batch was sent."""
         self.has_gap = False
         """A batch failed, and its sequence may be unused until a later batch is acknowledged."""
+        self.has_other_log = False
+        """The topic was deleted or made anew, and no batch was sent since."""
         self.checked_node_id = -1
         """The node whose log lacks the oldest unsettled batch; -1 after an attempt with an unknown
         result.
@@ -197,6 +200,9 @@ class ProducerSession:
             return sum(sent.in_flight for sent in state.unsettled_batches) < self._limit
         if batch.partition in self._pending_restarts or batch.partition in self._inquiries:
             return False
+        if state.has_other_log and any(sent.in_flight for sent in state.unsettled_batches):
+            # The new log accepts any sequence first, and an earlier batch that comes back would be out of order there.
+            return False
         if state.last_batch_in_log is not None:
             return batch is state.last_batch_in_log
         if batch.base_sequence >= 0:
@@ -217,6 +223,8 @@ class ProducerSession:
             if batch not in state.unsettled_batches:
                 state.unsettled_batches.append(batch)
             return
+        if state.has_other_log:
+            state.has_other_log = state.is_confirmed = False
         if batch.base_sequence >= 0:
             return
         if not state.unsettled_batches:
@@ -468,14 +476,17 @@ class ProducerSession:
 
         A partition that returns starts from 0 under a higher epoch: under the same epoch a broker
         could take a new batch for a duplicate of an old one with the same sequences. A transactional
-        producer keeps them until its epoch changes.
+        producer keeps them until its epoch changes. What is kept goes on in order: the batches in flight
+        come back first, and then one goes alone until the new log has acknowledged it.
         """
-        if self._transactional:
-            return
         needs_new_epoch = False
         for partition in partitions:
             state = self._partitions.get(partition)
-            if state is not None and not state.unsettled_batches:
+            if state is None:
+                continue
+            if state.unsettled_batches or self._transactional:
+                state.has_other_log = True
+            else:
                 del self._partitions[partition]
                 self._pending_restarts.pop(partition, None)
                 self._inquiries.pop(partition, None)
