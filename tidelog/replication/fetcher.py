@@ -16,6 +16,7 @@ from tidelog.replication.fetcher_settings import FetcherSettings
 from tidelog.replication.followed_partition import FollowedPartition
 from tidelog.replication.leader_link import ReplicaFetcher
 from tidelog.replication.throttle import Throttle
+from tidelog.replication.truncations import Truncations
 
 if TYPE_CHECKING:
     import random
@@ -62,6 +63,7 @@ class ReplicaFetchers:
         self.settings = settings
         self.on_appended = on_appended
         self.throttle = Throttle()
+        self.truncations = Truncations(loop)
         self.on_link = on_link
         self.on_gap = on_gap
         self.on_cold = on_cold

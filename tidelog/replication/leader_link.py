@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Connect, Endpoint, Link
     from tidelog.replication.throttle import Throttle
+    from tidelog.replication.truncations import Truncations
 
 logger = logging.getLogger("tidelog.replication")
 
@@ -60,6 +61,7 @@ class LinkOwner(Protocol):
     clock_ms: Callable[[], int]
     settings: FetcherSettings
     throttle: Throttle
+    truncations: Truncations
     bytes_in: int
     broker_epoch: Callable[[], int]
     connect: Connect
@@ -152,6 +154,7 @@ class ReplicaFetcher:
             del self._held[followed]
             self._pump_soon()
         self._delays.discard(followed)
+        self._fetchers.truncations.discard(followed)
         self._throttled.pop(followed, None)
 
     def resume(self, followed: FollowedPartition) -> None:
@@ -315,7 +318,8 @@ class ReplicaFetcher:
         for followed in self.followed.values():
             followed.in_session = False
             followed.asked = NOT_ASKED
-            if not any(followed in waiting for waiting in (self._delays, self._held, self._throttled)):
+            waiting = (self._delays, self._held, self._throttled, self._fetchers.truncations)
+            if not any(followed in each for each in waiting):
                 self._changed[followed] = None
 
     # ------------------------------------------------------------------------------------------------------- answers
@@ -370,7 +374,7 @@ class ReplicaFetcher:
             if error:
                 self._refused(followed, error)
             elif diverging is not None:
-                self._diverged(followed, *diverging)
+                self._in_turn(followed, partial(self._diverged, followed, *diverging))
             else:
                 self._take(followed, high_watermark, log_start_offset, records)
         if not session_id:  # the leader has no room for a session: every request is a full one
@@ -440,6 +444,17 @@ class ReplicaFetcher:
         del self._throttled[followed]
         self._mention(followed)
         self._pump()
+
+    def _in_turn(self, followed: FollowedPartition, truncate: Callable[[], None]) -> None:
+        """Truncate the partition's log when its turn comes. Until then no request mentions it."""
+
+        def truncate_if_followed() -> None:
+            if self.followed.get(followed.key) is followed and not self._closed:
+                truncate()
+                self._pump_soon()
+
+        self._set_aside(followed)
+        self._fetchers.truncations.do(followed, truncate_if_followed)
 
     def _overlapped(self, followed: FollowedPartition, records: memoryview) -> None:
         """Handle records that this log already has: a repeated response, or a batch that spans this log's end.
@@ -518,7 +533,7 @@ class ReplicaFetcher:
             if bounds is None:
                 self._delay(followed)
             else:
-                self._reset(followed, *bounds)
+                self._in_turn(followed, partial(self._reset, followed, *bounds))
 
         ask_bounds(link, self._fetchers.node_id, partition.topic, partition.index, followed.leader_epoch, on_bounds)
 
@@ -529,4 +544,3 @@ class ReplicaFetcher:
             self._delay(followed)
             return
         self._truncate(followed, reset.offset, empties=reset.empties)
-        self._pump_soon()

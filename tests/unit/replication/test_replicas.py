@@ -324,6 +324,52 @@ def test_a_log_that_begins_above_the_followers_end_is_taken_over_from_there() ->
     assert cluster.nodes[2].values() == [b"3", b"4"]
 
 
+@pytest.mark.parametrize("leaders_log", ["begins later", "ends earlier"])
+def test_of_many_logs_one_is_truncated_in_a_turn_of_the_loop(leaders_log: str) -> None:
+    """Each waits for the device: a follower of 300 that came back after the retention was fenced meanwhile."""
+    count = 6
+    cluster = Replicas(2)
+    cluster.add_topic(b"M" * 16, "many", count)
+    for node in cluster.nodes.values():
+        node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: set(range(count))}))
+    cluster.loop.run_for(100)
+    cluster.cut.add((2, 1))
+    leading, following = (
+        [partition.log for partition in node.partitions.hosted() if partition.topic == "many"]
+        for node in cluster.nodes.values()
+    )
+    for log in leading:
+        for _ in range(4):
+            log.append_as_leader(memoryview(encode_batch([Record(0, 0, None, b"x")])), 0, 0)
+        if leaders_log == "begins later":
+            log.set_high_watermark(4)
+            log.delete_records(3)
+    for log in following if leaders_log == "ends earlier" else ():
+        log.append_as_follower(
+            memoryview(encode_batch([Record(n, 0, None, b"y") for n in range(9)], leader_epoch=0)), 0
+        )
+    begun = [(log.log_start_offset, log.log_end_offset) for log in following]
+    truncated: set[int] = set()
+    in_one_turn: list[int] = []
+    turn = cluster.loop.turn
+
+    def turn_and_look() -> bool:
+        is_busy = turn()
+        now = {n for n, log in enumerate(following) if (log.log_start_offset, log.log_end_offset) != begun[n]}
+        in_one_turn.append(len(now - truncated))
+        truncated.update(now)
+        return is_busy
+
+    cluster.loop.turn = turn_and_look  # type: ignore[method-assign]
+    cluster.cut.clear()
+    for link in cluster.links:
+        link._break()
+    cluster.loop.run_for(2_000)
+    assert [log.log_end_offset for log in following] == [4] * count
+    assert sum(in_one_turn) == count
+    assert max(in_one_turn) == 1
+
+
 def test_who_asks_a_follower_to_write_is_told_the_leader() -> None:
     """KIP-951, also for what was waiting when the leader was deposed."""
     cluster = Replicas(3)

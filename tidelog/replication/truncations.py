@@ -1,0 +1,45 @@
+"""Truncations of followers' logs: one in each turn of the loop, because each one waits for the device.
+
+A follower that was away for longer than the retention empties all its logs, and after an election many may diverge. If
+one turn handled them all, the node would send no heartbeats meanwhile, and the controller would fence it. Invariant: of
+each partition at most one truncation waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tidelog.replication.followed_partition import FollowedPartition
+
+
+class Truncations:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: dict[FollowedPartition, Callable[[], None]] = {}
+        self._is_used = False
+        """Whether this turn of the loop has done one."""
+
+    def __contains__(self, followed: object) -> bool:
+        return followed in self._waiting
+
+    def do(self, followed: FollowedPartition, truncate: Callable[[], None]) -> None:
+        """Call `truncate` now, or in a later turn where this one was used."""
+        if self._is_used:
+            self._waiting[followed] = truncate
+            return
+        self._is_used = True
+        self._loop.call_soon(self._next)
+        truncate()
+
+    def discard(self, followed: FollowedPartition) -> None:
+        self._waiting.pop(followed, None)
+
+    def _next(self) -> None:
+        self._is_used = False
+        if self._waiting:
+            followed = next(iter(self._waiting))
+            self.do(followed, self._waiting.pop(followed))
