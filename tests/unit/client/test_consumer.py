@@ -718,6 +718,19 @@ class TestInAGroup:
                 await until(lambda: TopicPartition("topical", 0) in consuming.assignment(), consuming)
                 assert consuming.subscription() == {"t", "topical"}
 
+    async def test_a_topic_of_a_pattern_that_is_made_anew_is_read_from_its_begin(self):
+        """The commit before the former topic was given up reached the new one, whose first records nobody got."""
+        async with FakeCluster(t=1, other=1) as cluster:
+            fill(cluster, "t", 0, 20)
+            async with consumer(cluster, group_id="g", enable_auto_commit=True, metadata_max_age_ms=20) as consuming:
+                consuming.subscribe(pattern="t|other")
+                await read(consuming, 20)
+                del cluster.topics["t"]
+                await until(lambda: consuming.subscription() == {"other"})
+                cluster.create("t", 1)
+                fill(cluster, "t", 0, 30)
+                assert await read(consuming, 30) == list(range(30))
+
     async def test_the_leader_deals_anew_when_a_topic_grows(self):
         async with FakeCluster(t=1) as cluster:
             consuming = consumer(cluster, "t", group_id="g", metadata_max_age_ms=20)

@@ -482,8 +482,14 @@ class Consumer:
     # -- positions
 
     def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The consumed positions, without records that an iteration still holds."""
+        """The consumed positions to commit, without records that an iteration still holds.
+
+        Not those of a deleted topic: a topic of the same name may be there already, and a commit names no other.
+        """
         positions = self._subscription.positions()
+        if self._cluster is not None:
+            for partition in self._subscription.of_deleted_topics(self._cluster.metadata.topic_id):
+                positions.pop(partition, None)
         if self._iteration.records:
             unconsumed = self._iteration.unconsumed_positions()
             positions.update((partition, unconsumed[partition]) for partition in unconsumed.keys() & positions.keys())

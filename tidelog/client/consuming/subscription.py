@@ -237,6 +237,14 @@ class Subscription:
             state.topic_id = topic_id
         return replaced
 
+    def of_deleted_topics(self, id_of: Callable[[str], bytes]) -> list[TopicPartition]:
+        """The partitions whose topic the metadata had, and has no longer."""
+        return [
+            partition
+            for partition, state in self._assigned.items()
+            if state.topic_id != NO_TOPIC_ID and id_of(partition.topic) == NO_TOPIC_ID
+        ]
+
     def awaiting_validation(self) -> list[TopicPartition]:
         return [
             partition
