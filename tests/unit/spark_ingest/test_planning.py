@@ -81,6 +81,7 @@ def test_small_ranges_share_a_task_where_that_is_asked_for():
     ranges = [whole(0, 0, 3), whole(1, 0, 4), whole(2, 0, 50), whole(3, 0, 2), whole(4, 0, 1)]
     assert [len(task) for task in share_tasks(ranges, None)] == [1, 1, 1, 1, 1]
     assert [sizes(task) for task in share_tasks(ranges, 5)] == [[3, 4], [50], [2, 1]]
+    assert [sizes(task) for task in share_tasks(ranges, 7)] == [[3, 4], [50], [2, 1]], "a full task gets no more"
     assert [sizes(task) for task in share_tasks(ranges, 5, 6)] == [[3], [4], [50], [2, 1]]
     assert share_tasks([], 5) == []
 

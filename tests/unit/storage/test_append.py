@@ -362,11 +362,22 @@ def checked_lz4(data: bytes) -> bytes:
     return bytes(compressor.finish())
 
 
+def sized_lz4(data: bytes) -> bytes:
+    """One frame with the size of its content, as librdkafka writes it. The checksum of the descriptor is not read."""
+    frame = bytearray(lz4(data))
+    frame[4] |= 0x08
+    frame[6:6] = struct.pack("<Q", len(data))
+    return bytes(frame)
+
+
 FRAMINGS: dict[str, tuple[int, Callable[[bytes], bytes], str]] = {
     "snappy's own": (2, lambda data: bytes(cramjam.snappy.compress(data)), "xerial"),
     "lz4 without its end mark": (3, lambda data: lz4(data)[:-4], "no end"),
     "lz4 without its checksum": (3, lambda data: checked_lz4(data)[:-4], "no end"),
     "lz4 that is cut in a block": (3, lambda data: lz4(data)[:-40], "no end"),
+    "lz4 with a size and without its end": (3, lambda data: sized_lz4(data)[:-40], "no end"),
+    "lz4 with a size": (3, sized_lz4, ""),
+    "lz4 with a size and noise behind it": (3, lambda data: sized_lz4(data) + b"noise", ""),
     "xerial's": (2, lambda data: compress(2, data), ""),
     "raw snappy": (2, lambda data: bytes(cramjam.snappy.compress_raw(data)), ""),
     "one lz4 frame": (3, lz4, ""),

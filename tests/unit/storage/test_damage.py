@@ -263,16 +263,21 @@ def test_a_wrong_base_offset_of_the_last_batch_does_not_move_the_end_of_the_log(
     assert list(served(log)) == list(range(9))
 
 
-@pytest.mark.parametrize("content", [b"0\n1\nt 0 1\xff0\n", b"0\n4\nt 0 110\n", bytes(12)])
+@pytest.mark.parametrize("content", [b"0\n1\nt 0 1\xff0\n", b"0\n4\nt 0 110\n", bytes(12), "a directory"])
 def test_after_a_loss_of_power_damage_is_no_torn_tail_where_the_recovery_point_is_unreadable(
-    made: Logs, content: bytes
+    made: Logs, content: bytes | str
 ) -> None:
     """It counted as 0, and all that was behind the damage was cut."""
     copy = copy_of(made)
     made.log.flush()
     made.directory.write_checkpoints()
     made.kill()
-    (made.path / "recovery-point-offset-checkpoint").write_bytes(content)
+    path = made.path / "recovery-point-offset-checkpoint"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.unlink()
+        path.mkdir()
     damage(made.folder / made.files("*.log")[1], 3, "CRC")
     log = made.open()
     [(_, damaged)] = log.damaged_ranges()

@@ -127,7 +127,7 @@ def test_the_only_file_of_a_log_is_missing(logs: MakeLogs, ending: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("hole", ["the file is gone", "its last batches are gone"])
+@pytest.mark.parametrize("hole", ["the file is gone", "its last batches are gone", "one batch is gone"])
 def test_a_producer_of_missing_records_below_the_recovery_point_is_not_forgotten(
     logs: MakeLogs, ending: str, hole: str
 ) -> None:
@@ -135,22 +135,25 @@ def test_a_producer_of_missing_records_below_the_recovery_point_is_not_forgotten
     made = logs(segment_bytes=700, index_interval_bytes=100_000)
     for n in range(30):
         value = b"%03d" % n * 20
-        sequence, producer_id = (0, 8) if n == 14 else (n - (n > 14), 7)
+        sequence, producer_id = (0, 8) if n == 12 else (n - (n > 12), 7)
         made.append(idempotent(sequence, producer_id=producer_id, value=value))
     made.log.flush()
     made.directory.write_checkpoints()
     copy, last = copy_of(made), made.log.log_end_offset
     names = made.files("*.log")
-    number = next(n for n, name in enumerate(names) if int(name[:20]) > 14) - 1
+    number = next(n for n, name in enumerate(names) if int(name[:20]) > 12) - 1
     end(made, ending)
     for name in made.files("*.snapshot"):
         if int(name[:20]) > int(names[number][:20]):
             (made.folder / name).unlink()
     path = made.folder / names[number]
+    data, position = path.read_bytes(), len(copy[0]) * (12 - int(names[number][:20]))
     if hole == "the file is gone":
         path.unlink()
+    elif hole == "one batch is gone":
+        path.write_bytes(data[:position] + data[position + len(copy[0]) :])
     else:
-        path.write_bytes(path.read_bytes()[: len(copy[0]) * (14 - int(names[number][:20]))])
+        path.write_bytes(data[:position])
     begin(made, ending)
     with pytest.raises(KafkaError):
         made.append(idempotent(0, producer_id=8))
@@ -158,7 +161,7 @@ def test_a_producer_of_missing_records_below_the_recovery_point_is_not_forgotten
     repair(made.log, copy)
     for _ in range(2):
         [info] = made.append(idempotent(0, producer_id=8))
-        assert (info.first_offset, made.log.log_end_offset) == (14, last)
+        assert (info.first_offset, made.log.log_end_offset) == (12, last)
         end(made, ending)
         begin(made, ending)
 

@@ -414,11 +414,17 @@ INDEX_DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-SUMS_DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "right": bytes,
-    "emptied": lambda content: b"",
-    "zeros": lambda content: bytes(len(content)),
-    "cut": lambda content: content[:-3],
+def put_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+SUMS_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "right": Path.exists,
+    "emptied": lambda path: path.write_bytes(b""),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-3]),
+    "a directory": put_directory,
 }
 
 
@@ -445,9 +451,9 @@ def test_readers_of_committed_records_get_no_aborted_ones_whatever_an_index_of_t
         made.log.flush()
         made.directory.write_checkpoints()
         made.kill()
-    damaged, sums_path = made.folder / names[1], made.folder / "transaction-index-checksums"
+    damaged = made.folder / names[1]
     INDEX_DAMAGE[what](damaged)
-    sums_path.write_bytes(SUMS_DAMAGE[sums](sums_path.read_bytes()))
+    SUMS_DAMAGE[sums](made.folder / "transaction-index-checksums")
     log = made.open(machine_ran_on=True)
     assert log.aborted_transactions(0, 60) == expected
     assert damaged.stat().st_size
