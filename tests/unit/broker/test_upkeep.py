@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -314,7 +315,7 @@ async def test_a_log_whose_index_keeps_retention_off_is_scrubbed_at_once(start_n
     running = await start_node(**{"log.retention.check.interval.ms": "20", "log.scrub.bytes.per.second": "0"})
     wire = await running.connect()
     await wire.create_topic("t")
-    await produce(wire, make_batch(b"x"))
+    await produce(wire, make_batch(b"x", timestamp=time.time_ns() // 1_000_000))  # retention must not take it before
     segment = running.node._directories.metadata.logs["t", 0].segments.active
     newest, segment.max_timestamp, segment.max_is_confirmed = segment.max_timestamp, 2**62, False
     async with asyncio.timeout(PATIENCE_S):

@@ -85,8 +85,19 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def held_at_rest() -> Held:
+    """What is held once it has not changed for a second: the fork server closes its end of a fork after its end."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    last, since_s = held(), time.monotonic()
+    while time.monotonic() < min(since_s + 1, deadline_s):
+        time.sleep(0.05)
+        if (now := held()) != last:
+            last, since_s = now, time.monotonic()
+    return last
+
+
 def assert_nothing_is_left(before: Held) -> None:
-    """What is held becomes what was held before: the fork server closes its end of a fork after the fork's end."""
+    """What is held becomes what was held before, at rest."""
     deadline_s = time.monotonic() + PATIENCE_S
     while held() != before and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -122,7 +133,7 @@ def own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_nothing_is_left_of_starts_and_stops(make: Callable[[], Any]) -> None:
     for _ in range(WARM_UP_STARTS):
         start_and_stop(make)
-    before, before_bytes = held(), memory_bytes()
+    before, before_bytes = held_at_rest(), memory_bytes()
     starts = dose("TIDELOG_EMBEDDED_STARTS")
     for _ in range(starts):
         start_and_stop(make)
@@ -136,7 +147,7 @@ def test_nothing_is_left_of_starts_and_stops(make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("process", [False, True])
 def test_nothing_is_left_of_starts_that_fail_nor_of_a_port_of_the_users(process: bool) -> None:
     start_and_stop(lambda: EmbeddedBroker(process=process))
-    before = held()
+    before = held_at_rest()
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         listeners = f"PLAINTEXT://127.0.0.1:{occupied.getsockname()[1]}"
         with pytest.raises((OSError, ServerFailed)):
@@ -204,7 +215,7 @@ USERS_TESTS = """
 import tempfile
 import pytest
 from tidelog.testing import EmbeddedBroker, EmbeddedCluster
-from tests.unit.testing.test_leaks import assert_nothing_is_left, free_port, held, start_and_stop
+from tests.unit.testing.test_leaks import assert_nothing_is_left, free_port, held_at_rest, start_and_stop
 
 KINDS = {"thread": EmbeddedBroker, "process": lambda: EmbeddedBroker(process=True), "cluster": EmbeddedCluster}
 
@@ -215,7 +226,7 @@ def nothing_is_left_of_the_run():
     tempfile.tempdir = tempfile.mkdtemp(prefix="worker-")
     for make in KINDS.values():
         start_and_stop(make)
-    before = held()
+    before = held_at_rest()
     yield
     assert_nothing_is_left(before)
 
