@@ -15,6 +15,7 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import NO_TOPIC_ID, TopicMetadata
 from tidelog.client.network.outcomes import start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.metadata import MetadataResponseTopic
 
 Result = TypeVar("Result")
 
@@ -58,7 +59,7 @@ def _is_in_doubt(topic: TopicMetadata | None, topic_id: bytes) -> bool:
     return topic is not None and (topic.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or _is_other(topic, topic_id))
 
 
-def _is_other(topic: TopicMetadata | None, topic_id: bytes) -> bool:
+def _is_other(topic: TopicMetadata | MetadataResponseTopic | None, topic_id: bytes) -> bool:
     return topic is not None and NO_TOPIC_ID not in (topic_id, topic.topic_id) and topic.topic_id != topic_id
 
 
@@ -82,6 +83,6 @@ async def _lacks(cluster: Cluster, node_id: int, name: str, topic_id: bytes) -> 
         return False
     return all(
         topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        or (not topic.error_code and NO_TOPIC_ID not in (topic_id, topic.topic_id) and topic.topic_id != topic_id)
+        or (not topic.error_code and _is_other(topic, topic_id))
         for topic in response.topics
     )

@@ -573,16 +573,18 @@ class LogDirectory:
         self._cleaned_is_written = not is_wanted
         return {
             **({CLEANER_OFFSET_FILE: cleaned} if is_wanted else {}),
-            RECOVERY_POINT_FILE: {
-                **self._kept_offsets.get(RECOVERY_POINT_FILE, {}),
-                **{key: log.recovery_point for key, log in logs.items()},
-            },
+            RECOVERY_POINT_FILE: self._with_kept(
+                RECOVERY_POINT_FILE, {key: log.recovery_point for key, log in logs.items()}
+            ),
             LOG_START_FILE: self._log_starts(),
-            HIGH_WATERMARK_FILE: {
-                **self._kept_offsets.get(HIGH_WATERMARK_FILE, {}),
-                **{key: log.high_watermark for key, log in logs.items()},
-            },
+            HIGH_WATERMARK_FILE: self._with_kept(
+                HIGH_WATERMARK_FILE, {key: log.high_watermark for key, log in logs.items()}
+            ),
         }
+
+    def _with_kept(self, file: str, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The content of this checkpoint: the offsets of open logs, and what it says of logs that are not open."""
+        return {**self._kept_offsets.get(file, {}), **offsets}
 
     def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
         """Maintain every log. Files that are due are removed.
@@ -624,7 +626,9 @@ class LogDirectory:
         return due
 
     def has_due(self, now_ms: int) -> bool:
-        """Whether directories of deleted logs are due that the checkpoints may still name: these come first."""
+        """Whether directories of deleted logs are due for removal. `take_doomed` leaves those that the checkpoints may
+        still name: they wait until new checkpoints are in place.
+        """
         return any(remove_at_ms <= now_ms for remove_at_ms, _ in self._doomed)
 
     def _take_doomed_directories(self, now_ms: int) -> list[str]:
@@ -679,7 +683,7 @@ class LogDirectory:
         logs = {**self.futures, **self.logs}
         # Kafka omits logs that start at their first segment. Here the removal of earlier segments may not be durable.
         log_starts = {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
-        return {**self._kept_offsets.get(LOG_START_FILE, {}), **log_starts}
+        return self._with_kept(LOG_START_FILE, log_starts)
 
 
 def _is_file_name(name: str) -> bool:
