@@ -201,6 +201,15 @@ async def _topics(cluster: Cluster, options: SourceOptions, omit_missing: bool =
     return await _fetch_topics(cluster, options, names, omit_missing)
 
 
+def is_selected(options: SourceOptions, partition: TopicPartition) -> bool:
+    """Whether the read includes the partition, if it exists."""
+    if options.partitions:
+        return partition in options.partitions
+    if options.pattern:
+        return bool(compile_java_pattern(options.pattern).search(partition.topic))
+    return partition.topic in options.topics
+
+
 def _all_partitions(
     topics: Sequence[MetadataResponseTopic], options: SourceOptions, omit_missing: bool = False
 ) -> list[TopicPartition]:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tidelog.client.model import TopicPartition
@@ -28,6 +28,7 @@ from tidelog.spark_ingest.offsets import (
     find_ends,
     find_first_offsets,
     find_log_starts,
+    is_selected,
     list_edge_offsets,
 )
 from tidelog.spark_ingest.options import EARLIEST, SourceOptions
@@ -38,12 +39,13 @@ from tidelog.spark_ingest.stream_planning import (
     backlog,
     from_offset,
     limit_offsets,
+    missing_partitions,
     must_wait,
     ranges_between,
     recreated_partitions,
     to_offset,
 )
-from tidelog.spark_ingest.topic_watch import TopicGone
+from tidelog.spark_ingest.topic_watch import TopicGone, check_gone
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -128,6 +130,8 @@ class StreamDriver:
     async def _look(self, cluster: Cluster, start: Mapping[TopicPartition, int]) -> tuple[PresentEnds, StreamState]:
         options = self._options
         present = await self._find_ends(cluster, start)
+        missing = missing_partitions(start, present.offsets, self._topic_ids, present.topic_ids)
+        await self._check_missing(cluster, missing)
         recreated = recreated_partitions(start, present.offsets, self._topic_ids, present.topic_ids)
         new = [partition for partition in present.offsets if partition not in start]
         log_starts = await list_edge_offsets(cluster, options, [*new, *recreated], EARLIEST) if new or recreated else {}
@@ -136,6 +140,22 @@ class StreamDriver:
             {partition: log_starts[partition] for partition in new},
             {partition: log_starts[partition] for partition in recreated},
         )
+
+    async def _check_missing(self, cluster: Cluster, missing: Iterable[TopicPartition]) -> None:
+        """Raise a KafkaError that passes where the broker that was asked may lag behind: another may have them.
+
+        A stream that drops a partition would read it again from its log start when the partition is back.
+        """
+        selected = [partition for partition in missing if is_selected(self._options, partition)]
+        if not selected:
+            return
+        try:
+            await check_gone(cluster, selected, self._topic_ids)
+        except KafkaError:
+            cluster.close_connections()
+            if self._target is not None:
+                self._target = await find_ends(cluster, self._options)
+            raise
 
     async def _find_ends(self, cluster: Cluster, start: Mapping[TopicPartition, int]) -> PresentEnds:
         """The ends at this time, asked again where one is before `start`: a new leader may not know
@@ -173,7 +193,12 @@ class StreamDriver:
     def _begin_at_log_start(
         self, ranges: Sequence[OffsetRange], new_partitions: Sequence[TopicPartition]
     ) -> tuple[OffsetRange, ...]:
-        log_starts = self._run(lambda cluster: find_log_starts(cluster, self._options, new_partitions))
+        async def find(cluster: Cluster) -> Mapping[TopicPartition, int]:
+            log_starts = await find_log_starts(cluster, self._options, new_partitions)
+            await self._check_missing(cluster, [each for each in new_partitions if each not in log_starts])
+            return log_starts
+
+        log_starts = self._run(find)
         self._report(
             [f"{each} is gone" for each in new_partitions if each not in log_starts]
             + [f"the new {each} begins at {start} instead of 0" for each, start in sorted(log_starts.items()) if start]
@@ -235,6 +260,7 @@ class StreamDriver:
         async def run() -> Result:
             if self._cluster is None:
                 cluster = Cluster(self._options.consumer)
+                cluster.keeps_broker = True  # brokers that take turns could contradict each other
                 await cluster.start()
                 self._cluster = cluster
             return await call(self._cluster)

@@ -93,6 +93,18 @@ def recreated_partitions(
     return recreated
 
 
+def missing_partitions(
+    start: Offsets, ends: Offsets, known_ids: Mapping[str, bytes], topic_ids: Mapping[str, bytes]
+) -> list[TopicPartition]:
+    """The partitions of the stream that the cluster does not have, or has in a topic with another id."""
+    return [
+        partition
+        for partition in sorted(start)
+        if partition not in ends
+        or topic_ids.get(partition.topic) != known_ids.get(partition.topic, topic_ids.get(partition.topic))
+    ]
+
+
 def backlog(start: Offsets, ends: Offsets, new_starts: Offsets) -> dict[TopicPartition, int]:
     """The number of offsets to read in each partition that has some."""
     sizes = {}

@@ -8,9 +8,10 @@ it. So a topic is gone when every broker says so, twice: one that does not answe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
+from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import NO_TOPIC_ID, TopicMetadata
 from tidelog.client.network.outcomes import start_task
@@ -63,26 +64,43 @@ def _is_other(topic: TopicMetadata | MetadataResponseTopic | None, topic_id: byt
     return topic is not None and NO_TOPIC_ID not in (topic_id, topic.topic_id) and topic.topic_id != topic_id
 
 
-async def _is_gone(cluster: Cluster, name: str, topic_id: bytes) -> bool:
-    """Whether all brokers say that they do not have the topic, and say it again after a moment."""
-    if not await _all_lack(cluster, name, topic_id):
+async def check_gone(cluster: Cluster, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, bytes]) -> None:
+    """Return when no broker has any of these partitions; zeros, or no id, stand for any topic id.
+
+    Raises KafkaError(LEADER_NOT_AVAILABLE) where a broker has one, or does not answer.
+    """
+    first_indexes: dict[str, int] = {}  # a broker that has a partition has all that are before it
+    for topic, index in partitions:
+        first_indexes[topic] = min(index, first_indexes.get(topic, index))
+    are_gone = await asyncio.gather(
+        *(_is_gone(cluster, topic, topic_ids.get(topic, NO_TOPIC_ID), index) for topic, index in first_indexes.items())
+    )
+    for (topic, index), is_gone in zip(first_indexes.items(), are_gone):
+        if not is_gone:
+            text = f"the broker does not know {topic}-{index}, but another may have it"
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, text)
+
+
+async def _is_gone(cluster: Cluster, name: str, topic_id: bytes, index: int = 0) -> bool:
+    """Whether all brokers say that they do not have the partition, and say it again after a moment."""
+    if not await _all_lack(cluster, name, topic_id, index):
         return False
     await asyncio.sleep(_CONFIRM_AFTER_S)
-    return await _all_lack(cluster, name, topic_id)
+    return await _all_lack(cluster, name, topic_id, index)
 
 
-async def _all_lack(cluster: Cluster, name: str, topic_id: bytes) -> bool:
-    answers = await asyncio.gather(*(_lacks(cluster, node, name, topic_id) for node in cluster.metadata.nodes))
+async def _all_lack(cluster: Cluster, name: str, topic_id: bytes, index: int) -> bool:
+    answers = await asyncio.gather(*(_lacks(cluster, node, name, topic_id, index) for node in cluster.metadata.nodes))
     return bool(answers) and all(answers)
 
 
-async def _lacks(cluster: Cluster, node_id: int, name: str, topic_id: bytes) -> bool:
+async def _lacks(cluster: Cluster, node_id: int, name: str, topic_id: bytes, index: int) -> bool:
     try:
         response = await cluster.fetch_metadata([name], node_id=node_id)
     except KafkaError:
         return False
     return all(
         topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        or (not topic.error_code and _is_other(topic, topic_id))
+        or (not topic.error_code and (_is_other(topic, topic_id) or len(topic.partitions) <= index))
         for topic in response.topics
     )

@@ -14,7 +14,7 @@ from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest import offsets as offsets_module
 from tidelog.spark_ingest import stream as stream_module
-from tidelog.spark_ingest.offsets import DataLoss
+from tidelog.spark_ingest.offsets import DataLoss, PresentEnds
 from tidelog.spark_ingest.option_table import STREAM
 from tidelog.spark_ingest.options import SourceOptions
 from tidelog.spark_ingest.stream import StreamDriver
@@ -205,6 +205,54 @@ def test_a_new_topic_that_is_deleted_before_its_batch_is_replayed_leaves_the_bat
         assert stream.ranges(start, end) == [(topic, 0, 0, 2)]
     with driver(node, **names, **limits) as stream, pytest.raises(KafkaError, match=f"'{topic}-gone' does not exist"):
         stream.ranges(start, end)
+
+
+def lag_once(monkeypatch, name: str, topic: str) -> list[str]:
+    """Let the first answer of a look at the cluster lack this topic, as that of a broker that lags behind."""
+    real, lagged = getattr(stream_module, name), []
+
+    async def look(cluster, options, *given):
+        found = await real(cluster, options, *given)
+        if lagged:
+            return found
+        lagged.append(topic)
+        if name == "find_log_starts":
+            return {each: offset for each, offset in found.items() if each.topic != topic}
+        offsets, ids = ({key: value for key, value in each.items() if topic not in (key, key[0])} for each in found)
+        return PresentEnds(offsets, ids)
+
+    monkeypatch.setattr(stream_module, name, look)
+    return lagged
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("is_available_now", [True, False])
+def test_a_topic_that_one_broker_does_not_know_yet_stays_in_the_stream(
+    node, new_topic, monkeypatch, fails, is_available_now
+):
+    topic = new_topic(5)
+    lagged = lag_once(monkeypatch, "find_ends", topic)
+    with driver(node, subscribePattern=f"^{topic}$", failOnDataLoss=fails) as stream:
+        if is_available_now:
+            stream.prepare_for_available_now()
+        assert stream.latest_offset({topic: {"0": 3}}) == {topic: {"0": 5}}
+    assert lagged
+
+
+def test_a_new_topic_that_one_broker_does_not_know_yet_stays_in_its_batch(node, new_topic, monkeypatch):
+    topic = new_topic(5)
+    lagged = lag_once(monkeypatch, "find_log_starts", topic)
+    with driver(node, subscribe=topic, failOnDataLoss="false") as stream:
+        assert stream.ranges({}, {topic: {"0": 5}}) == [(topic, 0, 0, 5)]
+    assert lagged
+
+
+def test_a_topic_that_is_not_subscribed_any_more_leaves_the_stream(node, new_topic):
+    topic = new_topic(5)
+    other = f"{topic}-other"
+    node.topic(other, 2)
+    with driver(node, subscribe=topic, failOnDataLoss="false") as stream:
+        assert stream.latest_offset({topic: {"0": 3}, other: {"0": 1}}) == {topic: {"0": 5}}
 
 
 def create_again(node, topic: str, size: int) -> None:

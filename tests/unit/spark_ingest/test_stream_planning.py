@@ -14,6 +14,7 @@ from tidelog.spark_ingest.stream_planning import (
     backlog,
     from_offset,
     limit_offsets,
+    missing_partitions,
     must_wait,
     ranges_between,
     recreated_partitions,
@@ -82,6 +83,13 @@ def test_a_topic_id_that_changed_says_that_a_topic_was_created_again():
 def test_after_a_restart_only_the_offsets_say_it():
     assert recreated_partitions(of(5), of(4), {}, {"t": b"2"}) == [T0]
     assert recreated_partitions(of(5), of(5), {}, {"t": b"2"}) == []
+
+
+def test_partitions_that_an_answer_lacks_are_missing():
+    assert missing_partitions(of(5, 4), of(6), {}, {"t": b"1"}) == [T1]
+    assert missing_partitions(of(5), of(6), {"t": b"1"}, {"t": b"1"}) == []
+    assert missing_partitions(of(5), of(6), {"t": b"1"}, {"t": b"2"}) == [T0]
+    assert missing_partitions({}, of(6), {}, {"t": b"1"}) == []
 
 
 def test_a_log_that_ends_before_the_stream_is_gone_on_with_at_its_end():

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
+from tidelog.client.model import TopicPartition
 from tidelog.client.network.metadata import NO_TOPIC_ID, TopicMetadata, merge_metadata
 from tidelog.client.sync import Admin
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
+from tidelog.protocol.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
 from tidelog.spark_ingest import offsets, topic_watch
 from tidelog.spark_ingest.fetch import read_range
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.options import SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
 from tidelog.spark_ingest.stream import StreamDriver
-from tidelog.spark_ingest.topic_watch import TopicGone, unless_gone
+from tidelog.spark_ingest.topic_watch import TopicGone, check_gone, unless_gone
 
 OLD, NEW = bytes(15) + b"\1", bytes(15) + b"\2"
 UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -29,6 +30,8 @@ UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 class Brokers:
     """A cluster whose nodes answer as listed: the id of the topic, an error, or None for no answer."""
+
+    partitions = 1
 
     def __init__(self, last: bytes | ErrorCode, *answers: bytes | ErrorCode | None) -> None:
         error, topic_id = (last, NO_TOPIC_ID) if isinstance(last, ErrorCode) else (ErrorCode.NONE, last)
@@ -45,7 +48,9 @@ class Brokers:
         if answer is None:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
         code, topic_id = (int(answer), NO_TOPIC_ID) if isinstance(answer, ErrorCode) else (0, answer)
-        return MetadataResponse(topics=[MetadataResponseTopic(name="t", error_code=code, topic_id=topic_id)])
+        partitions = [MetadataResponsePartition(partition_index=index) for index in range(self.partitions)]
+        topic = MetadataResponseTopic(name="t", error_code=code, topic_id=topic_id, partitions=partitions)
+        return MetadataResponse(topics=[topic])
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, brokers: Any, topic_id: bytes = NO_TOPIC_ID) -> str:
@@ -82,6 +87,32 @@ def test_a_topic_that_one_broker_may_have_is_not_gone(monkeypatch, last, answers
 def test_a_topic_that_no_broker_has_ends_the_work(monkeypatch, last, answers, says):
     with pytest.raises(TopicGone, match=says):
         watch(monkeypatch, Brokers(last, *answers), OLD)
+
+
+@pytest.mark.parametrize(
+    ("answers", "partitions", "is_gone"),
+    [
+        ([UNKNOWN, UNKNOWN], 1, True),
+        ([UNKNOWN, NEW], 2, True),  # the topic was created again
+        ([OLD, OLD], 2, True),  # no broker has the third partition
+        ([UNKNOWN, OLD], 3, False),
+        ([UNKNOWN, None], 3, False),
+        ([UNKNOWN, ErrorCode.LEADER_NOT_AVAILABLE], 3, False),
+    ],
+)
+def test_partitions_are_gone_when_no_broker_has_any_of_them(monkeypatch, answers, partitions, is_gone):
+    monkeypatch.setattr(topic_watch, "_CONFIRM_AFTER_S", 0.01)
+    brokers: Any = Brokers(UNKNOWN, *answers)
+    brokers.partitions = partitions
+
+    async def check() -> None:
+        await check_gone(brokers, [TopicPartition("t", 3), TopicPartition("t", 2)], {"t": OLD})
+
+    if is_gone:
+        asyncio.run(check())
+        return
+    with pytest.raises(KafkaError, match="LEADER_NOT_AVAILABLE: the broker does not know t-2, but another may have it"):
+        asyncio.run(check())
 
 
 def test_brokers_are_asked_a_second_time(monkeypatch):

@@ -320,6 +320,14 @@ class Cluster:
             if connection is not None and not connection.in_flight and connection.last_used < oldest_use_s:
                 connection.close()
 
+    def close_connections(self) -> None:
+        """Close every connection. The next request that any broker answers goes to a broker taken at random: for a
+        caller that doubts the answer of one.
+        """
+        for connection in [link.connection for link in self._links.values()] + [self._bootstrap]:
+            if connection is not None:
+                connection.close()
+
     # -- metadata
 
     def forget_idle_topics_after(self, idle_ms: float) -> None:
