@@ -209,7 +209,8 @@ def test_a_new_topic_that_is_deleted_before_its_batch_is_replayed_leaves_the_bat
 
 def lag_once(monkeypatch, name: str, topic: str) -> list[str]:
     """Let the first answer of a look at the cluster lack this topic, as that of a broker that lags behind."""
-    real, lagged = getattr(stream_module, name), []
+    real = getattr(stream_module, name)
+    lagged: list[str] = []
 
     async def look(cluster, options, *given):
         found = await real(cluster, options, *given)
