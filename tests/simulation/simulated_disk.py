@@ -275,6 +275,8 @@ class SimulatedDisk:
         self.is_watched = False
         """Whether it is not the process that reads now, but who checks it."""
         self._unsynced: list[Inode] = []
+        self.mounts = 1
+        """How often the volume was mounted while the machine ran on."""
         self.clock_ms: Callable[[], int] = lambda: 0
 
     # Faults
@@ -396,6 +398,9 @@ class SimulatedDisk:
 
     def identity(self, path: str) -> str:
         return str(self._inode(path).number)
+
+    def mount_of(self, path: str) -> str:
+        return str(self.mounts)
 
     def copy_back(self, backup: SimulatedDisk) -> None:
         """All files are replaced by copies of those of `backup`."""

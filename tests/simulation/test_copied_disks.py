@@ -1,4 +1,6 @@
-"""A copy of a broker's disk is started on another machine: a restored backup, a cloned virtual machine."""
+"""A broker's disk is not what its last process left: a copy on another machine, a restored backup, a volume that was
+mounted again after an error.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +132,31 @@ def test_a_directory_that_was_copied_back_does_not_speak_for_what_it_lacks():
         play.node(2).kill()
         play.until("nobody leads", lambda: play.leader == -1)
         play.node(1).host.disk.copy_back(backup)
+        play.node(1).start()
+        play.wait(5)
+        assert play.leader == -1
+        play.node(2).start()
+        play.until("2 leads", lambda: play.leader == 2)
+        play.until("1 is back", lambda: play.isr == [1, 2])
+        assert play.values(1) == play.values(2) == [b"before", b"after"]
+
+
+def test_a_volume_that_was_mounted_again_does_not_speak_for_what_an_error_kept_from_it():
+    """ext4 becomes read-only, is checked and mounted again: the same boot and file, without what was not synced."""
+    with stage() as play:
+        play.up(min_insync_replicas="2")
+        play.node(3).kill()
+        play.until("3 has left", lambda: play.isr == [1, 2])
+        play.send(b"before")
+        disk = play.node(1).host.disk
+        disk.sync_everything()
+        play.send(b"after")
+        play.node(1).kill()
+        play.node(2).kill()
+        play.until("nobody leads", lambda: play.leader == -1)
+        disk.forgets = True
+        disk.lose_power()
+        disk.mounts += 1
         play.node(1).start()
         play.wait(5)
         assert play.leader == -1

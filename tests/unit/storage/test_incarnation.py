@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.files.incarnation import INCARNATION_FILE, surviving_epoch, write_incarnation
 
@@ -39,3 +45,66 @@ def test_a_copy_vouches_for_nothing(tmp_path):
     assert surviving_epoch(OsDisk(), str(home), "boot") == -1
     write_incarnation(OsDisk(), str(home), 8, "boot")
     assert surviving_epoch(OsDisk(), str(home), "boot") == 8
+
+
+class MountedDisk(OsDisk):
+    def __init__(self, mount: str) -> None:
+        self.mount = mount
+
+    def mount_of(self, path: str) -> str:
+        return self.mount
+
+
+def test_a_volume_that_was_mounted_again_vouches_for_nothing(tmp_path):
+    """It may have been read-only after an error, and then it has lost what was not synced."""
+    write_incarnation(MountedDisk("30144"), str(tmp_path), 7, "boot")
+    assert surviving_epoch(MountedDisk("30144"), str(tmp_path), "boot") == 7
+    assert surviving_epoch(MountedDisk("30198"), str(tmp_path), "boot") == -1
+
+
+def test_where_the_system_tells_no_mounts_the_boot_decides(tmp_path):
+    write_incarnation(MountedDisk(""), str(tmp_path), 7, "boot")
+    assert surviving_epoch(MountedDisk(""), str(tmp_path), "boot") == 7
+
+
+def test_a_file_of_an_earlier_release_names_no_mount_and_still_counts(tmp_path):
+    write_incarnation(OsDisk(), str(tmp_path), 7, "boot")
+    content = json.loads((tmp_path / INCARNATION_FILE).read_bytes())
+    del content["mount"]
+    (tmp_path / INCARNATION_FILE).write_text(json.dumps(content))
+    assert surviving_epoch(MountedDisk("30144"), str(tmp_path), "boot") == 7
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode:
+        pytest.skip(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@contextmanager
+def mounted(path: Path, *options: str) -> Iterator[None]:
+    run("mount", *options, str(path))
+    try:
+        yield
+    finally:
+        run("umount", str(path))
+
+
+@pytest.mark.slow
+def test_a_mount_of_ext4_is_told_from_the_next_and_not_from_a_bind_mount(tmp_path):
+    """Needs to mount a file, so it is skipped where that is not allowed."""
+    disk, image, volume, bound = OsDisk(), tmp_path / "image", tmp_path / "volume", tmp_path / "bound"
+    volume.mkdir()
+    bound.mkdir()
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    run("mkfs.ext4", "-q", "-F", str(image))
+    with mounted(volume, "-o", "loop", str(image)):
+        first = disk.mount_of(str(volume))
+        assert first
+        with mounted(bound, "--bind", str(volume)):
+            assert disk.mount_of(str(bound)) == first
+        run("mount", "-o", "remount,ro", str(volume))
+        assert disk.mount_of(str(volume)) == first
+    with mounted(volume, "-o", "loop", str(image)):
+        assert disk.mount_of(str(volume)) not in ("", first)

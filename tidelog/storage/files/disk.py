@@ -30,6 +30,8 @@ _WARM_STEP_BYTES = 512 * 1024
 _COPY_STEP_BYTES = 4 * 1024 * 1024
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_MOUNTS_OF = ("/sys/fs/ext4", "/sys/fs/xfs")
+"""Linux has a directory here for each volume while it is mounted, wherever that is; each has a new inode."""
 
 
 def is_exhaustion(error: BaseException) -> bool:
@@ -156,6 +158,13 @@ class Disk(Protocol):
 
     def identity(self, path: str) -> str:
         """What a file keeps when it is renamed, and a copy of it does not have."""
+        ...
+
+    def mount_of(self, path: str) -> str:
+        """Another text each time the volume of `path` is mounted; a bind mount, as containers have, is none.
+
+        An empty text if the system does not tell.
+        """
         ...
 
     def list_directory(self, path: str) -> list[DirectoryEntry]: ...
@@ -391,6 +400,19 @@ class OsDisk:
     def identity(self, path: str) -> str:
         status = os.stat(path)
         return f"{status.st_dev}:{status.st_ino}"
+
+    def mount_of(self, path: str) -> str:
+        device = os.stat(path).st_dev
+        try:
+            block_device = os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+        except OSError:
+            return ""
+        for mounts in _MOUNTS_OF:
+            try:
+                return str(os.stat(f"{mounts}/{os.path.basename(block_device)}").st_ino)
+            except OSError:
+                continue
+        return ""
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(path) as entries:

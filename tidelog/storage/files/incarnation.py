@@ -2,7 +2,8 @@
 
 The writes of a killed process stay in the page cache, so its logs have all acknowledged records unless the machine has
 restarted since. Then the next process may claim the epoch of the last one, as after a clean shutdown (KIP-966). The
-file counts only with the same boot id, so it needs no sync. It names itself by its identity on the disk: a copy of a
+file counts only with the same boot id, so it needs no sync. Nor does it count if the volume was mounted since: one that
+an error made read-only has lost what was not synced. It names itself by its identity on the disk: a copy of a
 directory that was in use, copied back later, is older than the process's last writes, and its file does not count.
 """
 
@@ -22,7 +23,8 @@ def write_incarnation(disk: Disk, directory: str, broker_epoch: int, boot_id: st
     path = f"{directory}/{INCARNATION_FILE}"
     disk.write_file(path + ".tmp", b"", sync=False)
     identity = disk.identity(path + ".tmp")
-    content = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id, "file": identity}
+    mount = disk.mount_of(directory)
+    content = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id, "file": identity, "mount": mount}
     disk.write_file(path + ".tmp", json.dumps(content, separators=(",", ":")).encode(), sync=False)
     disk.rename(path + ".tmp", path)
 
@@ -46,7 +48,8 @@ def _epoch_since(disk: Disk, directory: str, boot_id: str) -> int | None:
     try:
         content = json.loads(data)
         is_this_one = content["bootId"] == boot_id and content["file"] == disk.identity(path)
-        return int(content["brokerEpoch"]) if is_this_one else None
+        mount = disk.mount_of(directory)
+        return int(content["brokerEpoch"]) if is_this_one and content.get("mount", mount) == mount else None
     except (ValueError, KeyError, TypeError):
         return None
 
