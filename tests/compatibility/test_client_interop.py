@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from tests.compatibility.filling import CODECS, patiently
+from tests.patience import PATIENCE_S
+from tidelog.client import NewTopic as Topic
 from tidelog.client import OffsetAndMetadata, TopicPartition, sync
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.testing.processes import ServerProcess
 
 confluent = pytest.importorskip(
@@ -123,6 +127,46 @@ def test_committed_offsets_are_shared(server: ServerProcess, new_topic: NewTopic
         both = ours.committed(TopicPartition(topic, 0), TopicPartition(topic, 1))
         assert [one.offset if one else None for one in both.values()] == [5, 7]
         assert ours.committed(TopicPartition(topic, 0))[TopicPartition(topic, 0)] == OffsetAndMetadata(5, "ours")
+
+
+def test_a_new_topic_does_not_get_the_position_of_a_deleted_one(server: ServerProcess, new_topic: NewTopic) -> None:
+    topic, group = new_topic(), f"anew-{time.time_ns()}"
+    address = {"bootstrap_servers": server.bootstrap_servers}
+    with (
+        sync.Admin(**address) as admin,
+        sync.Producer(**address) as producer,
+        sync.Consumer(
+            topic,
+            **address,
+            group_id=group,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=50,
+        ) as consuming,
+    ):
+
+        def write_and_read(value: bytes, count: int) -> None:
+            for _ in range(count):
+                producer.send_and_wait(topic, value)
+            values: list[bytes | None] = []
+            deadline = time.monotonic() + PATIENCE_S
+            while len(values) < count:
+                assert time.monotonic() < deadline, f"only {len(values)} of {count} records came"
+                values += [each.value for each in chain(*consuming.poll(100).values())]
+            assert values == [value] * count
+
+        write_and_read(b"former", 20)
+        consuming.pause(*consuming.assignment())
+        consuming.poll(timeout_ms=300)  # the last fetch ends, so that nothing tells of the topic's end
+        admin.delete_topics([topic])
+        admin.create_topics([Topic(topic, num_partitions=1)])
+        with pytest.raises(KafkaError) as refused:
+            consuming.commit()
+        assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert TopicPartition(topic, 0) not in admin.list_group_offsets(group)
+        consuming.resume(*consuming.assignment())
+        write_and_read(b"new", 30)
+        consuming.commit()
+        assert admin.list_group_offsets(group)[TopicPartition(topic, 0)].offset == 30
 
 
 def test_members_of_both_kinds_share_a_group(server: ServerProcess, new_topic: NewTopic) -> None:

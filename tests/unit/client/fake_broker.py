@@ -178,6 +178,7 @@ class FakeNode:
             return True
         assert lowest <= version <= highest, f"{request_type.__name__} version {version} was not offered"
         request, _ = request_type.read(frame, position, version)
+        self.cluster.name_topics(request)
         self.cluster.requests.append((self.node_id, version, request))
         scripted = self.cluster.scripts.get(request_type)
         response = scripted.popleft()(request, self) if scripted else handler(self, request)
@@ -520,6 +521,17 @@ class FakeCluster:
         leaders = list(self.nodes)
         self.topics[name] = [FakePartition(leaders[number % len(leaders)]) for number in range(partitions)]
         self.ids[name] = (len(self.requests) * 1000 + len(self.ids) + 1).to_bytes(16, "big")
+
+    def name_topics(self, request: Message) -> None:
+        """Add the names to the topics of a commit or a fetch of offsets; a topic with an unknown id has none."""
+        topics: list[Any] = []
+        if isinstance(request, offset_commit.OffsetCommitRequest):
+            topics = [*request.topics]
+        elif isinstance(request, offset_fetch.OffsetFetchRequest):
+            topics = [topic for group in request.groups for topic in group.topics or ()]
+        names = {self.ids[name]: name for name in self.topics}
+        for topic in topics:
+            topic.name = topic.name or names.get(topic.topic_id, "")
 
     def script(self, request: type[Message], *actions: Action) -> None:
         """The next requests of this kind are answered by these, one each."""

@@ -179,15 +179,16 @@ class FakeGroups:
             code = self._check(group, request.member_id, request.generation_id_or_member_epoch)
         topics = []
         for topic in request.topics:
+            refusal = code or (ErrorCode.NONE if topic.name else ErrorCode.UNKNOWN_TOPIC_ID)
             for each in topic.partitions:
-                if not code:
+                if not refusal:
                     group.offsets[topic.name, each.partition_index] = (each.committed_offset, each.committed_metadata)
                     group.epochs[topic.name, each.partition_index] = each.committed_leader_epoch
             rows = [
-                OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=code)
+                OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=refusal)
                 for each in topic.partitions
             ]
-            topics.append(OffsetCommitResponseTopic(name=topic.name, partitions=rows))
+            topics.append(OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=rows))
         return OffsetCommitResponse(topics=topics)
 
     def fetch_offsets(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
@@ -198,6 +199,7 @@ class FakeGroups:
             if asked.topics is None
             else [(topic.name, number) for topic in asked.topics for number in topic.partition_indexes]
         )
+        ids = {topic.name: topic.topic_id for topic in asked.topics or ()}
         topics: dict[str, OffsetFetchResponseTopics] = {}
         for name, number in wanted:
             offset, text = offsets.get((name, number), (-1, ""))
@@ -206,8 +208,10 @@ class FakeGroups:
                 committed_offset=offset,
                 committed_leader_epoch=epochs.get((name, number), -1),
                 metadata=text,
+                error_code=ErrorCode.NONE if name else ErrorCode.UNKNOWN_TOPIC_ID,
             )
-            topics.setdefault(name, OffsetFetchResponseTopics(name=name)).partitions.append(row)
+            topic = OffsetFetchResponseTopics(name=name, topic_id=ids.get(name, bytes(16)))
+            topics.setdefault(name, topic).partitions.append(row)
         group = OffsetFetchResponseGroup(group_id=asked.group_id, topics=list(topics.values()))
         return OffsetFetchResponse(groups=[group])
 

@@ -53,7 +53,7 @@ def refuse(code: ErrorCode) -> Any:
                 OffsetCommitResponsePartition(partition_index=each.partition_index, error_code=code)
                 for each in topic.partitions
             ]
-            topics.append(OffsetCommitResponseTopic(name=topic.name, partitions=rows))
+            topics.append(OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=rows))
         return OffsetCommitResponse(topics=topics)
 
     return action

@@ -488,7 +488,7 @@ class Consumer:
         """
         positions = self._subscription.positions()
         if self._cluster is not None:
-            for partition in self._subscription.of_deleted_topics(self._cluster.metadata.topic_id):
+            for partition in self._subscription.of_deleted_topics(self._cluster.topic_id):
                 positions.pop(partition, None)
         if self._iteration.records:
             unconsumed = self._iteration.unconsumed_positions()
@@ -597,7 +597,9 @@ class Consumer:
         """
         targets = self._or_assigned(partitions)
         group, remaining_ms = await self._require_group()
-        offsets = await group.coordinator.committed(targets, remaining_ms)
+        assert self._cluster is not None
+        topic_id_of = self._cluster.topic_id
+        offsets = await group.coordinator.committed(targets, remaining_ms, topic_id_of=topic_id_of)
         return {partition: offsets.get(partition) for partition in targets}
 
     def _or_assigned(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:

@@ -126,12 +126,17 @@ class PositionLookup:
 
     async def _use_committed_offsets(self, partitions: list[TopicPartition]) -> None:
         committed: Mapping[TopicPartition, OffsetAndMetadata] = {}
+        topic_ids = {partition.topic: self._cluster.topic_id(partition.topic) for partition in partitions}
         if partitions and self._coordinator is not None:
-            committed = await self._coordinator.committed(partitions, self._config.default_api_timeout_ms)
+            committed = await self._coordinator.committed(
+                partitions, self._config.default_api_timeout_ms, topic_id_of=self._cluster.topic_id
+            )
         for partition in partitions:
             state = self._subscription.assigned.get(partition)
             if state is None or state.position >= 0 or state.reset_to is not None:
                 continue
+            if self._cluster.topic_id(partition.topic) != topic_ids[partition.topic]:
+                continue  # the offset is of a topic that was deleted meanwhile; the next lookup is of the new one
             if partition in committed:
                 self._subscription.seek(partition, committed[partition].offset, committed[partition].leader_epoch)
                 continue

@@ -324,7 +324,9 @@ class Rebalancer:
             else:
                 refusal.set_result(None)
             return refusal, identity
-        return self._commits.add(offsets, identity, timeout_ms), identity
+        topics = {partition.topic for partition in offsets}
+        topic_ids = self._subscription.topic_ids(topics, self._cluster.topic_id)
+        return self._commits.add(offsets, identity, timeout_ms, topic_ids), identity
 
     async def _await_commit(self, future: asyncio.Future[None], identity: GroupIdentity) -> None:
         # Cancelling the caller does not cancel the commit: its request may be sent already.

@@ -237,6 +237,15 @@ class Subscription:
             state.topic_id = topic_id
         return replaced
 
+    def topic_ids(self, topics: Iterable[str], id_of: Callable[[str], bytes]) -> dict[str, bytes]:
+        """The ids of the topics to which the positions belong; of topics without a position, those of the metadata."""
+        known = {
+            partition.topic: state.topic_id
+            for partition, state in self._assigned.items()
+            if state.topic_id != NO_TOPIC_ID
+        }
+        return {topic: known.get(topic) or id_of(topic) for topic in topics}
+
     def of_deleted_topics(self, id_of: Callable[[str], bytes]) -> list[TopicPartition]:
         """The partitions whose topic the metadata had, and has no longer."""
         return [

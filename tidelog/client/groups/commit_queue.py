@@ -24,13 +24,28 @@ class _Commit:
     `unsettled` counts this commit and the later commits on which its result depends.
     """
 
-    __slots__ = ("deadline", "dependents", "error", "future", "identity", "offsets", "replaced_by", "unsettled")
+    __slots__ = (
+        "deadline",
+        "dependents",
+        "error",
+        "future",
+        "identity",
+        "offsets",
+        "replaced_by",
+        "topic_ids",
+        "unsettled",
+    )
 
     def __init__(
-        self, offsets: dict[TopicPartition, OffsetAndMetadata], identity: GroupIdentity, deadline: float
+        self,
+        offsets: dict[TopicPartition, OffsetAndMetadata],
+        identity: GroupIdentity,
+        deadline: float,
+        topic_ids: Mapping[str, bytes],
     ) -> None:
         self.offsets = offsets
         self.identity = identity
+        self.topic_ids = topic_ids
         self.deadline = deadline
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.replaced_by: set[_Commit] = set()
@@ -74,10 +89,17 @@ class CommitQueue:
         return self._worker is not None
 
     def add(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: GroupIdentity, timeout_ms: float
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        identity: GroupIdentity,
+        timeout_ms: float,
+        topic_ids: Mapping[str, bytes],
     ) -> asyncio.Future[None]:
-        """Queue a commit now. The future gets None or an exception of `Coordinator.commit`."""
-        commit = _Commit(dict(offsets), identity, self._loop.time() + timeout_ms / 1000)
+        """Queue a commit now. The future gets None or an exception of `Coordinator.commit`.
+
+        `topic_ids`: as of `Coordinator.commit_once`, of this moment.
+        """
+        commit = _Commit(dict(offsets), identity, self._loop.time() + timeout_ms / 1000, topic_ids)
         commit.future.add_done_callback(retrieve_exception)
         if self._is_closed:
             commit.settle(_closed_error())
@@ -123,7 +145,7 @@ class CommitQueue:
         async def attempt() -> None:
             offsets = self._offsets_to_send(commit)
             if offsets:
-                await self._coordinator.commit_once(offsets, commit.identity)
+                await self._coordinator.commit_once(offsets, commit.identity, commit.topic_ids)
 
         try:
             await self._coordinator.retry((commit.deadline - self._loop.time()) * 1000, attempt)

@@ -8,13 +8,14 @@ coordinator up again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from tidelog.client.assignment.protocol import by_topic
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import COORDINATOR, Cluster
 from tidelog.client.network.connection import Connection
+from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_commit import (
@@ -37,9 +38,10 @@ from tidelog.protocol.messages.offset_fetch import (
 Response = TypeVar("Response", bound=Message)
 
 _LAST_VERSION_WITH_NAMES = 9
-"""From version 10 on both offset APIs use topic ids only, and the offset of a deleted topic no
-longer has an id.
+"""From version 10 on both offset APIs use topic ids only: of an offset that belongs to a deleted topic, and of topics
+that the metadata does not cover, the id is unknown.
 """
+_LAST_VERSION_WITH_IDS = 10
 _MOVED_ERRORS = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 _UNANSWERED_ERRORS = frozenset((ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT))
 
@@ -126,13 +128,23 @@ class Coordinator:
         if offsets:
             await self.retry(timeout_ms, lambda: self.commit_once(offsets, identity))
 
-    async def commit_once(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], identity: GroupIdentity) -> None:
-        """Send one OffsetCommit. Raises the KafkaError of the first refused partition."""
+    async def commit_once(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        identity: GroupIdentity,
+        topic_ids: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Send one OffsetCommit. Raises the KafkaError of the first refused partition.
+
+        `topic_ids`: the ids of the topics to which the offsets belong. If all are known, a new topic with the name of
+        a deleted one does not get its offsets.
+        """
         if self.latest_identity is not None:
             identity = self.latest_identity(identity, offsets)
         topics: dict[str, OffsetCommitRequestTopic] = {}
         for (topic, number), offset in offsets.items():
-            entry = topics.setdefault(topic, OffsetCommitRequestTopic(name=topic))
+            topic_id = (topic_ids or {}).get(topic, NO_TOPIC_ID)
+            entry = topics.setdefault(topic, OffsetCommitRequestTopic(name=topic, topic_id=topic_id))
             entry.partitions.append(
                 OffsetCommitRequestPartition(
                     partition_index=number,
@@ -148,22 +160,39 @@ class Coordinator:
             group_instance_id=identity.instance_id,
             topics=list(topics.values()),
         )
-        answer = await self.call(request, OffsetCommitResponse, max_version=_LAST_VERSION_WITH_NAMES)
+        names = {entry.topic_id: name for name, entry in topics.items()}
+        answer = await self.call(request, OffsetCommitResponse, max_version=_max_version(names))
         unanswered = set(offsets)
         for topic_result in answer.topics:
+            name = topic_result.name or names.get(topic_result.topic_id, "")
             for result in topic_result.partitions:
-                partition = TopicPartition(topic_result.name, result.partition_index)
-                self._raise_on_error(ErrorCode.of(result.error_code), f"commit of {partition}")
+                partition = TopicPartition(name, result.partition_index)
+                code = self._explained(ErrorCode.of(result.error_code), name, topic_result.topic_id)
+                self._raise_on_error(code, f"commit of {partition}")
                 unanswered.discard(partition)
         if unanswered:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"no answer for the commit of {min(unanswered)}")
 
+    def _explained(self, code: ErrorCode, topic: str, topic_id: bytes) -> ErrorCode:
+        """Tell a topic id that the coordinator does not know yet from the id of a deleted topic."""
+        if code is not ErrorCode.UNKNOWN_TOPIC_ID:
+            return code
+        self._cluster.request_refresh()
+        is_current = self._cluster.topic_id(topic) == topic_id
+        return code if is_current else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
     async def committed(
-        self, partitions: Iterable[TopicPartition] | None, timeout_ms: float, *, require_stable: bool = True
+        self,
+        partitions: Iterable[TopicPartition] | None,
+        timeout_ms: float,
+        *,
+        require_stable: bool = True,
+        topic_id_of: Callable[[str], bytes] = lambda topic: NO_TOPIC_ID,
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """The committed offsets of these partitions, or of all (None).
 
-        Omits partitions without one.
+        Omits partitions without one. If `topic_id_of` knows all topics, it also omits the offsets of deleted topics of
+        the same names.
         """
         requested = None if partitions is None else list(dict.fromkeys(partitions))
         topics = None if requested is None else by_topic(requested)
@@ -172,14 +201,18 @@ class Coordinator:
         async def attempt() -> None:
             node_id = await self.find()
             connection = await self._connection(node_id)
-            version = connection.version_of(OffsetFetchRequest, _LAST_VERSION_WITH_NAMES)
-            request = self._offset_fetch_request(topics, version, require_stable)
-            answer = await self.call(request, OffsetFetchResponse, max_version=_LAST_VERSION_WITH_NAMES)
+            names = {topic_id_of(topic): topic for topic in topics or ()}
+            max_version = _max_version(names)
+            version = connection.version_of(OffsetFetchRequest, max_version)
+            request = self._offset_fetch_request(topics, version, require_stable, topic_id_of)
+            answer = await self.call(request, OffsetFetchResponse, max_version=max_version)
             if version >= 8:
                 group = answer.groups[0] if answer.groups else OffsetFetchResponseGroup()
                 self._check_fetching_member(ErrorCode.of(group.error_code))
                 self._raise_on_error(ErrorCode.of(group.error_code), f"offsets of group {self.group_id!r}")
-                rows = [(new.name, row) for new in group.topics for row in new.partitions]
+                rows = [
+                    (new.name or names.get(new.topic_id, ""), row) for new in group.topics for row in new.partitions
+                ]
             else:
                 self._raise_on_error(ErrorCode.of(answer.error_code), f"offsets of group {self.group_id!r}")
                 rows = [(old.name, _to_version_8(row)) for old in answer.topics for row in old.partitions]
@@ -187,6 +220,8 @@ class Coordinator:
             unanswered = set(requested or ())
             for topic, row in rows:
                 partition = TopicPartition(topic, row.partition_index)
+                if row.error_code == ErrorCode.UNKNOWN_TOPIC_ID:
+                    self._cluster.request_refresh()  # the next attempt has the ids of newer metadata
                 self._raise_on_error(ErrorCode.of(row.error_code), f"offset of {partition}")
                 unanswered.discard(partition)
                 if row.committed_offset >= 0:
@@ -201,14 +236,21 @@ class Coordinator:
         return offsets
 
     def _offset_fetch_request(
-        self, topics: Mapping[str, list[int]] | None, version: int, require_stable: bool
+        self,
+        topics: Mapping[str, list[int]] | None,
+        version: int,
+        require_stable: bool,
+        topic_id_of: Callable[[str], bytes],
     ) -> OffsetFetchRequest:
         stable = require_stable and version >= 7
         items = None if topics is None else topics.items()
         if version >= 8:
             new_topics = None
             if items is not None:
-                new_topics = [OffsetFetchRequestTopics(name=name, partition_indexes=numbers) for name, numbers in items]
+                new_topics = [
+                    OffsetFetchRequestTopics(name=name, topic_id=topic_id_of(name), partition_indexes=numbers)
+                    for name, numbers in items
+                ]
             group = OffsetFetchRequestGroup(group_id=self.group_id, topics=new_topics)
             identity = self.fetching_identity()
             if version >= 9 and identity.generation > 0:
@@ -261,6 +303,11 @@ class Coordinator:
                 if is_final or loop.time() + wait_s >= deadline:
                     raise
                 await asyncio.sleep(wait_s)
+
+
+def _max_version(topic_ids: Collection[bytes]) -> int:
+    """The newest version of an offset API for topics with these ids. Topics are named all by id, or all by name."""
+    return _LAST_VERSION_WITH_IDS if topic_ids and NO_TOPIC_ID not in topic_ids else _LAST_VERSION_WITH_NAMES
 
 
 def _is_worth_retry(error: KafkaError) -> bool:

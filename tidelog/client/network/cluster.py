@@ -377,6 +377,10 @@ class Cluster:
         if self._closed:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "this client is closed")
 
+    def topic_id(self, name: str) -> bytes:
+        """The topic's id in the latest metadata, all zero without one."""
+        return self.metadata.topic_id(name)
+
     async def topic(self, name: str, timeout_ms: float) -> TopicMetadata:
         """A usable topic, created by the broker where allowed.
 
