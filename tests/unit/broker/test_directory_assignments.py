@@ -110,3 +110,25 @@ async def test_who_waits_hears_of_it_unless_it_was_taken_back(told_again: bytes,
     assignments.close()
     assert controller.told == [{told_again: [0]}]
     assert bool(heard) is is_called
+
+
+async def test_a_replica_that_waits_for_the_answer_is_told_again_until_it_is_gone_here_too() -> None:
+    """It was taken away and given back before the metadata came here, or will be gone as soon as the metadata comes."""
+    heard: list[str] = []
+    controller = Controller({0: ErrorCode.NOT_LEADER_OR_FOLLOWER, 1: ErrorCode.NOT_LEADER_OR_FOLLOWER})
+
+    async def call(request: AssignReplicasToDirsRequest, version: int) -> AssignReplicasToDirsResponse:
+        answer = await controller.call(request, version)
+        assignments.forget(TOPIC, 1)
+        return answer
+
+    assignments = DirectoryAssignments(
+        broker_id=1, broker_epoch=lambda: 5, call=call, loop=asyncio.get_running_loop(), rng=random.Random(1)
+    )
+    assignments.report(TOPIC, 0, THERE, lambda: heard.append("accepted"))
+    assignments.report(TOPIC, 1, THERE, lambda: heard.append("gone"))
+    assert assignments._task is not None
+    await assignments._task
+    assignments.close()
+    assert controller.told == [{THERE: [0, 1]}, {THERE: [0]}]
+    assert heard == ["accepted"]

@@ -166,6 +166,25 @@ async def test_a_replica_moves_and_the_controller_knows(moving: Moving, make_bat
     assert await moving.values() == [b"%d" % number for number in range(21)]
 
 
+async def test_a_replica_that_was_taken_away_and_given_back_meanwhile_moves_all_the_same(moving: Moving) -> None:
+    """The controller answers NOT_LEADER_OR_FOLLOWER in between. Then the move waited for its word until a restart."""
+    call, answers = moving.moves._assignments._call, list[Any]()
+
+    async def taken_away_first(request: Any, version: int) -> Any:
+        answer = await call(request, version)
+        if not answers:
+            answer.directories[0].topics[0].partitions[0].error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        answers.append(answer)
+        return answer
+
+    moving.moves._assignments._call = taken_away_first
+    target = moving.other
+    assert await moving.order(target) == 0
+    await moving.arrived(target)
+    assert moving.told() == moving.id_of(target)
+    assert len(answers) == 2
+
+
 async def test_what_is_written_meanwhile_moves_too(
     moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

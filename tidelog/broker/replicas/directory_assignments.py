@@ -92,14 +92,15 @@ class DirectoryAssignments(RetryingReporter[_Replica, bytes]):
             for topic in directory.topics:
                 for answer in topic.partitions:
                     key = (topic.topic_id, answer.partition_index)
-                    if answer.error_code and answer.error_code not in _NOT_HOSTED:
-                        continue
-                    if key not in sent:
+                    # Who waits for `on_accepted` hosts the replica. The controller's metadata takes it away, and then
+                    # `forget` comes; or it has given it back by now.
+                    is_gone = answer.error_code in _NOT_HOSTED and key not in self._on_accepted
+                    if (answer.error_code and not is_gone) or key not in sent:
                         continue
                     settled += 1
                     if self._settle(key, sent[key]):
                         accepted = self._on_accepted.pop(key, None)
-                        if accepted is not None and not answer.error_code:
+                        if accepted is not None:
                             accepted()
         return settled >= len(sent)
 
