@@ -146,4 +146,4 @@ class Coordinator(Protocol):
         """The steady time of the next `on_deadline`; an earlier call is harmless."""
 
     def on_deadline(self, now: Now) -> Outcome:
-        """Handle all deadlines that are due."""
+        """Handle deadlines that are due, as many as a turn of the loop has time for."""

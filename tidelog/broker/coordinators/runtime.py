@@ -4,8 +4,9 @@ partition.
 The runtime appends the records of a coordinator, replays them, loads partitions, and answers
 requests; the coordinators decide on the answers. On each partition that this node leads, a request
 runs at once, and each of its writes is appended as one batch. A batch is replayed after its commit,
-and its answers leave after the replay. Invariant: records are replayed in log order, each once,
-also when no request waits for them. Source: Kafka's `CoordinatorRuntime`.
+and its answers leave after the replay. Invariants: records are replayed in log order, each once,
+also when no request waits for them; deadlines and loads have one short step in a turn of the loop,
+however many partitions have some. Source: Kafka's `CoordinatorRuntime`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import Any, Generic, TypeVar
 
@@ -95,7 +97,11 @@ class _Shard(Generic[C]):
         self.timer: TimerHandle | None = None
         self.timer_due_ms = 0
         self.append_error: ErrorCode | None = None
-        self.operations_after_load: list[Callable[[C, Now], Outcome]] = []
+        self.operations_after_load: list[Callable[[C, int, Now], Outcome]] = []
+
+    @property
+    def end_offset(self) -> int:
+        return self.pending_writes[-1].next_offset if self.pending_writes else self.committed_offset
 
     def is_active(self) -> bool:
         return self.state is _ShardState.ACTIVE
@@ -130,6 +136,8 @@ class CoordinatorRuntime(Generic[C]):
         self._tokens = count(1)
         self._parked_count = 0
         self._pending_bytes = 0
+        self._steps: deque[Callable[[], None]] = deque()  # wait for a turn of the loop
+        self._has_stepped = False  # in this turn of the loop, or in the one before
         self._warnings = RepeatedWarnings(logger, lambda: ports.now_ms() / 1000)
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -220,16 +228,21 @@ class CoordinatorRuntime(Generic[C]):
             self._apply(shard, operation(shard.coordinator, self._now()))
             self._arm_timer(shard)
 
-    def submit_to_all(self, operation: Callable[[C, Now], Outcome]) -> None:
-        """Run `operation(coordinator, now)` on every active partition, and on a loading one after
-        its load.
+    def submit_to_all(self, operation: Callable[[C, int, Now], Outcome]) -> None:
+        """Run `operation(coordinator, end_offset, now)` soon on every active partition, and on a
+        loading one after its load. `end_offset`: the end of what the partition's coordinator had
+        written at this call.
         """
         for shard in list(self._shards.values()):
             if shard.is_active():
-                self._apply(shard, operation(shard.coordinator, self._now()))
-                self._arm_timer(shard)
+                self._step(partial(self._run_step, shard, operation, shard.end_offset))
             elif shard.state is _ShardState.LOADING:
                 shard.operations_after_load.append(operation)
+
+    def _run_step(self, shard: _Shard[C], operation: Callable[[C, int, Now], Outcome], end_offset: int) -> None:
+        if shard.is_active():
+            self._apply(shard, operation(shard.coordinator, end_offset, self._now()))
+            self._arm_timer(shard)
 
     def active_partitions(self) -> list[int]:
         return [partition for partition, shard in self._shards.items() if shard.is_active()]
@@ -433,7 +446,27 @@ class CoordinatorRuntime(Generic[C]):
             shard.timer.cancel()
         shard.timer_due_ms = due_ms
         delay_ms = max(due_ms - self._ports.now_ms(), 0)
-        shard.timer = self._ports.call_later(delay_ms, lambda: self._on_timer(shard))
+        shard.timer = self._ports.call_later(delay_ms, lambda: self._on_due(shard))
+
+    def _on_due(self, shard: _Shard[C]) -> None:
+        shard.timer_due_ms = 0  # no other timer meanwhile
+        self._step(lambda: self._on_timer(shard))
+
+    def _step(self, step: Callable[[], None]) -> None:
+        """Take the step now if none was taken in this turn of the loop, otherwise after those that wait."""
+        if self._has_stepped:
+            self._steps.append(step)
+            return
+        self._has_stepped = True
+        self._ports.call_later(0, self._next_step)
+        step()
+
+    def _next_step(self) -> None:
+        if not self._steps:
+            self._has_stepped = False
+            return
+        self._ports.call_later(0, self._next_step)
+        self._steps.popleft()()
 
     def _on_timer(self, shard: _Shard[C]) -> None:
         shard.timer = None
@@ -464,7 +497,7 @@ class CoordinatorRuntime(Generic[C]):
             self._close(old_shard, _ShardState.CLOSED)
         shard = self._shards[partition] = _Shard(partition, leader_epoch, self._create(partition))
         steps = replay_log(shard.coordinator, self._ports.read_log(partition))
-        self._ports.call_later(0, lambda: self._load_step(shard, steps))
+        self._ports.call_later(0, lambda: self._step(lambda: self._load_step(shard, steps)))
 
     def on_resigned(self, partition: int) -> None:
         """This node no longer leads the partition: answer its parked requests with NOT_COORDINATOR."""
@@ -502,11 +535,13 @@ class CoordinatorRuntime(Generic[C]):
             return
         if end_offset in (STEP_DONE, CHUNK_NOT_READY):
             delay_ms = 0 if end_offset == STEP_DONE else CHUNK_RETRY_MS
-            self._ports.call_later(delay_ms, lambda: self._load_step(shard, steps))
+            self._ports.call_later(delay_ms, lambda: self._step(lambda: self._load_step(shard, steps)))
         elif end_offset == 0:
-            self._activate(shard, None)
+            self._activate(shard, 0, None)
         else:
-            self._ports.when_committed(shard.partition, end_offset, lambda error: self._activate(shard, error))
+            self._ports.when_committed(
+                shard.partition, end_offset, lambda error: self._activate(shard, end_offset, error)
+            )
 
     def _fail_load(self, shard: _Shard[C], error: Exception) -> None:
         logger.log(
@@ -519,17 +554,18 @@ class CoordinatorRuntime(Generic[C]):
         )
         self._close(shard, _ShardState.FAILED)
 
-    def _activate(self, shard: _Shard[C], error: Exception | None) -> None:
+    def _activate(self, shard: _Shard[C], end_offset: int, error: Exception | None) -> None:
         if shard.state is not _ShardState.LOADING:
             return
         if error is not None:
             self._fail_load(shard, error)
             return
         shard.state = _ShardState.ACTIVE
+        shard.committed_offset = end_offset
         now = self._now()
         self._apply(shard, shard.coordinator.on_loaded(now))
         for operation in shard.operations_after_load:
-            self._apply(shard, operation(shard.coordinator, now))
+            self._apply(shard, operation(shard.coordinator, shard.end_offset, now))
         shard.operations_after_load.clear()
         self._arm_timer(shard)
 

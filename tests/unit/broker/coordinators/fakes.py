@@ -142,6 +142,26 @@ class FakePorts:
                 handle.callback()
         self.time_ms = end_ms
 
+    def turn(self) -> int:
+        """One turn of the loop: what is due now. Returns the number of appended records."""
+        before = sum(self.end_offsets.values())
+        due = []
+        while self._timers and self._timers[0][0] <= self.time_ms:
+            due.append(heapq.heappop(self._timers)[2])
+        for handle in due:
+            if handle.callback is not None:
+                handle.callback()
+        return sum(self.end_offsets.values()) - before
+
+    def turns_after(self, wait_ms: int) -> list[int]:
+        """Let the time jump; returns the appended records of each turn of the loop that follows, a millisecond each."""
+        self.time_ms += wait_ms
+        found = []
+        while self._timers and self._timers[0][0] <= self.time_ms:
+            found.append(self.turn())
+            self.time_ms += 1
+        return found
+
 
 class Reply:
     """What one request got: `response` is None while it is parked; a refusal is a KafkaError."""

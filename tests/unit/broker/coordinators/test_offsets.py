@@ -5,7 +5,7 @@ import pytest
 from tests.unit.broker.coordinators.fakes import Reply, World
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.group import Group
-from tidelog.broker.coordinators.group.offsets import OffsetStore
+from tidelog.broker.coordinators.group.offsets import DeletedTopic, OffsetStore
 from tidelog.broker.coordinators.group.records import OffsetCommit
 from tidelog.broker.coordinators.group.states import GroupState
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -121,8 +121,10 @@ def test_an_offset_of_a_topic_made_again_under_its_name_is_not_found():
 
     assert (found(old), found(new), found(bytes(16))) == (1, -1, 1)
     world.service.on_topics_deleted([("t", new)])
+    world.advance(0)
     assert found(old) == 1
     world.service.on_topics_deleted([("t", old), ("u", old)])
+    world.advance(0)
     assert found(old) == -1
     world.restart()
     assert found(old) == -1
@@ -134,9 +136,9 @@ def test_an_offset_of_a_topic_made_again_under_its_name_is_not_found():
 
 
 def test_deleted_topics_are_not_looked_for_in_every_group():
-    """Thousands of each would hold the loop for seconds: groups are looked through once, whatever is deleted."""
+    """Thousands of each would hold the loop for seconds: a group is asked for the topics that it has."""
 
-    class Counted(list[tuple[str, bytes]]):
+    class Counted(dict[str, list[DeletedTopic]]):
         times = 0
 
         def __iter__(self):
@@ -144,14 +146,29 @@ def test_deleted_topics_are_not_looked_for_in_every_group():
             return super().__iter__()
 
     store = OffsetStore()
-    for number in range(50):
-        for topic in ("t", "u"):
-            value = OffsetCommitValue(offset=number, topic_id=bytes([1]) * 16)
-            store.replay(number, OffsetCommit(f"g{number}", topic, 0, value), -1)
-    deleted = Counted([("u", bytes([2]) * 16), ("t", bytes([2]) * 16), ("t", bytes([1]) * 16), ("v", bytes(16))])
-    found = store.tombstones_of_topics(deleted)
-    assert [(each.group_id, each.topic) for each in found] == [(f"g{number}", "t") for number in range(50)]
-    assert deleted.times == 1
+    for topic in ("t", "u"):
+        store.replay(0, OffsetCommit("g", topic, 0, OffsetCommitValue(offset=1, topic_id=bytes([1]) * 16)), -1)
+    deleted = Counted({name: [DeletedTopic(bytes([2]) * 16, 9)] for name in ("u", "t", "v", "w")})
+    deleted["t"].append(DeletedTopic(bytes([1]) * 16, 9))
+    assert [(each.group_id, each.topic) for each in store.tombstones_of_topics("g", deleted)] == [("g", "t")]
+    assert deleted.times == 0
+
+
+def test_an_offset_written_after_its_topic_was_deleted_is_that_of_another_one():
+    """The offsets are deleted some time after the topic, which may be there again by then."""
+    world = World(commits_at_once=False)
+    world.commit("before", {("t", 0): 1})
+    world.ports.commit(0)
+    under_way = world.commit("before", {("t", 1): 1})
+    world.service.on_topics_deleted([("t", bytes(16))])
+    world.service.on_topics_deleted([("t", bytes(16))])
+    world.commit("after", {("t", 0): 2})
+    world.ports.commit(0)
+    world.advance(0)
+    world.ports.commit(0)
+    assert not under_way.is_parked
+    store = world.coordinator().offsets
+    assert [store.of_group(group_id) == {} for group_id in ("before", "after")] == [True, False]
 
 
 def test_topics_deleted_while_the_partition_loads_are_forgotten_too():

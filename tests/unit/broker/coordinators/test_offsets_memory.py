@@ -121,13 +121,13 @@ def test_the_count_is_that_of_what_is_there(seed: int):
     for producer_id in range(2):
         store.replay_end_transaction(producer_id, True)
     alone = OffsetStore()
-    for group in store.groups():
+    for group in store.group_ids():
         for topic, partitions in store.of_group(group).items():
             for index, entry in partitions.items():
                 value = OffsetCommitValue(offset=entry.offset, metadata=entry.metadata)
                 alone.replay(0, OffsetCommit(group, topic, index, value), -1)
     assert budget.used_bytes == alone.memory.held_bytes
-    for group in list(store.groups()):
+    for group in store.group_ids():
         for tombstone in store.tombstones(group):
             store.replay(1000, tombstone, -1)
     assert budget.used_bytes == 0

@@ -17,6 +17,7 @@ from tidelog.broker.coordinators.group.group import Group
 from tidelog.broker.coordinators.group.joins import JoinHandler, growth_refusal, join_error
 from tidelog.broker.coordinators.group.memory import GroupMemory, GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import (
+    DeletedTopic,
     OffsetStore,
     OffsetWrite,
     RequestedTopics,
@@ -43,10 +44,15 @@ from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResp
 from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 EXPIRE = TimerKey("expire")
+FORGET = TimerKey("forget")
 NO_TOPIC = ""
 # The bounds of one turn of the expiry; the rest follows a millisecond later.
 EXPIRY_GROUPS_PER_TURN = 200
-EXPIRY_RECORDS_PER_TURN = 2_000
+EXPIRY_RECORDS_PER_TURN = 500
+# The same for offsets of deleted topics; most groups have none.
+SWEPT_GROUPS_PER_TURN = 1_000
+# Deadlines of members and groups; each may have a record.
+DEADLINES_PER_TURN = 50
 # Keeps a batch below max.message.bytes of the offsets topic.
 TOMBSTONE_BYTES_PER_WRITE = 500_000
 _TOMBSTONE_BYTES_MAX = 800  # one with the longest topic name, without the group id
@@ -78,6 +84,9 @@ class GroupCoordinator:
         self._rebalancer = Rebalancer(config, self.timers)
         self._joins = JoinHandler(config, self.timers, self._rebalancer, rng)
         self._groups_to_check: list[str] = []
+        self._deleted_topics: dict[str, list[DeletedTopic]] = {}
+        self._swept_topics: dict[str, list[DeletedTopic]] = {}
+        self._groups_to_sweep: list[str] = []  # these may have offsets of `_swept_topics`
 
     # -- membership --------------------------------------------------------------------------------------------------
 
@@ -272,11 +281,32 @@ class GroupCoordinator:
             outcome.reply(caller.token, fetched)
         return outcome
 
-    def forget_topics(self, topics: Collection[tuple[str, bytes]], now: Now) -> Outcome:
-        """Delete the offsets of deleted topics, each given as (name, topic id)."""
+    def forget_topics(self, topics: Iterable[tuple[str, bytes]], end_offset: int, now: Now) -> Outcome:
+        """Begin to delete the offsets of deleted topics, each given as (name, topic id), that were written below
+        `end_offset`.
+        """
         outcome = Outcome(now)
-        _write_in_parts(list(self.offsets.tombstones_of_topics(topics)), outcome)
+        for topic, topic_id in topics:
+            self._deleted_topics.setdefault(topic, []).append(DeletedTopic(topic_id, end_offset))
+        if FORGET not in self.timers:
+            self._forget_some(outcome)
         return outcome
+
+    def _forget_some(self, outcome: Outcome) -> None:
+        """Delete offsets of deleted topics; a bounded number of groups per turn."""
+        if not self._groups_to_sweep:
+            self._swept_topics, self._deleted_topics = self._deleted_topics, {}
+            self._groups_to_sweep = self.offsets.group_ids() if self._swept_topics else []
+        tombstones: list[GroupMetadata | OffsetCommit] = []
+        for _ in range(SWEPT_GROUPS_PER_TURN):
+            if not self._groups_to_sweep or len(tombstones) >= EXPIRY_RECORDS_PER_TURN:
+                break
+            tombstones += self.offsets.tombstones_of_topics(self._groups_to_sweep.pop(), self._swept_topics)
+        _write_in_parts(tombstones, outcome)
+        if not self._groups_to_sweep:
+            self._swept_topics = {}
+        if self._groups_to_sweep or self._deleted_topics:
+            self.timers.set(FORGET, outcome.now_ms)
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
@@ -421,10 +451,16 @@ class GroupCoordinator:
 
     def on_deadline(self, now: Now) -> Outcome:
         outcome = Outcome(now)
-        while (key := self.timers.pop_due(now.steady_ms)) is not None:
-            if key is EXPIRE or key.kind == "expire":
+        for _ in range(DEADLINES_PER_TURN):
+            key = self.timers.pop_due(now.steady_ms)
+            if key is None:
+                break
+            if key == EXPIRE:
                 self._expire(outcome)
                 continue
+            if key == FORGET:
+                self._forget_some(outcome)
+                break
             group = self.groups.get(key.group_id)
             if group is None:
                 continue

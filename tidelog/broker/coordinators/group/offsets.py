@@ -9,7 +9,7 @@ transaction ends first. Source: Kafka's `OffsetMetadataManager`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import maxsize
 from typing import NamedTuple
 
@@ -81,6 +81,13 @@ class OffsetWrite(NamedTuple):
     growth_bytes: int = 0
 
 
+class DeletedTopic(NamedTuple):
+    """`end_offset`: what was written behind it is no longer of this topic, but of one that was created since."""
+
+    topic_id: bytes
+    end_offset: int
+
+
 TopicOffsets = dict[str, dict[int, CommittedOffset]]
 RequestedTopics = list[tuple[str, bytes, list[int]]]  # (name, topic id or zero, partitions)
 FetchedTopics = list[tuple[str, list[FetchedOffset]]]
@@ -95,50 +102,50 @@ class PendingOffsets:
 
     def __init__(self) -> None:
         self._by_producer: dict[int, dict[str, TopicOffsets]] = {}
-        self._producers: dict[tuple[str, str, int], set[int]] = {}  # never an empty set
-        self._group_counts: Counter[str] = Counter()  # partitions with a pending offset
+        # By group and (topic, partition); never an empty set or an empty group.
+        self._producers: dict[str, dict[tuple[str, int], set[int]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_producer)
 
     def has_group(self, group_id: str) -> bool:
-        return group_id in self._group_counts
+        return group_id in self._producers
 
     def has(self, group_id: str, topic: str, partition: int) -> bool:
-        return (group_id, topic, partition) in self._producers
+        return group_id in self._producers and (topic, partition) in self._producers[group_id]
 
     def of_producer(self, producer_id: int) -> dict[str, TopicOffsets]:
         return self._by_producer.get(producer_id, {})
 
-    def by_producer(self) -> Iterable[dict[str, TopicOffsets]]:
-        return self._by_producer.values()
+    def groups(self) -> Iterable[str]:
+        return self._producers
 
-    def partitions_of(self, group_id: str) -> set[tuple[str, int]]:
-        if group_id not in self._group_counts:
-            return set()
-        return {(topic, partition) for group, topic, partition in self._producers if group == group_id}
+    def partitions_of(self, group_id: str) -> Iterable[tuple[str, int]]:
+        return self._producers.get(group_id, ())
+
+    def of_partition(self, group_id: str, topic: str, partition: int) -> Iterator[CommittedOffset]:
+        """Those of all producers."""
+        for producer_id in self._producers[group_id][topic, partition]:
+            yield self._by_producer[producer_id][group_id][topic][partition]
 
     def put(self, producer_id: int, record: OffsetCommit, entry: CommittedOffset) -> int:
-        key = (record.group_id, record.topic, record.partition)
-        producers = self._producers.get(key)
-        if producers is None:
-            producers = self._producers[key] = set()
-            self._group_counts[record.group_id] += 1
+        key = (record.topic, record.partition)
+        producers = self._producers.setdefault(record.group_id, {}).setdefault(key, set())
         is_new = producer_id not in producers
         producers.add(producer_id)
         groups = self._by_producer.setdefault(producer_id, {})
-        return _put(groups, *key, entry) + is_new * PENDING_OFFSET_BYTES
+        return _put(groups, record.group_id, *key, entry) + is_new * PENDING_OFFSET_BYTES
 
     def remove(self, record: OffsetCommit) -> int:
         """Of all producers: the partition's offset is deleted."""
         size_bytes = 0
-        for producer_id in self._producers.pop((record.group_id, record.topic, record.partition), ()):
+        if not self.has(record.group_id, record.topic, record.partition):
+            return size_bytes
+        for producer_id in self._forget(record.group_id, record.topic, record.partition):
             pending = self._by_producer[producer_id]
             size_bytes += _remove(pending, record) - PENDING_OFFSET_BYTES
             if not pending:
                 del self._by_producer[producer_id]
-        if size_bytes:
-            self._count_down(record.group_id)
         return size_bytes
 
     def pop(self, producer_id: int) -> dict[str, TopicOffsets]:
@@ -147,17 +154,18 @@ class PendingOffsets:
         for group_id, topics in groups.items():
             for topic, partitions in topics.items():
                 for partition in partitions:
-                    producers = self._producers[group_id, topic, partition]
+                    producers = self._producers[group_id][topic, partition]
                     producers.discard(producer_id)
                     if not producers:
-                        del self._producers[group_id, topic, partition]
-                        self._count_down(group_id)
+                        self._forget(group_id, topic, partition)
         return groups
 
-    def _count_down(self, group_id: str) -> None:
-        self._group_counts[group_id] -= 1
-        if not self._group_counts[group_id]:
-            del self._group_counts[group_id]
+    def _forget(self, group_id: str, topic: str, partition: int) -> set[int]:
+        of_group = self._producers[group_id]
+        producers = of_group.pop((topic, partition))
+        if not of_group:
+            del self._producers[group_id]
+        return producers
 
 
 class OffsetStore:
@@ -174,8 +182,9 @@ class OffsetStore:
         """Whether the group has an offset, committed or in an open transaction."""
         return group_id in self._groups or (isinstance(group_id, str) and self._pending.has_group(group_id))
 
-    def groups(self) -> Iterator[str]:
-        return iter(self._groups)
+    def group_ids(self) -> list[str]:
+        """Of the groups that have an offset, committed or in an open transaction."""
+        return list(dict.fromkeys((*self._groups, *self._pending.groups())))
 
     def of_group(self, group_id: str) -> TopicOffsets:
         return self._groups.get(group_id, {})
@@ -303,27 +312,26 @@ class OffsetStore:
     def tombstones(self, group_id: str) -> list[OffsetCommit]:
         """Records that delete all offsets of the group, also those in open transactions."""
         partitions = {(topic, index) for topic, indexes in self.of_group(group_id).items() for index in indexes}
-        partitions |= self._pending.partitions_of(group_id)
+        partitions.update(self._pending.partitions_of(group_id))
         return [OffsetCommit(group_id, topic, index, None) for topic, index in sorted(partitions)]
 
-    def tombstones_of_topics(self, topics: Collection[tuple[str, bytes]]) -> list[OffsetCommit]:
-        """Records that delete the offsets of deleted topics, each given as (name, topic id).
+    def tombstones_of_topics(self, group_id: str, topics: Mapping[str, Sequence[DeletedTopic]]) -> list[OffsetCommit]:
+        """Records that delete the group's offsets of deleted topics, each by name.
 
         They cover the offsets with that topic id, and those without a topic id.
         """
-        deleted_ids: dict[str, list[bytes]] = {}
-        for topic, topic_id in topics:
-            deleted_ids.setdefault(topic, []).append(topic_id)
-        offset_keys: dict[tuple[str, str, int], None] = {}
-        for groups in (self._groups, *self._pending.by_producer()):
-            for group_id, group_offsets in groups.items():
-                # The intersection iterates over the smaller set: there may be thousands of groups
-                # and of topics.
-                for topic in sorted(group_offsets.keys() & deleted_ids.keys()):
-                    for index, entry in group_offsets[topic].items():
-                        if not all(_is_of_another_topic(entry.topic_id, topic_id) for topic_id in deleted_ids[topic]):
-                            offset_keys[group_id, topic, index] = None
-        return [OffsetCommit(group_id, topic, index, None) for group_id, topic, index in offset_keys]
+        partitions: dict[tuple[str, int], None] = {}
+        group_offsets = self.of_group(group_id)
+        # The intersection iterates over the smaller set: there may be thousands of topics.
+        for topic in sorted(group_offsets.keys() & topics.keys()):
+            for index, entry in group_offsets[topic].items():
+                if any(_is_of_deleted(entry, deleted) for deleted in topics[topic]):
+                    partitions[topic, index] = None
+        for topic, index in self._pending.partitions_of(group_id):
+            for deleted in topics.get(topic, ()):
+                if any(_is_of_deleted(entry, deleted) for entry in self._pending.of_partition(group_id, topic, index)):
+                    partitions[topic, index] = None
+        return [OffsetCommit(group_id, topic, index, None) for topic, index in partitions]
 
     def expiration_records(self, group: Group, wall_ms: int, retention_ms: int) -> tuple[list[OffsetCommit], bool]:
         """Records that delete the expired offsets, and whether the group has no offsets after them.
@@ -404,6 +412,10 @@ def _is_of_another_topic(stored_id: bytes, requested_id: bytes) -> bool:
     commit.
     """
     return stored_id != requested_id and stored_id != NO_TOPIC_ID and requested_id != NO_TOPIC_ID
+
+
+def _is_of_deleted(entry: CommittedOffset, deleted: DeletedTopic) -> bool:
+    return entry.record_offset < deleted.end_offset and not _is_of_another_topic(entry.topic_id, deleted.topic_id)
 
 
 def commit_refusal(group: Group | None, request: OffsetCommitRequest, api_version: int) -> ErrorCode:

@@ -89,8 +89,10 @@ class GroupCoordinatorService:
         self._runtime.on_resigned(index)
 
     def on_topics_deleted(self, topics: Collection[tuple[str, bytes]]) -> None:
-        """Delete the offsets of the topics, each given as (name, topic id)."""
-        self._runtime.submit_to_all(lambda coordinator, now: coordinator.forget_topics(topics, now))
+        """Delete the offsets of the topics, each given as (name, topic id), soon."""
+        self._runtime.submit_to_all(
+            lambda coordinator, end_offset, now: coordinator.forget_topics(topics, end_offset, now)
+        )
 
     def is_loading(self) -> bool:
         return self._runtime.is_loading()

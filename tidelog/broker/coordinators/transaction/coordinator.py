@@ -33,8 +33,10 @@ from tidelog.broker.coordinators.transaction.transitions import (
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 # The bounds of one turn of a check; the rest follows a millisecond later.
-ABORTS_PER_TURN = 200
-IDS_CHECKED_PER_TURN = 2_000
+ABORTS_PER_TURN = 50
+IDS_CHECKED_PER_TURN = 500
+# Deadlines of ids.
+DEADLINES_PER_TURN = 50
 # Keeps a batch of tombstones below max.message.bytes of the topic.
 TOMBSTONE_BYTES_PER_WRITE = 500_000
 _TOMBSTONE_BYTES = 100  # without the transactional id
@@ -475,7 +477,10 @@ class TransactionCoordinator:
     def on_deadline(self, now: Now) -> Outcome:
         outcome = Outcome(now)
         self._send_markers(outcome)
-        while (key := self._timers.pop_due(now.steady_ms)) is not None:
+        for _ in range(DEADLINES_PER_TURN):
+            key = self._timers.pop_due(now.steady_ms)
+            if key is None:
+                break
             if key == ABORT:
                 self._abort_timed_out(outcome)
             elif key == EXPIRE:
