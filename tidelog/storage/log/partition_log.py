@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_end_offset, replace_file
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log.flush import Durability, FlushTask
@@ -27,13 +28,7 @@ from tidelog.storage.log.usual_append import append_usual, append_usual_as_follo
 from tidelog.storage.producers.producer_state import EndMarker, SentBatch
 from tidelog.storage.producers.verification import TransactionAppend
 from tidelog.storage.segments import lookup
-from tidelog.storage.segments.append import (
-    NO_APPEND_TIME,
-    AppendInfo,
-    Batch,
-    admit,
-    admit_replicated,
-)
+from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, Batch, admit, admit_replicated
 from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.segments.examination import Findings, doubt_epochs
@@ -666,11 +661,16 @@ class PartitionLog:
 
     def _empty(self, offset: int) -> None:
         self.cleaned_offset = -1
+        # As in retention: these may go in any order, with one sync. The start of the metadata log is in no checkpoint.
+        if self.topic_id != METADATA_TOPIC_ID and self.segments.condemn_below(min(self.high_watermark, offset)):
+            self._advance_log_start(self.segments.first.base_offset)
         self.log_start_offset = min(self.log_start_offset, offset)
         self.durability.truncated(self.log_start_offset)
         self.write_checkpoint()
-        # Before any file is removed: a start takes a log that begins after its first epoch for one without its first
-        # file.
+        if self.segments.condemned:
+            self.rename_condemned(self.log_start_offset, self.clock_ms)
+            self.disk.sync_directory(self.directory)
+        # Before the other files go: a start misses the first file of a log that begins after its first epoch.
         self.leader_epochs.clear()
         self.durability.files.epochs(self.leader_epochs).write()
         self.segments.drop_last(len(self.segments), self.clock_ms + self.config.file_delete_delay_ms)

@@ -1,8 +1,8 @@
 """The segments of one log in offset order: look-up, addition, and deletion in crash-safe steps.
 
 Deletion at the front: the segments leave this list, then the log directory checkpoints the log start offset, then their
-files are renamed, and after file.delete.delay.ms removed. Deletion at the end: the renames reach the device one by one,
-newest first. So a power loss at any point leaves a log without a gap.
+files are renamed, in any order, and after file.delete.delay.ms removed. Deletion at the end: the renames reach the
+device one by one, newest first. So a power loss at any point leaves a log without a gap.
 """
 
 from __future__ import annotations
@@ -131,6 +131,14 @@ class Segments:
         self.sums_are_stale = True
         self.condemned.extend(self._list[:count])
         del self._list[:count], self._bases[:count]
+
+    def condemn_below(self, offset: int) -> bool:
+        """`condemn_first` for the segments before the one that holds `offset`. Whether there are any."""
+        count = self.floor_index(offset)
+        if count <= 0:
+            return False
+        self.condemn_first(count)
+        return True
 
     def rename_condemned(self, checkpointed_log_start: int, remove_at_ms: int) -> list[Segment]:
         """Rename the files of condemned segments that lie wholly below the checkpointed log start offset: these."""
