@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.unit.client.test_producer import producer, values
 from tests.unit.client.transacting import cluster_of, transactional
 from tidelog.client.assignment import column_partitions
 from tidelog.client.assignment.partitioner import RoundRobinPartitioner, StickyPartitioner, positive_hash
+from tidelog.client.producing.arrow_batches import ArrowBatches
 from tidelog.client.producing.send_group import BatchSendError
 from tidelog.protocol.batches import columnar_encoder, columnar_input
 from tidelog.protocol.batches.columnar_input import iter_rows
@@ -66,6 +68,43 @@ async def test_rows_arrive_with_everything_they_have() -> None:
             (0, 1000, b"k", b"1", (("h", b"x"), ("i", None))),
             (1, 2000, None, None, ()),
         ]
+
+
+async def test_the_compiled_loops_are_loaded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def has_numba() -> bool:
+        threads.append(threading.current_thread())
+        return False
+
+    monkeypatch.setattr(columnar_encoder, "has_numba", has_numba)
+    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
+        await (await sending.send_arrow("t", table_of(3, key=[b"k"] * 3)))
+        assert threads[0] is not threading.current_thread()
+        assert threads[-1] is threading.current_thread()
+
+
+async def test_a_table_waits_for_the_compiled_loops_no_longer_than_max_block_ms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end = threading.Event()
+    loads: list[bool] = []
+    monkeypatch.setattr(ArrowBatches, "load_kernel", lambda self: loads.append(may_end.wait(PATIENCE_S)))
+    async with FakeCluster(t=1) as cluster, producer(cluster, max_block_ms=1000) as sending:
+        for _ in range(2):
+            with pytest.raises(KafkaError, match="max_block_ms=1000") as refused:
+                await sending.send_arrow("t", table_of(3))
+            assert refused.value.code is ErrorCode.REQUEST_TIMED_OUT
+            await sending.send_and_wait("t", b"single")
+        unloaded = producer(cluster)
+        task = asyncio.ensure_future(unloaded.send_arrow("t", table_of(3)))
+        await asyncio.sleep(0)
+        await unloaded.close(0)
+        with pytest.raises(RuntimeError, match="closed"):
+            await task
+        may_end.set()
+        await until(lambda: True in loads and sending._arrow_kernel.is_over)
+        assert await (await sending.send_arrow("t", table_of(3))) == [("t", 0, 2, 3)]
 
 
 @pytest.mark.usefixtures("either_path")
@@ -338,6 +377,7 @@ async def test_a_table_ends_with_the_producer() -> None:
         async with FakeCluster(t=1) as cluster:
             sending = producer(cluster)
             await sending.partitions_for("t")
+            await sending._load_arrow_kernel()
             task = asyncio.ensure_future(sending.send_arrow("t", rows))
             for _ in range(passes):
                 await asyncio.sleep(0)

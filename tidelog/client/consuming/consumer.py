@@ -37,7 +37,6 @@ from tidelog.client.arguments import (
 from tidelog.client.config import CLOSE_TIMEOUT_MS, ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.iteration_buffer import IterationBuffer
-from tidelog.client.consuming.kernel_loading import KernelLoading
 from tidelog.client.consuming.positions import PositionLookup
 from tidelog.client.consuming.rebalance import Rebalancer
 from tidelog.client.consuming.reconciliation import Reconciler
@@ -53,6 +52,7 @@ from tidelog.client.model import (
     TopicPartition,
 )
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.kernel_loading import KernelLoading
 from tidelog.client.network.metadata import TopicMetadata
 from tidelog.client.network.offsets import list_offsets
 from tidelog.client.network.shared_start import SharedStart

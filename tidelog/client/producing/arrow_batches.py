@@ -51,6 +51,30 @@ class ArrowBatches:
         self._custom_partitioner = None if isinstance(config.partitioner, str) else config.partitioner
         self._hashes_keys = config.partitioner == "default" and not config.partitioner_ignore_keys
 
+    def load_kernel(self) -> None:
+        """Import and compile what `check` and `encode` use: seconds at the first time. May run on a thread of its own.
+
+        Raises ImportError without pyarrow or numpy, and what a numba that does not work raises.
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        header_type = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+        columns = {
+            "key": pa.array([b"k", None]),
+            "value": pa.array([b"v", None]),
+            "headers": pa.array([[{"key": "h", "value": b"v"}], None], header_type),
+        }
+        whole = pa.table(columns)
+        # numba compiles a loop for each kind of array that it meets.
+        for table in (whole, whole.slice(0, 1), whole.select(["value"])):
+            self.check(table)
+            for rows in iter_rows(table, _PIECE_BYTES_MAX):
+                partitions = np.zeros(rows.row_count, np.int64)
+                hash_keys(rows.keys, 1, partitions)
+                for batch_bytes in (1, self._batch_bytes):
+                    ColumnEncoder(batch_bytes).encode(rows, partitions)
+
     def check(self, table: pa.Table | pa.RecordBatch) -> TableSummary:
         """Check every row. Raises TypeError and ValueError for wrong columns, KafkaError(MESSAGE_TOO_LARGE),
         ImportError without pyarrow or numpy."""

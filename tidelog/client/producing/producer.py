@@ -28,6 +28,7 @@ from tidelog.client.model import (
     WrittenRange,
 )
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.kernel_loading import KernelLoading
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.arrow_batches import ArrowBatches
@@ -89,6 +90,7 @@ class Producer:
         )
         self._accumulator = new_accumulator(config, self._manager, self._new_builder)
         self._arrow_batches = ArrowBatches(config)
+        self._arrow_kernel = KernelLoading(self._arrow_batches.load_kernel, lambda: None)
         self._session = ProducerSession(
             idempotent=config.idempotent,
             max_in_flight=config.max_in_flight_requests_per_connection,
@@ -178,6 +180,7 @@ class Producer:
             if self._sender is not None:
                 self._sender.close()
             try:
+                await self._arrow_kernel.close()
                 if self._cluster is not None:
                     await self._cluster.close()
             finally:
@@ -368,6 +371,7 @@ class Producer:
             raise RuntimeError("send_arrow() takes bytes; this producer has a serializer")
         transaction = self.open_transaction
         try:
+            await self._load_arrow_kernel()
             summary = self._arrow_batches.check(table)
             route = await self._appender.find_route(
                 topic, summary.partition_max if summary.partition_max >= 0 else None
@@ -378,6 +382,19 @@ class Producer:
         group = SendGroup(topic, ticket or asyncio.get_running_loop().create_future(), summary.row_count)
         await self._fill(group, self._append_rows(group, route, table))
         return group.future  # type: ignore[no-any-return]
+
+    async def _load_arrow_kernel(self) -> None:
+        """Load the compiled loops beside the event loop. Raises KafkaError(REQUEST_TIMED_OUT) after `max_block_ms`,
+        RuntimeError after `close`.
+        """
+        limit_ms = self._config.max_block_ms
+        if not self._closed:
+            await self._arrow_kernel.load_within(limit_ms / 1000)
+        if self._closed:
+            raise RuntimeError("this producer is closed")
+        if not self._arrow_kernel.is_over:
+            text = f"the compiled loops of send_arrow were not loaded within max_block_ms={limit_ms}"
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
 
     async def _fill(self, group: SendGroup, appending: Coroutine[Any, Any, None]) -> None:
         """Append the records of a group. An error after the first one is the group's outcome, not this call's."""

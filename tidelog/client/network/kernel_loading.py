@@ -50,6 +50,6 @@ class KernelLoading:
         except ImportError:
             logger.debug("numba is not installed")
         except Exception as error:
-            logger.warning("records are decoded without numba, which does not work here: %r", error)
+            logger.warning("numba does not work here: %r", error)
         self.is_over = True
         self._on_end()
