@@ -135,12 +135,8 @@ def _address(endpoint: Endpoint) -> str:
 
 
 def controller_endpoints(config: NodeConfig, bound_ports: Mapping[str, int]) -> list[EndpointImage]:
-    """Where other nodes reach this controller, as the voters' list says it; none for a node that is alone."""
-    listeners = config.advertised_controller_listeners(bound_ports)
-    voter = config.quorum_voters.get(config.node_id)
-    if voter is not None:
-        listeners = [listener._replace(host=voter[0], port=voter[1]) for listener in listeners]
-    return [_endpoint(listener) for listener in listeners]
+    """Where other nodes and clients reach this controller."""
+    return [_endpoint(listener) for listener in config.advertised_controller_listeners(bound_ports)]
 
 
 def _endpoint(listener: Listener) -> EndpointImage:

@@ -303,6 +303,19 @@ def test_a_controller_that_is_a_voter_for_good_is_reached_where_the_voters_say()
     assert [(one.host, one.port) for one in controller_endpoints(config, {})] == [("host1", 9093)]
 
 
+def test_a_voter_whose_controller_listener_is_advertised_is_reached_there_as_kafkas_is():
+    config = NodeConfig.load(
+        None,
+        {
+            "listeners": "PLAINTEXT://:9092,CONTROLLER://:9093",
+            "advertised.listeners": "PLAINTEXT://outside:9092,CONTROLLER://outside:19093",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": "1@host1:9093",
+        },
+    )
+    assert [(one.host, one.port) for one in controller_endpoints(config, {})] == [("outside", 19093)]
+
+
 def test_node_id_has_an_older_name():
     assert NodeConfig.load(None, {"broker.id": "5"}).node_id == 5
     assert NodeConfig.load(None, {"node.id": "5"})["broker.id"] == 5

@@ -186,14 +186,14 @@ class NodeConfig(TypedValues):
         ]
 
     def advertised_controller_listeners(self, bound_ports: Mapping[str, int] | None = None) -> list[Listener]:
-        """The addresses of this controller for other nodes, as Kafka's: of advertised.listeners,
-        otherwise of listeners.
+        """The addresses of this controller for other nodes: of advertised.listeners, as Kafka's, otherwise
+        of the voters' list, otherwise of listeners.
         """
-        found = {
-            listener.name: listener
-            for listener in (*self.listeners, *self._parse_listeners("advertised.listeners"))
-            if listener.name in self.controller_listener_names
-        }
+        host, port = self.quorum_voters.get(self.node_id, ("", 0))
+        mine = [listener for listener in self.listeners if listener.name in self.controller_listener_names]
+        found = {one.name: one._replace(host=host or one.host, port=port or one.port) for one in mine}
+        advertised = self._parse_listeners("advertised.listeners")
+        found |= {one.name: one for one in advertised if one.name in self.controller_listener_names}
         ports = bound_ports or {}
         return [
             listener._replace(
