@@ -7,8 +7,9 @@ second pass over them is needed. `tests/unit/protocol/test_hot.py` holds every v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from struct import Struct, unpack_from
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple, Protocol, cast
 
@@ -30,12 +31,11 @@ _ONE_PARTITION = [Struct(f">BhiBB{max(length - 1, 0)}sBiBB") for length in range
 # The same with the topic's id, which has no length.
 _ONE_PARTITION_BY_ID = Struct(">BhiB16sBiBB")
 _RECORDS_AT_BY_NAME, _RECORDS_AT_BY_ID = 13, 29  # and the bytes of the name, with that of its length
-# The answer, by the bytes of the name: size, correlation id, header tags, topics, length of the name, the name,
-# partitions, index, error, offset, append time, log start, record errors, message, three times no tags around the
-# throttle time.
-_ONE_PRODUCED = [Struct(f">iiBBB{length}sBihqqqBBBBiB") for length in range(0x7F)]
-_ONE_PRODUCED_BYTES = 47
-_ONE_PRODUCED_BY_ID = Struct(">iiBB16sBihqqqBBBBiB")
+# The answer, by the bytes between correlation id and offset: size, correlation id, these bytes, offset, append time,
+# log start, and what ends it: record errors, message, three times no tags around the throttle time.
+_ONE_PRODUCED = [Struct(f">ii{length}sqqq9s") for length in range(0x90)]
+_ONE_PRODUCED_END = bytes((1, 0, 0, 0, 0, 0, 0, 0, 0))
+_KNOWN_PARTITIONS_MAX = 1024
 _ANSWERED_ACKS = (-1, 1)
 # A fetch of one partition outside of a session: wait, least and most bytes, isolation, session id and epoch, topics,
 # the name (by its length) or id, partitions, index, leader epoch, offset, last epoch, log start, most bytes, and
@@ -204,16 +204,14 @@ def decode_pipelined_produces(frames: Sequence[memoryview], position: int, versi
         return None
     by_name = version < TOPIC_ID_FROM
     records_at = position + (_RECORDS_AT_BY_NAME + first[position + 8] if by_name else _RECORDS_AT_BY_ID)
-    layout = f">4si{records_at - 8}sBB"
-    head: tuple[bytes, bytes] | None = None
+    unpack = Struct(f">4si{records_at - 8}sBB").unpack_from
+    first_key_and_version, _, first_rest, _, _ = unpack(first)
     correlation_ids, batches = [], []
     for frame in frames:
         if len(frame) < records_at + 5:
             break
-        key_and_version, correlation_id, rest, size, size_high = unpack_from(layout, frame)
-        if head is None:
-            head = key_and_version, rest
-        elif head != (key_and_version, rest):
+        key_and_version, correlation_id, rest, size, size_high = unpack(frame)
+        if rest != first_rest or key_and_version != first_key_and_version:
             break
         start = records_at + 1
         if size >= 0x80:
@@ -240,17 +238,17 @@ def encode_one_produced(
     log_start_offset: int,
 ) -> bytes:
     """The whole response frame to a `OneProduce` that succeeded."""
-    if isinstance(topic, bytes):
-        return _ONE_PRODUCED_BY_ID.pack(
-            _ONE_PRODUCED_BY_ID.size - 4, correlation_id, 0, 2, topic, 2, index, 0, base_offset, log_append_time_ms,
-            log_start_offset, 1, 0, 0, 0, 0, 0,
-        )  # fmt: skip
-    name = topic.encode()
-    length = len(name)
-    return _ONE_PRODUCED[length].pack(
-        _ONE_PRODUCED_BYTES + length, correlation_id, 0, 2, length + 1, name, 2, index, 0, base_offset,
-        log_append_time_ms, log_start_offset, 1, 0, 0, 0, 0, 0,
-    )  # fmt: skip
+    pack, size, head = _one_produced(topic, index)
+    return pack(size, correlation_id, head, base_offset, log_append_time_ms, log_start_offset, _ONE_PRODUCED_END)
+
+
+@lru_cache(maxsize=_KNOWN_PARTITIONS_MAX)
+def _one_produced(topic: str | bytes, index: int) -> tuple[Callable[..., bytes], int, bytes]:
+    """How to pack the response for a partition, its size field, and its bytes between correlation id and offset."""
+    name = topic if isinstance(topic, bytes) else bytes((len(topic.encode()) + 1,)) + topic.encode()
+    head = b"\x00\x02" + name + b"\x02" + index.to_bytes(4, "big", signed=True) + b"\x00\x00"
+    layout = _ONE_PRODUCED[len(head)]
+    return layout.pack, layout.size - 4, head
 
 
 def _append_text(out: bytearray, text: str | None, flexible: bool) -> None:

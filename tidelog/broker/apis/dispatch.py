@@ -131,11 +131,13 @@ class Dispatcher:
         counters = self._produces
         counters.versions[version] += len(answers)
         elapsed = self._stopwatch() - began
+        answered_count = 0
         for answer in answers:
-            if isinstance(answer, Deferred):
+            if type(answer) is bytes:
+                answered_count += 1
+            elif isinstance(answer, Deferred):
                 answer.timing = (counters, began)
-            else:
-                counters.durations.observe(elapsed)
+        counters.durations.observe(elapsed, answered_count)
         if elapsed > SHORTEST_S:
             self._scheduler.took(elapsed)
         return answers

@@ -223,7 +223,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         callbacks = self._owner.callbacks
         callbacks.collecting = True
         try:
-            self._process()
+            if self._end != nbytes or self._pending or self._paused_reading or not self._process_single(nbytes):
+                self._process()
         finally:
             callbacks.collecting = False
             if callbacks.waiting:
@@ -242,6 +243,39 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return False
 
     # ------------------------------------------------------------------------------------------------------- frames
+
+    def _process_single(self, size_bytes: int) -> bool:
+        """`_process` for a buffer that holds one small frame, as that of a client that waits for each answer.
+
+        False, without a change, for any other buffer.
+        """
+        view = self._view
+        if (
+            not 12 <= size_bytes <= PIPELINED_FRAME_BYTES_MAX
+            or _FRAME_SIZE.unpack_from(view)[0] != size_bytes - 4
+            or size_bytes - 4 > self._owner.frame_bytes_max
+            or not self._writable
+        ):
+            return False
+        try:
+            answer = self._owner.dispatch(view[4:size_bytes], self)
+        except Exception as error:
+            self._close_for(error)
+            return True
+        finally:
+            self._end = 0
+        transport = self._transport
+        if type(answer) is bytes and self._private_bytes < 0 and transport is not None and not self._closed:
+            transport.write(answer)
+            return True
+        callbacks = self._owner.callbacks
+        if callbacks.waiting and isinstance(answer, Deferred):
+            callbacks.run()  # as in `_process`
+        self._answer(answer)
+        if self._out:
+            self._flush()
+        self._update_reading()
+        return True
 
     def _process(self, request_budget: int = TURN_REQUESTS_MAX) -> None:
         """Dispatch at most `request_budget` frames of the buffer, then write all complete answers with one call."""
@@ -286,14 +320,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
                         request_budget = 0
                     elif type(answer) is list and len(answer) > 1:
                         request_budget -= LARGE_ANSWER_COST
-        except MalformedMessage as error:
-            self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
-            self.close()
-            return
         except Exception as error:
-            logger.error("a request from %s failed", self.host, exc_info=error)
-            self._owner.warn("failed", f"closing connection from {self.host}: the broker failed at its request")
-            self.close()
+            self._close_for(error)
             return
         finally:
             self._corked = False
@@ -313,6 +341,15 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._wait_in_line(is_first=False)
         elif pending or self._paused_reading or self._resting or self._closed or not self._writable:
             self._update_reading()
+
+    def _close_for(self, error: Exception) -> None:
+        """Close the connection, because its last request cannot be answered."""
+        if isinstance(error, MalformedMessage):
+            self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
+        else:
+            logger.error("a request from %s failed", self.host, exc_info=error)
+            self._owner.warn("failed", f"closing connection from {self.host}: the broker failed at its request")
+        self.close()
 
     def _process_pipelined(self, start: int, end: int, request_budget: int) -> tuple[int, int]:
         """Dispatch frames of the buffer together. Returns where the rest begins, and the number of handled frames."""

@@ -10,6 +10,7 @@ DefaultRecordBatch and DefaultRecord.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -30,6 +31,9 @@ _RECORDS_BETWEEN_RUNS: Final = 128
 """The number of records walked one by one before the next attempt of a run."""
 _MIN_RUN_RECORDS: Final = 16
 _USUAL_HEAD: Final = Struct(">6B")  # of a record: size (one or two bytes), attributes, deltas of time and offset, key
+_first_eight: Final = Struct(">Q").unpack_from
+_NO_KEY: Final = 1  # the length -1 as a varint
+_KNOWN_HEADS_MAX: Final = 4096
 
 
 def check_plausible(count: int, section_bytes: int, codec: int) -> None:
@@ -47,6 +51,9 @@ def check_records(data: Buffer, position: int, end: int, count: int) -> None:
         raise _invalid(f"{count} records in {end - position} bytes")
     try:
         if count == 1:
+            size = end - position
+            if size >= 8 and not data[end - 1] and _keyless_record_size(_first_eight(data, position)[0]) == size:
+                return
             if _is_usual_record(data, position, end):
                 return
             position = _read_record(data, position, end)[0]
@@ -59,6 +66,22 @@ def check_records(data: Buffer, position: int, end: int, count: int) -> None:
         position = -1
     if position != end:
         raise _invalid(f"the {count} records announced are not what the batch holds")
+
+
+@lru_cache(maxsize=_KNOWN_HEADS_MAX)
+def _keyless_record_size(first_eight: int) -> int:
+    """The bytes of a record without a key that begins with these eight bytes and ends with a zero, for no headers.
+
+    -1 for a record in another form, or whose value is shorter than 64 bytes or 8 KiB and longer. Cached, because all
+    records of a producer that have the same size begin with the same eight bytes.
+    """
+    size, size_high, _, time_delta, offset_delta, key, value, value_high = first_eight.to_bytes(8, "big")
+    is_long = size >= 0x80 > size_high and value >= 0x80 > value_high  # both sizes have two bytes
+    if not is_long or size & 1 or value & 1 or time_delta >= 0x80 or offset_delta >= 0x80 or key != _NO_KEY:
+        return -1
+    record_end = 2 + ((size & 0x7F | size_high << 7) >> 1)
+    value_end = 8 + ((value & 0x7F | value_high << 7) >> 1)
+    return record_end if value_end + 1 == record_end else -1
 
 
 def _is_usual_record(data: Buffer, position: int, end: int) -> bool:
