@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidelog.broker.network.connection import (
@@ -321,6 +321,73 @@ def test_an_idle_connection_gives_its_large_buffer_back() -> None:
     assert owner.reserved_bytes == BUFFER_SMALLEST_BYTES
     feed(connection, transport, framed(b"a-again."))
     assert owner.frames[-1] == b"a-again."
+
+
+_LONE_FRAMES = (
+    b"a-bytes.", b"l-a-list", b"p-parked", b"e-alone.", b"n-acks-0", b"c-closes", b"m-memory", b"!-broken", b"x-closes",
+    b"?-raises", b"a" * 300, b"a" * 9000,
+)  # fmt: skip
+
+
+class _Logged(Owner):
+    """Has two more kinds of frames, and keeps the warnings."""
+
+    frame_bytes_max = 10_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+
+    def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
+        if frame[:1] == b"x":
+            connection.close()
+        if frame[:1] == b"?":
+            raise RuntimeError("as asked")
+        return super().dispatch(frame, connection)
+
+    def warn(self, kind: str, text: str) -> None:
+        self.warnings.append(kind)
+
+
+def _play(steps: list[bytes | str], frame_bytes_max: int) -> list[Any]:
+    """What the connection and its client see after each step: a frame that arrives alone, or an event."""
+    owner, seen = _Logged(), []
+    owner.frame_bytes_max = frame_bytes_max
+    connection, transport = connect(owner)
+    for step in steps:
+        if isinstance(step, bytes):
+            feed(connection, transport, framed(step))
+        elif step == "complete" and owner.parked:
+            owner.parked.pop(next(iter(owner.parked))).complete(b"complete")
+        elif step == "full" and connection._writable:
+            connection.pause_writing()
+        elif step == "empty" and not connection._writable:
+            connection.resume_writing()
+        elif step == "read":  # the loop had read it already when reading was paused
+            connection.get_buffer(-1)[:12] = framed(b"a-bytes.")
+            connection.buffer_updated(12)
+        owner.turn()
+        partial = connection.partial
+        unread_bytes = 0 if partial is None else partial[1] - partial[0]
+        state = transport.reading, transport.closed, unread_bytes
+        seen.append((len(owner.frames), bytes(transport.written), state, list(owner.warnings)))
+    return seen
+
+
+@given(
+    st.lists(st.sampled_from([*_LONE_FRAMES, "complete", "full", "empty", "read"]), max_size=12),
+    st.sampled_from([100, 10_000]),
+)
+@example([b"p-parked", b"a-bytes.", "complete"], 10_000)
+@example([b"e-alone.", "read", "complete"], 10_000)
+@example(["full", "read", "empty"], 10_000)
+@example([b"a" * 300], 100)
+@example([b"x-closes", "read"], 10_000)
+def test_a_frame_that_arrives_alone_is_handled_as_one_of_many(steps: list[bytes | str], frame_bytes_max: int) -> None:
+    alone = _play(steps, frame_bytes_max)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KafkaConnection, "_process_single", lambda self, size_bytes: False)
+        assert alone == _play(steps, frame_bytes_max)
 
 
 def test_an_answer_completed_after_the_connection_is_gone_is_dropped() -> None:

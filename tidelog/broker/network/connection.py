@@ -254,7 +254,6 @@ class KafkaConnection(asyncio.BufferedProtocol):
             not 12 <= size_bytes <= PIPELINED_FRAME_BYTES_MAX
             or _FRAME_SIZE.unpack_from(view)[0] != size_bytes - 4
             or size_bytes - 4 > self._owner.frame_bytes_max
-            or not self._writable
         ):
             return False
         try:
