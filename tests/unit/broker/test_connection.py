@@ -339,9 +339,9 @@ class _Logged(Owner):
         self.warnings: list[str] = []
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
-        if frame[:1] == b"x":
+        if bytes(frame[:1]) == b"x":
             connection.close()
-        if frame[:1] == b"?":
+        if bytes(frame[:1]) == b"?":
             raise RuntimeError("as asked")
         return super().dispatch(frame, connection)
 
