@@ -286,6 +286,27 @@ def test_after_a_loss_of_power_damage_is_no_torn_tail_where_the_recovery_point_i
     assert list(served(log)) == list(range(2 * COUNT))
 
 
+@pytest.mark.parametrize("what", ["a part of the last batch", "the last batch", "the high watermark too"])
+def test_after_a_loss_of_power_a_cut_is_said_where_the_recovery_point_is_unreadable(
+    made: Logs, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """All of it was on the device. It counted as what had not been synced, and went without a word."""
+    made.log.flush()
+    made.directory.write_checkpoints()
+    made.kill()
+    (made.path / "recovery-point-offset-checkpoint").write_bytes(bytes(12))
+    if what == "the high watermark too":
+        (made.path / "replication-offset-checkpoint").write_bytes(bytes(12))
+    path = made.folder / made.files("*.log")[-1]
+    data = path.read_bytes()
+    path.write_bytes(data[: batches_of(path)[-1][0]] if what == "the last batch" else data[:-10])
+    log = made.open()
+    assert log.log_end_offset < 2 * COUNT
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert line.endswith(f"lacks records that may have been acknowledged, from offset {log.log_end_offset} on")
+    assert made.directory.shortened_logs == {("t", 0)}
+
+
 def test_what_a_killed_process_leaves_behind_the_last_whole_batch_is_cut_and_the_loss_is_said_first(made: Logs) -> None:
     made.kill()
     (made.path / "replication-offset-checkpoint").unlink()  # else it says how much is missing

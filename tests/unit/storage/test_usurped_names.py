@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.unit.storage.batches import TOPIC_ID, Logs, batch, idempotent, marker, offsets_of, records_of
+from tidelog.storage.files.disk import OsDisk
 
 MakeLogs = Callable[..., Logs]
 
@@ -80,3 +83,42 @@ def test_other_directories_and_links_that_lead_nowhere_stay(logs: MakeLogs) -> N
     made.open()
     assert (made.folder / "lost+found").is_dir()
     assert not list(made.folder.glob("*.not-a-file*"))
+
+
+@contextmanager
+def other_end_opened(path: Path, flags: int) -> Iterator[None]:
+    """In two seconds, so that what waits for it comes to an end."""
+    opened: list[Path] = []
+
+    def open_and_close() -> None:
+        opened.append(path)
+        os.close(os.open(path, flags | os.O_NONBLOCK))
+
+    timer = threading.Timer(2, open_and_close)
+    timer.start()
+    try:
+        yield
+        assert not opened, "it waited for the other end"
+    finally:
+        timer.cancel()
+        timer.join(10)
+
+
+def test_a_fifo_in_place_of_the_owners_file_is_refused(logs: MakeLogs) -> None:
+    """The start waited for its other end, and no signal ended the process."""
+    made = logs()
+    made.close()
+    path = made.path / "meta.properties"
+    path.unlink()
+    os.mkfifo(path)
+    with other_end_opened(path, os.O_WRONLY), pytest.raises(OSError, match="is not a file") as refused:
+        made.open()
+    assert refused.value.filename == str(path)
+    assert path.is_fifo()
+
+
+def test_a_fifo_is_not_written_either(tmp_path: Path) -> None:
+    path = tmp_path / "quorum-state.tmp"
+    os.mkfifo(path)
+    with other_end_opened(path, os.O_RDONLY), pytest.raises(OSError, match=str(path)):
+        OsDisk().write_file(str(path), b"x", sync=False)

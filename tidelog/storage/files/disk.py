@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -342,6 +343,11 @@ class OsLock:
     __del__ = _close  # in a fork this must not unlock the directory of its parent
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """The opening of a FIFO waits for its other end, for ever, and no signal ends the process meanwhile."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 def _is_special(entry: os.DirEntry[str]) -> bool:
     return not (entry.is_file() or entry.is_dir() or entry.is_symlink())
 
@@ -355,11 +361,13 @@ class OsDisk:
         return OsFile(path, os.O_RDWR | (os.O_CREAT if create else 0))
 
     def read_file(self, path: str) -> bytes:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, f"{os.path.basename(path)} is not a file", path)
             return file.readall()
 
     def write_file(self, path: str, data: Buffer, *, sync: bool) -> None:
-        with _named(path), open(path, "wb", buffering=0) as file:
+        with _named(path), open(path, "wb", buffering=0, opener=_open_at_once) as file:
             view = memoryview(data)
             written = 0
             while written < len(view):

@@ -330,7 +330,12 @@ class _Loader:
     def _end_of_checkpoints(self) -> int:
         """A lower bound of the log end, from the checkpoints."""
         recovery_point, high_watermark = self.checkpoints.recovery_point, self.checkpoints.high_watermark
-        return recovery_point if self.ending is Ending.POWER_LOSS else max(recovery_point, high_watermark)
+        return recovery_point if self._explains_loss else max(recovery_point, high_watermark)
+
+    @property
+    def _explains_loss(self) -> bool:
+        """Whether a loss of power explains that the log lacks its end: it was above the recovery point."""
+        return self.ending is Ending.POWER_LOSS and self.checkpoints.knows_recovery_point
 
     def _end_in_damage(self, segments: list[Segment], tail: DamagedRange, *, is_scanned: bool) -> None:
         """After the last whole batch of the log there are invalid bytes, or records are missing.
@@ -344,7 +349,7 @@ class _Loader:
         if self.ending is Ending.KILLED and checkpoints.high_watermark - tail.first_offset <= lost_bytes:
             end_offset = checkpoints.high_watermark  # the lost bytes can hold this many records
         is_preallocated = self.config.preallocate and _is_zeros(active, tail.position)
-        may_be_torn = self.ending is Ending.POWER_LOSS or is_preallocated
+        may_be_torn = self._explains_loss or is_preallocated
         if tail.first_offset < self._end_of_checkpoints() or (lost_bytes and not may_be_torn):
             logger.error(
                 "%s lacks records that may have been acknowledged, from offset %d on", self.directory, tail.first_offset
@@ -716,9 +721,8 @@ class _Loader:
         if damage.end_offset < 0:
             return True  # nothing readable follows
         checkpoints = self.checkpoints
-        may_be_unsynced = checkpoints.knows_recovery_point and not checkpoints.is_synced
         is_above = damage.first_offset >= checkpoints.recovery_point
-        return self.ending is Ending.POWER_LOSS and may_be_unsynced and is_above
+        return self._explains_loss and not checkpoints.is_synced and is_above
 
 
 def _is_zeros(segment: Segment, position: int) -> bool:
