@@ -73,7 +73,7 @@ def interruptible_offsets(code: CodeType) -> frozenset[int]:
     )
 
 
-def interrupted_at(step: int, call: Callable[[], Any]) -> bool:
+def interrupted_at(step: int, call: Callable[[], Any], modules: tuple[str, ...] = WAITING_MODULES) -> bool:
     """Call, and interrupt where a signal handler may run for the time `step`, in the modules that wait for the loop.
 
     Whether that place was reached.
@@ -82,7 +82,7 @@ def interrupted_at(step: int, call: Callable[[], Any]) -> bool:
 
     def interrupt(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal remaining
-        if not frame.f_code.co_filename.endswith(WAITING_MODULES):
+        if not frame.f_code.co_filename.endswith(modules):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and frame.f_lasti in interruptible_offsets(frame.f_code):

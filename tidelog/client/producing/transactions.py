@@ -116,6 +116,12 @@ class Transactions:
         elif not manager.ended_by_commit:
             self._unreported_number = 0
 
+    def is_open(self, number: int) -> bool:
+        """Whether this transaction has begun, and neither a commit nor an abort."""
+        manager = self._manager
+        is_ending = manager.state in (State.COMMITTING, State.ABORTING)
+        return 0 < number == manager.number > manager.ended_number and not is_ending
+
     def has_ended(self, number: int) -> bool:
         """Whether the end of this transaction was acknowledged."""
         return self._manager.ended_number >= number
@@ -238,6 +244,16 @@ class TransactionScope:
     async def __aenter__(self) -> None:
         self._transactions = await self._start()
         self._number = await self._transactions.begin()
+
+    @property
+    def is_open(self) -> bool:
+        """The transaction has begun, and its end has not."""
+        return self._transactions is not None and self._transactions.is_open(self._number)
+
+    def abandon(self) -> None:
+        """Abort in the background."""
+        assert self._transactions is not None
+        self._transactions.abandon()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

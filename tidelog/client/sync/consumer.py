@@ -9,7 +9,6 @@ poll. Only one thread at a time may use a consumer.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -34,6 +33,7 @@ from tidelog.client.sync.admin import Admin
 from tidelog.client.sync.caller_thread import CallerThread
 from tidelog.client.sync.loop_thread import BlockingClient
 from tidelog.client.sync.producer import Producer
+from tidelog.client.sync.record_future import record_future_class
 from tidelog.protocol.batches.columnar import COLUMNS
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Consumer(BlockingClient):
         self._consumer.keeps_positions = True
         self._records: deque[ConsumerRecord] = deque()
         self._caller = CallerThread()
+        self._new_future = record_future_class(self._check_may_wait)
         self._is_close_begun = False
 
     def _run_with_listener(self, name: str, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
@@ -98,10 +99,8 @@ class Consumer(BlockingClient):
             self._consumer.positions_before_take = {}
             return records
         except BaseException:
-            thread = self._thread
-            if thread is not None and not self._caller.is_in_callback:
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    thread.loop.call_soon_threadsafe(self._consumer.return_records)
+            if not self._caller.is_in_callback:
+                self._call_on_loop(self._consumer.return_records)
             raise
 
     def start(self) -> None:
@@ -253,8 +252,7 @@ class Consumer(BlockingClient):
 
         Commits reach the coordinator in the order of their calls.
         """
-        outcome: Future[None] = Future()
-        outcome.set_running_or_notify_cancel()  # a started commit cannot be cancelled
+        outcome: Future[None] = self._new_future()
 
         def finish(task: asyncio.Task[None]) -> None:
             if task.cancelled():

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from sys import is_finalizing
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -107,11 +108,11 @@ class LoopThread:
 
     def stop(self) -> None:
         """End the thread. Waiting calls of other threads raise RuntimeError."""
-        with self._lock:
-            self._is_ending = True
-        # Earlier calls have their tasks by now. A later call would wait for a loop that does not
-        # run.
         try:
+            with self._lock:
+                self._is_ending = True
+            # Earlier calls have their tasks by now. A later call would wait for a loop that does not
+            # run.
             ending = LoopCall(self.loop, _cancel_other_tasks(), WaitingThreads())
             ending.begin()
             ending.result()
@@ -172,32 +173,46 @@ class BlockingClient:
         if self._is_on_loop():
             raise RuntimeError("a callback of this client cannot wait for it; send from it, or wait in another thread")
 
+    def _check_may_wait(self) -> None:
+        self._check_not_on_loop()
+        self._check_thread_can_run()
+
+    def _call_on_loop(self, function: Callable[[], object]) -> None:
+        """Call the function on the loop soon, if it runs."""
+        thread = self._thread
+        if thread is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                thread.loop.call_soon_threadsafe(function)
+
     def _close_with(self, call: Callable[[], Coroutine[Any, Any, None]], timeout_s: float | None = None) -> None:
         """Run `call` and end the thread. Another call waits for the end of the first one, at most `timeout_s`."""
         self._check_not_on_loop()
         if self._thread is not None:
             self._check_thread_can_run()
-        with self._thread_lock:
-            is_first = not self._closed
-            self._closed = True
-            if is_first:
-                self._closing_thread = threading.current_thread()
-                self._ending_thread, self._thread = self._thread, None
-            thread = self._ending_thread
-        if not is_first:
-            # A signal handler inside `close` and a callback on the loop must not wait for themselves.
-            if threading.current_thread() is not self._closing_thread and not (thread and thread.is_current):
-                self._close_waiters.wait(lambda: self._is_close_finished, timeout_s)
-            return
+        caller = threading.current_thread()
+        thread: LoopThread | None = None
+        is_first = False
         try:
-            if thread is not None:
-                try:
-                    thread.run(call())
-                finally:
-                    thread.stop()
+            with self._thread_lock:
+                # An interrupt comes before these lines or behind them.
+                if not self._closed:
+                    is_first = self._closed = True
+                    self._closing_thread = caller
+                    self._ending_thread, self._thread = self._thread, None
+                thread = self._ending_thread
+            if is_first and thread is not None:
+                thread.run(call())
         finally:
-            self._is_close_finished = True
-            self._close_waiters.wake()
+            if is_first:
+                try:
+                    if thread is not None:
+                        thread.stop()
+                finally:
+                    self._is_close_finished = True
+                    self._close_waiters.wake()
+        # A signal handler inside `close` and a callback on the loop must not wait for themselves.
+        if not is_first and caller is not self._closing_thread and not (thread and thread.is_current):
+            self._close_waiters.wait(lambda: self._is_close_finished, timeout_s)
 
     def start(self) -> None:
         raise NotImplementedError

@@ -31,6 +31,7 @@ from tidelog.client.producing.interceptors import DeliveryCallback, calls_on_del
 from tidelog.client.producing.record_arguments import RecordPieces, as_records, read_batch
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
+from tidelog.client.producing.transactions import TransactionScope
 from tidelog.client.sync.caller_thread import CallerThread
 from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
 from tidelog.client.sync.record_future import RecordFuture, record_future_class
@@ -136,16 +137,18 @@ class Producer(BlockingClient):
         if self._is_closed:
             self._fail_queued()  # another thread has closed the producer and emptied the queue already
         elif not self._is_draining:
-            self._is_draining = True
             self._wake_loop(thread)
         return future
 
     def _wake_loop(self, thread: LoopThread) -> None:
-        self._is_woken = True
         try:
+            self._is_draining = self._is_woken = True
             thread.loop.call_soon_threadsafe(self._drain)
         except RuntimeError:  # the loop is closed
             self._fail_queued()
+        except BaseException:  # an interrupt, perhaps before the call: the next record wakes the loop
+            self._is_draining = self._is_woken = False
+            raise
 
     def _wake_before_waiting(self) -> None:
         """A thread is about to wait for a record, so the queue must not wait for the interval."""
@@ -398,14 +401,25 @@ class Producer(BlockingClient):
                 self._drop_queued()
                 await scope.__aexit__(type(error), error, None)
 
-        self._run(scope.__aenter__)
         try:
-            yield
-        except BaseException as error:
-            cause = error
-            self._run(lambda: end(cause))
+            self._run(scope.__aenter__)
+            try:
+                yield
+            except BaseException as error:
+                cause = error
+                self._run(lambda: end(cause))
+                raise
+            self._run(lambda: end(None))
+        except BaseException:
+            # An interrupt may have come before the loop began with the end.
+            self._call_on_loop(lambda: self._abandon(scope))
             raise
-        self._run(lambda: end(None))
+
+    def _abandon(self, scope: TransactionScope) -> None:
+        """On the loop: abort the transaction of a block in the background, unless it ends already."""
+        if scope.is_open:
+            self._drop_queued()
+            scope.abandon()
 
     def _drop_queued(self) -> None:
         """On the loop: fail the records of a transaction that is aborted before they reach the producer."""

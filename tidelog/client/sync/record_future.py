@@ -54,8 +54,10 @@ class RecordFuture(Future[Any]):
     _done_callbacks = _MadeOnFirstUse("_done_callbacks")
 
     _lock: threading.RLock
-    _condition: threading.Condition
-    """The condition that `concurrent.futures.wait` holds while it registers."""
+    _condition: Any
+    """What `concurrent.futures` holds while it registers. It is the lock itself: a condition takes its lock in Python
+    code, and an interrupt there would leave it taken, and the loop waiting for it.
+    """
     _on_wait: Callable[[], None]
 
     __init__ = object.__init__
@@ -169,5 +171,5 @@ def record_future_class(on_wait: Callable[[], None]) -> type[RecordFuture]:
     `on_wait` is called in a thread that is about to wait for a record. It may raise.
     """
     lock = threading.RLock()  # a signal handler may run inside any call
-    shared = {"_lock": lock, "_condition": threading.Condition(lock), "_on_wait": staticmethod(on_wait)}
+    shared = {"_lock": lock, "_condition": lock, "_on_wait": staticmethod(on_wait)}
     return type("RecordFuture", (RecordFuture,), shared)

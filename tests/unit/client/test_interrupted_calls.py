@@ -1,0 +1,103 @@
+"""Calls of blocking clients that Ctrl-C or a signal handler interrupts, at each place where Python runs the handler.
+
+The client and its other calls go on: no lock stays taken, no record waits for a wake-up that does not come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S
+from tests.unit.client.test_admin import served
+from tests.unit.client.test_loop_thread import WAITING_MODULES, interrupted_at, run_in_threads
+from tests.unit.client.test_producer import FAST
+from tidelog.client import TopicPartition, sync
+
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a call that had not begun
+
+MODULES = (*WAITING_MODULES, "sync/producer.py", "sync/consumer.py", "contextlib.py", "futures/_base.py")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def hunt(interrupt: Callable[[], Any], check: Callable[[], Any], steps_min: int) -> None:
+    """Interrupt a call at one place after the other, and check each time in a thread of its own."""
+    for step in count():
+        was_interrupted = interrupted_at(step, interrupt, MODULES)
+        checked: list[Any] = []
+        run_in_threads(lambda: checked.append(check()))  # noqa: B023
+        assert checked, f"step {step}"
+        if not was_interrupted:
+            break
+    assert step >= steps_min
+
+
+@pytest.mark.parametrize("on_delivery", [None, lambda metadata, error: None])
+def test_no_interrupt_of_a_send_holds_up_later_records(on_delivery: Any) -> None:
+    with served(t=1) as cluster, sync.Producer(bootstrap_servers=cluster.bootstrap, **FAST) as producer:
+        producer.start()
+
+        def send() -> None:
+            wait_until(lambda: not producer._is_draining)
+            producer.send("t", b"v", on_delivery=on_delivery)
+
+        def check() -> None:
+            sent = producer.send("t", b"later")
+            wait_until(sent.done)  # no call that waits for it wakes the loop
+
+        hunt(send, check, 5)
+
+
+def test_no_interrupt_of_a_wait_for_a_commit_holds_the_consumer() -> None:
+    t0 = TopicPartition("t", 0)
+    with (
+        served(t=1) as cluster,
+        sync.Consumer(bootstrap_servers=cluster.bootstrap, group_id="g", **FAST) as consumer,
+    ):
+        consumer.assign([t0])
+        hunt(lambda: consumer.commit_async({t0: 3}).result(), lambda: consumer.commit({t0: 4}), 20)
+
+
+def test_no_interrupt_of_a_transaction_keeps_the_next_one_from_its_begin() -> None:
+    with served(t=1) as cluster:
+        cluster.finalized_features, cluster.finalized_features_epoch = {"transaction.version": 2}, 0
+        options: Any = {"bootstrap_servers": cluster.bootstrap, "transactional_id": "x", **FAST}
+        with sync.Producer(**options) as producer:
+            producer.init_transactions()
+
+            def transact() -> None:
+                with producer.transaction():
+                    producer.send("t", b"v")
+
+            hunt(transact, transact, 20)
+
+
+def test_a_close_does_not_wait_for_one_that_was_interrupted() -> None:
+    async def nothing() -> None:
+        pass
+
+    for step in count():
+        client = sync.Producer()
+        client._run(nothing)
+        was_interrupted = interrupted_at(step, client.close, MODULES)
+        closed: list[int] = []
+
+        def close(client: sync.Producer = client, closed: list[int] = closed) -> None:
+            client.close()
+            closed.append(1)
+
+        run_in_threads(close)
+        assert closed, f"step {step}"
+        if not was_interrupted:
+            break
+    assert step > 20
