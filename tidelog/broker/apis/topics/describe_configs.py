@@ -51,6 +51,8 @@ _TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRIC
 _OF_THIS_BROKER = (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE)
 
 Resource = tuple[int, str, frozenset[str] | None]
+# The answers for topics by their own configs and the keys wanted: most of many topics have the same, often none.
+Alike = dict[tuple[frozenset[tuple[str, str]], frozenset[str] | None], list[DescribeConfigsResourceResult]]
 
 
 async def handle(
@@ -67,12 +69,13 @@ async def handle(
     await services.scheduler.begin()  # all keys of a broker take milliseconds
     results: list[DescribeConfigsResult] = []
     described: dict[Resource, DescribeConfigsResult] = {}
+    alike: Alike = {}
     for resource in request.resources:
         keys = resource.configuration_keys
         wanted = resource.resource_type, resource.resource_name, frozenset(keys) if keys else None
         result = described.get(wanted)
         if result is None:
-            result = described[wanted] = _describe(services, request, resource, wanted[2])
+            result = described[wanted] = _describe(services, request, resource, wanted[2], alike)
             if len(described) % DESCRIBED_IN_TURN_MAX == 0:
                 await services.scheduler.pause()
         results.append(result)
@@ -84,14 +87,20 @@ def _describe(
     request: DescribeConfigsRequest,
     resource: DescribeConfigsResource,
     wanted: frozenset[str] | None,
+    alike: Alike,
 ) -> DescribeConfigsResult:
     result = DescribeConfigsResult(
         error_message="", resource_type=resource.resource_type, resource_name=resource.resource_name
     )
     try:
-        for entry in _entries(services, resource):
-            if wanted is None or entry.name in wanted:
-                result.configs.append(_shown(entry, request))
+        entries = _entries(services, resource)
+        own = frozenset(services.image().topic_config(resource.resource_name).items())
+        configs = alike.get((own, wanted)) if resource.resource_type == TOPIC_RESOURCE else None
+        if configs is None:
+            configs = [_shown(entry, request) for entry in entries if wanted is None or entry.name in wanted]
+        if resource.resource_type == TOPIC_RESOURCE:
+            alike[own, wanted] = configs
+        result.configs = configs
     except KafkaError as error:
         result.error_code, result.error_message, result.configs = error.code, error.message, []
     return result
