@@ -150,7 +150,7 @@ def test_deleted_topics_are_not_looked_for_in_every_group():
         store.replay(0, OffsetCommit("g", topic, 0, OffsetCommitValue(offset=1, topic_id=bytes([1]) * 16)), -1)
     deleted = Counted({name: [DeletedTopic(bytes([2]) * 16, 9)] for name in ("u", "t", "v", "w")})
     deleted["t"].append(DeletedTopic(bytes([1]) * 16, 9))
-    assert [(each.group_id, each.topic) for each in store.tombstones_of_topics("g", deleted)] == [("g", "t")]
+    assert [(each.group_id, each.topic) for each in store.tombstones_of_topics("g", deleted)[0]] == [("g", "t")]
     assert deleted.times == 0
 
 
@@ -163,12 +163,55 @@ def test_an_offset_written_after_its_topic_was_deleted_is_that_of_another_one():
     world.service.on_topics_deleted([("t", bytes(16))])
     world.service.on_topics_deleted([("t", bytes(16))])
     world.commit("after", {("t", 0): 2})
-    world.ports.commit(0)
-    world.advance(0)
+    for _ in range(2):
+        world.ports.commit(0)
+        world.advance(1000)
     world.ports.commit(0)
     assert not under_way.is_parked
     store = world.coordinator().offsets
     assert [store.of_group(group_id) == {} for group_id in ("before", "after")] == [True, False]
+
+
+def test_a_commit_under_way_for_the_new_topic_is_not_deleted_with_the_offset_of_the_old_one():
+    """The tombstone would follow the commit in the log."""
+    world = World(commits_at_once=False)
+    world.commit(offsets={("t", 0): 1, ("t", 1): 1})
+    world.ports.commit(0)
+    world.service.on_topics_deleted([("x", bytes(16))])
+    world.service.on_topics_deleted([("t", bytes(16))])  # has its turn after the other one
+    renewed = world.commit(offsets={("t", 0): 2})
+    world.advance(0)
+    world.ports.commit(0)
+    assert renewed.response is not None
+    assert (world.committed(partition=0), world.committed(partition=1)) == (2, -1)
+    world.advance(1000)
+    world.ports.commit(0)
+    assert (world.committed(partition=0), world.committed(partition=1)) == (2, -1)
+    deadline_ms = world.coordinator().next_deadline_ms()
+    assert deadline_ms is not None
+    assert deadline_ms > world.ports.time_ms + 1000, "nothing is left to be done"
+
+
+def test_a_commit_under_way_at_the_moment_its_topic_is_deleted_is_deleted_too():
+    world = World(commits_at_once=False)
+    world.commit()
+    world.service.on_topics_deleted([("t", bytes(16))])
+    for _ in range(3):
+        world.ports.commit(0)
+        world.advance(1000)
+    assert world.committed() == -1
+
+
+def test_offsets_of_a_deleted_topic_are_deleted_when_the_log_takes_records_again():
+    world = World()
+    world.commit()
+    world.ports.refuse_appends = KafkaError(E.NOT_ENOUGH_REPLICAS)
+    world.service.on_topics_deleted([("t", bytes(16))])
+    world.advance(1000)
+    assert world.committed() == 1
+    world.ports.refuse_appends = None
+    world.advance(1000)
+    assert world.committed() == -1
 
 
 def test_topics_deleted_while_the_partition_loads_are_forgotten_too():

@@ -227,6 +227,20 @@ def test_very_many_open_transactions_do_not_slow_a_group(groups: int):
     assert len(store.group_ids()) == groups
 
 
+@pytest.mark.parametrize(("is_commit", "found"), [(True, 7), (False, -1)])
+def test_an_open_transaction_keeps_its_offset_when_that_of_a_deleted_topic_is_deleted(is_commit: bool, found: int):
+    """A tombstone deletes the offsets of open transactions, too."""
+    world = World()
+    world.commit(offsets={("t", 0): 1})
+    world.service.on_topics_deleted([("x", bytes(16))])
+    world.service.on_topics_deleted([("t", bytes(16))])  # has its turn after the other one
+    commit(world, 7)
+    world.advance(1000)
+    end(world, is_commit=is_commit)
+    world.advance(1000)
+    assert world.committed() == found
+
+
 def test_metadata_is_limited():
     world = World()
     assert errors(commit(world, 1, metadata="x" * 4097)) == [E.OFFSET_METADATA_TOO_LARGE]

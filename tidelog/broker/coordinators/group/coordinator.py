@@ -9,7 +9,8 @@ wrote it. Source: Kafka's `GroupCoordinatorShard` and `GroupMetadataManager`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
@@ -43,6 +44,8 @@ from tidelog.protocol.messages.offset_commit import OffsetCommitRequest, OffsetC
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
+Tombstone = TypeVar("Tombstone", GroupMetadata, OffsetCommit, GroupMetadata | OffsetCommit)
+
 EXPIRE = TimerKey("expire")
 FORGET = TimerKey("forget")
 NO_TOPIC = ""
@@ -51,6 +54,8 @@ EXPIRY_GROUPS_PER_TURN = 200
 EXPIRY_RECORDS_PER_TURN = 500
 # The same for offsets of deleted topics; most groups have none.
 SWEPT_GROUPS_PER_TURN = 1_000
+# Until a group with such offsets is looked at again: its tombstones or newer commits were under way, or refused.
+SWEEP_RETRY_MS = 200
 # Deadlines of members and groups; each may have a record.
 DEADLINES_PER_TURN = 50
 # Keeps a batch below max.message.bytes of the offsets topic.
@@ -85,8 +90,9 @@ class GroupCoordinator:
         self._joins = JoinHandler(config, self.timers, self._rebalancer, rng)
         self._groups_to_check: list[str] = []
         self._deleted_topics: dict[str, list[DeletedTopic]] = {}
-        self._swept_topics: dict[str, list[DeletedTopic]] = {}
-        self._groups_to_sweep: list[str] = []  # these may have offsets of `_swept_topics`
+        # Groups that may have offsets of these topics; those to look at now, and later.
+        self._groups_to_sweep: list[tuple[str, dict[str, list[DeletedTopic]]]] = []
+        self._groups_to_sweep_later: list[tuple[str, dict[str, list[DeletedTopic]]]] = []
 
     # -- membership --------------------------------------------------------------------------------------------------
 
@@ -293,20 +299,29 @@ class GroupCoordinator:
         return outcome
 
     def _forget_some(self, outcome: Outcome) -> None:
-        """Delete offsets of deleted topics; a bounded number of groups per turn."""
+        """Delete offsets of deleted topics; a bounded number of groups per turn, each until it has none."""
         if not self._groups_to_sweep:
-            self._swept_topics, self._deleted_topics = self._deleted_topics, {}
-            self._groups_to_sweep = self.offsets.group_ids() if self._swept_topics else []
-        tombstones: list[GroupMetadata | OffsetCommit] = []
+            self._groups_to_sweep, self._groups_to_sweep_later = self._groups_to_sweep_later, []
+            topics, self._deleted_topics = self._deleted_topics, {}
+            if topics:
+                self._groups_to_sweep += [(group_id, topics) for group_id in self.offsets.group_ids()]
+        tombstones: list[OffsetCommit] = []
         for _ in range(SWEPT_GROUPS_PER_TURN):
             if not self._groups_to_sweep or len(tombstones) >= EXPIRY_RECORDS_PER_TURN:
                 break
-            tombstones += self.offsets.tombstones_of_topics(self._groups_to_sweep.pop(), self._swept_topics)
-        _write_in_parts(tombstones, outcome)
-        if not self._groups_to_sweep:
-            self._swept_topics = {}
+            group_id, topics = self._groups_to_sweep.pop()
+            found, has_none = self.offsets.tombstones_of_topics(group_id, topics)
+            tombstones += found
+            if not has_none:
+                self._groups_to_sweep_later.append((group_id, topics))
+        for part in _in_parts(tombstones):
+            write = OffsetWrite(part)
+            self.offsets.begin(write)
+            outcome.write(part, write)
         if self._groups_to_sweep or self._deleted_topics:
             self.timers.set(FORGET, outcome.now_ms)
+        elif self._groups_to_sweep_later:
+            self.timers.set(FORGET, outcome.now_ms + SWEEP_RETRY_MS)
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
@@ -520,10 +535,16 @@ class GroupCoordinator:
 def _write_in_parts(
     tombstones: list[GroupMetadata | OffsetCommit], outcome: Outcome, context: GroupWrite | None = None
 ) -> None:
-    """Write tombstones in batches of a size that the log accepts; the last batch has the context."""
+    """Write tombstones; the last batch has the context."""
+    for part in _in_parts(tombstones):
+        outcome.write(part)
+    if outcome.writes:
+        outcome.writes[-1].context = context
+
+
+def _in_parts(tombstones: Sequence[Tombstone]) -> Iterator[list[Tombstone]]:
+    """For batches of a size that the log accepts."""
     group_bytes = 3 * max((len(record.group_id) for record in tombstones), default=0)
     per_write = max(TOMBSTONE_BYTES_PER_WRITE // (group_bytes + _TOMBSTONE_BYTES_MAX), 1)
     for start in range(0, len(tombstones), per_write):
-        outcome.write(tombstones[start : start + per_write])
-    if outcome.writes:
-        outcome.writes[-1].context = context
+        yield list(tombstones[start : start + per_write])

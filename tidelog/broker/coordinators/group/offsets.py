@@ -8,7 +8,6 @@ transaction ends first. Source: Kafka's `OffsetMetadataManager`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import maxsize
 from typing import NamedTuple
@@ -175,16 +174,16 @@ class OffsetStore:
         self.memory = memory or GroupMemory(GroupMemoryBudget(maxsize))
         self._groups: dict[str, TopicOffsets] = {}
         self._pending = PendingOffsets()
-        # The number of unreplayed commits, by (group, topic, partition).
-        self._in_flight: Counter[tuple[str, str, int]] = Counter()
+        # The number of unreplayed records, by group and (topic, partition); never an empty group.
+        self._in_flight: dict[str, dict[tuple[str, int], int]] = {}
 
     def __contains__(self, group_id: object) -> bool:
         """Whether the group has an offset, committed or in an open transaction."""
         return group_id in self._groups or (isinstance(group_id, str) and self._pending.has_group(group_id))
 
     def group_ids(self) -> list[str]:
-        """Of the groups that have an offset, committed or in an open transaction."""
-        return list(dict.fromkeys((*self._groups, *self._pending.groups())))
+        """Of the groups that have an offset, committed, in an open transaction or being written."""
+        return list(dict.fromkeys((*self._groups, *self._pending.groups(), *self._in_flight)))
 
     def of_group(self, group_id: str) -> TopicOffsets:
         return self._groups.get(group_id, {})
@@ -199,23 +198,27 @@ class OffsetStore:
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
         return self._pending.has(group_id, topic, partition)
 
-    # -- commits under way -------------------------------------------------------------------------------------------
+    # -- writes under way --------------------------------------------------------------------------------------------
 
     def begin(self, write: OffsetWrite) -> None:
-        """Register records before their append: the offsets that they replace do not expire
-        meanwhile.
-        """
-        self._in_flight.update((record.group_id, record.topic, record.partition) for record in write.records)
+        """Register records before their append: the offsets that they replace are not deleted meanwhile."""
+        for group_id, topic, partition, _ in write.records:
+            in_flight = self._in_flight.get(group_id)
+            if in_flight is None:
+                in_flight = self._in_flight[group_id] = {}
+            in_flight[topic, partition] = in_flight.get((topic, partition), 0) + 1
         self._charge(write.growth_bytes)
 
     def end(self, write: OffsetWrite) -> None:
         """Unregister records that are replayed, or whose write has failed."""
         self._charge(-write.growth_bytes)
-        for record in write.records:
-            key = (record.group_id, record.topic, record.partition)
-            self._in_flight[key] -= 1
-            if not self._in_flight[key]:
-                del self._in_flight[key]
+        for group_id, topic, partition, _ in write.records:
+            in_flight = self._in_flight[group_id]
+            in_flight[topic, partition] -= 1
+            if not in_flight[topic, partition]:
+                del in_flight[topic, partition]
+                if not in_flight:
+                    del self._in_flight[group_id]
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -315,23 +318,32 @@ class OffsetStore:
         partitions.update(self._pending.partitions_of(group_id))
         return [OffsetCommit(group_id, topic, index, None) for topic, index in sorted(partitions)]
 
-    def tombstones_of_topics(self, group_id: str, topics: Mapping[str, Sequence[DeletedTopic]]) -> list[OffsetCommit]:
-        """Records that delete the group's offsets of deleted topics, each by name.
+    def tombstones_of_topics(
+        self, group_id: str, topics: Mapping[str, Sequence[DeletedTopic]]
+    ) -> tuple[list[OffsetCommit], bool]:
+        """Records that delete the group's offsets of deleted topics, each by name, and whether there were none: no
+        later call will find one.
 
-        They cover the offsets with that topic id, and those without a topic id.
+        They cover the offsets with that topic id, and those without a topic id. A tombstone follows a commit that is
+        under way in the log, and deletes it; and it deletes all offsets of the partition in open transactions. Where
+        one of them may be of a new topic, the offset stays until a later call.
         """
-        partitions: dict[tuple[str, int], None] = {}
+        deleted: dict[tuple[str, int], None] = {}
         group_offsets = self.of_group(group_id)
         # The intersection iterates over the smaller set: there may be thousands of topics.
         for topic in sorted(group_offsets.keys() & topics.keys()):
             for index, entry in group_offsets[topic].items():
-                if any(_is_of_deleted(entry, deleted) for deleted in topics[topic]):
-                    partitions[topic, index] = None
+                if _is_of_deleted(entry, topics[topic]):
+                    deleted[topic, index] = None
+        under_way = {key for key in self._in_flight.get(group_id, ()) if key[0] in topics}
+        kept = set(under_way)
         for topic, index in self._pending.partitions_of(group_id):
-            for deleted in topics.get(topic, ()):
-                if any(_is_of_deleted(entry, deleted) for entry in self._pending.of_partition(group_id, topic, index)):
-                    partitions[topic, index] = None
-        return [OffsetCommit(group_id, topic, index, None) for topic, index in partitions]
+            for entry in self._pending.of_partition(group_id, topic, index) if topic in topics else ():
+                if _is_of_deleted(entry, topics[topic]):
+                    deleted[topic, index] = None
+                else:
+                    kept.add((topic, index))
+        return [OffsetCommit(group_id, *key, None) for key in deleted if key not in kept], not (deleted or under_way)
 
     def expiration_records(self, group: Group, wall_ms: int, retention_ms: int) -> tuple[list[OffsetCommit], bool]:
         """Records that delete the expired offsets, and whether the group has no offsets after them.
@@ -343,6 +355,7 @@ class OffsetStore:
         it.
         """
         topics = self.of_group(group.group_id)
+        in_flight = self._in_flight.get(group.group_id, {})
         waits_for_transaction = self._pending.has_group(group.group_id)
         empty_since_ms = -1
         if group.protocol_type is not None:
@@ -362,7 +375,7 @@ class OffsetStore:
                     is_due = wall_ms >= entry.expire_timestamp_ms
                 else:
                     is_due = wall_ms - base_ms >= retention_ms
-                is_renewed = (group.group_id, topic, index) in self._in_flight
+                is_renewed = (topic, index) in in_flight
                 if is_due and not is_renewed and not self.is_pending(group.group_id, topic, index):
                     records.append(OffsetCommit(group.group_id, topic, index, None))
                 else:
@@ -414,8 +427,12 @@ def _is_of_another_topic(stored_id: bytes, requested_id: bytes) -> bool:
     return stored_id != requested_id and stored_id != NO_TOPIC_ID and requested_id != NO_TOPIC_ID
 
 
-def _is_of_deleted(entry: CommittedOffset, deleted: DeletedTopic) -> bool:
-    return entry.record_offset < deleted.end_offset and not _is_of_another_topic(entry.topic_id, deleted.topic_id)
+def _is_of_deleted(entry: CommittedOffset, topics: Sequence[DeletedTopic]) -> bool:
+    """Whether the offset is of one of these topics of its name."""
+    return any(
+        entry.record_offset < deleted.end_offset and not _is_of_another_topic(entry.topic_id, deleted.topic_id)
+        for deleted in topics
+    )
 
 
 def commit_refusal(group: Group | None, request: OffsetCommitRequest, api_version: int) -> ErrorCode:
