@@ -29,7 +29,7 @@ _STRING_BYTES_MAX = 2**15 - 1
 """The longest string that fits into a request header, a subscription and the record of a group."""
 
 
-def _number(default: int, minimum: int = 0, maximum: int = _INT32_MAX) -> Any:
+def _number(default: int | None, minimum: int = 0, maximum: int = _INT32_MAX) -> Any:
     return field(default=default, metadata={"bounds": (minimum, maximum)})
 
 
@@ -44,6 +44,7 @@ _NOT_IN_A_HOST = re.compile(r"[\s/\[\]@\ud800-\udfff]")
 _PORT = re.compile(r"[0-9]{1,5}")
 _INTEGER = re.compile(r"[+-]?\d+")
 DEFAULT_BATCH_SIZE = 65_536
+DEFAULT_LINGER_MS = 5
 CLOSE_TIMEOUT_MS = 30_000
 """The time that `close` of a consumer waits for brokers that do not answer, as in Java."""
 
@@ -198,8 +199,11 @@ class ProducerConfig(ClientConfig):
     """None: on, unless acks, retries or the requests in flight exclude it (as Kafka's default)."""
     batch_size: int = _number(DEFAULT_BATCH_SIZE)
     """Uncompressed bytes of a partition's records after which a batch is sent. Java has 16384, librdkafka 1000000."""
-    linger_ms: int = _number(5)
-    """A batch that is not full is sent after this time."""
+    linger_ms: int | None = _number(None)
+    """A batch that is not full is sent after this time; None: 5, and at once when its sender waits for a record of it.
+
+    `send_and_wait` waits, and in the blocking client `result()` of a record's future.
+    """
     buffer_memory: int = _number(33_554_432)
     """Bytes of records that wait for their acknowledgement, with 128 for the bookkeeping of each.
 
@@ -243,6 +247,11 @@ class ProducerConfig(ClientConfig):
     """The coordinator aborts a transaction that is open longer, and fences its producer."""
 
     @property
+    def full_linger_ms(self) -> int:
+        """The time for a batch that its sender does not wait for."""
+        return DEFAULT_LINGER_MS if self.linger_ms is None else self.linger_ms
+
+    @property
     def required_acks(self) -> int:
         """The value in the request: -1 for all."""
         return -1 if self.acks == "all" else int(self.acks)
@@ -284,10 +293,10 @@ class ProducerConfig(ClientConfig):
             for method in ("on_send", "on_acknowledgement"):
                 if isinstance(interceptor, type) or not callable(getattr(interceptor, method, None)):
                     raise ConfigError(f"interceptors: {interceptor!r} is no object with a method {method}")
-        if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
+        if self.delivery_timeout_ms < self.full_linger_ms + self.request_timeout_ms:
             raise ConfigError(
                 f"delivery_timeout_ms ({self.delivery_timeout_ms}) must be at least linger_ms + request_timeout_ms "
-                f"({self.linger_ms} + {self.request_timeout_ms})"
+                f"({self.full_linger_ms} + {self.request_timeout_ms})"
             )
         if self.compression_level is not None:
             levels = LEVELS.get(CODECS[self.compression_type], range(0))

@@ -11,7 +11,7 @@ from tidelog.protocol.errors import ConfigError
 
 def test_the_defaults_are_kafkas_but_for_larger_batches():
     producer, consumer = ProducerConfig.from_options({}), ConsumerConfig.from_options({})
-    assert (producer.acks, producer.linger_ms, producer.delivery_timeout_ms) == ("all", 5, 120_000)
+    assert (producer.acks, producer.full_linger_ms, producer.delivery_timeout_ms) == ("all", 5, 120_000)
     assert producer.batch_size == 4 * 16_384
     assert producer.idempotent
     assert (consumer.session_timeout_ms, consumer.max_poll_records, consumer.auto_offset_reset) == (

@@ -97,6 +97,27 @@ async def test_linger_waits_for_more_and_a_full_batch_does_not():
         assert filled[-1].done()
 
 
+async def test_a_record_that_is_waited_for_does_not_linger_unless_linger_is_asked_for(monkeypatch):
+    monkeypatch.setattr("tidelog.client.config.DEFAULT_LINGER_MS", 80_000)
+    async with FakeCluster(t=2) as cluster, producer(cluster, linger_ms=None) as sending:
+        lingering = await sending.send("t", b"x", partition=1)
+        calls = [sending.send_and_wait("t", b"x", partition=0) for _ in range(10)]
+        assert [each.offset for each in await asyncio.wait_for(asyncio.gather(*calls), PATIENCE_S)] == list(range(10))
+        # Those that wait at the same time share a batch.
+        assert [len(topic.partition_data) for topic in cluster.sent(ProduceRequest)[0].topic_data] == [1]
+        assert len(cluster.sent(ProduceRequest)) == 1
+        assert not lingering.done()
+        # One in a batch that has begun to linger takes the batch along.
+        assert (await asyncio.wait_for(sending.send_and_wait("t", b"x", partition=1), PATIENCE_S)).offset == 1
+        assert lingering.done()
+    async with FakeCluster(t=1) as cluster, producer(cluster, linger_ms=80_000) as sending:
+        waiting = asyncio.ensure_future(sending.send_and_wait("t", b"x"))
+        await asyncio.sleep(0.02)
+        assert not cluster.sent(ProduceRequest)
+        await sending.flush()
+        assert (await waiting).offset == 0
+
+
 async def test_a_lost_answer_is_asked_for_again_and_the_record_is_there_once():
     async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
         cluster.script(ProduceRequest, then(handled, DROP))

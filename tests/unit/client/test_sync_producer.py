@@ -65,6 +65,24 @@ def test_the_records_of_a_batch_may_come_from_calls_of_different_kinds(cluster):
         ]
 
 
+def test_a_record_that_is_waited_for_does_not_linger_unless_linger_is_asked_for(cluster, monkeypatch):
+    monkeypatch.setattr("tidelog.client.config.DEFAULT_LINGER_MS", 80_000)
+    with producer(cluster, linger_ms=None) as sending:
+        first = sending.send("t", b"x")
+        assert sending.send_and_wait("t", b"x").offset == 1
+        assert first.done()
+        second = sending.send("t", b"x")
+        time.sleep(0.05)  # the loop has taken it from the queue
+        assert not second.done()
+        assert second.result(PATIENCE_S).offset == 2
+    with producer(cluster, linger_ms=80_000) as sending:
+        lingering = sending.send("t", b"x")
+        with pytest.raises(TimeoutError):
+            lingering.result(0.05)
+        sending.flush()
+        assert lingering.result(PATIENCE_S).offset == 3
+
+
 def test_each_record_of_a_batch_has_its_offset_and_its_own_timestamp(cluster):
     with producer(cluster, linger_ms=1_000) as sending:
         futures = [sending.send("t", b"x", timestamp_ms=1_000 + at // 3) for at in range(10)]

@@ -41,6 +41,7 @@ class ProducerBatch(Generic[Ticket]):
         "first_record",
         "group",
         "in_flight",
+        "is_awaited",
         "is_complete",
         "may_be_in_log",
         "number",
@@ -76,6 +77,8 @@ class ProducerBatch(Generic[Ticket]):
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.in_flight = False
+        self.is_awaited = False
+        """A caller waits for one of its records: it is due without linger."""
         self.is_complete = False
         self.parts: list[ProducerBatch[Ticket]] = []
         """The batches into which this batch was split."""
@@ -259,7 +262,7 @@ class Accumulator(Generic[Ticket]):
         head = queue.head
         if head.attempts:
             return max(0.0, head.retry_at_ms - now_ms)
-        if head is not queue.open_batch or head.number < self._flush_end_number or self.is_exhausted:
+        if head is not queue.open_batch or head.number < self._flush_end_number or self.is_exhausted or head.is_awaited:
             return 0.0
         return max(0.0, head.created_ms + self._linger_ms - now_ms)
 
@@ -381,6 +384,12 @@ class Accumulator(Generic[Ticket]):
                         break
                     batches.append(batch)
         return batches
+
+    def send_soon(self, partition: TopicPartition) -> None:
+        """Make the records of the partition that were appended so far due at once."""
+        queue = self._queues.get(partition)
+        if queue is not None and queue.open_batch is not None:
+            queue.open_batch.is_awaited = True
 
     def flush(self) -> None:
         """Make all records appended so far due at once.

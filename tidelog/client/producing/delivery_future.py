@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from typing import Any, ClassVar, NoReturn
 
-from tidelog.client.model import RecordMetadata
+from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.producing.batch_delivery import BatchDelivery
 
 
@@ -51,6 +51,10 @@ class DeliveryFuture(asyncio.Future[RecordMetadata]):
         self._observation = None
 
     # -- the state
+
+    @property
+    def partition(self) -> TopicPartition:
+        return self._delivery.partition
 
     def _settling(self) -> BatchDelivery:
         """The delivery of the batch that has the record now."""

@@ -259,10 +259,26 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordMetadata:
-        """Send one record and wait for its acknowledgement. Raises KafkaError without one."""
-        return await (
-            await self.send(topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        """Send one record and wait for its acknowledgement. Raises KafkaError without one.
+
+        Without a `linger_ms` its batch is sent in the next turn of the event loop.
+        """
+        future: Any = await self.send(
+            topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
+        if self._config.linger_ms is None:
+            self._send_soon(future.partition)
+        return await future  # type: ignore[no-any-return]
+
+    def _send_soon(self, partition: TopicPartition) -> None:
+        self._accumulator.send_soon(partition)
+        if self._sender is not None:
+            self._sender.wake()
+
+    def _send_appended(self) -> None:
+        """Send all records appended so far without linger: the blocking client waits for one of them."""
+        if self._sender is not None:
+            self._sender.send_all()
 
     async def send_many(
         self, topic: str, records: Iterable[Any], *, ticket: GroupFuture | None = None

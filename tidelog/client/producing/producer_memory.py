@@ -55,7 +55,7 @@ def new_accumulator(
     options: dict[str, Any] = {
         "memory_bytes": config.buffer_memory,
         "max_record_bytes": config.max_request_size,
-        "linger_ms": config.linger_ms,
+        "linger_ms": config.full_linger_ms,
         "delivery_timeout_ms": config.delivery_timeout_ms,
     }
     return (

@@ -75,13 +75,16 @@ class Producer(BlockingClient):
         self._queue: deque[Any] = deque()
         """Records (future, time of the call, arguments of `append`), and barriers."""
         self._new_future = record_future_class(self._wake_before_waiting)
-        linger_s = self._producer.config.linger_ms / 1000
+        linger_s = self._producer.config.full_linger_ms / 1000
         self._drain_interval_s = min(max(linger_s / 2, _DRAIN_INTERVAL_MIN_S), _DRAIN_INTERVAL_MAX_S)
         self._space_waiters = WaitingThreads()
         self._is_draining = False
         """The loop will look at the queue without another wake-up."""
         self._is_woken = False
         """A wake-up is on its way to the loop."""
+        self._skips_linger = self._producer.config.linger_ms is None
+        self._is_awaited = False
+        """A thread waits for a record: when the queue is empty, all records are sent without linger."""
         self._drain_timer: asyncio.TimerHandle | None = None
         self._waiting_task: asyncio.Task[object] | None = None
         """The record that waits for memory or metadata. Those behind it wait too."""
@@ -151,11 +154,12 @@ class Producer(BlockingClient):
             raise
 
     def _wake_before_waiting(self) -> None:
-        """A thread is about to wait for a record, so the queue must not wait for the interval."""
+        """A thread is about to wait for a record, so neither the queue nor a batch must wait for its interval."""
         self._check_not_on_loop()
         self._check_thread_can_run()
         thread = self._thread
-        if self._queue and not self._is_woken and thread is not None:
+        self._is_awaited = self._skips_linger
+        if (self._queue or self._is_awaited) and not self._is_woken and thread is not None:
             self._wake_loop(thread)
 
     def _wait_for_space(self) -> None:
@@ -203,6 +207,9 @@ class Producer(BlockingClient):
         if len(queue) <= _QUEUE_MAX // 2:
             self._space_waiters.wake()
         if self._waiting_task is None:
+            if self._is_awaited and not queue:
+                self._is_awaited = False
+                self._producer._send_appended()
             self._drain_again(count)
 
     def _drain_again(self, count: int) -> None:
