@@ -99,6 +99,7 @@ async def test_linger_waits_for_more_and_a_full_batch_does_not():
 
 async def test_a_record_that_is_waited_for_does_not_linger_unless_linger_is_asked_for(monkeypatch):
     monkeypatch.setattr("tidelog.client.config.DEFAULT_LINGER_MS", 80_000)
+    monkeypatch.setattr("tidelog.client.producing.sender._EXPIRY_CHECK_MS", 80_000)  # no other wake-up
     async with FakeCluster(t=2) as cluster, producer(cluster, linger_ms=None) as sending:
         lingering = await sending.send("t", b"x", partition=1)
         calls = [sending.send_and_wait("t", b"x", partition=0) for _ in range(10)]
