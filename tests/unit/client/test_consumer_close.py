@@ -11,6 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
+from tests.unit.client.test_starts_and_ends import tasks_of_clients
 from tidelog.client import RebalanceListener, TopicPartition
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
@@ -238,3 +239,22 @@ async def test_a_poll_does_not_wait_beyond_its_time_for_the_commit_of_a_rebalanc
             assert consuming.assignment() == set()
         await asyncio.wait_for(consuming.close(), SOON_S)
         assert ("revoked", [T0]) in listener.events
+
+
+@pytest.mark.parametrize("passes", range(1, 5))
+async def test_a_close_that_is_cancelled_twice_leaves_no_task(passes: int) -> None:
+    """The second cancellation ended the wait for a lookup, and the heartbeats of the group went on for good."""
+    async with FakeCluster(t=1) as cluster:
+        consuming = consumer(cluster, "t", group_id="g")
+        gate = held(cluster, ListOffsetsRequest, lambda request, node: node.on_list_offsets(request))
+        await until(lambda: cluster.sent(ListOffsetsRequest), consuming)
+        closing = asyncio.create_task(consuming.close())
+        for _ in range(2):
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            closing.cancel()
+        await asyncio.wait([closing])
+        async with asyncio.timeout(PATIENCE_S):
+            await consuming.close()
+        assert not tasks_of_clients()
+        gate.set()

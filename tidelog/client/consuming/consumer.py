@@ -55,6 +55,7 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.kernel_loading import KernelLoading
 from tidelog.client.network.metadata import TopicMetadata
 from tidelog.client.network.offsets import list_offsets
+from tidelog.client.network.outcomes import start_task
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.protocol.batches import columnar
 from tidelog.protocol.batches.columnar import COLUMNS, arrow_schema
@@ -172,21 +173,27 @@ class Consumer:
             if self._group is not None:
                 await self._group.leave("the consumer was closed", timeout_ms)
         finally:
-            if self._fetcher is not None:
-                self._fetcher.close()
+            # A task, which goes on where this call is cancelled again.
+            await asyncio.wait([start_task(self._disconnect())])
+
+    async def _disconnect(self) -> None:
+        """End the background work and the connections."""
+        assert self._cluster is not None
+        if self._fetcher is not None:
+            self._fetcher.close()
+        try:
+            if self._position_lookup is not None:
+                await self._position_lookup.close()
+            if self._group is not None:
+                await self._group.close()
+            for kernel in (self._record_kernel, self._arrow_kernel):
+                await kernel.close()
+        finally:
             try:
-                if self._position_lookup is not None:
-                    await self._position_lookup.close()
-                if self._group is not None:
-                    await self._group.close()
-                for kernel in (self._record_kernel, self._arrow_kernel):
-                    await kernel.close()
+                await self._shared_start.stop()  # calls raise from now on
+                await self._cluster.close()
             finally:
-                try:
-                    await self._shared_start.stop()  # calls raise from now on
-                    await self._cluster.close()
-                finally:
-                    self._close_finished.set()
+                self._close_finished.set()
 
     @property
     def is_closing(self) -> bool:

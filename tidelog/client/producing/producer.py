@@ -29,6 +29,7 @@ from tidelog.client.model import (
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.kernel_loading import KernelLoading
+from tidelog.client.network.outcomes import start_task
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.arrow_batches import ArrowBatches
@@ -179,12 +180,16 @@ class Producer:
         finally:
             if self._sender is not None:
                 self._sender.close()
-            try:
-                await self._arrow_kernel.close()
-                if self._cluster is not None:
-                    await self._cluster.close()
-            finally:
-                self._close_finished.set()
+            # A task, which goes on where this call is cancelled again.
+            await asyncio.wait([start_task(self._disconnect())])
+
+    async def _disconnect(self) -> None:
+        try:
+            await self._arrow_kernel.close()
+            if self._cluster is not None:
+                await self._cluster.close()
+        finally:
+            self._close_finished.set()
 
     async def __aenter__(self) -> Self:
         try:
