@@ -45,6 +45,20 @@ async def test_its_numbers_are_the_brokers_own(name: str, partitions: int, repli
     assert (asked.name, asked.partition_count, asked.replication_factor) == (name, partitions, replicas)
 
 
+@pytest.mark.parametrize(
+    ("own", "partitions", "replicas"),
+    [({}, -1, -1), ({"num.partitions": "4"}, 4, -1), ({"default.replication.factor": "2"}, -1, 2)],
+    ids=["nothing", "partitions", "replicas"],
+)
+async def test_the_controllers_numbers_count_where_the_broker_sets_none(
+    own: dict[str, str], partitions: int, replicas: int
+) -> None:
+    controller = Controller()
+    await TopicCreator(NodeConfig.load(None, own), cast(Any, controller)).ensure("t")
+    (asked,) = controller.asked
+    assert (asked.partition_count, asked.replication_factor) == (partitions, replicas)
+
+
 async def test_another_broker_may_create_it_at_the_same_moment(caplog: pytest.LogCaptureFixture) -> None:
     """It is there, as wanted; only what keeps a topic from being there is worth a warning."""
 

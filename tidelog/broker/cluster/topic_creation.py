@@ -114,6 +114,7 @@ class TopicCreator:
                     ("unclean.leader.election.enable", "false"),
                 ),
             )
-        # This broker's own defaults: the controller, which may be another node, has defaults of its
-        # own.
-        return NewTopic(name, config.integer("num.partitions"), config.integer("default.replication.factor"))
+        # What this broker's configuration does not set, the controller's does, which may be another node.
+        keys = ("num.partitions", "default.replication.factor")
+        partition_count, replication_factor = (config.integer(key) if config.is_set(key) else -1 for key in keys)
+        return NewTopic(name, partition_count, replication_factor)
