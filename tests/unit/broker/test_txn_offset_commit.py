@@ -19,6 +19,8 @@ from tests.unit.broker.transactions import (
     write_markers,
 )
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 from tidelog.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
@@ -105,6 +107,26 @@ async def test_a_transaction_that_is_aborted_meanwhile_takes_no_offsets(
     await write_markers(await running.connect(), marker([OFFSETS], is_commit=False))
     coordinator.answer()
     assert await commit == {T0: E.INVALID_TXN_STATE}
+
+
+async def test_the_position_of_a_topic_deleted_meanwhile_is_not_that_of_the_new_one(
+    running: RunningNode, wire: Wire, coordinator: FakeCoordinator
+):
+    coordinator.answer_now = False
+    commit = asyncio.create_task(commit_offsets(wire, {T0: 7}))
+    await coordinator.wait_until_asked()
+    other = await running.connect()
+    deleted = await other.call(DeleteTopicsRequest(topic_names=["t"], timeout_ms=10_000), 5, DeleteTopicsResponse)
+    assert deleted.responses[0].error_code == E.NONE
+    await other.create_topic("t", 3)
+    coordinator.answer()
+    assert await commit == {T0: E.NONE}
+    await write_markers(other, marker([OFFSETS]))
+    asked = OffsetFetchRequest(
+        group_id="g", topics=[OffsetFetchRequestTopic(name="t", partition_indexes=[0])], require_stable=True
+    )
+    found = await other.call(asked, 7, OffsetFetchResponse)
+    assert [(each.error_code, each.committed_offset) for each in found.topics[0].partitions] == [(E.NONE, -1)]
 
 
 async def test_group_and_member_are_checked(wire: Wire, coordinator: FakeCoordinator):

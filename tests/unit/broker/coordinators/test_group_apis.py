@@ -250,6 +250,25 @@ def test_an_unknown_topic_id_is_said_and_a_deleted_topic_has_no_name_left():
     assert offsets(node.answer(offset_fetch, fetch_request(9, None), 9), 9) == {("t", 0): (100, "note", 0)}
 
 
+@pytest.mark.parametrize("version", offset_commit.REQUEST.VERSIONS)
+def test_a_topic_gets_no_offset_of_a_former_topic_of_its_name(version: int):
+    """The former coordinator moved or died before it had deleted the offset."""
+    node = Node()
+    node.answer(offset_commit, OffsetCommitRequest(group_id="g", topics=[commit_topic("t", 0, 1)]), version)
+    new_id = b"n" * 16
+    topic = SimpleNamespace(name="t", topic_id=new_id, partitions={0: None, 1: None})
+    node.image.topics_by_name, node.image.topics_by_id = {"t": topic}, {new_id: topic}
+    name = "t" if version < 10 else new_id
+    asked = fetch_request(version, {"t": [0]}, {"t": new_id})
+    assert offsets(node.answer(offset_fetch, asked, version), version) == {(name, 0): (-1, "", 0)}
+    assert offsets(node.answer(offset_fetch, fetch_request(version, None), version), version) == {}
+    node.answer(
+        offset_commit, OffsetCommitRequest(group_id="g", topics=[commit_topic("t", 1, topic_id=new_id)]), version
+    )
+    found = offsets(node.answer(offset_fetch, fetch_request(version, None), version), version)
+    assert found == {(name, 1): (101, "note", 0)}
+
+
 def test_many_groups_in_many_places():
     node = Node(partitions=8, commits_at_once=False)
     groups = [f"g{number}" for number in range(6)]

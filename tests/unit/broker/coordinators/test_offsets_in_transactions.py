@@ -29,6 +29,7 @@ PID = 5
 def commit(
     world: World, offset: int, *, group: str = "g", producer_id: int = PID, epoch: int = 0, partition: int = 0,
     member: str = "", generation: int = -1, instance: str | None = None, metadata: str | None = "", version: int = 4,
+    topic_id: bytes = bytes(16),
 ) -> Reply:  # fmt: skip
     partitions = [
         TxnOffsetCommitRequestPartition(partition_index=partition, committed_offset=offset, committed_metadata=metadata)
@@ -41,7 +42,8 @@ def commit(
 
     def run() -> Any:
         verification = world.service.begin_verification(group, producer_id, epoch, version >= 5)
-        return world.service.commit_offsets_of_transaction(context(28, version), request, verification)
+        ids = {"t": topic_id}
+        return world.service.commit_offsets_of_transaction(context(28, version), request, ids, verification)
 
     return world.ask(run)
 

@@ -3,6 +3,10 @@
 A request has one group up to version 7, several from version 8 on. The coordinator of the group's partition answers for
 each. From version 10 on topics have ids. A null list of topics means all topics. A partition without a committed offset
 gets offset -1 and no error.
+
+Invariant: a topic gets no offset of a former topic of its name, also where it is asked for by its name. The image of a
+group's coordinator is never older than those with which the group's offsets were committed: each coordinator learned
+from its image that it leads, and that it leads no more. Kafka compares ids from version 10 on.
 """
 
 from __future__ import annotations
@@ -11,7 +15,12 @@ from functools import partial
 
 from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
-from tidelog.broker.coordinators.group.offsets import FetchedOffset, FetchedTopics, RequestedTopics
+from tidelog.broker.coordinators.group.offsets import (
+    FetchedOffset,
+    FetchedTopics,
+    RequestedTopics,
+    is_of_another_topic,
+)
 from tidelog.broker.network.request import Deferred, RequestContext, gather
 from tidelog.broker.scheduling.pieces import Arrays
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -73,7 +82,7 @@ class _Answer:
         if group.topics is None:
             return None
         if self._version < TOPIC_IDS_FROM:
-            return [(topic.name, NO_TOPIC_ID, topic.partition_indexes) for topic in group.topics]
+            return [(topic.name, self._id_of(topic.name), topic.partition_indexes) for topic in group.topics]
         by_id = self._image.topics_by_id
         return [
             (by_id[topic.topic_id].name, topic.topic_id, topic.partition_indexes)
@@ -81,7 +90,24 @@ class _Answer:
             if topic.topic_id in by_id
         ]
 
+    def _id_of(self, name: str) -> bytes:
+        topic = self._image.topics_by_name.get(name)
+        return NO_TOPIC_ID if topic is None else topic.topic_id
+
+    def _present(self, group: OffsetFetchRequestGroup, found: TopicsOrError) -> TopicsOrError:
+        """Without the offsets of former topics, where all topics were asked for."""
+        if group.topics is not None or isinstance(found, KafkaError):
+            return found
+        present: FetchedTopics = []
+        for name, entries in found:
+            topic_id = self._id_of(name)
+            kept = [entry for entry in entries if not is_of_another_topic(entry.topic_id, topic_id)]
+            if kept:
+                present.append((name, kept))
+        return present
+
     def response(self, answers: list[TopicsOrError]) -> OffsetFetchResponse:
+        answers = [self._present(group, found) for group, found in zip(self.groups, answers)]
         if self._version >= MANY_GROUPS_FROM:
             return OffsetFetchResponse(groups=[self._group(group, found) for group, found in zip(self.groups, answers)])
         found = answers[0]

@@ -8,6 +8,7 @@ broker adds it (KIP-890).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tidelog.broker.apis.services import Services
@@ -41,6 +42,7 @@ _TOLD_INSTEAD = {
 
 
 async def handle(services: Services, context: RequestContext, request: TxnOffsetCommitRequest) -> Any:
+    topic_ids = _topic_ids(services, request.topics)
     known, missing = _by_existence(services, request.topics)
     if not known:
         return _response(missing)
@@ -55,7 +57,7 @@ async def handle(services: Services, context: RequestContext, request: TxnOffset
         topics=known,
     )
     try:
-        answer = await _commit(services, context, commit)
+        answer = await _commit(services, context, commit, topic_ids)
         if isinstance(answer, Deferred):
             answer = await completed(answer)
     except KafkaError as error:
@@ -63,7 +65,9 @@ async def handle(services: Services, context: RequestContext, request: TxnOffset
     return _response([*answer.topics, *missing])
 
 
-async def _commit(services: Services, context: RequestContext, request: TxnOffsetCommitRequest) -> Any:
+async def _commit(
+    services: Services, context: RequestContext, request: TxnOffsetCommitRequest, topic_ids: Mapping[str, bytes]
+) -> Any:
     adds = context.api_version >= ADDS_FROM
     verification = services.groups.begin_verification(
         request.group_id, request.producer_id, request.producer_epoch, adds
@@ -76,7 +80,13 @@ async def _commit(services: Services, context: RequestContext, request: TxnOffse
         error = (answer if isinstance(answer, dict) else await answer)[partition]
         if error is not ErrorCode.NONE:
             raise KafkaError(error, "the coordinator of the transaction refuses the offsets")
-    return services.groups.commit_offsets_of_transaction(context, request, verification)
+    return services.groups.commit_offsets_of_transaction(context, request, topic_ids, verification)
+
+
+def _topic_ids(services: Services, topics: list[TxnOffsetCommitRequestTopic]) -> dict[str, bytes]:
+    """By name, of the topics that exist. One may be deleted and made anew before the offsets are written."""
+    by_name = services.image().topics_by_name
+    return {topic.name: by_name[topic.name].topic_id for topic in topics if topic.name in by_name}
 
 
 def _by_existence(

@@ -228,7 +228,12 @@ class GroupCoordinator:
         return outcome
 
     def commit_offsets_of_transaction(
-        self, request: TxnOffsetCommitRequest, transaction: WriteTransaction, caller: Caller, now: Now
+        self,
+        request: TxnOffsetCommitRequest,
+        topic_ids: Mapping[str, bytes],
+        transaction: WriteTransaction,
+        caller: Caller,
+        now: Now,
     ) -> Outcome:
         """As `commit_offsets`; the offsets wait for the end of the transaction."""
         outcome = Outcome(now)
@@ -236,7 +241,8 @@ class GroupCoordinator:
         if error is not ErrorCode.NONE:
             outcome.refuse(caller.token, error)
             return outcome
-        commits, response = txn_commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
+        max_metadata_bytes = self.config.offset_metadata_max_bytes
+        commits, response = txn_commit_records(request, topic_ids, now.wall_ms, max_metadata_bytes)
         self._store_offsets(request.group_id, commits, caller, response, outcome, transaction)
         return outcome
 

@@ -61,7 +61,7 @@ class CommittedOffset(NamedTuple):
 
 class FetchedOffset(NamedTuple):
     """One partition's answer to OffsetFetch; offset -1 means that the group has no committed
-    offset.
+    offset. `topic_id`: that of the commit, zero where unknown.
     """
 
     partition: int
@@ -69,6 +69,7 @@ class FetchedOffset(NamedTuple):
     leader_epoch: int = -1
     metadata: str = ""
     error: ErrorCode = ErrorCode.NONE
+    topic_id: bytes = NO_TOPIC_ID
 
 
 class OffsetWrite(NamedTuple):
@@ -303,10 +304,14 @@ class OffsetStore:
                 entry = partitions.get(index)
                 if require_stable and self._pending and self.is_pending(group_id, topic, index):
                     entries.append(FetchedOffset(index, error=ErrorCode.UNSTABLE_OFFSET_COMMIT))
-                elif entry is None or _is_of_another_topic(entry.topic_id, topic_id):
+                elif entry is None or is_of_another_topic(entry.topic_id, topic_id):
                     entries.append(FetchedOffset(index))
                 else:
-                    entries.append(FetchedOffset(index, entry.offset, entry.leader_epoch, entry.metadata))
+                    entries.append(
+                        FetchedOffset(
+                            index, entry.offset, entry.leader_epoch, entry.metadata, ErrorCode.NONE, entry.topic_id
+                        )
+                    )
             answer.append((topic, entries))
         return answer
 
@@ -420,7 +425,7 @@ def _remove(groups: dict[str, TopicOffsets], record: OffsetCommit) -> int:
     return size_bytes
 
 
-def _is_of_another_topic(stored_id: bytes, requested_id: bytes) -> bool:
+def is_of_another_topic(stored_id: bytes, requested_id: bytes) -> bool:
     """Whether both ids are known and differ: the topic was deleted and created again after the
     commit.
     """
@@ -430,7 +435,7 @@ def _is_of_another_topic(stored_id: bytes, requested_id: bytes) -> bool:
 def _is_of_deleted(entry: CommittedOffset, topics: Sequence[DeletedTopic]) -> bool:
     """Whether the offset is of one of these topics of its name."""
     return any(
-        entry.record_offset < deleted.end_offset and not _is_of_another_topic(entry.topic_id, deleted.topic_id)
+        entry.record_offset < deleted.end_offset and not is_of_another_topic(entry.topic_id, deleted.topic_id)
         for deleted in topics
     )
 
@@ -475,7 +480,7 @@ def txn_commit_refusal(group: Group | None, request: TxnOffsetCommitRequest) -> 
 
 
 def txn_commit_records(
-    request: TxnOffsetCommitRequest, wall_ms: int, max_metadata_bytes: int
+    request: TxnOffsetCommitRequest, topic_ids: Mapping[str, bytes], wall_ms: int, max_metadata_bytes: int
 ) -> tuple[list[OffsetCommit], TxnOffsetCommitResponse]:
     """The records of accepted offsets of a transaction, and the response."""
     records: list[OffsetCommit] = []
@@ -490,6 +495,7 @@ def txn_commit_records(
                 TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
             )
             if value is not None:
+                value.topic_id = topic_ids[topic.name]
                 records.append(OffsetCommit(request.group_id, topic.name, partition.partition_index, value))
     return records, response
 

@@ -9,7 +9,7 @@ Source: Kafka's `GroupCoordinatorService`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
@@ -175,15 +175,19 @@ class GroupCoordinatorService:
         return self._runtime.begin_verification(self.partition_for(group_id), producer_id, producer_epoch, adds)
 
     def commit_offsets_of_transaction(
-        self, context: RequestContext, request: TxnOffsetCommitRequest, verification: Verification | None
+        self,
+        context: RequestContext,
+        request: TxnOffsetCommitRequest,
+        topic_ids: Mapping[str, bytes],
+        verification: Verification | None,
     ) -> Any:
-        """`request` names only existing topics."""
+        """`request` names only topics that existed with these ids."""
         _check_group_id(request.group_id)
         transaction = WriteTransaction(request.producer_id, request.producer_epoch, TransactionAppend(verification))
         return self._submit(
             request.group_id,
             lambda coordinator, token, now: coordinator.commit_offsets_of_transaction(
-                request, transaction, caller_of(context, token), now
+                request, topic_ids, transaction, caller_of(context, token), now
             ),
         )
 
