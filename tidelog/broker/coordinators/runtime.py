@@ -49,6 +49,8 @@ PENDING_WRITES_MAX = 10_000
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 PENDING_BYTES_OF_NODE_MAX = 256 * 1024 * 1024
 PARKED_REQUESTS_MAX = 100_000
+# Of one turn of the loop, where none of them has anything to do.
+IDLE_STEPS_MAX = 100
 # The pause of a load while a thread reads the next chunk.
 CHUNK_RETRY_MS = 2
 # Refusals of one producer's append, which say nothing about the partition.
@@ -136,7 +138,7 @@ class CoordinatorRuntime(Generic[C]):
         self._tokens = count(1)
         self._parked_count = 0
         self._pending_bytes = 0
-        self._steps: deque[Callable[[], None]] = deque()  # wait for a turn of the loop
+        self._steps: deque[Callable[[], bool]] = deque()  # wait for a turn of the loop
         self._has_stepped = False  # in this turn of the loop, or in the one before
         self._warnings = RepeatedWarnings(logger, lambda: ports.now_ms() / 1000)
 
@@ -239,10 +241,13 @@ class CoordinatorRuntime(Generic[C]):
             elif shard.state is _ShardState.LOADING:
                 shard.operations_after_load.append(operation)
 
-    def _run_step(self, shard: _Shard[C], operation: Callable[[C, int, Now], Outcome], end_offset: int) -> None:
-        if shard.is_active():
-            self._apply(shard, operation(shard.coordinator, end_offset, self._now()))
-            self._arm_timer(shard)
+    def _run_step(self, shard: _Shard[C], operation: Callable[[C, int, Now], Outcome], end_offset: int) -> bool:
+        if not shard.is_active():
+            return False
+        outcome = operation(shard.coordinator, end_offset, self._now())
+        self._apply(shard, outcome)
+        self._arm_timer(shard)
+        return bool(outcome.writes)
 
     def active_partitions(self) -> list[int]:
         return [partition for partition, shard in self._shards.items() if shard.is_active()]
@@ -452,8 +457,11 @@ class CoordinatorRuntime(Generic[C]):
         shard.timer_due_ms = 0  # no other timer meanwhile
         self._step(lambda: self._on_timer(shard))
 
-    def _step(self, step: Callable[[], None]) -> None:
-        """Take the step now if none was taken in this turn of the loop, otherwise after those that wait."""
+    def _step(self, step: Callable[[], bool]) -> None:
+        """Take the step now if none was taken in this turn of the loop, otherwise after those that wait.
+
+        It returns whether it was work: of those that were none, such as the load of an empty log, a turn takes many.
+        """
         if self._has_stepped:
             self._steps.append(step)
             return
@@ -466,12 +474,14 @@ class CoordinatorRuntime(Generic[C]):
             self._has_stepped = False
             return
         self._ports.call_later(0, self._next_step)
-        self._steps.popleft()()
+        for _ in range(min(IDLE_STEPS_MAX, len(self._steps))):
+            if self._steps.popleft()():
+                return
 
-    def _on_timer(self, shard: _Shard[C]) -> None:
+    def _on_timer(self, shard: _Shard[C]) -> bool:
         shard.timer = None
         if not shard.is_active():
-            return
+            return False
         now = self._now()
         try:
             while (
@@ -482,7 +492,9 @@ class CoordinatorRuntime(Generic[C]):
                 pending.is_answered = True
                 shard.late_count += 1
                 self._fail(shard, pending.write, ErrorCode.COORDINATOR_NOT_AVAILABLE, in_log=True)
-            self._apply(shard, shard.coordinator.on_deadline(now))
+            outcome = shard.coordinator.on_deadline(now)
+            self._apply(shard, outcome)
+            return bool(outcome.writes)
         finally:
             self._arm_timer(shard)  # an error with one member must not stop the deadlines of the others
 
@@ -522,17 +534,17 @@ class CoordinatorRuntime(Generic[C]):
             self._answer(shard, token, KafkaError(ErrorCode.NOT_COORDINATOR))
         shard.coordinator.close()
 
-    def _load_step(self, shard: _Shard[C], steps: Iterator[int]) -> None:
+    def _load_step(self, shard: _Shard[C], steps: Iterator[int]) -> bool:
         """Replay one step of the log and schedule the next; after the last step wait until the log
         is committed.
         """
         if shard.state is not _ShardState.LOADING:
-            return
+            return False
         try:
             end_offset = next(steps)
         except Exception as error:
             self._fail_load(shard, error)
-            return
+            return False
         if end_offset in (STEP_DONE, CHUNK_NOT_READY):
             delay_ms = 0 if end_offset == STEP_DONE else CHUNK_RETRY_MS
             self._ports.call_later(delay_ms, lambda: self._step(lambda: self._load_step(shard, steps)))
@@ -542,6 +554,7 @@ class CoordinatorRuntime(Generic[C]):
             self._ports.when_committed(
                 shard.partition, end_offset, lambda error: self._activate(shard, end_offset, error)
             )
+        return end_offset not in (0, CHUNK_NOT_READY)
 
     def _fail_load(self, shard: _Shard[C], error: Exception) -> None:
         logger.log(

@@ -92,3 +92,14 @@ def test_partitions_that_are_loaded_together():
         loaded.append(offset_count(world) - before)
     assert sum(loaded) == 10_000
     assert max(loaded) <= RECORDS_PER_TURN, loaded
+
+
+def test_empty_partitions_are_loaded_within_two_turns() -> None:
+    """The first groups come as soon as their topic is there."""
+    world = World(partitions=PARTITIONS)
+    for partition in range(PARTITIONS):
+        world.service.on_partition_elected(partition, 2)
+    for _ in range(2):
+        world.ports.turn()
+    assert world.ports.turn() == 0
+    assert not world.service.is_loading()
