@@ -213,7 +213,7 @@ def test_a_refusal_names_every_resource(version):
 
 async def test_a_resource_named_many_times_is_described_once(services):
     resources = [DescribeConfigsResource(resource_type=BROKER_TYPE, resource_name="1")] * REPEATS_MAX
-    answer = at_once(describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=resources)))
+    answer = await describe_configs.handle(services, context(4), DescribeConfigsRequest(resources=resources))
     assert len(answer.results) == REPEATS_MAX
     assert all(result is answer.results[0] for result in answer.results)
 

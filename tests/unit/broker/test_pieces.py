@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.conftest import RunningNode, Wire
-from tidelog.broker.apis import dispatch
 from tidelog.broker.scheduling import pieces
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, Arrays, join, split
 from tidelog.protocol.errors import ErrorCode
@@ -56,7 +55,7 @@ async def test_the_answer_is_the_same_as_in_one_go(wire: Wire, monkeypatch: pyte
     await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)
     whole = [await wire.call(request, version, response) for request, version, response in requests(20)]
     monkeypatch.setattr(pieces, "PIECE_ELEMENTS_MAX", 3)
-    monkeypatch.setattr(dispatch, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(pieces, "WHOLE_BYTES_MAX", 0)
     assert [await wire.call(request, version, response) for request, version, response in requests(20)] == whole
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from struct import Struct
 from struct import error as StructError
@@ -22,8 +23,9 @@ from tidelog.broker.apis.records import fetch, produce
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.controller_channel import forwarding_ms
 from tidelog.broker.network.counters import SHORTEST_S, ApiCounters, RequestCounters
-from tidelog.broker.network.request import Answer, Deferred, Peer, RequestContext, completed
-from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX, Arrays, join, split
+from tidelog.broker.network.request import NOT_YET, Answer, Deferred, Peer, RequestContext, completed
+from tidelog.broker.scheduling.large_answers import AnswerInPieces
+from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, Arrays, is_large, join, split
 from tidelog.protocol.api import request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM
@@ -37,6 +39,8 @@ _NO_HEADER = "request shorter than its header"
 API_VERSIONS = 18
 # The maximum of running tasks of cold APIs, over all connections. More are refused with THROTTLING_QUOTA_EXCEEDED.
 COLD_TASKS_MAX = 4096
+# For what one answer has no room for: clients ask for it again.
+_FULL = KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the answer has no room for more")
 # The request fields with the time that the client waits.
 _PATIENCE_FIELDS = ("timeout_ms", "rebalance_timeout_ms", "session_timeout_ms", "max_wait_ms")
 
@@ -56,7 +60,7 @@ class Dispatcher:
         self._stopwatch = services.requests.stopwatch
         self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests, forwarded) for module in apis}
         self._forwarded = frozenset(forwarded)
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[None], int] = {}  # with the bytes of a large request, otherwise 0
 
     @property
     def supported_versions(self) -> dict[int, range]:
@@ -158,6 +162,8 @@ class Dispatcher:
             # The answer to an unknown version of ApiVersions has the form of version 0 (KIP-511).
             error = KafkaError(ErrorCode.UNSUPPORTED_VERSION)
             return _frame(api.refuse(None, error, 0), key, 0, correlation_id)
+        if len(frame) > api.counted_above_bytes and not self._scheduler.has_room:
+            return NOT_YET
         began = api.counters.begun(version)
         client_id, request = api.parse(frame, version, client_id_bytes)
         context = RequestContext(
@@ -169,13 +175,16 @@ class Dispatcher:
 
     def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:
         if api.is_forwarded:
-            return self._run(self._by_controller(bytes(frame), api, context, request), api, context, request)
+            return self._run(
+                self._by_controller(bytes(frame), api, context, request), api, context, request, len(frame)
+            )
         try:
-            if api.in_pieces is not None and len(frame) > (api.in_pieces.whole_bytes_max or WHOLE_BYTES_MAX):
-                return self._run(self._piece_by_piece(api.in_pieces, api, context, request), api, context, request)
+            if api.in_pieces is not None and is_large(request, api.in_pieces, len(frame)):
+                pieces = self._piece_by_piece(api.in_pieces, api, context, request)
+                return self._run(pieces, api, context, request, len(frame))
             result = api.handle(self._services, context, request)
             if inspect.iscoroutine(result):
-                return self._run(result, api, context, request)
+                return self._run(result, api, context, request, len(frame))
         except Exception as error:
             result = _as_kafka_error(error, api.name)
         if isinstance(result, Deferred):
@@ -184,9 +193,12 @@ class Dispatcher:
             result = result.response
         return api.framed(result, context, request)
 
-    def _run(self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any) -> Deferred:
+    def _run(
+        self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any, size_bytes: int
+    ) -> Deferred:
         """Run a cold handler as a task. The connection's next request waits for it, as in Kafka."""
         answer = _DeferredMessage(request, exclusive=True)
+        large_bytes = size_bytes if size_bytes > api.counted_above_bytes else 0
         if len(self._tasks) >= COLD_TASKS_MAX:
             coroutine.close()
             error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")
@@ -203,7 +215,7 @@ class Dispatcher:
             answer.complete(response if type(response) is bytes else api.framed(response, context, request))
 
         def ended(done: asyncio.Task[None]) -> None:
-            self._tasks.pop(done, None)
+            self._scheduler.end_request(self._tasks.pop(done, 0))
             coroutine.close()  # prevents the warning about a coroutine cancelled before its first step
             if answer.response is not None:
                 return
@@ -214,7 +226,8 @@ class Dispatcher:
                 answer.failed(error)
 
         task = asyncio.get_running_loop().create_task(run())
-        self._tasks[task] = None
+        self._tasks[task] = large_bytes
+        self._scheduler.begin_request(large_bytes)
         task.add_done_callback(ended)
         return answer
 
@@ -222,12 +235,20 @@ class Dispatcher:
         """Handle a large request in pieces, with pauses in which other requests run."""
         api.check(request)
         answered = []
-        for piece in split(request, arrays):
-            await self._scheduler.pause()
-            result = api.handle(self._services, context, piece)
-            if inspect.iscoroutine(result):
-                result = await result
-            answered.append(await completed(result) if isinstance(result, Deferred) else result)
+        async with AnswerInPieces(self._scheduler, context.connection) as answer:
+            for piece in split(request, arrays):
+                if answer.is_full:
+                    answered.append(api.refuse(piece, _FULL, context.api_version))
+                    continue
+                if arrays.size is None:
+                    await self._scheduler.pause()
+                result = api.handle(self._services, context, piece)
+                if inspect.iscoroutine(result):
+                    result = await result
+                response = await completed(result) if isinstance(result, Deferred) else result
+                answered.append(response)
+                if arrays.size is not None:
+                    await answer.grew(1 + arrays.size(response))
         return join(answered, arrays)
 
     async def _by_controller(self, frame: bytes, api: _Api, context: RequestContext, request: Any) -> Any:
@@ -304,6 +325,7 @@ def _lost_the_lead(response: Any) -> bool:
 class _Api:
     __slots__ = (
         "check",
+        "counted_above_bytes",
         "counters",
         "handle",
         "in_pieces",
@@ -329,6 +351,9 @@ class _Api:
         self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
         self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
         self.in_pieces: Arrays | None = getattr(module, "IN_PIECES", None)
+        # Clients' requests with many elements, which take their turns: the bytes under way have a bound.
+        above_bytes = UNCOUNTED_BYTES_MAX if self.in_pieces is not None else sys.maxsize
+        self.counted_above_bytes: int = getattr(module, "COUNTED_ABOVE_BYTES", above_bytes)
         self.check: Callable[[Any], None] = getattr(module, "check", lambda request: None)
 
     def parse(self, frame: memoryview, version: int, client_id_bytes: int) -> tuple[str | None, Any]:

@@ -87,8 +87,7 @@ def collect_waiting(
 def collect_groups(broker: BrokerSide, out: Exposition) -> None:
     states = dict.fromkeys(_GROUP_STATES, 0)
     try:
-        for group in broker.groups.list_groups((), ()):
-            states[group.group_state] = states.get(group.group_state, 0) + 1
+        states.update(broker.groups.group_counts())
     except KafkaError:
         return  # while groups load, a partial count would look like deleted groups
     for state, count in states.items():

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 from collections.abc import Iterable
 from typing import Any
 
 TIMER_S = 0.001
 TURNS = 3
+# Linux alone tells that the other end has closed, before all that it sent is read.
+_CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
 class ListenError(OSError):
@@ -60,3 +63,13 @@ def end(sock: Any) -> None:
     """
     with contextlib.suppress(OSError, TypeError, AttributeError):
         sock.shutdown(socket.SHUT_RDWR)
+
+
+def has_ended(sock: Any) -> bool:
+    """Whether the other end has closed the connection. `sock` as for `end`."""
+    poll = select.poll()
+    try:
+        poll.register(sock, _CLOSED)
+        return bool(poll.poll(0))
+    except (OSError, TypeError, ValueError):
+        return False  # one of a simulation

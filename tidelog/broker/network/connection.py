@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tidelog.broker.network.accepting import end
+from tidelog.broker.network.accepting import end, has_ended
 from tidelog.broker.network.receive_buffers import (
     BUFFER_SMALLEST_BYTES,
     BUFFER_USUAL_BYTES,
@@ -25,7 +25,7 @@ from tidelog.broker.network.receive_buffers import (
     new_buffer,
     read_at_once,
 )
-from tidelog.broker.network.request import Answer, Deferred
+from tidelog.broker.network.request import NOT_YET, Answer, Deferred
 from tidelog.broker.scheduling.callbacks import call_all
 from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import MalformedMessage
@@ -263,6 +263,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return True
         finally:
             self._end = 0
+        if answer is NOT_YET:
+            self._end = size_bytes
+            self._wait_for_room()
+            return True
         transport = self._transport
         if type(answer) is bytes and self._private_bytes < 0 and transport is not None and not self._closed:
             transport.write(answer)
@@ -305,6 +309,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 start = stop
                 size = 0
                 answer = dispatch(frame, self)
+                if answer is NOT_YET:
+                    start = stop - 4 - len(frame)
+                    self._wait_for_room()
+                    break
                 if type(answer) is bytes and not pending:
                     self._out.append(answer)
                 else:
@@ -577,6 +585,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return self._closed
 
     @property
+    def is_gone(self) -> bool:
+        """Whether the client has disconnected. It asks the system: what is not read does not end either."""
+        return self._transport is None or has_ended(self._transport.get_extra_info("socket"))
+
+    @property
     def partial(self) -> tuple[int, int] | None:
         """The start and the end in the buffer of the request that has partly arrived; None without one."""
         return (self._start, self._end) if self._end > self._start else None
@@ -608,6 +621,17 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _wake_for_one(self) -> None:
         self.wake(1)
+
+    def _wait_for_room(self) -> None:
+        self.rest()
+        self._owner.scheduler.wait_for_room(self._serve_large)
+
+    def _serve_large(self) -> None:
+        """There is room for the large request at the begin of the buffer."""
+        if self.is_gone:
+            self.abort()
+        else:
+            self.wake(1)
 
     # ------------------------------------------------------------------------------------------------ back pressure
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.hot import Buffer
@@ -27,6 +27,11 @@ class Peer(Protocol):
 
     host: str
     listener_name: str
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has disconnected. A connection that is not read does not notice it."""
+        ...
 
     def close(self) -> None: ...
 
@@ -117,6 +122,10 @@ class Deferred:
             callback(self.response)
         else:
             self._on_complete = callback
+
+
+NOT_YET: Final = Deferred()
+"""The answer to a request for which there is no room yet: it stays as it is in its connection's buffer."""
 
 
 async def completed(answer: Deferred) -> Any:

@@ -15,12 +15,18 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 logger = logging.getLogger("tidelog.connection")
 
 # Of one turn of the loop: for each line, and for what takes long and is read in it.
 LINE_S = 0.0005
 READS_S = 0.001
+# The bytes of large requests under way, one more than that. Their elements take many times as much; the others wait in
+# their connections' buffers.
+REQUEST_BYTES_MAX = 2 * 1024 * 1024
+# Coroutines that make large answers at a time. What an answer holds until it is encoded is many times its bytes.
+LARGE_AT_ONCE_MAX = 4
 # A loop that did so much in a while is looked at turn by turn.
 BUSY_S = 0.0005
 WHILE_S = 0.001
@@ -35,8 +41,8 @@ class FairScheduler:
     """
 
     __slots__ = (
-        "_began", "_busy_s", "_has_begun", "_is_due", "_lines", "_paused", "_paused_for_records", "_soon",
-        "_stopwatch", "_while_ends", "late",
+        "_began", "_busy_s", "_has_begun", "_is_admitting", "_is_due", "_large", "_large_waiting", "_lines", "_paused",
+        "_paused_for_records", "_request_bytes", "_soon", "_stopwatch", "_waiting_for_room", "_while_ends", "late",
     )  # fmt: skip
 
     def __init__(self, soon: Callable[[Wake], object], stopwatch: Callable[[], float] | None = None) -> None:
@@ -46,6 +52,11 @@ class FairScheduler:
         self._lines: tuple[deque[Wake], ...] = (deque(), deque(), deque(), deque())
         self._paused_for_records: deque[asyncio.Future[None]] = deque()
         self._paused: deque[asyncio.Future[None]] = deque()  # for anything else
+        self._request_bytes = 0
+        self._waiting_for_room: deque[Wake] = deque()
+        self._is_admitting = False  # the first that waited for room is served
+        self._large = 0  # coroutines that make large answers
+        self._large_waiting: deque[asyncio.Future[None]] = deque()
         self._has_begun = False  # a coroutine goes on in this turn of the loop
         self._is_due = False
         self._began = 0.0
@@ -75,6 +86,52 @@ class FairScheduler:
         else:
             self._has_begun = True
             self._arm()
+
+    @property
+    def has_room(self) -> bool:
+        """For a large request, which must not overtake those that wait."""
+        return self._request_bytes < REQUEST_BYTES_MAX and (self._is_admitting or not self._waiting_for_room)
+
+    def wait_for_room(self, wake: Wake) -> None:
+        self._waiting_for_room.append(wake)
+
+    def begin_request(self, size_bytes: int) -> None:
+        """A large request is under way. `end_request` must follow."""
+        self._request_bytes += size_bytes
+
+    def end_request(self, size_bytes: int) -> None:
+        self._request_bytes -= size_bytes
+        self._admit()
+
+    def _admit(self) -> None:
+        if self._waiting_for_room and self._request_bytes < REQUEST_BYTES_MAX:
+            self.wait(partial(self._serve_large, self._waiting_for_room.popleft()), is_first=True, for_records=False)
+
+    def _serve_large(self, wake: Wake) -> None:
+        self._is_admitting = True
+        try:
+            wake()
+        finally:
+            self._is_admitting = False
+            self._admit()
+
+    async def begin_large(self) -> None:
+        """Of a coroutine whose answer has become large: wait until few others are at one. `end_large` must follow."""
+        if self._large < LARGE_AT_ONCE_MAX:
+            self._large += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._large_waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.end_large()
+            raise
+
+    def end_large(self) -> None:
+        if not _wake_first(self._large_waiting):
+            self._large -= 1
 
     def took(self, seconds: float) -> None:
         """So long did it take what was done just now, which was not a small Produce or Fetch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Any
 
@@ -16,6 +16,7 @@ from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
+from tidelog.protocol.messages.list_groups import ListedGroup
 from tidelog.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -312,6 +313,9 @@ class World:
         """The offset, -1 where there is none; a Reply if it has to wait."""
         reply = self.ask(lambda: self.service.fetch_offsets(group, [(topic, bytes(16), [partition])], stable))
         return reply if reply.is_parked else reply.response[0][1][0].offset
+
+    def list_groups(self, states: Iterable[str], types: Iterable[str]) -> list[ListedGroup]:
+        return [group for piece in self.service.list_groups(list(states), list(types)) for group in piece]
 
     # -- whole rituals -----------------------------------------------------------------------------------------------
 

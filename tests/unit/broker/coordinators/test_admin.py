@@ -43,13 +43,13 @@ def test_groups_are_listed_by_state_and_type():
     world = World(partitions=4)
     world.stable("reads", session_ms=300_000)
     world.commit("commits")
-    listed = {each.group_id: (each.group_state, each.protocol_type) for each in world.service.list_groups([], [])}
+    listed = {each.group_id: (each.group_state, each.protocol_type) for each in world.list_groups([], [])}
     assert listed == {"reads": ("Stable", "consumer"), "commits": ("Empty", "")}
-    assert [each.group_id for each in world.service.list_groups(["STABLE"], ["Classic"])] == ["reads"]
-    assert world.service.list_groups([], ["consumer"]) == []
+    assert [each.group_id for each in world.list_groups(["STABLE"], ["Classic"])] == ["reads"]
+    assert world.list_groups([], ["consumer"]) == []
     world.service.on_partition_elected(0, 9)
     with pytest.raises(KafkaError, match="LOAD_IN_PROGRESS"):
-        world.service.list_groups([], [])
+        world.list_groups([], [])
     errors = {each.error_code for each in world.service.describe_groups([f"g{n}" for n in range(20)], 5)}
     assert errors == {E.NONE, E.COORDINATOR_LOAD_IN_PROGRESS}
 
@@ -138,7 +138,7 @@ def test_member_ids_handed_out_go_with_their_group():
 def test_states_are_asked_for_in_any_spelling():
     world = World()
     world.stable("reads")
-    assert [each.group_id for each in world.service.list_groups([" sTable "], [])] == ["reads"]
+    assert [each.group_id for each in world.list_groups([" sTable "], [])] == ["reads"]
 
 
 def test_thousands_of_offsets_go_in_batches_that_fit():
@@ -151,7 +151,7 @@ def test_thousands_of_offsets_go_in_batches_that_fit():
     assert len(world.ports.logs[0]) > before + 1
     assert max(len(batch) for batch in world.ports.logs[0][before:]) < 500_000
     world.restart()
-    assert world.service.list_groups([], []) == []
+    assert world.list_groups([], []) == []
 
 
 def test_lags_are_told_of_partitions_that_are_here():

@@ -128,7 +128,7 @@ def test_an_offset_of_a_topic_made_again_under_its_name_is_not_found():
     assert found(old) == -1
     world.restart()
     assert found(old) == -1
-    assert [each.group_state for each in world.service.list_groups([], [])] == ["Empty"], "as long as in Kafka"
+    assert [each.group_state for each in world.list_groups([], [])] == ["Empty"], "as long as in Kafka"
     world.advance(600_000)
     for _ in range(2):
         assert world.coordinator().groups == {}

@@ -322,4 +322,4 @@ def test_the_record_of_that_proof_changes_nothing():
     assert world.committed(stable=True) == 100
     world.restart()
     assert world.committed() == 100
-    assert [group.group_id for group in world.service.list_groups((), ())] == ["g"]
+    assert [group.group_id for group in world.list_groups((), ())] == ["g"]

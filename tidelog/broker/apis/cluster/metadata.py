@@ -14,6 +14,7 @@ from tidelog.broker.apis import authorized_operations
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import broker_endpoint, cluster_controller, offline_replicas, reachable_brokers
 from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.protocol.messages.metadata import (
@@ -32,6 +33,7 @@ from tidelog.replication.controller.metadata.image import (
 )
 
 REQUEST = MetadataRequest
+COUNTED_ABOVE_BYTES = WHOLE_BYTES_MAX
 
 # The number of requested topics between two pauses; they take some milliseconds.
 TOPICS_AT_ONCE_MAX = 1000

@@ -15,7 +15,19 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 
 REQUEST = DescribeGroupsRequest
-IN_PIECES = Arrays("groups", "groups")
+# The bytes of a member's metadata and assignment that count as much as another member.
+MEMBER_BYTES = 100
+
+
+def _size(response: DescribeGroupsResponse) -> int:
+    return sum(
+        1 + (len(member.member_metadata) + len(member.member_assignment)) // MEMBER_BYTES
+        for group in response.groups
+        for member in group.members
+    )
+
+
+IN_PIECES = Arrays("groups", "groups", size=_size)
 
 
 def check(request: DescribeGroupsRequest) -> None:

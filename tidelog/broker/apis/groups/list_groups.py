@@ -9,11 +9,18 @@ from __future__ import annotations
 from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.large_answers import PIECE_ELEMENTS, AnswerInPieces
 from tidelog.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 
 REQUEST = ListGroupsRequest
 refuse = refusing(ListGroupsResponse)
 
 
-def handle(services: Services, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    return ListGroupsResponse(groups=services.groups.list_groups(request.states_filter, request.types_filter))
+async def handle(services: Services, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+    response = ListGroupsResponse()
+    async with AnswerInPieces(services.scheduler, context.connection) as answer:
+        await answer.grew(services.groups.group_count)  # the list of all is held, too
+        for piece in services.groups.list_groups(request.states_filter, request.types_filter):
+            response.groups += piece
+            await answer.grew(PIECE_ELEMENTS)
+    return response

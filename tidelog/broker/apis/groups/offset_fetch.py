@@ -38,13 +38,19 @@ from tidelog.protocol.messages.offset_fetch import (
 from tidelog.replication.controller.metadata.image import MetadataImage
 
 REQUEST = OffsetFetchRequest
-IN_PIECES = Arrays("groups", "groups")
 GROUP_ERROR_FROM = 2
 MANY_GROUPS_FROM = 8
 TOPIC_IDS_FROM = 10
 NO_TOPIC_ID = bytes(16)
 
 TopicsOrError = FetchedTopics | KafkaError
+
+
+def _size(response: OffsetFetchResponse) -> int:
+    return sum(len(topic.partitions) for group in response.groups for topic in group.topics)
+
+
+IN_PIECES = Arrays("groups", "groups", size=_size)
 
 
 def check(request: OffsetFetchRequest) -> None:

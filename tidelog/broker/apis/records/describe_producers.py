@@ -6,6 +6,8 @@ from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import NO_SUCH_TOPIC
 from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.large_answers import AnswerInPieces
+from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -17,25 +19,35 @@ from tidelog.protocol.messages.describe_producers import (
 from tidelog.replication.controller.decisions.topic_names import topic_name_problem
 
 REQUEST = DescribeProducersRequest
+COUNTED_ABOVE_BYTES = UNCOUNTED_BYTES_MAX
 
 
-def handle(services: Services, context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+# Clients ask for it again.
+_FULL = KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the answer has no room for more")
+
+
+async def handle(
+    services: Services, context: RequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
     check_repeats((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
     image = services.image()
     topics = []
-    for topic in request.topics:
-        problem = topic_name_problem(topic.name)
-        if problem is not None:
-            error: KafkaError | None = KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
-        elif topic.name not in image.topics_by_name:
-            error = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_TOPIC)
-        else:
-            error = None
-        partitions = [
-            _partition(services, topic.name, index) if error is None else _refused(index, error)
-            for index in topic.partition_indexes
-        ]
-        topics.append(DescribeProducersResponseTopicResponse(name=topic.name, partitions=partitions))
+    async with AnswerInPieces(services.scheduler, context.connection) as answer:
+        for topic in request.topics:
+            problem = topic_name_problem(topic.name)
+            if problem is not None:
+                error: KafkaError | None = KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+            elif topic.name not in image.topics_by_name:
+                error = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_TOPIC)
+            else:
+                error = None
+            partitions = []
+            for index in topic.partition_indexes:
+                refusal = error or (_FULL if answer.is_full else None)
+                partition = _partition(services, topic.name, index) if refusal is None else _refused(index, refusal)
+                partitions.append(partition)
+                await answer.grew(1 + len(partition.active_producers))
+            topics.append(DescribeProducersResponseTopicResponse(name=topic.name, partitions=partitions))
     return DescribeProducersResponse(topics=topics)
 
 

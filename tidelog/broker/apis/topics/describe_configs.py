@@ -23,6 +23,8 @@ from tidelog.broker.config.entries import (
     topic_entries,
 )
 from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.large_answers import AnswerInPieces
+from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.java_text import parse_integer
 from tidelog.protocol.messages.describe_configs import (
@@ -43,9 +45,9 @@ from tidelog.replication.controller.metadata.image import (
 )
 
 REQUEST = DescribeConfigsRequest
-
-# The number of resources described in one iteration of the event loop; each takes some tenths of a millisecond.
-DESCRIBED_IN_TURN_MAX = 30
+COUNTED_ABOVE_BYTES = UNCOUNTED_BYTES_MAX
+# To describe a resource takes some tenths of a millisecond, whatever is wanted of it: as much as so many elements.
+DESCRIBED_ELEMENTS = 16
 
 _TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 _OF_THIS_BROKER = (BROKER_RESOURCE, BROKER_LOGGER_RESOURCE)
@@ -66,19 +68,25 @@ async def handle(
     for resource in request.resources:
         if resource.resource_type not in _TYPES:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource.resource_type}")
-    await services.scheduler.begin()  # all keys of a broker take milliseconds
     results: list[DescribeConfigsResult] = []
     described: dict[Resource, DescribeConfigsResult] = {}
     alike: Alike = {}
-    for resource in request.resources:
-        keys = resource.configuration_keys
-        wanted = resource.resource_type, resource.resource_name, frozenset(keys) if keys else None
-        result = described.get(wanted)
-        if result is None:
-            result = described[wanted] = _describe(services, request, resource, wanted[2], alike)
-            if len(described) % DESCRIBED_IN_TURN_MAX == 0:
-                await services.scheduler.pause()
-        results.append(result)
+    names: set[tuple[int, str]] = set()
+    async with AnswerInPieces(services.scheduler, context.connection) as answer:
+        for resource in request.resources:
+            keys = resource.configuration_keys
+            wanted = resource.resource_type, resource.resource_name, frozenset(keys) if keys else None
+            if answer.is_full and wanted[:2] in names:
+                results.append(_refused(resource, KafkaError(ErrorCode.INVALID_REQUEST, "asked for again")))
+                continue
+            names.add(wanted[:2])
+            result = described.get(wanted)
+            elements = 1
+            if result is None:
+                result = described[wanted] = _describe(services, request, resource, wanted[2], alike)
+                elements = DESCRIBED_ELEMENTS
+            results.append(result)
+            await answer.grew(elements + len(result.configs))
     return DescribeConfigsResponse(results=results)
 
 
@@ -169,14 +177,13 @@ def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfi
 
 
 def refuse(request: DescribeConfigsRequest, error: KafkaError, version: int) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(
-        results=[
-            DescribeConfigsResult(
-                error_code=error.code,
-                error_message=error.message,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource in request.resources
-        ]
+    return DescribeConfigsResponse(results=[_refused(resource, error) for resource in request.resources])
+
+
+def _refused(resource: DescribeConfigsResource, error: KafkaError) -> DescribeConfigsResult:
+    return DescribeConfigsResult(
+        error_code=error.code,
+        error_message=error.message,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
     )

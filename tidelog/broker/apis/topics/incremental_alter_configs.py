@@ -8,6 +8,7 @@ from __future__ import annotations
 from tidelog.broker.apis import config_changes
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.incremental_alter_configs import (
     AlterConfigsResourceResponse,
@@ -16,6 +17,7 @@ from tidelog.protocol.messages.incremental_alter_configs import (
 )
 
 REQUEST = IncrementalAlterConfigsRequest
+COUNTED_ABOVE_BYTES = UNCOUNTED_BYTES_MAX
 FORWARDS_ITSELF = True
 
 

@@ -20,7 +20,13 @@ from tidelog.protocol.messages.describe_transactions import (
 )
 
 REQUEST = DescribeTransactionsRequest
-IN_PIECES = Arrays("transactional_ids", "transaction_states")
+
+
+def _size(response: DescribeTransactionsResponse) -> int:
+    return sum(len(topic.partitions) for state in response.transaction_states for topic in state.topics)
+
+
+IN_PIECES = Arrays("transactional_ids", "transaction_states", size=_size)
 
 
 def check(request: DescribeTransactionsRequest) -> None:

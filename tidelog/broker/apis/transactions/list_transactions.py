@@ -15,6 +15,7 @@ from tidelog.broker.coordinators.transaction.patterns import IdPattern
 from tidelog.broker.coordinators.transaction.states import STATE_NAMES, STATES_BY_NAME
 from tidelog.broker.coordinators.transaction.transitions import TransactionMetadata
 from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.list_transactions import (
     ListTransactionsRequest,
@@ -25,9 +26,8 @@ from tidelog.protocol.messages.list_transactions import (
 REQUEST = ListTransactionsRequest
 refuse = refusing(ListTransactionsResponse)
 
-IDS_PER_TURN = 500
-# The matching steps between two pauses; a single id may take more (`patterns.STEPS_MAX`).
-STEPS_PER_TURN = 100_000
+# The matching steps that count as much as an id in the answer; a single id may take more (`patterns.STEPS_MAX`).
+STEPS_PER_ELEMENT = 200
 
 
 async def handle(
@@ -49,22 +49,19 @@ async def handle(
             and (pattern is None or pattern.matches(transactional_id))
         )
 
-    await services.scheduler.begin()
-    ids = steps = 0
-    for transactional_id, metadata in services.transactions.transactions():
-        if is_wanted(transactional_id, metadata):
-            response.transaction_states.append(
-                ListTransactionsResponseTransactionState(
-                    transactional_id=transactional_id,
-                    producer_id=metadata.producer_id,
-                    transaction_state=STATE_NAMES[metadata.state],
+    async with AnswerInPieces(services.scheduler, context.connection) as answer:
+        await answer.grew(services.transactions.id_count)  # the list of all is held, too
+        for transactional_id, metadata in services.transactions.transactions():
+            if is_wanted(transactional_id, metadata):
+                response.transaction_states.append(
+                    ListTransactionsResponseTransactionState(
+                        transactional_id=transactional_id,
+                        producer_id=metadata.producer_id,
+                        transaction_state=STATE_NAMES[metadata.state],
+                    )
                 )
-            )
-        ids += 1
-        steps += 0 if pattern is None else pattern.steps(transactional_id)
-        if ids >= IDS_PER_TURN or steps >= STEPS_PER_TURN:
-            ids = steps = 0
-            await services.scheduler.pause()
+            steps = 0 if pattern is None else pattern.steps(transactional_id)
+            await answer.grew(1 + steps // STEPS_PER_ELEMENT)
     return response
 
 

@@ -39,7 +39,6 @@ from tidelog.protocol.messages.group_records import GroupMetadataValue
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest
 from tidelog.protocol.messages.leave_group import LeaveGroupResponse, MemberIdentity, MemberResponse
-from tidelog.protocol.messages.list_groups import ListedGroup
 from tidelog.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
@@ -333,9 +332,6 @@ class GroupCoordinator:
 
     def describe_group(self, group_id: str, api_version: int) -> DescribedGroup:
         return admin.describe(self.groups.get(group_id), group_id, api_version)
-
-    def list_groups(self, states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
-        return admin.list_groups(self.groups.values(), states, types)
 
     def delete_group(self, group_id: str, caller: Caller, now: Now) -> Outcome:
         """Replies with a `DeletableGroupResult`."""

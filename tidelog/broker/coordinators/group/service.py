@@ -9,19 +9,23 @@ Source: Kafka's `GroupCoordinatorService`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
+from tidelog.broker.coordinators.group.admin import list_groups
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
+from tidelog.broker.coordinators.group.group import Group
 from tidelog.broker.coordinators.group.memory import GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import FetchedTopics, RequestedTopics
 from tidelog.broker.coordinators.outcome import Caller, RandomBits, TransactionEnd, WriteTransaction
 from tidelog.broker.coordinators.ports import Ports
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult
 from tidelog.protocol.messages.describe_groups import DescribedGroup
@@ -235,17 +239,35 @@ class GroupCoordinatorService:
                 groups.append(DescribedGroup(group_id=group_id, error_code=error.code))
         return groups
 
-    def list_groups(self, states: Collection[str], types: Collection[str]) -> list[ListedGroup]:
-        """All groups that this node coordinates. Raises COORDINATOR_LOAD_IN_PROGRESS while a
-        partition loads.
+    def list_groups(self, states: Collection[str], types: Collection[str]) -> Iterator[list[ListedGroup]]:
+        """All groups that this node coordinates now, in pieces of PIECE_ELEMENTS_MAX. Raises
+        COORDINATOR_LOAD_IN_PROGRESS while a partition loads.
         """
         if self._runtime.is_loading():
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        return [
-            group
-            for partition in self._runtime.active_partitions()
-            for group in self._runtime.read(partition, lambda coordinator: coordinator.list_groups(states, types))
-        ]
+        groups = list(self._groups())
+        return (
+            list_groups(groups[start : start + PIECE_ELEMENTS_MAX], states, types)
+            for start in range(0, len(groups), PIECE_ELEMENTS_MAX)
+        )
+
+    def _groups(self) -> Iterator[Group]:
+        for partition in self._runtime.active_partitions():
+            yield from self._runtime.read(partition, lambda coordinator: coordinator.groups).values()
+
+    @property
+    def group_count(self) -> int:
+        """The number of groups that this node coordinates."""
+        partitions = self._runtime.active_partitions()
+        return sum(
+            len(self._runtime.read(partition, lambda coordinator: coordinator.groups)) for partition in partitions
+        )
+
+    def group_counts(self) -> dict[str, int]:
+        """The number of groups in each state. Raises COORDINATOR_LOAD_IN_PROGRESS while a partition loads."""
+        if self._runtime.is_loading():
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return Counter(group.state.value for group in self._groups())
 
     def lags(self, limit: int = LAGS_MAX) -> tuple[list[tuple[str, str, int, int]], bool]:
         """A list of (group, topic, partition, lag in records), and whether the list is complete.

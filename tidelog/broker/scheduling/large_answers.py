@@ -1,0 +1,65 @@
+"""An answer whose size the request does not bound, made in pieces by a coroutine.
+
+A request of a few bytes may ask for all that a node knows of something. `AnswerInPieces` counts what is in the answer:
+others are served between its pieces, and few answers at a time become large. `is_full`: the answer holds as much as one
+may, and the rest of the request is to be refused. Its first element is served whatever its size.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, Protocol
+
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
+from tidelog.protocol.errors import ErrorCode, KafkaError
+
+PIECE_ELEMENTS: Final = 500
+# Of one answer; to encode so much takes a tenth of a second of the loop.
+ANSWER_ELEMENTS_MAX: Final = 50_000
+
+
+class Client(Protocol):
+    @property
+    def is_gone(self) -> bool: ...
+
+
+class AnswerInPieces:
+    """`async with`: until the answer is encoded, which is to follow at once. `client`: None for the node itself."""
+
+    def __init__(self, scheduler: FairScheduler, client: Client | None) -> None:
+        self._scheduler = scheduler
+        self._client = client
+        self._count = 0
+        self._in_piece = 0
+        self._is_large = False
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= ANSWER_ELEMENTS_MAX
+
+    async def __aenter__(self) -> AnswerInPieces:
+        await self._scheduler.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._is_large:
+            self._scheduler.end_large()
+
+    async def grew(self, elements: int) -> None:
+        """So many elements, or more costly things, were added.
+
+        Raises KafkaError(NETWORK_EXCEPTION) if the client is gone: the rest is of no use.
+        """
+        self._count += elements
+        self._in_piece += elements
+        if self._in_piece < PIECE_ELEMENTS:
+            return
+        self._in_piece = 0
+        if not self._is_large:
+            await self._scheduler.begin_large()
+            self._is_large = True
+        await self._scheduler.pause()
+        if self._client is not None and self._client.is_gone:
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "the client has disconnected")
