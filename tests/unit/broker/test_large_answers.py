@@ -152,17 +152,23 @@ async def test_configs_asked_for_again_have_a_bound_of_their_own(wire: Wire, mon
     assert [each.error_code for each in answer.results] == [0, 0, ErrorCode.INVALID_REQUEST]
 
 
+@pytest.mark.parametrize("groups", [4000, 400])
 async def test_large_requests_under_way_have_a_bound(
-    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch, groups: int
 ) -> None:
     """Each takes twenty times its bytes once it is decoded: the others wait as they came. Small ones do not."""
     await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)
-    monkeypatch.setattr(fair_scheduler, "REQUEST_BYTES_MAX", 100_000)
-    large = DescribeGroupsRequest(groups=[f"group-{number}" for number in range(4000)])
+    size_bytes = 11 * groups
+    monkeypatch.setattr(fair_scheduler, "REQUEST_BYTES_MAX", 2 * size_bytes)
+    monkeypatch.setattr(large_answers, "PIECE_ELEMENTS", 50)
+    large = DescribeGroupsRequest(groups=[f"group-{number}" for number in range(groups)])
     scheduler = running.node._dispatchers[-1]._scheduler
     wires = [await running.connect() for _ in range(12)]
     for each in wires:
         each.send(large, 5)
+        await each.writer.drain()
+    await wire.call(DescribeGroupsRequest(groups=["few"]), 5, DescribeGroupsResponse)
+    for each in wires:
         each.send(large, 5)
     answers = [asyncio.create_task(each.receive(DescribeGroupsResponse, 5)) for each in wires]
     gone = wires.pop()
@@ -178,7 +184,7 @@ async def test_large_requests_under_way_have_a_bound(
     async with asyncio.timeout(PATIENCE_S):
         for answer in answers:
             assert {group.error_code for group in (await answer).groups} == {0}
-    assert 50_000 < most < 160_000
+    assert size_bytes < most < 4 * size_bytes
     assert waiting >= 6
     assert scheduler._request_bytes == len(scheduler._waiting_for_room) == 0
 
