@@ -9,7 +9,7 @@ wrote it. Source: Kafka's `GroupCoordinatorShard` and `GroupMetadataManager`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from tidelog.broker.coordinators.group import admin, records
