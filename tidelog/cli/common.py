@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence, Sized
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -126,6 +128,24 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
         raise click.UsageError(str(error)) from None
     except KeyboardInterrupt:
         raise click.ClickException("interrupted") from None
+
+
+def text_in(file: Path) -> str:
+    """The text of a file that the user has named, without a byte order mark. Raises ClickException for other bytes."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise click.ClickException(f"cannot read {file}: it is not UTF-8 text") from None
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers, without `nan`, which is within none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 def fail(message: str) -> int:

@@ -84,6 +84,8 @@ def describe(
       tidelog configs describe broker-loggers 1
     """
 
+    warn_of_unknown(kind, keys)
+
     async def ask() -> dict[ConfigResource, dict[str, ConfigEntry]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             resources = _named_resources(kind, names, for_all) or await _all_of(admin, _KINDS[kind])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tidelog.cli.common import HELP, alternative, as_count, client_options, connecting, echo, print_json, run
+from tidelog.cli.common import HELP, alternative, as_count, client_options, connecting, echo, print_json, run, text_in
 from tidelog.cli.reassign import partition_lists
 from tidelog.client import Admin, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -62,8 +62,8 @@ def command(
 
 def _read(path: Path) -> list[TopicPartition]:
     try:
-        return partition_lists.partitions_in(path.read_text())
-    except (partition_lists.ListError, UnicodeDecodeError) as error:
+        return partition_lists.partitions_in(text_in(path))
+    except partition_lists.ListError as error:
         raise click.ClickException(f"{path}: {error}") from None
 
 

@@ -18,6 +18,7 @@ from tidelog.cli.common import (
     print_json,
     print_table,
     run,
+    text_in,
     time_in,
 )
 from tidelog.client import Admin, OffsetAndTimestamp, TopicPartition
@@ -195,9 +196,9 @@ def delete_records(
 
 def _read(path: Path) -> dict[TopicPartition, int]:
     try:
-        rows = json.loads(path.read_text())["partitions"]
+        rows = json.loads(text_in(path))["partitions"]
         found = {TopicPartition(str(row["topic"]), int(row["partition"])): int(row["offset"]) for row in rows}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         form = '{"partitions":[{"topic":"t","partition":0,"offset":9}],"version":1}'
         raise click.ClickException(f"{path}: expected {form}") from None
     if not found or len(found) != len(rows):

@@ -119,10 +119,12 @@ def test_a_wrong_deletion_deletes_nothing(cli: Cli, topic: str, words: list[str]
     assert rows(cli("topics", "offsets", topic)[1])[1] == [topic, "0", "0", "3", "3"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"partitions": [{"topic": "t"}]}', '{"partitions": []}'])
-def test_a_plan_of_deletions_that_is_none(cli: Cli, text: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"partitions": [{"topic": "t"}]}', b'{"partitions": []}', b"[" * 100_000, b"\xff"]
+)
+def test_a_plan_of_deletions_that_is_none(cli: Cli, content: bytes, tmp_path: Path):
     plan = tmp_path / "plan.json"
-    plan.write_text(text)
+    plan.write_bytes(content)
     status, out, err = cli("topics", "delete-records", "--offset-json-file", str(plan))
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert str(plan) in err

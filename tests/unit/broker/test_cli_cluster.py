@@ -31,6 +31,7 @@ from tidelog.cli.cluster.state import (
     Node,
     process_status,
 )
+from tidelog.cli.main import main
 
 
 @pytest.fixture
@@ -114,9 +115,18 @@ def test_the_file_is_written_whole_and_read_again(tmp_path: Path, child: subproc
     again.asked = STOPPED
     file.create(ClusterState("an-id", [again]))
     assert json.loads(file.path.read_text())["nodes"][0]["pid"] is None
-    file.path.write_text("{}")
-    with pytest.raises(NoCluster, match="is not a cluster's file"):
-        file.read()
+    for text in ("{}", "[" * 100_000):
+        file.path.write_text(text)
+        with pytest.raises(NoCluster, match="is not a cluster's file"):
+            file.read()
+
+
+@pytest.mark.parametrize("words", [["--seconds", "nan"], ["--weight", "leaders=nan"], ["--weight", "leaders=inf"]])
+def test_a_balance_of_numbers_that_are_none_is_wrong_usage(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", "balance", "--data", str(tmp_path), *words]) == 2
+    assert "number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", [shutil.move, shutil.copytree])

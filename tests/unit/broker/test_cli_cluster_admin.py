@@ -391,8 +391,22 @@ def test_help_has_an_example(cli: Cli, words: list[str]):
     assert (status, "Example" in out) == (0, True)
 
 
-def test_a_file_that_is_no_plan_is_one_line(cli: Cli, tmp_path: Path):
-    for words in (["reassign", "--execute"], ["elect-leaders"]):
-        status, _, err = cli(*words, "--json", written(tmp_path, "{"))
-        assert (status, err.count("\n")) == (1, 1)
-        assert "not JSON" in err
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"{", "not JSON"), (b"[" * 100_000, "nested too deeply"), (b"\xff\xfe{", "not UTF-8 text")],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["reassign", "--execute", "--json"],
+        ["reassign", "--generate", "--broker-list", "1", "--topics-to-move-json"],
+        ["elect-leaders", "--json"],
+    ],
+)
+def test_a_file_that_is_no_plan_is_one_line(cli: Cli, tmp_path: Path, words: list[str], content: bytes, problem: str):
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    status, _, err = cli(*words, str(file))
+    assert (status, err.count("\n")) == (1, 1)
+    assert problem in err
+    assert str(file) in err

@@ -124,6 +124,14 @@ def test_a_config_that_kafka_does_not_know_gets_a_warning_with_the_nearest(
     assert f"tidelog: warning: Kafka knows no config {warning}" in err
 
 
+def test_a_key_to_describe_that_kafka_does_not_know_gets_one_too(cli: Cli, topic: str) -> None:
+    status, _, err = cli("configs", "describe", "topics", topic, "--key", "retentoin.ms", "--all")
+    assert (status, err) == (
+        0, "tidelog: warning: Kafka knows no config 'retentoin.ms' of topics; did you mean retention.ms?\n"
+    )  # fmt: skip
+    assert "warning" not in cli("configs", "describe", "topics", topic, "--key", "retention.ms", "--all")[2]
+
+
 def test_a_config_that_kafka_knows_gets_none(cli: Cli, topic: str) -> None:
     plugin = ("brokers", "1", "--set", "listener.name.plaintext.max.connections=5")
     for words in (plugin, ("topics", topic, "--set", "retention.ms=5"), ("broker-loggers", "1", "--set", "root=INFO")):

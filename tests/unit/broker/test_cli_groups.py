@@ -185,6 +185,18 @@ def test_a_reset_is_exported_and_read_again(cli: Cli, admin: sync.Admin, topic: 
     status, out, err = cli("reset-offsets", group, fresh, "--from-file", str(file), "--execute")
     assert (status, err) == (1, f"tidelog: the file has nothing for group {fresh}\n")
     assert admin.list_group_offsets(group)[TopicPartition(topic, 0)].offset == 1
+    file.write_bytes(b"\xff\xfe")
+    status, out, err = cli("reset-offsets", group, "--from-file", str(file), "--execute")
+    assert (status, out, err) == (1, "", f"tidelog: cannot read {file}: it is not UTF-8 text\n")
+
+
+def test_a_file_with_a_byte_order_mark_names_its_topics(
+    cli: Cli, admin: sync.Admin, topic: str, group: str, tmp_path: Path
+):
+    file = tmp_path / "plan.csv"
+    file.write_text(f"{topic},0,3\n", encoding="utf-8-sig")
+    assert cli("reset-offsets", group, "--from-file", str(file), "--execute")[0] == 0
+    assert admin.list_group_offsets(group)[TopicPartition(topic, 0)].offset == 3
 
 
 @pytest.mark.parametrize(

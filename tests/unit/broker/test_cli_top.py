@@ -174,6 +174,12 @@ def test_one_view_of_a_node(cli: Cli, broker: EmbeddedBroker):
     assert "__consumer_offsets" not in "".join(tables)
 
 
+def test_a_delay_that_is_no_number_is_wrong_usage(cli: Cli):
+    status, out, err = cli("top", "--delay", "nan", "--once")
+    assert (status, out) == (2, "")
+    assert "'nan' is not a number" in err
+
+
 def test_an_output_that_is_no_terminal_has_one_view(cli: Cli):
     status, out, _ = cli("top", "-d", "0.1")
     assert (status, out.split()[0]) == (0, "BROKER")

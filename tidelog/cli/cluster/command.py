@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -24,7 +25,18 @@ from tidelog.cli.cluster.state import (
     NoCluster,
     Node,
 )
-from tidelog.cli.common import HELP, announce, as_json, echo, key_values, overriding, print_json, print_table, reason
+from tidelog.cli.common import (
+    HELP,
+    NumberRange,
+    announce,
+    as_json,
+    echo,
+    key_values,
+    overriding,
+    print_json,
+    print_table,
+    reason,
+)
 from tidelog.protocol.errors import counted
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -369,7 +381,7 @@ def stop(ids: tuple[int, ...], directory: Path, json_wanted: bool) -> None:
 
 @command.command("balance")
 @_DATA
-@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="How long to measure.")
+@click.option("--seconds", type=NumberRange(0.1), default=3.0, show_default=True, help="How long to measure.")
 @click.option("--measure", "names", multiple=True, help="Count only this one; may be given many times.")
 @click.option("--weight", "weights", multiple=True, metavar="MEASURE=NUMBER", help="How much one counts; 1 without.")
 @as_json
@@ -389,8 +401,8 @@ def balance(
     except ValueError:
         raise click.BadParameter("a weight must be a number") from None
     unknown = [name for name in (*names, *weighed) if name not in MEASURES]
-    if unknown or any(value < 0 for value in weighed.values()):
-        raise click.BadParameter(f"measures are {', '.join(MEASURES)}; weights are not negative")
+    if unknown or not all(0 <= value < math.inf for value in weighed.values()):
+        raise click.BadParameter(f"measures are {', '.join(MEASURES)}; weights are numbers from 0 on")
     return show(_state(directory), names, weighed, seconds, json_wanted)
 
 

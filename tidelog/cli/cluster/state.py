@@ -155,7 +155,7 @@ class ClusterFile:
             raise NoCluster(
                 f"no cluster in {self.directory}: it has no {FILE} (tidelog cluster start makes one)"
             ) from None
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             raise NoCluster(f"{self.path} is not a cluster's file") from None
         find_processes(state.nodes)
         return state

@@ -22,6 +22,7 @@ from tidelog.cli.common import (
     print_json,
     print_table,
     run,
+    text_in,
 )
 from tidelog.cli.groups import reset as groups_reset
 from tidelog.cli.groups.reset import Move, Offsets, ResetError
@@ -95,7 +96,7 @@ def reset_offsets(
         raise click.UsageError("give one of --topic, --all-topics, --from-file")
     try:
         target = _target(kind, to_offset, shift_by, to_datetime, by_duration, file)
-        text = None if file is None else file.read_text()
+        text = None if file is None else text_in(file)
 
         async def ask() -> tuple[dict[str, Moves], list[str]]:
             async with Admin(**client_options(bootstrap, properties)) as admin:

@@ -23,6 +23,7 @@ from tidelog.cli.common import (
     print_json,
     print_table,
     run,
+    text_in,
 )
 from tidelog.cli.reassign import directories as reassign_directories
 from tidelog.cli.reassign import partition_lists, proposals
@@ -112,8 +113,8 @@ def command(
 
 def _read(path: Path, contents: Callable[[str], T]) -> T:
     try:
-        return contents(path.read_text())
-    except (partition_lists.ListError, UnicodeDecodeError) as error:
+        return contents(text_in(path))
+    except partition_lists.ListError as error:
         raise click.ClickException(f"{path}: {error}") from None
 
 

@@ -77,6 +77,8 @@ def entries_in(text: str, key: str, entry: str, kind: str) -> list[Any]:
     """
     try:
         document = json.loads(text)
+    except RecursionError:
+        raise ListError("not JSON: nested too deeply") from None
     except ValueError as error:
         raise ListError(f"not JSON: {error}") from None
     entries = document.get(key) if isinstance(document, dict) else None

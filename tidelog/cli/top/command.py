@@ -17,7 +17,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tidelog.cli.common import HELP, as_bytes, client_options, connecting, echo, print_json, print_table, run
+from tidelog.cli.common import (
+    HELP,
+    NumberRange,
+    as_bytes,
+    client_options,
+    connecting,
+    echo,
+    print_json,
+    print_table,
+    run,
+)
 from tidelog.cli.top.rates import SORTS, View, view
 from tidelog.cli.top.snapshot import Snapshot, take
 from tidelog.client import Admin
@@ -40,9 +50,7 @@ def _pattern(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 @click.command("top", context_settings=HELP)
-@click.option(
-    "-d", "--delay", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, help="Seconds between."
-)
+@click.option("-d", "--delay", type=NumberRange(0.1, 3600), default=2.0, show_default=True, help="Seconds between.")
 @click.option("--once", is_flag=True, help="Print one view, of that many seconds, and end.")
 @click.option("--sort", type=click.Choice(SORTS), default="rate", show_default=True, help="Topics and groups by this.")
 @click.option(
