@@ -14,6 +14,8 @@ from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import ControlRecordType, control_record_type, decode_batch
 
 RECORDS_PER_STEP = 500
+# Of a value, which count as one record more: that of a group with hundreds of members takes milliseconds to decode.
+BYTES_PER_RECORD = 500
 STEP_DONE = -1
 CHUNK_NOT_READY = -2
 
@@ -35,7 +37,7 @@ def replay_log(
         for position, header in iter_headers(chunk):
             end_offset = header.next_offset
             for record in decode_batch(chunk, position, header):
-                remaining -= 1
+                remaining -= 1 if record.value is None else 1 + len(record.value) // BYTES_PER_RECORD
                 if remaining <= 0:
                     remaining = records_per_step
                     yield STEP_DONE

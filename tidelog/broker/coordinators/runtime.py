@@ -551,8 +551,11 @@ class CoordinatorRuntime(Generic[C]):
         elif end_offset == 0:
             self._activate(shard, 0, None)
         else:
+            # One fetch of a follower may commit the logs of many partitions.
             self._ports.when_committed(
-                shard.partition, end_offset, lambda error: self._activate(shard, end_offset, error)
+                shard.partition,
+                end_offset,
+                lambda error: self._step(lambda: self._activate(shard, end_offset, error)),
             )
         return end_offset not in (0, CHUNK_NOT_READY)
 
@@ -567,12 +570,12 @@ class CoordinatorRuntime(Generic[C]):
         )
         self._close(shard, _ShardState.FAILED)
 
-    def _activate(self, shard: _Shard[C], end_offset: int, error: Exception | None) -> None:
+    def _activate(self, shard: _Shard[C], end_offset: int, error: Exception | None) -> bool:
         if shard.state is not _ShardState.LOADING:
-            return
+            return False
         if error is not None:
             self._fail_load(shard, error)
-            return
+            return False
         shard.state = _ShardState.ACTIVE
         shard.committed_offset = end_offset
         now = self._now()
@@ -581,6 +584,7 @@ class CoordinatorRuntime(Generic[C]):
             self._apply(shard, operation(shard.coordinator, shard.end_offset, now))
         shard.operations_after_load.clear()
         self._arm_timer(shard)
+        return True
 
 
 def _has_moved(error: Exception) -> bool:

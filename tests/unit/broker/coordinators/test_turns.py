@@ -80,6 +80,26 @@ def test_transactions_that_time_out_together():
     assert max(sent) <= ABORTS_PER_TURN, sent
 
 
+def test_partitions_whose_logs_are_committed_together():
+    world = World(GroupCoordinatorConfig(group_initial_rebalance_delay_ms=0), partitions=PARTITIONS)
+    for number in range(200):
+        world.stable(f"g{number}")
+    world.ports._timers.clear()
+    world.ports.high_watermarks.clear()
+    for partition in range(PARTITIONS):
+        world.service.on_partition_elected(partition, 2)
+    while world.ports._timers:
+        world.ports.turn()
+    assert world.service._runtime.active_partitions() == []
+    for partition in range(PARTITIONS):
+        world.ports.commit(partition)
+    active = [len(world.service._runtime.active_partitions())]
+    while world.service.is_loading():
+        world.ports.turn()
+        active.append(len(world.service._runtime.active_partitions()))
+    assert active == list(range(1, PARTITIONS + 1))
+
+
 def test_partitions_that_are_loaded_together():
     world = world_with_offsets()
     world.ports._timers.clear()
