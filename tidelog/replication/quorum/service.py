@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import add_raft_voter, remove_raft_voter, update_raft_voter
 from tidelog.protocol.messages import describe_quorum as describe
@@ -400,11 +401,15 @@ class QuorumService:
         reconfiguration.require_addition(node.raft, key)
         if not endpoints:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "a voter without an address")
-        version_min, version_max = await self._kraft_versions(endpoints[0][1])
+        version_min, version_max = await self._kraft_versions_of_controller(endpoints[0][1])
         reconfiguration.add_voter(node.raft, Voter(key, endpoints, version_min, version_max), node.now_ms())
 
-    async def _kraft_versions(self, endpoint: Endpoint) -> tuple[int, int]:
-        """The kraft.version range of the node at `endpoint`, or this node's own range if it states none."""
+    async def _kraft_versions_of_controller(self, endpoint: Endpoint) -> tuple[int, int]:
+        """The kraft.version range of the node at `endpoint`, or this node's own range if it states none.
+
+        Raises KafkaError: REQUEST_TIMED_OUT where no node answers, INVALID_REQUEST where one answers that serves no
+        Vote. A client's listener, or a node that is only a broker, would count as a voter and never vote.
+        """
         node = self._node
         request = ApiVersionsRequest(client_software_name="tidelog", client_software_version="0")
         try:
@@ -413,6 +418,9 @@ class QuorumService:
             )
         except PeerUnreachable as error:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"the new voter does not answer: {error}") from None
+        if not any(each.api_key == ApiKey.VOTE for each in response.api_keys):
+            address = f"{endpoint.host}:{endpoint.port}"
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{address} is no listener of a controller: it takes no votes")
         for feature in response.supported_features:
             if feature.name == "kraft.version":
                 return feature.min_version, feature.max_version

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.patience import PATIENCE_S
-from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tidelog.protocol.api import ApiKey
+from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 from tidelog.replication.quorum.driver import QuorumSettings, RaftNode
 from tidelog.replication.quorum.files.initial_voters import write_initial_voters
@@ -249,7 +250,8 @@ class Quorum:
         if member is None:
             raise PeerUnreachable("refused", refused=True)
         if kind is ApiVersionsRequest:
-            return ApiVersionsResponse()
+            served = [ApiVersion(api_key=ApiKey.VOTE, max_version=2)] if member.can_vote else []
+            return ApiVersionsResponse(api_keys=served)
         serve = getattr(member.raft, HANDLERS[kind.__name__])
         try:
             async with asyncio.timeout(timeout_ms / 1000):

@@ -478,6 +478,27 @@ def test_voters_come_and_go(tmp_path):
     asyncio.run(run())
 
 
+def test_a_node_that_is_only_a_broker_does_not_become_a_voter(tmp_path):
+    """It would count as a voter and never vote."""
+
+    async def run():
+        quorum = Quorum(tmp_path, {})
+        quorum.format_dynamic(1)
+        first = await Member(quorum, 1).start()
+        await until(lambda: first.raft.is_leader)
+        broker = await Member(quorum, 2, can_vote=False, bootstrap_servers=[endpoint(1)]).start()
+        await until(partial(same_mark, broker, first))
+        response = await until_done(add(broker), first.raft.add_voter)
+        at = endpoint(2)
+        assert (response.error_code, response.error_message) == (
+            ErrorCode.INVALID_REQUEST, f"{at.host}:{at.port} is no listener of a controller: it takes no votes"
+        )  # fmt: skip
+        assert first.raft.voter_ids() == [1]
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
 def test_static_voters_do_not_change(tmp_path):
     async def run():
         quorum, members = await three(tmp_path)
