@@ -196,6 +196,14 @@ def test_a_key_only_for_run_time_is_refused():
             {"controller.quorum.voters": "2@a:1,3@b:1", "controller.listener.names": "CONTROLLER"},
             "not among controller.quorum.voters",
         ),
+        (
+            {"controller.quorum.voters": "a:1", "controller.listener.names": "CONTROLLER"},
+            "controller.quorum.voters: 'a:1' is not of the form ID@host:port",
+        ),
+        (
+            {"process.roles": "broker"},
+            "controller.quorum.bootstrap.servers, or controller.quorum.voters, must say where",
+        ),
         ({"controller.quorum.voters": "2@a:1"}, "node.id 1 has the controller role but is not among"),
         (
             {"controller.quorum.voters": "1@a:1,2@b:1", "process.roles": "broker"},

@@ -245,10 +245,12 @@ class NodeConfig(TypedValues):
         if not self.is_alone and not (
             self.items("controller.quorum.voters") or self.items("controller.quorum.bootstrap.servers")
         ):
-            raise ConfigError("controller.quorum.voters must say where the controllers are")
+            raise ConfigError(
+                "controller.quorum.bootstrap.servers, or controller.quorum.voters, must say where the controllers are"
+            )
         if self.is_set("broker.id") and self["broker.id"] != self.node_id:
             raise ConfigError(f"node.id is {self.node_id} and broker.id is {self['broker.id']}: they must be the same")
-        ids = [voter.partition("@")[0].strip() for voter in self.items("controller.quorum.voters")]
+        ids = [str(_voter(item)[0]) for item in self.items("controller.quorum.voters")]
         is_voter = str(self.node_id) in ids
         if self.is_controller and ids and not is_voter:
             raise ConfigError(
