@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import sys
@@ -26,6 +27,19 @@ PATIENCE_MS = 5_000
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _DEFAULT_PORT = 9092
+
+
+class _Warnings(logging.Handler):
+    """Prints what is logged, as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"tidelog: warning: {record.getMessage()}", err=True)
+
+
+_WARNINGS = _Warnings()
+# Most commands end with the reason within seconds, and a warning before it would say the same.
+_CONNECTIONS = logging.getLogger("tidelog.client.network.cluster")
+_CONNECTIONS.addHandler(logging.NullHandler())
 
 
 def with_ports(text: str) -> str:
@@ -128,6 +142,11 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
         raise click.UsageError(str(error)) from None
     except KeyboardInterrupt:
         raise click.ClickException("interrupted") from None
+
+
+def warn_of_unreachable_brokers() -> None:
+    """Print what the client logs of brokers that it cannot reach, for a command that waits for them."""
+    _CONNECTIONS.addHandler(_WARNINGS)
 
 
 def text_in(file: Path) -> str:

@@ -16,7 +16,16 @@ from typing import Any
 
 import click
 
-from tidelog.cli.common import HELP, cannot_write, client_options, connecting, run, say_count, time_in
+from tidelog.cli.common import (
+    HELP,
+    cannot_write,
+    client_options,
+    connecting,
+    run,
+    say_count,
+    time_in,
+    warn_of_unreachable_brokers,
+)
 from tidelog.cli.record_format import FORMATS, Render, compile_template, json_writer
 from tidelog.client import Consumer, ConsumerRecord, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -153,6 +162,7 @@ async def _consume(options: dict[str, Any], selection: Selection, render: Render
     async with Consumer(**options) as consumer:
         reading = _Reading(consumer, selection)
         await reading.prepare()
+        warn_of_unreachable_brokers()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         return await reading.print_all(render, stopping)

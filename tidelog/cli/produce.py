@@ -26,6 +26,7 @@ from tidelog.cli.common import (
     reason,
     run,
     say_count,
+    warn_of_unreachable_brokers,
 )
 from tidelog.cli.record_format import FORMATS, ParsedRecord, decode, from_json
 from tidelog.client import Producer, RecordMetadata, TopicPartition
@@ -84,6 +85,7 @@ def command(
     options = client_options(bootstrap, properties, compression_type=compression, acks=acks, **_TIMEOUTS)
     # The command ends with its first failure, so the failures of later batches need no log lines.
     logging.getLogger("tidelog.client.producing.sender").addHandler(logging.NullHandler())
+    warn_of_unreachable_brokers()
     if sys.stdin.isatty() and sys.stderr.isatty():
         click.echo("each line is a record; Ctrl-D ends", err=True)
     sent = run(_produce(options, target, parse))

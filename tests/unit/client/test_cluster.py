@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 
 import pytest
@@ -132,6 +133,24 @@ async def test_a_fault_in_a_refresh_does_not_end_the_refreshes(caplog):
         assert await cluster.wait_for_metadata(PATIENCE_S * 1000)
         assert "a fault of the client" in caplog.text
         await cluster.close()
+
+
+async def test_a_broker_that_cannot_be_reached_at_its_advertised_address_is_logged(caplog, monkeypatch) -> None:
+    monkeypatch.setattr(cluster_module, "_UNREACHABLE_S", 0.1)
+    async with FakeCluster(nodes=2) as fake:
+        first, second = fake.nodes.values()
+        cluster = Cluster(ClientConfig(bootstrap_servers=f"127.0.0.1:{first.port}", reconnect_backoff_ms=20))
+        await cluster.start()
+        await second.stop()
+        for _ in range(8):
+            with pytest.raises(KafkaError):
+                await cluster.connection(second.node_id)
+        await cluster.close()
+    told = [each.getMessage() for each in caplog.records if each.name == cluster_module.__name__]
+    assert len(told) == 1
+    address = re.escape(f"127.0.0.1:{second.port}")
+    at = f"broker {second.node_id} cannot be reached at its advertised address for \\d+ s: "
+    assert re.fullmatch(f"{at}cannot connect to {address}: .*", told[0])
 
 
 async def test_nodes_that_have_changed_their_addresses_with_each_other_are_found() -> None:

@@ -41,6 +41,9 @@ not.
 """
 _BROKER_WAIT_S = 1.0
 """The time that one broker has before the next one is tried as well: a host that is down may not even refuse."""
+_UNREACHABLE_S = 3.0
+"""A broker that cannot be reached for so long is logged: a poll waits for it without an error."""
+_SAID_AGAIN_S = 60.0
 CLOSE_TIMEOUT_S = 1.0
 """The time for written requests to leave when a client closes: a broker that hangs does not read
 them.
@@ -50,7 +53,7 @@ them.
 class _Link:
     """The connection to one node for one purpose, and its number of consecutive failures with the last one's reason."""
 
-    __slots__ = ("connect_task", "connection", "failures", "reason", "retry_at_s")
+    __slots__ = ("connect_task", "connection", "failing_since_s", "failures", "reason", "retry_at_s", "say_at_s")
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
@@ -58,6 +61,21 @@ class _Link:
         self.failures = 0
         self.reason = ""
         self.retry_at_s = 0.0
+        self.failing_since_s: float | None = None
+        self.say_at_s = 0.0
+
+    def count_failure(self, reason: str, node_id: int, now_s: float) -> None:
+        """Note that an attempt to connect has failed, and log it when all have failed for some seconds."""
+        if self.failing_since_s is None or now_s - self.retry_at_s > _SAID_AGAIN_S:  # or long without an attempt
+            self.failing_since_s, self.say_at_s = now_s, now_s + _UNREACHABLE_S
+        self.failures += 1
+        self.reason = reason
+        if now_s >= self.say_at_s:
+            self.say_at_s = now_s + _SAID_AGAIN_S
+            logger.warning(
+                "broker %d cannot be reached at its advertised address for %.0f s: %s",
+                node_id, now_s - self.failing_since_s, reason,
+            )  # fmt: skip
 
 
 class Cluster:
@@ -217,8 +235,7 @@ class Cluster:
                 connection.close()
                 raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"node {node_id} has another address now")
         except Exception as error:  # of any kind: without a wait callers would try again at once, and again
-            link.failures += 1
-            link.reason = (isinstance(error, KafkaError) and error.message) or str(error)
+            link.count_failure((isinstance(error, KafkaError) and error.message) or str(error), node_id, loop.time())
             link.retry_at_s = loop.time() + self._reconnect_backoff.wait_ms(link.failures) / 1000
             # The node may have moved, or another node may lead its partitions now.
             self.request_refresh()
@@ -229,6 +246,7 @@ class Cluster:
         connection.on_close = lambda closed: self._handle_close(link, closed)
         link.connection = connection
         link.failures = 0
+        link.failing_since_s = None
         return connection
 
     async def _open_connection(self, host: str, port: int) -> Connection:
