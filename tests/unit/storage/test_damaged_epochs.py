@@ -101,6 +101,23 @@ def test_a_last_batch_of_an_epoch_that_the_file_does_not_know_yet_is_believed_af
     assert offsets_of(records_of(log)) == [0, 1]
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_first_batch_after_a_truncation_is_believed_after_a_kill(logs: MakeLogs, count: int) -> None:
+    """The epoch file is from before the truncation. The batch may be acknowledged, and be on this replica alone."""
+    made = logs()
+    for epoch in (0, 1):
+        for _ in range(5):
+            made.append(batch(), epoch=epoch)
+    made.log.flush()
+    made.log.truncate_to(3)
+    made.append(batch(count), epoch=2)
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert not log.damaged_ranges()
+    assert list(log.leader_epochs) == [(0, 0), (2, 3)]
+    assert offsets_of(records_of(log)) == list(range(3 + count))
+
+
 def test_an_epoch_file_that_is_wrong_for_one_batch_is_corrected_once_another_replica_has_said_so(made: Logs) -> None:
     copy = copy_of(made)
     made.close()

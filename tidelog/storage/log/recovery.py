@@ -252,26 +252,34 @@ def scan_segment(
         if epochs.latest < epoch and (epoch_max < 0 or epoch <= epoch_max):
             epochs.assign(epoch, start_offset)
     edges.note(None)
-    segment.damage = merged([*damage, *_doubt_scanned_epochs(edges, epochs, filed_epochs, power_was_lost)])
+    ends_log = end_offset == UNKNOWN_END
+    doubts = _doubt_scanned_epochs(edges, epochs, filed_epochs, power_was_lost=power_was_lost, ends_log=ends_log)
+    segment.damage = merged([*damage, *doubts])
     segment.trust(0, segment.size_bytes if rest is None else rest.position)
     return rest
 
 
 def _doubt_scanned_epochs(
-    edges: EpochEdges, epochs: LeaderEpochs, filed_epochs: Sequence[tuple[int, int]], power_was_lost: bool
+    edges: EpochEdges,
+    epochs: LeaderEpochs,
+    filed_epochs: Sequence[tuple[int, int]],
+    *,
+    power_was_lost: bool,
+    ends_log: bool,
 ) -> list[DamagedRange]:
     """Single batches whose epoch contradicts the epoch file. They count as damage until another replica's copy decides.
 
     The file may lack the latest epochs. So it counts only for batches before its last epoch, and for batches with a
     lower epoch than it says. After a loss of power only the second case counts, because the file may be from before a
-    truncation.
+    truncation. After a kill it may be that, too, while the last batch of the log is the first one since the truncation.
     """
     filed = LeaderEpochs(filed_epochs)
     last_start = filed_epochs[-1][1] if filed_epochs else 0
     damage: list[DamagedRange] = []
     for doubt in edges.doubts(filed.epoch_for_offset):
         first_offset, end_offset = doubt.damage.first_offset, doubt.damage.end_offset
-        file_may_lack_it = power_was_lost or first_offset >= last_start
+        is_last = ends_log and doubt.following is None
+        file_may_lack_it = power_was_lost or is_last or first_offset >= last_start
         if doubt.known < doubt.epoch and file_may_lack_it:
             continue
         logger.error("offset %d: %s", first_offset, describe(doubt.damage))
