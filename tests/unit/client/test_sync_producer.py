@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -219,6 +220,17 @@ def test_threads_that_send_the_first_record_at_once_share_one_loop(cluster, monk
 
 
 @pytest.mark.slow
+def test_the_start_by_the_first_record_takes_no_longer_than_a_send_may():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    sending = Producer(bootstrap_servers=f"127.0.0.1:{port}", max_block_ms=300)
+    with pytest.raises(KafkaError, match="within max_block_ms=300"):
+        sending.send("t", b"x")
+    with pytest.raises(KafkaError, match="within max_block_ms=300"):
+        sending.send_and_wait("t", b"x")
+    sending.close()
+
+
 def test_records_of_a_missing_topic_wait_at_the_same_time_and_do_not_keep_others_for_long(cluster, caplog):
     caplog.set_level(logging.CRITICAL, "tidelog")
     count = 40

@@ -133,6 +133,9 @@ class Producer:
             raise RuntimeError("this producer is closed")
         await self._shared_start.wait()
 
+    async def _start_for_send(self) -> None:
+        await self._start_within(self._config.max_block_ms)
+
     async def _start_within(self, timeout_ms: float) -> None:
         await self._shared_start.wait_within(timeout_ms, "max_block_ms")
 
@@ -564,7 +567,7 @@ class Producer:
             raise RuntimeError("this producer has no transactions; set transactional_id")
         if self._sender is None:
             try:
-                await self._start_within(self._config.max_block_ms)
+                await self._start_for_send()
             except KafkaError as error:
                 raise TransactionTimeout(error.code, error.message) from None
         await self.start()  # raises when the producer is closed

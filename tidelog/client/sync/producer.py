@@ -122,11 +122,12 @@ class Producer(BlockingClient):
 
         Blocks while the queue to the loop is full, which happens when the producer's memory is
         full. In a delivery callback it does not block: the queue may grow
-        longer there, and beyond that limit it raises KafkaError(REQUEST_TIMED_OUT).
+        longer there, and beyond that limit it raises KafkaError(REQUEST_TIMED_OUT). The first call starts the
+        client, for at most `max_block_ms`, and raises KafkaError(NETWORK_EXCEPTION or REQUEST_TIMED_OUT).
         """
         thread = self._thread
         if self._closed or thread is None:
-            self.start()
+            self._run(self._producer._start_for_send)
             thread = self._thread
             if thread is None:
                 raise RuntimeError("this client is closed")
