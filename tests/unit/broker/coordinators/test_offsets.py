@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.broker.coordinators.fakes import Reply, World
@@ -200,6 +202,28 @@ def test_a_commit_under_way_at_the_moment_its_topic_is_deleted_is_deleted_too():
         world.ports.commit(0)
         world.advance(1000)
     assert world.committed() == -1
+
+
+def test_offsets_whose_tombstones_are_under_way_are_not_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch):
+    """There may be hundreds of thousands, for as long as a follower hangs."""
+    world = World(commits_at_once=False)
+    world.commit(offsets={("t", index): 1 for index in range(50)})
+    world.ports.commit(0)
+    looks: list[str] = []
+    look = OffsetStore.tombstones_of_topics
+
+    def counted(store: OffsetStore, group_id: str, topics: Any) -> Any:
+        looks.append(group_id)
+        return look(store, group_id, topics)
+
+    monkeypatch.setattr(OffsetStore, "tombstones_of_topics", counted)
+    world.service.on_topics_deleted([("t", bytes(16))])
+    world.advance(4000)
+    assert looks == ["g"]
+    world.ports.commit(0)
+    world.advance(1000)
+    assert looks == ["g", "g"]
+    assert world.coordinator().offsets.group_ids() == []
 
 
 def test_offsets_of_a_deleted_topic_are_deleted_when_the_log_takes_records_again():

@@ -10,7 +10,7 @@ wrote it. Source: Kafka's `GroupCoordinatorShard` and `GroupMetadataManager`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
@@ -62,6 +62,14 @@ TOMBSTONE_BYTES_PER_WRITE = 500_000
 _TOMBSTONE_BYTES_MAX = 800  # one with the longest topic name, without the group id
 
 
+class GroupToSweep(NamedTuple):
+    """A group that may have offsets of these deleted topics. `has_tombstones`: some were written at the last look."""
+
+    group_id: str
+    topics: dict[str, list[DeletedTopic]]
+    has_tombstones: bool = False
+
+
 class GroupCoordinator:
     """All calls come from one thread. Each `Caller.token` gets exactly one reply, in this or a
     later outcome.
@@ -89,9 +97,9 @@ class GroupCoordinator:
         self._joins = JoinHandler(config, self.timers, self._rebalancer, rng)
         self._groups_to_check: list[str] = []
         self._deleted_topics: dict[str, list[DeletedTopic]] = {}
-        # Groups that may have offsets of these topics; those to look at now, and later.
-        self._groups_to_sweep: list[tuple[str, dict[str, list[DeletedTopic]]]] = []
-        self._groups_to_sweep_later: list[tuple[str, dict[str, list[DeletedTopic]]]] = []
+        # Those to look at now, and later.
+        self._groups_to_sweep: list[GroupToSweep] = []
+        self._groups_to_sweep_later: list[GroupToSweep] = []
 
     # -- membership --------------------------------------------------------------------------------------------------
 
@@ -309,16 +317,21 @@ class GroupCoordinator:
             self._groups_to_sweep, self._groups_to_sweep_later = self._groups_to_sweep_later, []
             topics, self._deleted_topics = self._deleted_topics, {}
             if topics:
-                self._groups_to_sweep += [(group_id, topics) for group_id in self.offsets.group_ids()]
+                self._groups_to_sweep += [GroupToSweep(group_id, topics) for group_id in self.offsets.group_ids()]
+        left_count = 0
         tombstones: list[OffsetCommit] = []
         for _ in range(SWEPT_GROUPS_PER_TURN):
-            if not self._groups_to_sweep or len(tombstones) >= EXPIRY_RECORDS_PER_TURN:
+            if not self._groups_to_sweep or left_count >= EXPIRY_RECORDS_PER_TURN:
                 break
-            group_id, topics = self._groups_to_sweep.pop()
-            found, has_none = self.offsets.tombstones_of_topics(group_id, topics)
+            group = self._groups_to_sweep.pop()
+            if group.has_tombstones and self.offsets.is_being_written(group.group_id, group.topics):
+                self._groups_to_sweep_later.append(group)  # there may be very many, for as long as a follower hangs
+                continue
+            found, left = self.offsets.tombstones_of_topics(group.group_id, group.topics)
             tombstones += found
-            if not has_none:
-                self._groups_to_sweep_later.append((group_id, topics))
+            left_count += left
+            if left:
+                self._groups_to_sweep_later.append(group._replace(has_tombstones=bool(found)))
         for part in _in_parts(tombstones):
             write = OffsetWrite(part)
             self.offsets.begin(write)

@@ -8,7 +8,7 @@ transaction ends first. Source: Kafka's `OffsetMetadataManager`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from sys import maxsize
 from typing import NamedTuple
 
@@ -325,9 +325,9 @@ class OffsetStore:
 
     def tombstones_of_topics(
         self, group_id: str, topics: Mapping[str, Sequence[DeletedTopic]]
-    ) -> tuple[list[OffsetCommit], bool]:
-        """Records that delete the group's offsets of deleted topics, each by name, and whether there were none: no
-        later call will find one.
+    ) -> tuple[list[OffsetCommit], int]:
+        """Records that delete the group's offsets of deleted topics, each by name, and the number of offsets that are
+        not deleted yet, or may come: after 0 no later call will find one.
 
         They cover the offsets with that topic id, and those without a topic id. A tombstone follows a commit that is
         under way in the log, and deletes it; and it deletes all offsets of the partition in open transactions. Where
@@ -348,7 +348,12 @@ class OffsetStore:
                     deleted[topic, index] = None
                 else:
                     kept.add((topic, index))
-        return [OffsetCommit(group_id, *key, None) for key in deleted if key not in kept], not (deleted or under_way)
+        left_count = len(deleted) + len(under_way)
+        return [OffsetCommit(group_id, *key, None) for key in deleted if key not in kept], left_count
+
+    def is_being_written(self, group_id: str, topics: Container[str]) -> bool:
+        """Whether a write of an offset of one of these topics is under way."""
+        return any(topic in topics for topic, _ in self._in_flight.get(group_id, ()))
 
     def expiration_records(self, group: Group, wall_ms: int, retention_ms: int) -> tuple[list[OffsetCommit], bool]:
         """Records that delete the expired offsets, and whether the group has no offsets after them.
