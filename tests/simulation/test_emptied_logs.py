@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, batch, offsets_of, records_of
+from tidelog.storage.files.checkpoints import PARTITION_METADATA_FILE
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.log_config import LogConfig
@@ -78,6 +79,42 @@ def test_a_loss_of_power_while_a_log_is_emptied_leaves_no_gap(start: int, high_w
             raise AssertionError("it has no end")
     assert (FIRST, END) in outcomes
     assert len(outcomes) > 2
+
+
+def metadata_log(disk: SimulatedDisk) -> PartitionLog:
+    directory = LogDirectory.open(disk, PATH, node_id=1, cluster_id="cluster")
+    return directory.open_metadata_log(CONFIG, NOW)
+
+
+def test_a_loss_of_power_while_a_metadata_log_without_its_topic_id_is_emptied_leaves_no_gap() -> None:
+    """No checkpoint has its start, so its segments may not go in any order."""
+    for operations in range(1, 1000):
+        disk = SimulatedDisk(Random(operations))
+        log = metadata_log(disk)
+        for number in range(SEGMENTS):
+            if number:
+                log.roll(NOW)
+            log.assign_epoch(number // 3)
+            log.append_as_leader(batch(timestamp=NOW), number // 3, NOW)
+        log.flush()
+        disk.remove(f"{log.directory}/{PARTITION_METADATA_FILE}")
+        disk.sync_everything()
+        disk.end_process()
+        log = metadata_log(disk)
+        log.set_high_watermark(SEGMENTS)
+        disk.fail_after(operations)
+        try:
+            log.truncate_fully_and_start_at(END)
+        except PowerLoss:
+            pass
+        else:
+            break
+        disk.lose_power()
+        found = metadata_log(disk)
+        assert not found.damaged_ranges()
+        assert offsets_of(records_of(found)) == list(range(found.log_start_offset, found.log_end_offset))
+    else:
+        raise AssertionError("it has no end")
 
 
 def test_emptying_a_log_with_hundreds_of_segments_waits_for_few_syncs(monkeypatch: pytest.MonkeyPatch) -> None:

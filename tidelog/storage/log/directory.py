@@ -309,6 +309,7 @@ class LogDirectory:
             log = self._open_log(METADATA_TOPIC, 0, config, Checkpoints(log_start, is_synced=True), now_ms)
         else:
             log = self._create(METADATA_TOPIC, 0, METADATA_TOPIC_ID, config, now_ms)
+        log.topic_id = METADATA_TOPIC_ID  # its file may be lost or damaged
         self.metadata_log = log
         return log
 
