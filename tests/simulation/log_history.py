@@ -67,6 +67,9 @@ class LogHistory:
         self.disk.fail_at = NEVER
         self.finish()
 
+    machine_ran_on = False
+    """Whether the process that wrote the log was only killed: no power was lost since it has opened the log."""
+
     def survive(self, action: Callable[[], None]) -> None:
         """Do it; a loss of power on the way is followed by a start, which may be struck too."""
         try:
@@ -88,10 +91,12 @@ class LogHistory:
             self.steps.append("POWER LOST")
             self.disk.lose_power()
             self.model.kept_end = 0
+            self.machine_ran_on = False
         else:
             self.steps.append("PROCESS ENDED")
             self.disk.end_process()
             self.model.kept_end = self.model.end if self.is_open else self.model.kept_end
+            self.machine_ran_on = self.machine_ran_on or self.is_open
         self.is_open = False
         if self.rng.random() < self.strike_start:
             self.disk.fail_after(self.rng.randint(1, 30))

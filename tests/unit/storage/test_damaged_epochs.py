@@ -70,7 +70,7 @@ def test_an_epoch_of_a_batch_that_is_wrong_is_found_and_repaired_wherever_it_is(
         assert list(made.log.leader_epochs) == EPOCHS, offset
 
 
-@pytest.mark.parametrize("epoch", [-1, 0, 1, 2, 3, 5, 6])
+@pytest.mark.parametrize("epoch", [-1, 0, 1, 2, 3, 5, 6, 7])
 def test_a_wrong_epoch_of_a_batch_is_found_by_the_scan_after_a_kill(made: Logs, epoch: int) -> None:
     """The scan took it for right, and the epoch file was written anew from it."""
     copy = copy_of(made)
@@ -101,8 +101,11 @@ def test_a_last_batch_of_an_epoch_that_the_file_does_not_know_yet_is_believed_af
     assert offsets_of(records_of(log)) == [0, 1]
 
 
+@pytest.mark.parametrize("is_rolled", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_first_batch_after_a_truncation_is_believed_after_a_kill(logs: MakeLogs, count: int) -> None:
+def test_the_first_batch_after_a_truncation_is_believed_after_a_kill(
+    logs: MakeLogs, count: int, is_rolled: bool
+) -> None:
     """The epoch file is from before the truncation. The batch may be acknowledged, and be on this replica alone."""
     made = logs()
     for epoch in (0, 1):
@@ -111,6 +114,8 @@ def test_the_first_batch_after_a_truncation_is_believed_after_a_kill(logs: MakeL
     made.log.flush()
     made.log.truncate_to(3)
     made.append(batch(count), epoch=2)
+    if is_rolled:
+        made.log.roll(NOW)
     made.kill()
     log = made.open(machine_ran_on=True)
     assert not log.damaged_ranges()

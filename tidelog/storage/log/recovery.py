@@ -271,7 +271,8 @@ def _doubt_scanned_epochs(
 
     The file may lack the latest epochs. So it counts only for batches before its last epoch, and for batches with a
     lower epoch than it says. After a loss of power only the second case counts, because the file may be from before a
-    truncation. After a kill it may be that, too, while the last batch of the log is the first one since the truncation.
+    truncation. After a kill it may be that, too. Then the first batch after the truncation has an epoch above all of
+    the file, or is the last one: if others follow, their epochs are not those of the file either.
     """
     filed = LeaderEpochs(filed_epochs)
     last_start = filed_epochs[-1][1] if filed_epochs else 0
@@ -279,7 +280,8 @@ def _doubt_scanned_epochs(
     for doubt in edges.doubts(filed.epoch_for_offset):
         first_offset, end_offset = doubt.damage.first_offset, doubt.damage.end_offset
         is_last = ends_log and doubt.following is None
-        file_may_lack_it = power_was_lost or is_last or first_offset >= last_start
+        is_newer = doubt.epoch > filed.latest
+        file_may_lack_it = power_was_lost or is_newer or is_last or first_offset >= last_start
         if doubt.known < doubt.epoch and file_may_lack_it:
             continue
         logger.error("offset %d: %s", first_offset, describe(doubt.damage))
