@@ -34,17 +34,22 @@ def opened(disk: SimulatedDisk) -> LogDirectory:
     return directory
 
 
-def log_with_segments(disk: SimulatedDisk, count: int, high_watermark: int) -> PartitionLog:
-    """One batch in each, from offset 10 on, all on the device."""
-    directory = opened(disk)
-    log = directory.create_log("t", 0, TOPIC_ID, CONFIG, NOW)
-    log.truncate_fully_and_start_at(FIRST)
+def fill(log: PartitionLog, count: int) -> None:
+    """One batch in each of so many segments, all on the device."""
     for number in range(count):
         if number:
             log.roll(NOW)
         log.assign_epoch(number // 3)
         log.append_as_leader(batch(timestamp=NOW), number // 3, NOW)
     log.flush()
+
+
+def log_with_segments(disk: SimulatedDisk, count: int, high_watermark: int) -> PartitionLog:
+    """`fill`, from offset 10 on."""
+    directory = opened(disk)
+    log = directory.create_log("t", 0, TOPIC_ID, CONFIG, NOW)
+    log.truncate_fully_and_start_at(FIRST)
+    fill(log, count)
     log.set_high_watermark(high_watermark)
     directory.write_checkpoints()
     return log
@@ -91,12 +96,7 @@ def test_a_loss_of_power_while_a_metadata_log_without_its_topic_id_is_emptied_le
     for operations in range(1, 1000):
         disk = SimulatedDisk(Random(operations))
         log = metadata_log(disk)
-        for number in range(SEGMENTS):
-            if number:
-                log.roll(NOW)
-            log.assign_epoch(number // 3)
-            log.append_as_leader(batch(timestamp=NOW), number // 3, NOW)
-        log.flush()
+        fill(log, SEGMENTS)
         disk.remove(f"{log.directory}/{PARTITION_METADATA_FILE}")
         disk.sync_everything()
         disk.end_process()

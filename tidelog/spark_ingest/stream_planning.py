@@ -100,8 +100,7 @@ def missing_partitions(
     return [
         partition
         for partition in sorted(start)
-        if partition not in ends
-        or topic_ids.get(partition.topic) != known_ids.get(partition.topic, topic_ids.get(partition.topic))
+        if partition not in ends or known_ids.get(partition.topic) not in (None, topic_ids.get(partition.topic))
     ]
 
 

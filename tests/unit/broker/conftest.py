@@ -24,6 +24,7 @@ from tidelog.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from tidelog.protocol.messages.headers import RequestHeader, ResponseHeader
+from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 
 class Wire:
@@ -155,3 +156,16 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
     """What the handlers of cluster metadata need, without a socket."""
     async with running_services(tmp_path) as running:
         yield running
+
+
+async def served_meanwhile(running: RunningNode, wire: Wire, request: Any, version: int, response: Any) -> int:
+    """How many small requests of another client are served until this one has its answer."""
+    other = await running.connect()
+    wire.send(request, version)
+    answered = asyncio.create_task(wire.receive(response, version))
+    served = 0
+    while not answered.done():
+        await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
+        served += 1
+    await answered
+    return served

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.unit.broker.conftest import RunningNode, Wire
+from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
 from tidelog.broker.network.accepting import has_ended
 from tidelog.broker.scheduling import fair_scheduler, large_answers
 from tidelog.broker.scheduling.fair_scheduler import LARGE_AT_ONCE_MAX, FairScheduler
-from tidelog.broker.scheduling.large_answers import PIECE_ELEMENTS, AnswerInPieces
+from tidelog.broker.scheduling.large_answers import AnswerInPieces
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -88,24 +89,11 @@ async def test_the_first_is_answered_whatever_its_size(wire: Wire, monkeypatch: 
     assert len(answer.groups[0].topics[0].partitions) == PARTITIONS
 
 
-async def served_meanwhile(running: RunningNode, wire: Wire, request: Any, version: int, response: Any) -> int:
-    """How many small requests of another client are served until this one has its answer."""
-    other = await running.connect()
-    wire.send(request, version)
-    answered = asyncio.create_task(wire.receive(response, version))
-    served = 0
-    while not answered.done():
-        await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
-        served += 1
-    await answered
-    return served
-
-
 async def test_others_are_served_while_few_bytes_ask_for_much(
     running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await commit(wire)
-    monkeypatch.setattr(large_answers, "PIECE_ELEMENTS", 10)
+    monkeypatch.setattr(large_answers, "PIECE_ELEMENTS_MAX", 10)
     assert await served_meanwhile(running, wire, all_offsets(), 9, OffsetFetchResponse) >= len(GROUPS) // 2
 
 
@@ -113,7 +101,7 @@ async def test_groups_are_listed_in_pieces(running: RunningNode, wire: Wire) -> 
     await wire.create_topic("t")
     await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)
     topics = [OffsetCommitRequestTopic(name="t", partitions=[OffsetCommitRequestPartition(committed_offset=1)])]
-    names = [f"group-{number}" for number in range(3 * PIECE_ELEMENTS)]
+    names = [f"group-{number}" for number in range(3 * PIECE_ELEMENTS_MAX)]
     for name in names:
         wire.send(OffsetCommitRequest(group_id=name, topics=topics), 8)
     for _ in names:
@@ -134,7 +122,7 @@ async def test_the_producers_of_many_partitions(
             data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=index, records=batch)])
             await wire.call(ProduceRequest(acks=1, timeout_ms=1000, topic_data=[data]), 9, ProduceResponse)
     monkeypatch.setattr(large_answers, "ANSWER_ELEMENTS_MAX", 15)
-    monkeypatch.setattr(large_answers, "PIECE_ELEMENTS", 5)
+    monkeypatch.setattr(large_answers, "PIECE_ELEMENTS_MAX", 5)
     topic = DescribeProducersRequestTopicRequest(name="t", partition_indexes=[0, 1, 2, 3])
     answer = await wire.call(DescribeProducersRequest(topics=[topic]), 0, DescribeProducersResponse)
     found = [(len(each.active_producers), each.error_code) for each in answer.topics[0].partitions]
@@ -160,7 +148,7 @@ async def test_large_requests_under_way_have_a_bound(
     await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)
     size_bytes = 11 * groups
     monkeypatch.setattr(fair_scheduler, "REQUEST_BYTES_MAX", 2 * size_bytes)
-    monkeypatch.setattr(large_answers, "PIECE_ELEMENTS", 50)
+    monkeypatch.setattr(large_answers, "PIECE_ELEMENTS_MAX", 50)
     large = DescribeGroupsRequest(groups=[f"group-{number}" for number in range(groups)])
     scheduler = running.node._dispatchers[-1]._scheduler
     wires = [await running.connect() for _ in range(12)]
@@ -194,7 +182,7 @@ async def test_the_work_for_a_client_that_is_gone_ends(
 ) -> None:
     """Nobody reads from its connection meanwhile, which would tell."""
     await wire.create_topic("t")
-    monkeypatch.setattr(large_answers, "PIECE_ELEMENTS", 1)
+    monkeypatch.setattr(large_answers, "PIECE_ELEMENTS_MAX", 1)
     names = [f"none-{number}" for number in range(20_000)]
     resources = [DescribeConfigsResource(resource_type=TOPIC, resource_name=name) for name in names]
     dispatcher: Any = running.node._dispatchers[-1]
@@ -224,7 +212,7 @@ async def test_few_answers_are_large_at_a_time() -> None:
                 if number == 1:
                     large += 1
                     most = max(most, large)
-                await answer.grew(PIECE_ELEMENTS)
+                await answer.grew(PIECE_ELEMENTS_MAX)
             large -= 1
         ended += 1
 
@@ -246,9 +234,9 @@ async def test_a_small_answer_waits_for_no_large_one() -> None:
     for answer in large:
         async with asyncio.timeout(PATIENCE_S):
             await answer.__aenter__()
-            await answer.grew(PIECE_ELEMENTS)
+            await answer.grew(PIECE_ELEMENTS_MAX)
     async with asyncio.timeout(PATIENCE_S), AnswerInPieces(scheduler, None) as small:
-        await small.grew(PIECE_ELEMENTS - 1)
+        await small.grew(PIECE_ELEMENTS_MAX - 1)
 
 
 @pytest.mark.parametrize("leaves", [socket.SHUT_WR, None])
@@ -273,8 +261,8 @@ async def test_a_client_that_is_gone_raises_at_the_end_of_a_piece() -> None:
 
     client = Client()
     async with AnswerInPieces(FairScheduler(asyncio.get_running_loop().call_soon), client) as answer:
-        await answer.grew(PIECE_ELEMENTS)
+        await answer.grew(PIECE_ELEMENTS_MAX)
         client.is_gone = True
-        await answer.grew(PIECE_ELEMENTS - 1)
+        await answer.grew(PIECE_ELEMENTS_MAX - 1)
         with pytest.raises(KafkaError, match="disconnected"):
             await answer.grew(1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tests.unit.broker.conftest import RunningNode, Wire
+from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
 from tidelog.broker.apis import config_changes
 from tidelog.broker.apis.records import fetch, list_offsets, produce
 from tidelog.protocol.errors import ErrorCode
@@ -120,16 +120,9 @@ def large_requests() -> list[tuple[Any, int, Any]]:
 
 async def test_others_are_served_between_the_pieces(running: RunningNode, wire: Wire) -> None:
     """Each took 0.2 to 0.5 s of the loop, in which nobody else was served."""
-    other = await running.connect()
     for request, version, response in large_requests():
-        wire.send(request, version)
-        answered = asyncio.create_task(wire.receive(response, version))
-        served = 0
-        while not answered.done():
-            await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
-            served += 1
+        served = await served_meanwhile(running, wire, request, version, response)
         assert served >= 8, type(request).__name__
-        await answered
 
 
 def make_pieces_small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.broker.conftest import RunningNode, Wire
+from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
 from tidelog.broker.scheduling import pieces
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, Arrays, join, split
 from tidelog.protocol.errors import ErrorCode
@@ -62,16 +62,9 @@ async def test_the_answer_is_the_same_as_in_one_go(wire: Wire, monkeypatch: pyte
 async def test_others_are_served_between_the_pieces(running: RunningNode, wire: Wire) -> None:
     """Forty thousand groups took a second and a half of the loop, in which nobody else was served."""
     await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)
-    other = await running.connect()
     for request, version, response in requests(10_000):
-        wire.send(request, version)
-        answered = asyncio.create_task(wire.receive(response, version))
-        served = 0
-        while not answered.done():
-            await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
-            served += 1
+        served = await served_meanwhile(running, wire, request, version, response)
         assert served >= 8, type(request).__name__
-        await answered
 
 
 async def test_groups_are_deleted_few_at_once_because_each_is_written(running: RunningNode, wire: Wire) -> None:

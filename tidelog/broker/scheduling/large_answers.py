@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-PIECE_ELEMENTS: Final = 500
 # Of one answer; to encode so much takes a tenth of a second of the loop.
 ANSWER_ELEMENTS_MAX: Final = 50_000
 
@@ -54,7 +54,7 @@ class AnswerInPieces:
         """
         self._count += elements
         self._in_piece += elements
-        if self._in_piece < PIECE_ELEMENTS:
+        if self._in_piece < PIECE_ELEMENTS_MAX:
             return
         self._in_piece = 0
         if not self._is_large:

@@ -162,9 +162,8 @@ class Cluster:
         tasks: list[asyncio.Task[Connection] | asyncio.Task[None]] = []
         if self._refresh_task is not None:
             tasks.append(self._refresh_task)
-        connections = [link.connection for link in self._links.values()]
         tasks += [link.connect_task for link in self._links.values() if link.connect_task is not None]
-        connections_to_close = [connection for connection in (*connections, self._bootstrap) if connection is not None]
+        connections_to_close = self._connections()
         for connection in connections_to_close:
             connection.close()
         if self._bootstrap_attempt is not None:
@@ -333,18 +332,20 @@ class Cluster:
         does.
         """
         oldest_use_s = asyncio.get_running_loop().time() - self.config.connections_max_idle_ms / 1000
-        open_connections = [link.connection for link in self._links.values()] + [self._bootstrap]
-        for connection in open_connections:
-            if connection is not None and not connection.in_flight and connection.last_used < oldest_use_s:
+        for connection in self._connections():
+            if not connection.in_flight and connection.last_used < oldest_use_s:
                 connection.close()
 
     def close_connections(self) -> None:
         """Close every connection. The next request that any broker answers goes to a broker taken at random: for a
         caller that doubts the answer of one.
         """
-        for connection in [link.connection for link in self._links.values()] + [self._bootstrap]:
-            if connection is not None:
-                connection.close()
+        for connection in self._connections():
+            connection.close()
+
+    def _connections(self) -> list[Connection]:
+        found = [link.connection for link in self._links.values()] + [self._bootstrap]
+        return [connection for connection in found if connection is not None]
 
     # -- metadata
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
-from tidelog.broker.scheduling.large_answers import PIECE_ELEMENTS, AnswerInPieces
+from tidelog.broker.scheduling.large_answers import AnswerInPieces
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 
 REQUEST = ListGroupsRequest
@@ -22,5 +23,5 @@ async def handle(services: Services, context: RequestContext, request: ListGroup
         await answer.grew(services.groups.group_count)  # the list of all is held, too
         for piece in services.groups.list_groups(request.states_filter, request.types_filter):
             response.groups += piece
-            await answer.grew(PIECE_ELEMENTS)
+            await answer.grew(PIECE_ELEMENTS_MAX)
     return response
