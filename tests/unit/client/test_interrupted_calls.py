@@ -14,6 +14,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.unit.client.test_admin import served
+from tests.unit.client.test_consumer import fill
 from tests.unit.client.test_loop_thread import WAITING_MODULES, interrupted_at, run_in_threads
 from tests.unit.client.test_producer import FAST
 from tidelog.client import TopicPartition, sync
@@ -66,6 +67,25 @@ def test_no_interrupt_of_a_wait_for_a_commit_holds_the_consumer() -> None:
     ):
         consumer.assign([t0])
         hunt(lambda: consumer.commit_async({t0: 3}).result(), lambda: consumer.commit({t0: 4}), 20)
+
+
+def test_no_interrupt_of_an_iteration_loses_a_record() -> None:
+    with (
+        served(t=1) as cluster,
+        sync.Consumer("t", bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest", **FAST) as consumer,
+    ):
+        fill(cluster, "t", 0, 200)
+        read = [next(consumer).offset]
+
+        def iterate() -> None:
+            for record in consumer:
+                read.append(record.offset)
+                if len(read) % 3 == 0:
+                    break
+
+        hunt(iterate, lambda: None, 4)
+        iterate()
+        assert read == list(range(len(read)))
 
 
 def test_no_interrupt_of_a_transaction_keeps_the_next_one_from_its_begin() -> None:

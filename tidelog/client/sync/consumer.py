@@ -203,9 +203,12 @@ class Consumer(BlockingClient):
             self._refill()
         self._consumer.application_alive()
         try:
-            return self._records.popleft()
+            # Without a call: behind `popleft()` an interrupt, by Ctrl-C for example, would lose the record.
+            record = self._records[0]
+            del self._records[0]
         except IndexError:
             raise StopIteration from None
+        return record
 
     def _refill(self) -> None:
         try:
