@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sys
 import weakref
+from contextlib import suppress
 from contextvars import ContextVar
 from types import FunctionType, ModuleType
 from typing import Any
@@ -180,6 +181,42 @@ async def test_a_cancelled_future_stays_cancelled_and_its_neighbour_is_settled()
         futures[1].exception()
     assert futures[2].result().offset == 2
     assert not futures[2].cancel()
+
+
+async def test_tasks_that_await_one_record_share_its_end_and_its_cancellation():
+    async def read(future: DeliveryFuture) -> RecordMetadata:
+        return await future
+
+    for end in ("delivered", "one is cancelled", "the record is cancelled", "dropped"):
+        delivery, (future,) = batch(1)
+        calls: list[Any] = []
+        future.add_done_callback(calls.append)
+        tasks = [asyncio.create_task(read(future)) for _ in range(3)]
+        await asyncio.sleep(0)
+        if end == "delivered":
+            delivery.acknowledge(7, -1)
+            assert [each.offset for each in await asyncio.gather(*tasks)] == [7, 7, 7]
+        elif end == "dropped":
+            for leave in (
+                lambda coroutine: coroutine.close(),
+                lambda coroutine: coroutine.throw(asyncio.CancelledError),
+            ):
+                coroutine = read(future)
+                coroutine.send(None)
+                with suppress(asyncio.CancelledError):
+                    leave(coroutine)
+            assert not future.cancelled()
+            delivery.acknowledge(7, -1)
+            await asyncio.wait(tasks, timeout=PATIENCE_S)
+        else:
+            assert (tasks[1] if end == "one is cancelled" else future).cancel("enough")
+            await asyncio.wait(tasks, timeout=PATIENCE_S)
+            assert [task.cancelled() for task in tasks] == [True, True, True]
+            with pytest.raises(asyncio.CancelledError, match="enough"):
+                future.result()
+        assert calls == [future]
+        assert future._observation is not None
+        assert future._observation.waiters == []
 
 
 async def test_the_records_of_a_batch_that_is_split_are_settled_with_their_parts():

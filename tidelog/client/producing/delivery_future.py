@@ -20,14 +20,14 @@ from tidelog.client.producing.batch_delivery import BatchDelivery
 class _Observation:
     """What a future needs once a task awaits it, a callback is added or it is cancelled."""
 
-    __slots__ = ("callbacks", "cancel_message", "is_blocking", "is_cancelled")
+    __slots__ = ("callbacks", "cancel_message", "is_cancelled", "waiters")
 
     def __init__(self) -> None:
         self.callbacks: list[tuple[Callable[[Any], object], Context]] = []
+        self.waiters: list[asyncio.Future[None]] = []
+        """One for each task that awaits the record."""
         self.is_cancelled = False
         self.cancel_message: Any = None
-        self.is_blocking = False
-        """asyncio's flag between `yield` of the future and the task that receives it."""
 
 
 class DeliveryFuture(asyncio.Future[RecordMetadata]):
@@ -127,42 +127,51 @@ class DeliveryFuture(asyncio.Future[RecordMetadata]):
         observation = self._observed()
         observation.is_cancelled = True
         observation.cancel_message = msg
-        self._call_callbacks()
+        self._notify()
         return True
 
     def handle_settled(self) -> None:
-        """Call the callbacks soon. As an observer of the delivery."""
-        self._call_callbacks()
+        """Wake the tasks and call the callbacks soon. As an observer of the delivery."""
+        self._notify()
 
     def handle_split(self) -> None:
         """Observe the part that has the record. As an observer of the delivery."""
         self._settling().observe(self)
 
-    def _call_callbacks(self) -> None:
-        if self._observation is not None:
-            callbacks, self._observation.callbacks = self._observation.callbacks, []
+    def _notify(self) -> None:
+        observation = self._observation
+        if observation is None:
+            return
+        for waiter in observation.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if observation.callbacks:
+            callbacks, observation.callbacks = observation.callbacks, []
             for fn, context in callbacks:
                 self.loop.call_soon(fn, self, context=context)
 
     # -- await
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        """A task waits on a future of asyncio's own type, which takes it a fraction of the steps that this type would.
+
+        A task that is cancelled cancels the record's future, as it does with any future that it awaits.
+        """
         if not self.done():
-            self._asyncio_future_blocking = True
-            yield self
-            if not self.done():
-                raise RuntimeError("await wasn't used with future")
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            waiters = self._observed().waiters
+            waiters.append(waiter)
+            try:
+                yield from waiter
+            except asyncio.CancelledError as error:
+                if waiter.cancelled():
+                    self.cancel(*error.args)
+                raise
+            finally:
+                waiters.remove(waiter)
         return self.result()
 
     __iter__ = __await__
-
-    @property
-    def _asyncio_future_blocking(self) -> bool:
-        return self._observation is not None and self._observation.is_blocking
-
-    @_asyncio_future_blocking.setter
-    def _asyncio_future_blocking(self, value: bool) -> None:
-        self._observed().is_blocking = value
 
     # -- what `asyncio.gather` and debuggers read: the C type's own state is empty
 

@@ -155,7 +155,7 @@ class RecordAppender:
             else:
                 partition = self._routes.choose(route, key, value)
         queue = route.queues[partition]
-        if not self.waiting_count:
+        if queue.open_batch is not None and not self.waiting_count:
             batch = self._accumulator.append(queue, timestamp_ms, key, value, headers, ticket)
             if batch is not None:
                 return batch
