@@ -123,6 +123,35 @@ def test_the_first_batch_after_a_truncation_is_believed_after_a_kill(
     assert offsets_of(records_of(log)) == list(range(3 + count))
 
 
+@pytest.mark.parametrize("machine_ran_on", [True, False])
+@pytest.mark.parametrize("is_filed_at_a_stop", [False, True])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_the_batch_after_a_truncation_is_believed_where_it_is_of_an_older_epoch_than_the_file_says(
+    logs: MakeLogs, machine_ran_on: bool, is_filed_at_a_stop: bool, is_last: bool
+) -> None:
+    """This replica led in epoch 2 and was cut. The next leader had the batch of epoch 1, and it was acknowledged."""
+    made = logs()
+    for _ in range(3):
+        made.append(batch(), epoch=0)
+    made.log.assign_epoch(2)
+    if is_filed_at_a_stop:  # without a record of epoch 2
+        made.close()
+        made.open()
+    else:
+        made.append(batch(), epoch=2)
+        made.log.flush()
+    made.log.truncate_to(3)
+    made.append(batch(), epoch=1)
+    if not is_last:  # it is the last one of its segment
+        made.log.roll(NOW)
+        made.append(batch(), epoch=3)
+    made.kill()
+    log = made.open(machine_ran_on=machine_ran_on)
+    assert not log.damaged_ranges()
+    assert list(log.leader_epochs) == [(0, 0), (1, 3), (3, 4)][: 3 - is_last]
+    assert offsets_of(records_of(log)) == [0, 1, 2, 3, 4][: 5 - is_last]
+
+
 def test_an_epoch_file_that_is_wrong_for_one_batch_is_corrected_once_another_replica_has_said_so(made: Logs) -> None:
     copy = copy_of(made)
     made.close()

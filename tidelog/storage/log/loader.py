@@ -694,7 +694,7 @@ class _Loader:
         epoch_max = later[0].epoch_at(0) if later else -1
         rest = scan_segment(
             segment, self.producers, self.epochs, self.transactions, end_offset, self._is_torn, epoch_max,
-            self.filed_epochs, self.ending is Ending.POWER_LOSS,
+            self.filed_epochs,
         )  # fmt: skip
         next_offset, size = segment.next_offset, segment.size_bytes
         if rest is None:

@@ -199,14 +199,13 @@ def scan_segment(
     is_torn: Callable[[DamagedRange], bool],
     epoch_max: int = -1,
     filed_epochs: Sequence[tuple[int, int]] = (),
-    power_was_lost: bool = False,
 ) -> DamagedRange | None:
     """Check and index every batch of a segment. If the log ends in it, return the rest of the file after that.
 
     `producers` must be at the segment's base offset and is advanced to its end. `end_offset`: the offset after its last
     record, UNKNOWN_END for the last segment. Damage that is not a torn tail by `is_torn` is recorded, and the scan
     continues after it. `epoch_max`: the leader epoch of the next segment. For damaged batches the epochs come from
-    `filed_epochs` (epoch, start offset). `power_was_lost`: the epoch file may be older than the log.
+    `filed_epochs` (epoch, start offset).
     """
     hidden_epochs: list[tuple[int, int]] = []
     edges = EpochEdges()
@@ -251,43 +250,32 @@ def scan_segment(
     for epoch, start_offset in hidden_epochs:  # no whole batch of this segment follows
         if epochs.latest < epoch and (epoch_max < 0 or epoch <= epoch_max):
             epochs.assign(epoch, start_offset)
+    if epoch_max >= 0:
+        edges.note((segment.size_bytes, segment.size_bytes, end_offset, end_offset, epoch_max))
     edges.note(None)
-    ends_log = end_offset == UNKNOWN_END
-    doubts = _doubt_scanned_epochs(edges, epochs, filed_epochs, power_was_lost=power_was_lost, ends_log=ends_log)
-    segment.damage = merged([*damage, *doubts])
+    segment.damage = merged([*damage, *_doubt_scanned_epochs(edges, epochs, filed_epochs)])
     segment.trust(0, segment.size_bytes if rest is None else rest.position)
     return rest
 
 
 def _doubt_scanned_epochs(
-    edges: EpochEdges,
-    epochs: LeaderEpochs,
-    filed_epochs: Sequence[tuple[int, int]],
-    *,
-    power_was_lost: bool,
-    ends_log: bool,
+    edges: EpochEdges, epochs: LeaderEpochs, filed_epochs: Sequence[tuple[int, int]]
 ) -> list[DamagedRange]:
     """Single batches whose epoch contradicts the epoch file. They count as damage until another replica's copy decides.
 
-    The file may lack the latest epochs. So it counts only for batches before its last epoch, and for batches with a
-    lower epoch than it says. After a loss of power only the second case counts, because the file may be from before a
-    truncation. After a kill it may be that, too. Then the first batch after the truncation has an epoch above all of
-    the file, or is the last one: if others follow, their epochs are not those of the file either.
+    The file may lack the latest epochs, or be from before a truncation. So it counts only where it says the epoch of
+    the batch behind, too: two logs that have a record of one offset and epoch have the same records before it.
     """
     filed = LeaderEpochs(filed_epochs)
-    last_start = filed_epochs[-1][1] if filed_epochs else 0
     damage: list[DamagedRange] = []
     for doubt in edges.doubts(filed.epoch_for_offset):
-        first_offset, end_offset = doubt.damage.first_offset, doubt.damage.end_offset
-        is_last = ends_log and doubt.following is None
-        is_newer = doubt.epoch > filed.latest
-        file_may_lack_it = power_was_lost or is_newer or is_last or first_offset >= last_start
-        if doubt.known < doubt.epoch and file_may_lack_it:
+        if doubt.following is None:
             continue
+        first_offset, end_offset = doubt.damage.first_offset, doubt.damage.end_offset
         logger.error("offset %d: %s", first_offset, describe(doubt.damage))
         damage.append(doubt.damage)
         seen = [(doubt.known, first_offset)]
-        if doubt.following is not None and doubt.following[4] > doubt.known:
+        if doubt.following[4] > doubt.known:
             seen.append((doubt.following[4], end_offset))
         epochs.correct(seen, first_offset, end_offset + 1 if len(seen) > 1 else end_offset)
     return damage
