@@ -11,6 +11,7 @@ from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, batch, offsets_of, records_of
 from tidelog.storage.files.checkpoints import PARTITION_METADATA_FILE
 from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.log_config import LogConfig
 
@@ -84,6 +85,32 @@ def test_a_loss_of_power_while_a_log_is_emptied_leaves_no_gap(start: int, high_w
             raise AssertionError("it has no end")
     assert (FIRST, END) in outcomes
     assert len(outcomes) > 2
+
+
+@pytest.mark.parametrize("action", ["empty", "truncate"])
+def test_a_kill_while_a_log_loses_committed_records_is_no_loss_to_report(action: str) -> None:
+    """The leader has lost them. This start missed them, and the broker did not speak for any of its logs."""
+    for operations in range(1, 1000):
+        disk = SimulatedDisk(Random(1))
+        log = log_with_segments(disk, SEGMENTS, END)
+        disk.fail_after(operations)
+        try:
+            if action == "empty":
+                log.truncate_fully_and_start_at(FIRST + 6)
+            else:
+                log.truncate_to(FIRST + 2)
+            is_over = True
+        except PowerLoss:
+            is_over = False
+        disk.end_process()
+        directory = LogDirectory.open(disk, PATH, node_id=1, cluster_id="cluster")
+        directory.ending = Ending.KILLED
+        found = directory.load(lambda topic: CONFIG, NOW)["t", 0]
+        assert not directory.shortened_logs, operations
+        assert not found.damaged_ranges()
+        if is_over:
+            return
+    raise AssertionError("it has no end")
 
 
 def metadata_log(disk: SimulatedDisk) -> PartitionLog:

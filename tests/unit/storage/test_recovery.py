@@ -670,3 +670,25 @@ def test_a_small_log_is_recovered_without_making_files(logs: MakeLogs):
     assert f"{FIRST}.index" in made.files("*"), "too large to be kept in memory alone"
     made.close()
     assert offsets_of(records_of(made.open())) == list(range(40))
+
+
+@pytest.mark.parametrize("preallocate", [False, True])
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_a_kill_after_a_truncation_below_the_high_watermark_misses_no_records(
+    logs: MakeLogs, preallocate: bool, is_flushed: bool
+) -> None:
+    """The checkpoint had the former high watermark: a segment with zeros behind its records was called damaged."""
+    made = logs(preallocate=preallocate)
+    for _ in range(15):
+        made.append(batch())
+    made.log.set_high_watermark(15)
+    if is_flushed:
+        made.log.flush()
+    made.directory.write_checkpoints()
+    made.log.truncate_to(1)
+    made.append(batch(), epoch=1)
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert not made.directory.shortened_logs
+    assert not log.damaged_ranges()
+    assert (log.log_end_offset, offsets_of(records_of(log))) == (2, [0, 1])

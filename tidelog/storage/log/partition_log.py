@@ -631,11 +631,12 @@ class PartitionLog:
             raise
 
     def _cut(self, offset: int, segment: Segment, position: int, end_offset: int) -> None:
-        goes_back = end_offset < max(self.log_start_offset, self.cleaned_offset)
+        goes_back = end_offset < max(self.log_start_offset, self.cleaned_offset, self.high_watermark)
         self.log_start_offset = min(self.log_start_offset, end_offset)
         self.cleaned_offset = min(self.cleaned_offset, end_offset)
+        self.high_watermark = min(self.high_watermark, end_offset)
         if self.durability.truncated(end_offset) or goes_back:
-            # First: a stale checkpoint would keep records appended next from a start's scan, or from the cleaner.
+            # First: after a kill stale ones keep the next records from the scan or the cleaner, or have some missed.
             self.write_checkpoint()
         later = sum(1 for segment in self.segments if segment.base_offset > offset)
         if later:
@@ -646,7 +647,6 @@ class PartitionLog:
         self.disk.sync_directory(self.directory)
         self.leader_epochs.truncate_from_end(end_offset)
         self.log_end_offset = end_offset
-        self.high_watermark = min(self.high_watermark, end_offset)
 
     def _start_over_at(self, offset: int) -> None:
         probe_descriptors(self.disk, self.directory)
@@ -664,7 +664,7 @@ class PartitionLog:
         # As in retention: these may go in any order, with one sync. The start of the metadata log is in no checkpoint.
         if self.topic_id != METADATA_TOPIC_ID and self.segments.condemn_below(min(self.high_watermark, offset)):
             self._advance_log_start(self.segments.first.base_offset)
-        self.log_start_offset = min(self.log_start_offset, offset)
+        self.log_start_offset = self.high_watermark = min(self.log_start_offset, offset)
         self.durability.truncated(self.log_start_offset)
         self.write_checkpoint()
         if self.segments.condemned:
