@@ -20,6 +20,12 @@ from tests.unit.broker.transactions import (
 )
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from tidelog.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic, OffsetFetchResponse
 from tidelog.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
@@ -109,9 +115,11 @@ async def test_a_transaction_that_is_aborted_meanwhile_takes_no_offsets(
     assert await commit == {T0: E.INVALID_TXN_STATE}
 
 
+@pytest.mark.parametrize("new_position", [-1, 3])
 async def test_the_position_of_a_topic_deleted_meanwhile_is_not_that_of_the_new_one(
-    running: RunningNode, wire: Wire, coordinator: FakeCoordinator
+    running: RunningNode, wire: Wire, coordinator: FakeCoordinator, new_position: int
 ):
+    """Nor does it take the place of one that was committed for the new topic."""
     coordinator.answer_now = False
     commit = asyncio.create_task(commit_offsets(wire, {T0: 7}))
     await coordinator.wait_until_asked()
@@ -119,6 +127,11 @@ async def test_the_position_of_a_topic_deleted_meanwhile_is_not_that_of_the_new_
     deleted = await other.call(DeleteTopicsRequest(topic_names=["t"], timeout_ms=10_000), 5, DeleteTopicsResponse)
     assert deleted.responses[0].error_code == E.NONE
     await other.create_topic("t", 3)
+    if new_position >= 0:
+        partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=new_position)
+        topic = OffsetCommitRequestTopic(name="t", partitions=[partition])
+        stored = await other.call(OffsetCommitRequest(group_id="g", topics=[topic]), 8, OffsetCommitResponse)
+        assert stored.topics[0].partitions[0].error_code == E.NONE
     coordinator.answer()
     assert await commit == {T0: E.NONE}
     await write_markers(other, marker([OFFSETS]))
@@ -126,7 +139,7 @@ async def test_the_position_of_a_topic_deleted_meanwhile_is_not_that_of_the_new_
         group_id="g", topics=[OffsetFetchRequestTopic(name="t", partition_indexes=[0])], require_stable=True
     )
     found = await other.call(asked, 7, OffsetFetchResponse)
-    assert [(each.error_code, each.committed_offset) for each in found.topics[0].partitions] == [(E.NONE, -1)]
+    assert [(each.error_code, each.committed_offset) for each in found.topics[0].partitions] == [(E.NONE, new_position)]
 
 
 async def test_group_and_member_are_checked(wire: Wire, coordinator: FakeCoordinator):

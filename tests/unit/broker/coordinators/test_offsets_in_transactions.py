@@ -243,6 +243,26 @@ def test_an_open_transaction_keeps_its_offset_when_that_of_a_deleted_topic_is_de
     assert world.committed() == found
 
 
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_commit_for_a_new_topic_is_not_deleted_with_an_offset_of_the_old_one_in_a_transaction(is_commit: bool):
+    """Both were under way when the topic was deleted and made anew."""
+    world = World(commits_at_once=False)
+    commit(world, 7)
+    world.service.on_topics_deleted([("t", bytes(16))])
+    renewed = world.commit(offsets={("t", 0): 2})
+    for _ in range(3):
+        world.ports.commit(0)
+        world.advance(1000)
+    assert renewed.response is not None
+    assert world.committed() == 2
+    end(world, is_commit=is_commit)
+    for _ in range(3):
+        world.ports.commit(0)
+        world.advance(1000)
+    assert world.committed() == 2
+    assert not world.coordinator()._groups_to_sweep_later
+
+
 def test_metadata_is_limited():
     world = World()
     assert errors(commit(world, 1, metadata="x" * 4097)) == [E.OFFSET_METADATA_TOO_LARGE]

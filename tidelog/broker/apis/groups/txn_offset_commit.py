@@ -80,11 +80,14 @@ async def _commit(
         error = (answer if isinstance(answer, dict) else await answer)[partition]
         if error is not ErrorCode.NONE:
             raise KafkaError(error, "the coordinator of the transaction refuses the offsets")
+        # Behind the first commit for a new topic, an offset of the deleted one would take its place.
+        present = _topic_ids(services, request.topics)
+        topic_ids = {name: topic_id for name, topic_id in topic_ids.items() if present.get(name) == topic_id}
     return services.groups.commit_offsets_of_transaction(context, request, topic_ids, verification)
 
 
 def _topic_ids(services: Services, topics: list[TxnOffsetCommitRequestTopic]) -> dict[str, bytes]:
-    """By name, of the topics that exist. One may be deleted and made anew before the offsets are written."""
+    """By name, of the topics that exist. One may be deleted and made anew before its offsets are verified."""
     by_name = services.image().topics_by_name
     return {topic.name: by_name[topic.name].topic_id for topic in topics if topic.name in by_name}
 

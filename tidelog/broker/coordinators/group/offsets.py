@@ -330,26 +330,32 @@ class OffsetStore:
         not deleted yet, or may come: after 0 no later call will find one.
 
         They cover the offsets with that topic id, and those without a topic id. A tombstone follows a commit that is
-        under way in the log, and deletes it; and it deletes all offsets of the partition in open transactions. Where
-        one of them may be of a new topic, the offset stays until a later call.
+        under way in the log, and deletes it; and it deletes the partition's committed offset together with those of
+        all open transactions. Where one of them may be of a new topic, all stay until a later call.
         """
         deleted: dict[tuple[str, int], None] = {}
+        under_way = {key for key in self._in_flight.get(group_id, ()) if key[0] in topics}
+        kept = set(under_way)
+        for topic, index, entry in self._entries_of_topics(group_id, topics):
+            if _is_of_deleted(entry, topics[topic]):
+                deleted[topic, index] = None
+            else:
+                kept.add((topic, index))
+        left_count = len(deleted) + len(under_way)
+        return [OffsetCommit(group_id, *key, None) for key in deleted if key not in kept], left_count
+
+    def _entries_of_topics(
+        self, group_id: str, topics: Mapping[str, object]
+    ) -> Iterator[tuple[str, int, CommittedOffset]]:
+        """The group's offsets of these topics, committed and in open transactions."""
         group_offsets = self.of_group(group_id)
         # The intersection iterates over the smaller set: there may be thousands of topics.
         for topic in sorted(group_offsets.keys() & topics.keys()):
             for index, entry in group_offsets[topic].items():
-                if _is_of_deleted(entry, topics[topic]):
-                    deleted[topic, index] = None
-        under_way = {key for key in self._in_flight.get(group_id, ()) if key[0] in topics}
-        kept = set(under_way)
+                yield topic, index, entry
         for topic, index in self._pending.partitions_of(group_id):
             for entry in self._pending.of_partition(group_id, topic, index) if topic in topics else ():
-                if _is_of_deleted(entry, topics[topic]):
-                    deleted[topic, index] = None
-                else:
-                    kept.add((topic, index))
-        left_count = len(deleted) + len(under_way)
-        return [OffsetCommit(group_id, *key, None) for key in deleted if key not in kept], left_count
+                yield topic, index, entry
 
     def is_being_written(self, group_id: str, topics: Container[str]) -> bool:
         """Whether a write of an offset of one of these topics is under way."""
@@ -487,7 +493,10 @@ def txn_commit_refusal(group: Group | None, request: TxnOffsetCommitRequest) -> 
 def txn_commit_records(
     request: TxnOffsetCommitRequest, topic_ids: Mapping[str, bytes], wall_ms: int, max_metadata_bytes: int
 ) -> tuple[list[OffsetCommit], TxnOffsetCommitResponse]:
-    """The records of accepted offsets of a transaction, and the response."""
+    """The records of accepted offsets of a transaction, and the response.
+
+    A topic without an id was deleted meanwhile, and its offsets with it.
+    """
     records: list[OffsetCommit] = []
     response = TxnOffsetCommitResponse()
     for topic in request.topics:
@@ -499,7 +508,7 @@ def txn_commit_records(
             answer.partitions.append(
                 TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
             )
-            if value is not None:
+            if value is not None and topic.name in topic_ids:
                 value.topic_id = topic_ids[topic.name]
                 records.append(OffsetCommit(request.group_id, topic.name, partition.partition_index, value))
     return records, response
