@@ -44,7 +44,13 @@ def replay_log(
                 if header.is_control:
                     kind = control_record_type(record.key)
                     if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
-                        coordinator.replay_end_transaction(header.producer_id, kind is ControlRecordType.COMMIT)
+                        is_commit = kind is ControlRecordType.COMMIT
+                        while True:
+                            remaining -= coordinator.replay_end_transaction(header.producer_id, is_commit, remaining)
+                            if remaining > 0:
+                                break
+                            remaining = records_per_step
+                            yield STEP_DONE
                 elif record.key is not None:
                     decoded = coordinator.decode(record.key, record.value)
                     if decoded is not None:

@@ -124,8 +124,15 @@ class Coordinator(Protocol):
         transaction).
         """
 
-    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
-        """Apply a transaction marker."""
+    def replay_end_transaction(self, producer_id: int, committed: bool, count_max: int) -> int:
+        """Apply a transaction marker to the next `count_max` records of its transaction, and return to
+        how many. After fewer the transaction has ended; until then nothing else is replayed.
+        """
+
+    def restore_some(self, now: Now) -> bool:
+        """The log is replayed: restore a part of the state, short enough for a turn of the loop. Whether
+        there is more to restore before `on_loaded`.
+        """
 
     def on_loaded(self, now: Now) -> Outcome:
         """The log is replayed; this node serves the partition from now on."""

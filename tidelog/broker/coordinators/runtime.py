@@ -49,8 +49,10 @@ PENDING_WRITES_MAX = 10_000
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 PENDING_BYTES_OF_NODE_MAX = 256 * 1024 * 1024
 PARKED_REQUESTS_MAX = 100_000
-# Of one turn of the loop, where none of them has anything to do.
+# Of one turn of the loop, where none of them has anything to do; after a millisecond the others wait for the next turn.
 IDLE_STEPS_MAX = 100
+# Writes and records that are replayed at once when they are committed, and then in a step.
+REPLAYED_PER_TURN = 500
 # The pause of a load while a thread reads the next chunk.
 CHUNK_RETRY_MS = 2
 # Refusals of one producer's append, which say nothing about the partition.
@@ -93,6 +95,7 @@ class _Shard(Generic[C]):
         self.pending_writes: deque[_PendingWrite] = deque()
         self.pending_bytes = 0
         self.late_count = 0  # the first `late_count` of `pending_writes` are answered
+        self.is_draining = False  # committed writes are being replayed, or wait for the next step of that
         self.committed_offset = 0
         self.writes_under_way = 0
         self.parked_requests: dict[int, tuple[Deferred, Callable[[Any], Any] | None]] = {}
@@ -107,6 +110,16 @@ class _Shard(Generic[C]):
 
     def is_active(self) -> bool:
         return self.state is _ShardState.ACTIVE
+
+    def has_committed(self) -> bool:
+        """Whether the first pending write is committed and may be replayed."""
+        # An append may commit batches before its own, and their replay may lead to further writes. Its own must come
+        # before those.
+        return (
+            bool(self.pending_writes)
+            and self.pending_writes[0].next_offset <= self.committed_offset
+            and not self.writes_under_way
+        )
 
 
 def _send_nothing(partition: int, leader_epoch: int, message: Any) -> None:
@@ -140,6 +153,7 @@ class CoordinatorRuntime(Generic[C]):
         self._pending_bytes = 0
         self._steps: deque[Callable[[], bool]] = deque()  # wait for a turn of the loop
         self._has_stepped = False  # in this turn of the loop, or in the one before
+        self._replayed_count = 0  # in this turn of the loop, other than in steps
         self._warnings = RepeatedWarnings(logger, lambda: ports.now_ms() / 1000)
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -325,6 +339,7 @@ class CoordinatorRuntime(Generic[C]):
         if (
             not shard.pending_writes
             and not shard.writes_under_way
+            and write.end is None
             and self._ports.is_committed(shard.partition, next_offset)
         ):
             # Usual for a partition with one replica. The caller arms the timer.
@@ -389,21 +404,57 @@ class CoordinatorRuntime(Generic[C]):
             self._close(shard, _ShardState.FAILED)
             return
         shard.committed_offset = max(shard.committed_offset, offset)
-        self._drain(shard)
-        self._arm_timer(shard)
+        if not shard.is_draining:
+            self._drain(shard)
+            self._arm_timer(shard)
 
     def _drain(self, shard: _Shard[C]) -> None:
-        """Replay and answer the committed writes, in log order.
+        """Replay and answer the committed writes, in log order; what is too much for a turn of the loop, in steps."""
+        if shard.is_draining or not shard.has_committed():
+            return  # it goes on
+        if not self._replayed_count:
+            self._ports.call_later(0, self._begin_turn)
+        self._replayed_count += self._drain_some(shard, REPLAYED_PER_TURN - self._replayed_count)
+        self._drain_later(shard)
 
-        An append may commit batches before its own, and their replay may lead to further writes.
-        Therefore the queue is not drained during an append: its own entry must come first.
-        """
-        while (
-            shard.pending_writes
-            and shard.pending_writes[0].next_offset <= shard.committed_offset
-            and not shard.writes_under_way
-        ):
-            self._complete(shard, shard.pending_writes.popleft())
+    def _begin_turn(self) -> None:
+        self._replayed_count = 0
+
+    def _drain_later(self, shard: _Shard[C]) -> None:
+        if shard.has_committed():
+            shard.is_draining = True
+            self._step(partial(self._drain_step, shard))
+
+    def _drain_step(self, shard: _Shard[C]) -> bool:
+        if not shard.is_active():
+            return False
+        try:
+            self._drain_some(shard, REPLAYED_PER_TURN)
+        finally:
+            self._drain_later(shard)
+            self._arm_timer(shard)
+        return True
+
+    def _drain_some(self, shard: _Shard[C], count_max: int) -> int:
+        """Stop after so many writes and records; returns how many it were, with those of the last write."""
+        shard.is_draining = True
+        count = 0
+        try:
+            while count < count_max and shard.has_committed():
+                write = shard.pending_writes[0].write
+                if write.end is not None:
+                    # It stays the first until its whole transaction is replayed: no other record comes between.
+                    assert write.transaction is not None
+                    count += shard.coordinator.replay_end_transaction(
+                        write.transaction.producer_id, write.end.is_commit, count_max - count
+                    )
+                    if count >= count_max:
+                        break
+                count += 1 + len(write.records)
+                self._complete(shard, shard.pending_writes.popleft())
+        finally:
+            shard.is_draining = False
+        return count
 
     def _complete(self, shard: _Shard[C], pending: _PendingWrite) -> None:
         shard.pending_bytes -= pending.size_bytes
@@ -423,8 +474,6 @@ class CoordinatorRuntime(Generic[C]):
         for record in write.records:
             shard.coordinator.replay(offset, record, producer_id)
             offset += 1
-        if write.end is not None:
-            shard.coordinator.replay_end_transaction(producer_id, write.end.is_commit)
 
     def _answer_write(self, shard: _Shard[C], write: Write, now: Now) -> None:
         for token, response in write.replies:
@@ -474,8 +523,9 @@ class CoordinatorRuntime(Generic[C]):
             self._has_stepped = False
             return
         self._ports.call_later(0, self._next_step)
+        began_ms = self._ports.now_ms()
         for _ in range(min(IDLE_STEPS_MAX, len(self._steps))):
-            if self._steps.popleft()():
+            if self._steps.popleft()() or self._ports.now_ms() > began_ms:
                 return
 
     def _on_timer(self, shard: _Shard[C]) -> bool:
@@ -576,9 +626,16 @@ class CoordinatorRuntime(Generic[C]):
         if error is not None:
             self._fail_load(shard, error)
             return False
+        now = self._now()
+        try:
+            if shard.coordinator.restore_some(now):
+                self._ports.call_later(0, lambda: self._step(lambda: self._activate(shard, end_offset, None)))
+                return True
+        except Exception as failure:
+            self._fail_load(shard, failure)
+            return False
         shard.state = _ShardState.ACTIVE
         shard.committed_offset = end_offset
-        now = self._now()
         self._apply(shard, shard.coordinator.on_loaded(now))
         for operation in shard.operations_after_load:
             self._apply(shard, operation(shard.coordinator, shard.end_offset, now))

@@ -128,7 +128,7 @@ def test_group_records_survive_the_log_and_any_of_them_can_be_restored(group_id,
     assert records.decode(*records.encode(record)) == record
     if value is not None:
         group = Group(group_id, 0)
-        group.restore(value)
+        list(group.restore(value))
         assert (group.state is GroupState.STABLE) == bool(value.members)
 
 
@@ -156,7 +156,8 @@ def test_an_unknown_kind_is_passed_over_and_nonsense_is_not():
 def test_a_member_without_a_rebalance_timeout_has_its_session_timeout():
     stored = MemberMetadata(member_id="m", session_timeout=30_000)
     group = Group("g", 0)
-    group.restore(GroupMetadataValue(protocol_type="consumer", protocol="range", leader="m", members=[stored, stored]))
+    value = GroupMetadataValue(protocol_type="consumer", protocol="range", leader="m", members=[stored, stored])
+    list(group.restore(value))
     assert [each.rebalance_timeout_ms for each in group.members.values()] == [30_000]
 
 

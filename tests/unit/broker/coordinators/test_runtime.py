@@ -56,8 +56,12 @@ class Tape:
         assert record != b"broken" or self.events, "breaks while loading"
         self.replayed.append((offset, record, producer_id))
 
-    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
+    def replay_end_transaction(self, producer_id: int, committed: bool, count_max: int) -> int:
         self.ended.append((producer_id, committed))
+        return 0
+
+    def restore_some(self, now: Now) -> bool:
+        return False
 
     def on_loaded(self, now: Now) -> Outcome:
         self.events.append(("loaded",))

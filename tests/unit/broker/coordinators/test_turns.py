@@ -5,9 +5,22 @@ Clients choose these moments. Otherwise a node answers nobody for seconds.
 
 from __future__ import annotations
 
-from tests.unit.broker.coordinators.fakes import World
+from typing import Any
+
+import pytest
+
+from tests.unit.broker.coordinators.fakes import FakePorts, World, context
+from tests.unit.broker.coordinators.test_runtime import Tape
 from tests.unit.broker.coordinators.transaction_world import T0, TransactionWorld
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
+from tidelog.broker.coordinators.group.rebalance import TimerKey
+from tidelog.broker.coordinators.outcome import Now, Outcome, TransactionEnd, WriteTransaction
+from tidelog.broker.coordinators.runtime import CoordinatorRuntime
+from tidelog.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 
 PARTITIONS = 20
 HOUR_MS = 3_600_000
@@ -23,8 +36,8 @@ def world_with_offsets(retention_ms: int = -1) -> World:
     return world
 
 
-def offset_count(world: World) -> int:
-    shards = [world.coordinator(index) for index in range(PARTITIONS)]
+def offset_count(world: World, partitions: int = PARTITIONS) -> int:
+    shards = [world.coordinator(index) for index in range(partitions)]
     return sum(len(list(shard.offsets.positions())) for shard in shards)
 
 
@@ -123,3 +136,152 @@ def test_empty_partitions_are_loaded_within_two_turns() -> None:
         world.ports.turn()
     assert world.ports.turn() == 0
     assert not world.service.is_loading()
+
+
+def commit_in_transactions(world: World, producers: int, offsets: int) -> None:
+    """Each producer has the same offsets in an open transaction, one request for 500 of them."""
+    for producer_id in range(producers):
+        for start in range(0, offsets, 500):
+            partitions = [
+                TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=7, committed_metadata="")
+                for index in range(start, min(start + 500, offsets))
+            ]
+            topic = TxnOffsetCommitRequestTopic(name="t", partitions=partitions)
+            request = TxnOffsetCommitRequest(group_id="g", producer_id=producer_id, producer_epoch=0, topics=[topic])
+            world.service.commit_offsets_of_transaction(context(28, 2), request, {"t": bytes(16)}, None)
+
+
+def end_transaction(world: World, producer_id: int, *, is_commit: bool = True) -> Any:
+    transaction = WriteTransaction(producer_id, 0)
+    return world.ask(lambda: world.service.end_transaction(0, transaction, TransactionEnd(is_commit, 0)))
+
+
+def offsets_moved(world: World) -> list[int]:
+    """In each turn of the loop: how many offsets are committed, or pending no longer."""
+    offsets = world.coordinator().offsets
+    moved = []
+    while world.ports._timers and world.ports._timers[0][0] <= world.ports.time_ms:
+        before = offset_count(world, 1), len(offsets._pending._producers.get("g", ()))
+        world.ports.turn()
+        after = offset_count(world, 1), len(offsets._pending._producers.get("g", ()))
+        moved.append(max(abs(after[0] - before[0]), abs(after[1] - before[1])))
+        world.ports.time_ms += 1
+    return moved
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_the_end_of_a_transaction_with_many_offsets(is_commit: bool) -> None:
+    world = World()
+    world.commit(offsets={("t", 0): 3, ("t", 4_000): 3})
+    commit_in_transactions(world, 1, 5_000)
+    ended = end_transaction(world, 0, is_commit=is_commit)
+    later = [world.commit(offsets={("t", index): 9}) for index in (1, 4_001)]
+    assert ended.is_parked
+    assert all(reply.is_parked for reply in later), "a record behind the marker is replayed after it"
+    assert offset_count(world, 1) <= 2 * RECORDS_PER_TURN, "at once, and in a first step"
+    moved = offsets_moved(world)
+    assert max(moved) <= RECORDS_PER_TURN, moved
+    assert ended.response is True
+    assert [world.committed(partition=index) for index in (1, 4_001)] == [9, 9]
+    assert world.committed(partition=4_000) == (7 if is_commit else 3)
+    assert offset_count(world, 1) == (5_000 if is_commit else 4)
+    assert not world.coordinator().offsets._pending
+
+
+def test_transactions_that_end_together() -> None:
+    world = World(commits_at_once=False)
+    commit_in_transactions(world, 20, 400)
+    world.ports.commit(0)
+    offsets_moved(world)
+    ended = [end_transaction(world, producer_id) for producer_id in range(20)]
+    world.ports.commit(0)
+    assert sum(reply.response is True for reply in ended) <= 2
+    turns = 0
+    while any(reply.is_parked for reply in ended):
+        before = sum(reply.is_parked for reply in ended)
+        world.ports.turn()
+        assert before - sum(reply.is_parked for reply in ended) <= 2
+        turns += 1
+    assert turns >= 10
+
+
+def test_a_transaction_whose_end_is_loaded() -> None:
+    world = World()
+    commit_in_transactions(world, 1, 5_000)
+    end_transaction(world, 0)
+    offsets_moved(world)
+    world.ports._timers.clear()
+    world.service.on_partition_elected(0, 2)
+    assert max(offsets_moved(world)) <= RECORDS_PER_TURN
+    assert offset_count(world, 1) == 5_000
+
+
+def test_commits_that_are_replicated_together() -> None:
+    """A follower hangs, and comes back."""
+    world = World(commits_at_once=False)
+    replies = [world.commit(offsets={("t", index): 1}) for index in range(3_000)]
+    world.ports.commit(0)
+    assert offset_count(world, 1) <= 2 * RECORDS_PER_TURN, "at once, and in a first step"
+    moved = offsets_moved(world)
+    assert max(moved) <= RECORDS_PER_TURN, moved
+    assert not any(reply.is_parked for reply in replies)
+    assert offset_count(world, 1) == 3_000
+
+
+def test_the_partition_moves_away_while_committed_writes_are_replayed() -> None:
+    world = World(commits_at_once=False)
+    replies = [world.commit(offsets={("t", index): 1}) for index in range(3_000)]
+    world.ports.commit(0)
+    world.service.on_partition_resigned(0)
+    assert not any(reply.is_parked for reply in replies)
+    world.ports.turns_after(0)
+    world.service.on_partition_elected(0, 2)
+    world.ports.turns_after(0)
+    assert offset_count(world, 1) == 3_000
+
+
+def test_members_that_are_loaded_together() -> None:
+    world = World(GroupCoordinatorConfig(group_initial_rebalance_delay_ms=0))
+    for number in range(30):
+        world.stable(f"g{number}", size=40)
+    world.ports._timers.clear()
+    world.service.on_partition_elected(0, 2)
+    groups = world.coordinator().groups
+    restored = []
+    while world.service.is_loading():
+        before = sum(len(group.members) for group in groups.values())
+        world.ports.turn()
+        restored.append(sum(len(group.members) for group in groups.values()) - before)
+    assert sum(restored) == 1_200
+    assert max(restored) <= 200, restored
+    for group in groups.values():
+        assert all(
+            TimerKey("session", group.group_id, member) in world.coordinator().timers for member in group.members
+        )
+
+
+def test_steps_without_work_that_take_long() -> None:
+    ports = FakePorts()
+    begun = []
+
+    class Slow(Tape):
+        def on_deadline(self, now: Now) -> Outcome:
+            begun.append(ports.time_ms)
+            ports.time_ms += 1
+            self.deadline_ms = None
+            return Outcome(now)
+
+    runtime: CoordinatorRuntime[Slow] = CoordinatorRuntime("test", ports, lambda partition: Slow(), write_timeout_ms=1)
+    for partition in range(10):
+        runtime.on_elected(partition, 1)
+    ports.turns_after(0)
+    for partition in range(10):
+        runtime._shards[partition].coordinator.deadline_ms = ports.time_ms
+        runtime._arm_timer(runtime._shards[partition])
+    counts = []
+    while ports._timers:
+        before = len(begun)
+        ports.turn()
+        counts.append(len(begun) - before)
+    assert sum(counts) == 10
+    assert max(counts) == 1, counts

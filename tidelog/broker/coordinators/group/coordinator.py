@@ -10,11 +10,13 @@ wrote it. Source: Kafka's `GroupCoordinatorShard` and `GroupMetadataManager`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from sys import maxsize
 from typing import NamedTuple, TypeVar
 
 from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
-from tidelog.broker.coordinators.group.group import Group
+from tidelog.broker.coordinators.group.group import Group, Member
 from tidelog.broker.coordinators.group.joins import JoinHandler, growth_refusal, join_error
 from tidelog.broker.coordinators.group.memory import GroupMemory, GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import (
@@ -57,6 +59,8 @@ SWEPT_GROUPS_PER_TURN = 1_000
 SWEEP_RETRY_MS = 200
 # Deadlines of members and groups; each may have a record.
 DEADLINES_PER_TURN = 50
+# Members and groups that a load restores at once.
+MEMBERS_PER_STEP = 200
 # Keeps a batch below max.message.bytes of the offsets topic.
 TOMBSTONE_BYTES_PER_WRITE = 500_000
 _TOMBSTONE_BYTES_MAX = 800  # one with the longest topic name, without the group id
@@ -89,6 +93,7 @@ class GroupCoordinator:
         self.config = config
         self._memory = memory or GroupMemoryBudget(config.max_groups_memory_bytes)
         self._loading_groups: dict[str, GroupMetadataValue] | None = {}  # the last record of each; None after the load
+        self._restored = self._restore_groups()
         self.groups: dict[str, Group] = {}
         offsets_memory = offsets_memory or GroupMemoryBudget(config.max_offsets_memory_bytes)
         self.offsets = OffsetStore(GroupMemory(offsets_memory))
@@ -413,18 +418,32 @@ class GroupCoordinator:
         ):
             group.adopt_assignment(record.value)
 
-    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
-        self.offsets.replay_end_transaction(producer_id, committed)
+    def replay_end_transaction(self, producer_id: int, committed: bool, count_max: int = maxsize) -> int:
+        return self.offsets.replay_end_transaction(producer_id, committed, count_max)
 
-    def on_loaded(self, now: Now) -> Outcome:
+    def restore_some(self, now: Now) -> bool:
         """Restore the groups, and start a session timeout for each member."""
-        outcome = Outcome(now)
+        count = 0
+        for group, member in islice(self._restored, MEMBERS_PER_STEP):
+            count += 1
+            if member is not None:
+                self._rebalancer.extend_session(group, member, now.steady_ms)
+        return count == MEMBERS_PER_STEP
+
+    def _restore_groups(self) -> Iterator[tuple[Group, Member | None]]:
+        """Each member as it is restored, and None when its group is ready."""
         loaded_groups, self._loading_groups = self._loading_groups or {}, None
         for group_id, value in loaded_groups.items():
             group = self.groups[group_id]
-            group.restore(value)
-            for member in group.members.values():
-                self._rebalancer.extend_session(group, member, now.steady_ms)
+            for member in group.restore(value):
+                yield group, member
+            yield group, None
+
+    def on_loaded(self, now: Now) -> Outcome:
+        outcome = Outcome(now)
+        while self.restore_some(now):
+            pass
+        for group in self.groups.values():
             if len(group.members) > self.config.group_max_size:
                 self._rebalancer.prepare(group, "more members than group.max.size allows", outcome)
         self.timers.set(EXPIRE, now.steady_ms + self.config.offsets_retention_check_interval_ms)

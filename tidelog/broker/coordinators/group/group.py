@@ -10,7 +10,7 @@ group's size is charged to its `memory`. Source: Kafka's `ClassicGroup` and `Cla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from struct import Struct, error
 from sys import getsizeof, maxsize
 
@@ -325,8 +325,9 @@ class Group:
 
     # -- durable state -----------------------------------------------------------------------------------------------
 
-    def restore(self, value: GroupMetadataValue) -> None:
-        """Take over the state of the record: Stable with its members, or Empty.
+    def restore(self, value: GroupMetadataValue) -> Iterator[Member]:
+        """Take over the state of the record: Stable with its members, or Empty. Yields each restored member; the
+        group is ready at the end.
 
         Parked requests were lost with the node that held them.
         """
@@ -354,6 +355,7 @@ class Group:
                 assignment=metadata.assignment,
             )
             self.add(member, value.protocol_type)
+            yield member
         self._subscribe()
 
     def adopt_assignment(self, value: GroupMetadataValue) -> None:

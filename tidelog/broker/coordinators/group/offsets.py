@@ -9,6 +9,7 @@ transaction ends first. Source: Kafka's `OffsetMetadataManager`.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from sys import maxsize
 from typing import NamedTuple
 
@@ -141,31 +142,38 @@ class PendingOffsets:
         size_bytes = 0
         if not self.has(record.group_id, record.topic, record.partition):
             return size_bytes
-        for producer_id in self._forget(record.group_id, record.topic, record.partition):
-            pending = self._by_producer[producer_id]
-            size_bytes += _remove(pending, record) - PENDING_OFFSET_BYTES
-            if not pending:
-                del self._by_producer[producer_id]
+        for producer_id in tuple(self._producers[record.group_id][record.topic, record.partition]):
+            size_bytes += self.remove_of_producer(producer_id, record)
         return size_bytes
 
-    def pop(self, producer_id: int) -> dict[str, TopicOffsets]:
-        """Those of an ended transaction; the caller gives back their memory."""
-        groups = self._by_producer.pop(producer_id, {})
-        for group_id, topics in groups.items():
-            for topic, partitions in topics.items():
-                for partition in partitions:
-                    producers = self._producers[group_id][topic, partition]
-                    producers.discard(producer_id)
-                    if not producers:
-                        self._forget(group_id, topic, partition)
-        return groups
+    def first(self, producer_id: int, count_max: int) -> list[tuple[OffsetCommit, CommittedOffset]]:
+        """So many of the producer, each with the record that would delete it."""
+        return list(islice(self._of_producer(producer_id), count_max))
 
-    def _forget(self, group_id: str, topic: str, partition: int) -> set[int]:
+    def _of_producer(self, producer_id: int) -> Iterator[tuple[OffsetCommit, CommittedOffset]]:
+        for group_id, topics in self._by_producer.get(producer_id, {}).items():
+            for topic, partitions in topics.items():
+                for partition, entry in partitions.items():
+                    yield OffsetCommit(group_id, topic, partition, None), entry
+
+    def remove_of_producer(self, producer_id: int, record: OffsetCommit) -> int:
+        """Its transaction has ended; the offsets of other producers stay."""
+        group_id, topic, partition, _ = record
+        producers = self._producers[group_id][topic, partition]
+        producers.discard(producer_id)
+        if not producers:
+            self._forget(group_id, topic, partition)
+        pending = self._by_producer[producer_id]
+        size_bytes = _remove(pending, record) - PENDING_OFFSET_BYTES
+        if not pending:
+            del self._by_producer[producer_id]
+        return size_bytes
+
+    def _forget(self, group_id: str, topic: str, partition: int) -> None:
         of_group = self._producers[group_id]
-        producers = of_group.pop((topic, partition))
+        del of_group[topic, partition]
         if not of_group:
             del self._producers[group_id]
-        return producers
 
 
 class OffsetStore:
@@ -275,19 +283,16 @@ class OffsetStore:
         else:
             self._charge(self._pending.put(producer_id, record, entry))
 
-    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
-        """Commit the transaction's offsets, or drop them."""
-        pending = self._pending.pop(producer_id)
-        for group_id, topics in pending.items():
-            self._charge(-group_offsets_size_bytes(group_id))
-            for topic, partitions in topics.items():
-                self._charge(-topic_offsets_size_bytes(topic))
-                committed_entries = self._groups.get(group_id, {}).get(topic, {})
-                for partition, entry in partitions.items():
-                    self._charge(-pending_offset_size_bytes(entry.metadata))
-                    previous = committed_entries.get(partition)
-                    if committed and (previous is None or previous.record_offset < entry.record_offset):
-                        self._charge(_put(self._groups, group_id, topic, partition, entry))
+    def replay_end_transaction(self, producer_id: int, committed: bool, count_max: int = maxsize) -> int:
+        """Commit the next `count_max` of the transaction's offsets, or drop them; returns how many it were."""
+        pending = self._pending.first(producer_id, count_max)
+        for record, entry in pending:
+            self._charge(self._pending.remove_of_producer(producer_id, record))
+            group_id, topic, partition, _ = record
+            previous = self._groups.get(group_id, {}).get(topic, {}).get(partition)
+            if committed and (previous is None or previous.record_offset < entry.record_offset):
+                self._charge(_put(self._groups, group_id, topic, partition, entry))
+        return len(pending)
 
     # -- fetch -------------------------------------------------------------------------------------------------------
 

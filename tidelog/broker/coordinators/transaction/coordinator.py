@@ -440,8 +440,12 @@ class TransactionCoordinator:
             entry.unmarked = metadata.partitions
             self._to_mark[transactional_id] = None
 
-    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
+    def replay_end_transaction(self, producer_id: int, committed: bool, count_max: int) -> int:
         """The topic has no transactions of its own."""
+        return 0
+
+    def restore_some(self, now: Now) -> bool:
+        return False
 
     def on_loaded(self, now: Now) -> Outcome:
         """Go on where the former coordinator stopped: prepared transactions get their markers."""
