@@ -102,13 +102,15 @@ def test_no_interrupt_of_a_transaction_keeps_the_next_one_from_its_begin() -> No
             hunt(transact, transact, 20)
 
 
-def test_a_close_does_not_wait_for_one_that_was_interrupted() -> None:
+def test_a_close_that_is_interrupted_ends_the_thread_and_holds_up_no_other() -> None:
     async def nothing() -> None:
         pass
 
     for step in count():
         client = sync.Producer()
         client._run(nothing)
+        assert client._thread is not None
+        thread = client._thread._thread
         was_interrupted = interrupted_at(step, client.close, MODULES)
         closed: list[int] = []
 
@@ -118,6 +120,8 @@ def test_a_close_does_not_wait_for_one_that_was_interrupted() -> None:
 
         run_in_threads(close)
         assert closed, f"step {step}"
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), f"step {step}"
         if not was_interrupted:
             break
     assert step > 20

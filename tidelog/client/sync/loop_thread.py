@@ -117,8 +117,13 @@ class LoopThread:
             ending.begin()
             ending.result()
         finally:
-            self.loop.call_soon_threadsafe(self._stop_loop)
+            self.stop_soon()
             self._thread.join()
+
+    def stop_soon(self) -> None:
+        """Let the thread end, without a wait: also where an interrupt came before the first line of `stop`."""
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._stop_loop)
 
 
 class BlockingClient:
@@ -210,6 +215,8 @@ class BlockingClient:
                 finally:
                     self._is_close_finished = True
                     self._close_waiters.wake()
+                    if thread is not None:
+                        thread.stop_soon()
         # A signal handler inside `close` and a callback on the loop must not wait for themselves.
         if not is_first and caller is not self._closing_thread and not (thread and thread.is_current):
             self._close_waiters.wait(lambda: self._is_close_finished, timeout_s)
