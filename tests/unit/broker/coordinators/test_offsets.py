@@ -152,7 +152,10 @@ def test_deleted_topics_are_not_looked_for_in_every_group():
         store.replay(0, OffsetCommit("g", topic, 0, OffsetCommitValue(offset=1, topic_id=bytes([1]) * 16)), -1)
     deleted = Counted({name: [DeletedTopic(bytes([2]) * 16, 9)] for name in ("u", "t", "v", "w")})
     deleted["t"].append(DeletedTopic(bytes([1]) * 16, 9))
-    assert [(each.group_id, each.topic) for each in store.tombstones_of_topics("g", deleted)[0]] == [("g", "t")]
+    assert [
+        (each.group_id, each.topic)
+        for each in store.tombstones_of_topics("g", deleted, store.keys("g", deleted.keys()))[0]
+    ] == [("g", "t")]
     assert deleted.times == 0
 
 
@@ -212,9 +215,9 @@ def test_offsets_whose_tombstones_are_under_way_are_not_looked_at_again_and_agai
     looks: list[str] = []
     look = OffsetStore.tombstones_of_topics
 
-    def counted(store: OffsetStore, group_id: str, topics: Any) -> Any:
+    def counted(store: OffsetStore, group_id: str, topics: Any, keys: Any) -> Any:
         looks.append(group_id)
-        return look(store, group_id, topics)
+        return look(store, group_id, topics, keys)
 
     monkeypatch.setattr(OffsetStore, "tombstones_of_topics", counted)
     world.service.on_topics_deleted([("t", bytes(16))])
@@ -436,9 +439,9 @@ class TestTransactions:
         store.replay(0, committed(1), -1)
         store.replay(1, committed(2), 77)
         group = Group("g", 0)
-        assert store.expiration_records(group, DAY_MS, 1) == ([], False)
+        assert store.expiration_records(group, store.keys("g"), DAY_MS, 1) == ([], False)
         store.replay_end_transaction(77, False)
-        assert store.expiration_records(group, DAY_MS, 1) == ([OffsetCommit("g", "t", 0, None)], True)
+        assert store.expiration_records(group, store.keys("g"), DAY_MS, 1) == ([OffsetCommit("g", "t", 0, None)], True)
 
 
 def test_groups_in_motion_do_not_lose_offsets():
@@ -449,4 +452,4 @@ def test_groups_in_motion_do_not_lose_offsets():
     group.subscribed_topics = frozenset({"another"})
     for state in (GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE):
         group.state = state
-        assert store.expiration_records(group, DAY_MS, 1) == ([], False)
+        assert store.expiration_records(group, store.keys("g"), DAY_MS, 1) == ([], False)

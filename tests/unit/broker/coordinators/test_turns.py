@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.broker.coordinators.fakes import FakePorts, World, context
+from tests.unit.broker.coordinators.fakes import FakePorts, Reply, World, context
 from tests.unit.broker.coordinators.test_runtime import Tape
 from tests.unit.broker.coordinators.transaction_world import T0, TransactionWorld
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.rebalance import TimerKey
 from tidelog.broker.coordinators.outcome import Now, Outcome, TransactionEnd, WriteTransaction
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
+from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
@@ -285,3 +286,121 @@ def test_steps_without_work_that_take_long() -> None:
         counts.append(len(begun) - before)
     assert sum(counts) == 10
     assert max(counts) == 1, counts
+
+
+OFFSETS = 3_000
+
+
+def group_with_offsets(*, retention_ms: int = -1, commits_at_once: bool = True) -> World:
+    """All of one group."""
+    world = World(commits_at_once=commits_at_once)
+    world.commit(offsets={("t", index): 1 for index in range(OFFSETS)}, retention_ms=retention_ms, version=4)
+    world.ports.commit(0)
+    world.ports.turns_after(0)
+    return world
+
+
+def delete_group(world: World) -> Reply:
+    return world.ask(lambda: world.service.delete_group(context(42, 2), "g"))
+
+
+def delete_offsets(world: World, indexes: list[int]) -> Reply:
+    return world.ask(lambda: world.service.delete_offsets(context(47, 0), "g", [("t", indexes)]))
+
+
+def test_offsets_of_one_group_that_expire_together() -> None:
+    world = group_with_offsets(retention_ms=1)
+    world.ports.time_ms += HOUR_MS
+    moved = offsets_moved(world)
+    assert max(moved) <= RECORDS_PER_TURN, moved
+    assert offset_count(world, 1) == 0
+    assert "g" not in world.coordinator().groups
+
+
+def test_an_offset_that_is_renewed_while_others_of_its_group_expire() -> None:
+    world = group_with_offsets(retention_ms=1)
+    world.ports.time_ms += HOUR_MS
+    world.ports.turn()
+    world.commit(offsets={("t", 0): 5, ("t", OFFSETS - 1): 5})
+    offsets_moved(world)
+    assert offset_count(world, 1) == 2
+    assert "g" in world.coordinator().groups
+
+
+def test_offsets_of_one_group_whose_topic_is_deleted() -> None:
+    world = group_with_offsets()
+    world.service.on_topics_deleted([("t", bytes(16))])
+    assert offset_count(world, 1) >= OFFSETS - RECORDS_PER_TURN
+    world.commit(offsets={("t", OFFSETS - 1): 5}, topic_id=bytes([1]) * 16)
+    assert max(offsets_moved(world)) <= RECORDS_PER_TURN
+    assert offset_count(world, 1) == 1
+    assert world.committed(partition=OFFSETS - 1) == 5, "of the new topic of this name"
+
+
+def test_a_group_with_many_offsets_is_deleted() -> None:
+    world = group_with_offsets()
+    deleted, again = delete_group(world), delete_group(world)
+    assert deleted.is_parked
+    assert offset_count(world, 1) >= OFFSETS - RECORDS_PER_TURN
+    assert max(offsets_moved(world)) <= RECORDS_PER_TURN
+    assert (deleted.error, again.error) == (0, 0)
+    assert "g" not in world.coordinator().groups
+    assert offset_count(world, 1) == 0
+    assert delete_group(world).error == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_many_offsets_are_deleted() -> None:
+    world = group_with_offsets()
+    deleted = delete_offsets(world, [*range(OFFSETS - 1), 0, 0])
+    assert deleted.is_parked
+    before = sum(world.ports.end_offsets.values())
+    assert max(offsets_moved(world)) <= RECORDS_PER_TURN
+    assert sum(world.ports.end_offsets.values()) - before <= OFFSETS, "none has two tombstones"
+    assert len(deleted.response) == OFFSETS - 1
+    assert world.committed(partition=OFFSETS - 1) == 1
+
+
+def test_a_transaction_ends_while_its_group_is_deleted() -> None:
+    world = World()
+    commit_in_transactions(world, 1, OFFSETS)
+    deleted = delete_group(world)
+    ended = end_transaction(world, 0)
+    offsets_moved(world)
+    assert ended.response is True
+    assert deleted.error == 0
+    assert offset_count(world, 1) == 0
+
+
+def test_a_member_joins_while_its_group_is_deleted() -> None:
+    """What it commits stays."""
+    world = group_with_offsets()
+    deleted = delete_group(world)
+    member, _ = world.member()
+    world.ports.turns_after(0)
+    assert deleted.error == ErrorCode.NON_EMPTY_GROUP
+    assert world.committed(partition=OFFSETS - 1) == 1
+    assert member in world.coordinator().groups["g"].members
+
+
+def test_the_partition_moves_away_while_a_group_is_deleted() -> None:
+    world = group_with_offsets()
+    deleted = delete_group(world)
+    world.service.on_partition_resigned(0)
+    assert deleted.error == ErrorCode.NOT_COORDINATOR
+    world.ports.turns_after(0)
+    world.service.on_partition_elected(0, 2)
+    world.ports.turns_after(0)
+    assert 0 < offset_count(world, 1) < OFFSETS
+    again = delete_group(world)
+    offsets_moved(world)
+    assert (again.error, offset_count(world, 1)) == (0, 0)
+
+
+def test_a_group_is_deleted_while_a_follower_hangs() -> None:
+    world = group_with_offsets(commits_at_once=False)
+    deleted = delete_group(world)
+    offsets_moved(world)
+    assert deleted.is_parked
+    world.ports.commit(0)
+    offsets_moved(world)
+    assert (deleted.error, offset_count(world, 1)) == (0, 0)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from tidelog.broker.coordinators.group.group import CONSUMER_PROTOCOL_TYPE, Group
-from tidelog.broker.coordinators.group.offsets import OffsetStore
-from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit
 from tidelog.broker.coordinators.group.states import DELETE_ANSWER, GroupState
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.describe_groups import DescribedGroup, DescribedGroupMember
@@ -75,41 +73,31 @@ def list_groups(groups: Iterable[Group], states: Collection[str], types: Collect
     ]
 
 
-def deletion_records(group: Group | None, offsets: OffsetStore) -> tuple[ErrorCode, list[GroupMetadata | OffsetCommit]]:
-    """The records that delete a group with its committed offsets, or the error of a group that is
-    not empty.
-    """
-    if group is None:
-        return ErrorCode.GROUP_ID_NOT_FOUND, []
-    error = DELETE_ANSWER[group.state]
-    if error is not ErrorCode.NONE:
-        return error, []
-    return error, [*offsets.tombstones(group.group_id), GroupMetadata(group.group_id, None)]
+def deletion_error(group: Group | None) -> ErrorCode:
+    """NONE, or the error of a group that is not empty."""
+    return ErrorCode.GROUP_ID_NOT_FOUND if group is None else DELETE_ANSWER[group.state]
 
 
-def offset_deletion_records(
-    group: Group | None, offsets: OffsetStore, topics: Iterable[tuple[str, list[int]]]
-) -> tuple[ErrorCode, dict[tuple[str, int], ErrorCode], list[OffsetCommit]]:
-    """The error of the whole request, the error of each partition, and the records that delete the
-    offsets.
+def offset_deletion_errors(
+    group: Group | None, topics: Iterable[tuple[str, list[int]]]
+) -> tuple[ErrorCode, dict[tuple[str, int], ErrorCode]]:
+    """The error of the whole request, and the error of each partition whose offset is to be deleted.
 
     A group with members keeps the offsets of the topics to which it subscribes. A group with
     members whose protocol does not name topics keeps all its offsets.
     """
     if group is None:
-        return ErrorCode.GROUP_ID_NOT_FOUND, {}, []
+        return ErrorCode.GROUP_ID_NOT_FOUND, {}
     if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
-        return ErrorCode.NON_EMPTY_GROUP, {}, []
-    group_offsets = offsets.of_group(group.group_id)
+        return ErrorCode.NON_EMPTY_GROUP, {}
     errors: dict[tuple[str, int], ErrorCode] = {}
-    records: list[OffsetCommit] = []
     for topic, partitions in topics:
-        is_subscribed = group.state is not GroupState.EMPTY and group.is_subscribed_to(topic)
+        error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if keeps_offsets_of(group, topic) else ErrorCode.NONE
         for partition in partitions:
-            errors[topic, partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_subscribed else ErrorCode.NONE
-            has_offset = partition in group_offsets.get(topic, {}) or offsets.is_pending(
-                group.group_id, topic, partition
-            )
-            if has_offset and not is_subscribed:
-                records.append(OffsetCommit(group.group_id, topic, partition, None))
-    return ErrorCode.NONE, errors, records
+            errors[topic, partition] = error
+    return ErrorCode.NONE, errors
+
+
+def keeps_offsets_of(group: Group, topic: str) -> bool:
+    """Whether the group has members that subscribe to the topic."""
+    return group.state is not GroupState.EMPTY and group.is_subscribed_to(topic)

@@ -9,10 +9,12 @@ wrote it. Source: Kafka's `GroupCoordinatorShard` and `GroupMetadataManager`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from sys import maxsize
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
@@ -49,12 +51,13 @@ Tombstone = TypeVar("Tombstone", GroupMetadata, OffsetCommit, GroupMetadata | Of
 
 EXPIRE = TimerKey("expire")
 FORGET = TimerKey("forget")
+DELETE = TimerKey("delete")
 NO_TOPIC = ""
 # The bounds of one turn of the expiry; the rest follows a millisecond later.
 EXPIRY_GROUPS_PER_TURN = 200
 EXPIRY_RECORDS_PER_TURN = 500
-# The same for offsets of deleted topics; most groups have none.
-SWEPT_GROUPS_PER_TURN = 1_000
+# Groups, and offsets of deleted topics in them; most groups have none.
+SWEPT_PER_TURN = 1_000
 # Until a group with such offsets is looked at again: its tombstones or newer commits were under way, or refused.
 SWEEP_RETRY_MS = 200
 # Deadlines of members and groups; each may have a record.
@@ -66,12 +69,37 @@ TOMBSTONE_BYTES_PER_WRITE = 500_000
 _TOMBSTONE_BYTES_MAX = 800  # one with the longest topic name, without the group id
 
 
-class GroupToSweep(NamedTuple):
-    """A group that may have offsets of these deleted topics. `has_tombstones`: some were written at the last look."""
+Keys = Iterator[tuple[str, int]]  # (topic, partition) of offsets
+
+
+@dataclass(slots=True)
+class GroupToSweep:
+    """A group that may have offsets of these deleted topics."""
 
     group_id: str
     topics: dict[str, list[DeletedTopic]]
-    has_tombstones: bool = False
+    has_tombstones: bool = False  # some were written at the last look, or at this one
+    keys: Keys | None = None  # not looked at yet; None before the look
+    is_left: bool = False  # this look has found some
+
+
+@dataclass(slots=True)
+class GroupToExpire:
+    """A group whose offsets are looked at, whether they are expired."""
+
+    group: Group
+    keys: Keys
+    all_expired: bool = True
+
+
+class Deletion(NamedTuple):
+    """A request to delete offsets of a group, or the whole group with all."""
+
+    group: Group
+    keys: Keys
+    is_whole: bool
+    token: int
+    response: Any
 
 
 class GroupCoordinator:
@@ -101,6 +129,8 @@ class GroupCoordinator:
         self._rebalancer = Rebalancer(config, self.timers)
         self._joins = JoinHandler(config, self.timers, self._rebalancer, rng)
         self._groups_to_check: list[str] = []
+        self._group_to_expire: GroupToExpire | None = None
+        self._deletions: deque[Deletion] = deque()
         self._deleted_topics: dict[str, list[DeletedTopic]] = {}
         # Those to look at now, and later.
         self._groups_to_sweep: list[GroupToSweep] = []
@@ -323,20 +353,17 @@ class GroupCoordinator:
             topics, self._deleted_topics = self._deleted_topics, {}
             if topics:
                 self._groups_to_sweep += [GroupToSweep(group_id, topics) for group_id in self.offsets.group_ids()]
-        left_count = 0
         tombstones: list[OffsetCommit] = []
-        for _ in range(SWEPT_GROUPS_PER_TURN):
-            if not self._groups_to_sweep or left_count >= EXPIRY_RECORDS_PER_TURN:
-                break
-            group = self._groups_to_sweep.pop()
-            if group.has_tombstones and self.offsets.is_being_written(group.group_id, group.topics):
-                self._groups_to_sweep_later.append(group)  # there may be very many, for as long as a follower hangs
-                continue
-            found, left = self.offsets.tombstones_of_topics(group.group_id, group.topics)
-            tombstones += found
-            left_count += left
-            if left:
-                self._groups_to_sweep_later.append(group._replace(has_tombstones=bool(found)))
+        room = SWEPT_PER_TURN
+        while room > 0 and self._groups_to_sweep and len(tombstones) < EXPIRY_RECORDS_PER_TURN:
+            group = self._groups_to_sweep[-1]
+            count_max = EXPIRY_RECORDS_PER_TURN - len(tombstones)
+            count = self._sweep(group, count_max, tombstones)
+            room -= 1 + count
+            if count < count_max:
+                self._groups_to_sweep.pop()
+                if group.is_left or self.offsets.is_being_written(group.group_id, group.topics):
+                    self._groups_to_sweep_later.append(group)
         for part in _in_parts(tombstones):
             write = OffsetWrite(part)
             self.offsets.begin(write)
@@ -345,6 +372,25 @@ class GroupCoordinator:
             self.timers.set(FORGET, outcome.now_ms)
         elif self._groups_to_sweep_later:
             self.timers.set(FORGET, outcome.now_ms + SWEEP_RETRY_MS)
+
+    def _sweep(self, group: GroupToSweep, count_max: int, tombstones: list[OffsetCommit]) -> int:
+        """Look at so many offsets of the group; fewer are left if it returns a lower number."""
+        if group.keys is None:
+            if group.has_tombstones and self.offsets.is_being_written(group.group_id, group.topics):
+                return 0  # there may be very many, for as long as a follower hangs
+            group.keys, group.is_left, group.has_tombstones = (
+                self.offsets.keys(group.group_id, group.topics),
+                False,
+                False,
+            )
+        keys = list(islice(group.keys, count_max))
+        found, is_left = self.offsets.tombstones_of_topics(group.group_id, group.topics, keys)
+        tombstones += found
+        group.is_left |= is_left
+        group.has_tombstones |= bool(found)
+        if len(keys) < count_max:
+            group.keys = None
+        return len(keys)
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
@@ -355,19 +401,17 @@ class GroupCoordinator:
         """Replies with a `DeletableGroupResult`."""
         outcome = Outcome(now)
         group = self.groups.get(group_id)
-        error, tombstones = admin.deletion_records(group, self.offsets)
+        error = admin.deletion_error(group)
         result = DeletableGroupResult(group_id=group_id, error_code=error)
-        if group is None or not tombstones:
+        if group is None or error is not ErrorCode.NONE:
             outcome.reply(caller.token, result)
             return outcome
         for member_id in list(group.pending_members):
             # Pending member ids end with their group, as in Kafka. A client that joins with one
             # gets UNKNOWN_MEMBER_ID and joins without an id.
             self._rebalancer.remove_member(group, member_id, outcome)
-        group.writes_in_flight += 1
         outcome.note(f"group {group_id}: deleted on request")
-        _write_in_parts(tombstones, outcome, GroupWrite("deletion", group, group.generation))
-        outcome.writes[-1].replies.append((caller.token, result))
+        self._delete(Deletion(group, self.offsets.keys(group_id), True, caller.token, result), outcome)
         return outcome
 
     def delete_offsets(
@@ -375,15 +419,48 @@ class GroupCoordinator:
     ) -> Outcome:
         """Replies with (topic, partition) -> ErrorCode, or with a KafkaError for the whole request."""
         outcome = Outcome(now)
-        error, errors, tombstones = admin.offset_deletion_records(self.groups.get(group_id), self.offsets, topics)
-        if error is not ErrorCode.NONE:
+        group = self.groups.get(group_id)
+        error, errors = admin.offset_deletion_errors(group, topics)
+        if group is None or error is not ErrorCode.NONE:
             outcome.refuse(caller.token, error)
-        elif tombstones:
-            _write_in_parts(list(tombstones), outcome)
-            outcome.writes[-1].replies.append((caller.token, errors))
         else:
-            outcome.reply(caller.token, errors)
+            self._delete(Deletion(group, iter(list(errors)), False, caller.token, errors), outcome)
         return outcome
+
+    def _delete(self, deletion: Deletion, outcome: Outcome) -> None:
+        self._deletions.append(deletion)
+        if len(self._deletions) == 1:
+            self._delete_some(outcome)
+
+    def _delete_some(self, outcome: Outcome) -> None:
+        """Delete a bounded number of offsets of the first request. What has changed since the request is looked at: a
+        group that has members by now is not deleted, and keeps the offsets of its topics.
+        """
+        group, keys, is_whole, token, response = self._deletions[0]
+        group_id = group.group_id
+        part = list(islice(keys, EXPIRY_RECORDS_PER_TURN))
+        error = admin.deletion_error(group) if is_whole else ErrorCode.NONE
+        is_gone = self.groups.get(group_id) is not group
+        is_last = is_gone or error is not ErrorCode.NONE or len(part) < EXPIRY_RECORDS_PER_TURN
+        if is_last:
+            self._deletions.popleft()
+        if self._deletions:
+            self.timers.set(DELETE, outcome.now_ms)
+        if is_gone or error is not ErrorCode.NONE:
+            outcome.reply(token, response if is_gone else DeletableGroupResult(group_id=group_id, error_code=error))
+            return
+        found = [self.offsets.tombstone(group_id, *key) for key in part if not admin.keeps_offsets_of(group, key[0])]
+        tombstones: list[GroupMetadata | OffsetCommit] = [each for each in found if each is not None]
+        if is_last and is_whole:
+            group.writes_in_flight += 1
+            tombstones.append(GroupMetadata(group_id, None))
+        _write_in_parts(
+            tombstones, outcome, GroupWrite("deletion", group, group.generation) if is_last and is_whole else None
+        )
+        if is_last and outcome.writes:
+            outcome.writes[-1].replies.append((token, response))
+        elif is_last:
+            outcome.reply(token, response)
 
     # -- replay ------------------------------------------------------------------------------------------------------
 
@@ -455,6 +532,7 @@ class GroupCoordinator:
         self.offsets.memory.release()
         self.groups.clear()
         self._loading_groups = None
+        self._deletions.clear()
 
     # -- results of writes -------------------------------------------------------------------------------------------
 
@@ -507,8 +585,8 @@ class GroupCoordinator:
             if key == EXPIRE:
                 self._expire(outcome)
                 continue
-            if key == FORGET:
-                self._forget_some(outcome)
+            if key in (FORGET, DELETE):
+                self._forget_some(outcome) if key == FORGET else self._delete_some(outcome)
                 break
             group = self.groups.get(key.group_id)
             if group is None:
@@ -523,27 +601,42 @@ class GroupCoordinator:
         return outcome
 
     def _expire(self, outcome: Outcome) -> None:
-        """Delete expired offsets, and empty groups without offsets; a bounded number of groups per
-        turn.
+        """Delete expired offsets, and empty groups without offsets; a bounded number of groups and offsets
+        per turn.
         """
-        if not self._groups_to_check:
+        if not self._groups_to_check and self._group_to_expire is None:
             self._groups_to_check = list(self.groups)
-        record_count = 0
+        room = EXPIRY_RECORDS_PER_TURN
         for _ in range(EXPIRY_GROUPS_PER_TURN):
-            if not self._groups_to_check or record_count >= EXPIRY_RECORDS_PER_TURN:
+            if room <= 0:
                 break
-            group = self.groups.get(self._groups_to_check.pop())
-            if group is not None:
-                record_count += self._expire_group(group, outcome)
-        pause_ms = 1 if self._groups_to_check else self.config.offsets_retention_check_interval_ms
+            if self._group_to_expire is None:
+                if not self._groups_to_check:
+                    break
+                group = self.groups.get(self._groups_to_check.pop())
+                if group is None:
+                    continue
+                self._group_to_expire = GroupToExpire(group, self.offsets.keys(group.group_id))
+            room -= self._expire_group(self._group_to_expire, room, outcome)
+        is_left = bool(self._groups_to_check) or self._group_to_expire is not None
+        pause_ms = 1 if is_left else self.config.offsets_retention_check_interval_ms
         self.timers.set(EXPIRE, outcome.now_ms + pause_ms)
 
-    def _expire_group(self, group: Group, outcome: Outcome) -> int:
+    def _expire_group(self, expiring: GroupToExpire, count_max: int, outcome: Outcome) -> int:
+        """Look at so many offsets of the group; returns how many it were."""
+        group = expiring.group
+        keys = list(islice(expiring.keys, count_max))
+        is_last = len(keys) < count_max
+        if is_last or self.groups.get(group.group_id) is not group:
+            self._group_to_expire = None
+        if self.groups.get(group.group_id) is not group:
+            return len(keys)
         tombstones: list[GroupMetadata | OffsetCommit]
         retention_ms = self.config.offsets_retention_ms
-        offset_tombstones, all_expired = self.offsets.expiration_records(group, outcome.wall_ms, retention_ms)
+        offset_tombstones, all_expired = self.offsets.expiration_records(group, keys, outcome.wall_ms, retention_ms)
         tombstones = list(offset_tombstones)
-        is_over = all_expired and group.is_vacant
+        expiring.all_expired &= all_expired
+        is_over = is_last and expiring.all_expired and group.is_vacant
         if is_over:
             tombstones.append(GroupMetadata(group.group_id, None))
             group.writes_in_flight += 1
@@ -551,7 +644,7 @@ class GroupCoordinator:
             expired_group = ", and the group" * is_over
             outcome.note(f"group {group.group_id}: {counted(len(offset_tombstones), 'offset')} expired{expired_group}")
             _write_in_parts(tombstones, outcome, GroupWrite("deletion", group, group.generation) if is_over else None)
-        return len(tombstones)
+        return len(keys)
 
     def _forget_if_unused(self, group: Group) -> None:
         if group.is_unused and self.groups.get(group.group_id) is group:

@@ -8,7 +8,7 @@ transaction ends first. Source: Kafka's `OffsetMetadataManager`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from sys import maxsize
 from typing import NamedTuple
@@ -126,7 +126,7 @@ class PendingOffsets:
 
     def of_partition(self, group_id: str, topic: str, partition: int) -> Iterator[CommittedOffset]:
         """Those of all producers."""
-        for producer_id in self._producers[group_id][topic, partition]:
+        for producer_id in self._producers.get(group_id, {}).get((topic, partition), ()):
             yield self._by_producer[producer_id][group_id][topic][partition]
 
     def put(self, producer_id: int, record: OffsetCommit, entry: CommittedOffset) -> int:
@@ -322,52 +322,67 @@ class OffsetStore:
 
     # -- deletion ----------------------------------------------------------------------------------------------------
 
-    def tombstones(self, group_id: str) -> list[OffsetCommit]:
-        """Records that delete all offsets of the group, also those in open transactions."""
-        partitions = {(topic, index) for topic, indexes in self.of_group(group_id).items() for index in indexes}
-        partitions.update(self._pending.partitions_of(group_id))
-        return [OffsetCommit(group_id, topic, index, None) for topic, index in sorted(partitions)]
+    def keys(self, group_id: str, topics: Collection[str] | None = None) -> Iterator[tuple[str, int]]:
+        """(topic, partition) of the group's offsets, also those in open transactions; of all topics for None.
+
+        There may be hundreds of thousands, to be looked at in many turns of the loop. The offsets may change
+        meanwhile: each that was there at the first turn is found, unless it has been deleted.
+        """
+        group_offsets = self.of_group(group_id)
+        # The intersection iterates over the smaller set: there may be thousands of topics.
+        names = sorted(group_offsets if topics is None else group_offsets.keys() & topics)
+        pending = [
+            (topic, index)
+            for topic, index in self._pending.partitions_of(group_id)
+            if (topics is None or topic in topics) and index not in group_offsets.get(topic, ())
+        ]
+        for topic in names:
+            for index in list(self.of_group(group_id).get(topic, ())):
+                yield topic, index
+        yield from pending  # some may be committed by now
+
+    def tombstone(self, group_id: str, topic: str, partition: int) -> OffsetCommit | None:
+        """The record that deletes this offset, also in open transactions; None if there is none."""
+        if partition in self.of_group(group_id).get(topic, ()) or self.is_pending(group_id, topic, partition):
+            return OffsetCommit(group_id, topic, partition, None)
+        return None
 
     def tombstones_of_topics(
-        self, group_id: str, topics: Mapping[str, Sequence[DeletedTopic]]
-    ) -> tuple[list[OffsetCommit], int]:
-        """Records that delete the group's offsets of deleted topics, each by name, and the number of offsets that are
-        not deleted yet, or may come: after 0 no later call will find one.
+        self, group_id: str, topics: Mapping[str, Sequence[DeletedTopic]], keys: Iterable[tuple[str, int]]
+    ) -> tuple[list[OffsetCommit], bool]:
+        """Records that delete those of the group's offsets that are of deleted topics, each by name, and whether any is
+        not deleted yet.
 
         They cover the offsets with that topic id, and those without a topic id. A tombstone follows a commit that is
         under way in the log, and deletes it; and it deletes the partition's committed offset together with those of
         all open transactions. Where one of them may be of a new topic, all stay until a later call.
         """
-        deleted: dict[tuple[str, int], None] = {}
-        under_way = {key for key in self._in_flight.get(group_id, ()) if key[0] in topics}
-        kept = set(under_way)
-        for topic, index, entry in self._entries_of_topics(group_id, topics):
-            if _is_of_deleted(entry, topics[topic]):
-                deleted[topic, index] = None
-            else:
-                kept.add((topic, index))
-        left_count = len(deleted) + len(under_way)
-        return [OffsetCommit(group_id, *key, None) for key in deleted if key not in kept], left_count
+        in_flight = self._in_flight.get(group_id, {})
+        tombstones: list[OffsetCommit] = []
+        is_left = False
+        for topic, index in keys:
+            are_deleted = [_is_of_deleted(entry, topics[topic]) for entry in self._entries(group_id, topic, index)]
+            is_left |= any(are_deleted)
+            if are_deleted and all(are_deleted) and (topic, index) not in in_flight:
+                tombstones.append(OffsetCommit(group_id, topic, index, None))
+        return tombstones, is_left
 
-    def _entries_of_topics(
-        self, group_id: str, topics: Mapping[str, object]
-    ) -> Iterator[tuple[str, int, CommittedOffset]]:
-        """The group's offsets of these topics, committed and in open transactions."""
-        group_offsets = self.of_group(group_id)
-        # The intersection iterates over the smaller set: there may be thousands of topics.
-        for topic in sorted(group_offsets.keys() & topics.keys()):
-            for index, entry in group_offsets[topic].items():
-                yield topic, index, entry
-        for topic, index in self._pending.partitions_of(group_id):
-            for entry in self._pending.of_partition(group_id, topic, index) if topic in topics else ():
-                yield topic, index, entry
+    def _entries(self, group_id: str, topic: str, partition: int) -> Iterator[CommittedOffset]:
+        """The committed offset, and those in open transactions."""
+        committed = self.of_group(group_id).get(topic, {}).get(partition)
+        if committed is not None:
+            yield committed
+        yield from self._pending.of_partition(group_id, topic, partition)
 
     def is_being_written(self, group_id: str, topics: Container[str]) -> bool:
         """Whether a write of an offset of one of these topics is under way."""
         return any(topic in topics for topic, _ in self._in_flight.get(group_id, ()))
 
-    def expiration_records(self, group: Group, wall_ms: int, retention_ms: int) -> tuple[list[OffsetCommit], bool]:
-        """Records that delete the expired offsets, and whether the group has no offsets after them.
+    def expiration_records(
+        self, group: Group, keys: Iterable[tuple[str, int]], wall_ms: int, retention_ms: int
+    ) -> tuple[list[OffsetCommit], bool]:
+        """Records that delete those of these offsets that are expired, and whether all are, and the group waits for no
+        transaction.
 
         The retention time of an empty group's offsets starts when the group became empty. It starts
         at the commit for a group that never had members (manual assignment), and for topics without
@@ -386,21 +401,23 @@ class OffsetStore:
                 return [], not topics and not waits_for_transaction
         records: list[OffsetCommit] = []
         all_expired = not waits_for_transaction
-        for topic, partitions in topics.items():
+        for topic, index in keys:
+            entry = topics.get(topic, {}).get(index)
+            if entry is None:
+                continue
             if group.is_subscribed_to(topic) and group.state is not GroupState.EMPTY:
                 all_expired = False
                 continue
-            for index, entry in partitions.items():
-                base_ms = entry.commit_timestamp_ms if empty_since_ms < 0 else empty_since_ms
-                if entry.expire_timestamp_ms != -1:
-                    is_due = wall_ms >= entry.expire_timestamp_ms
-                else:
-                    is_due = wall_ms - base_ms >= retention_ms
-                is_renewed = (topic, index) in in_flight
-                if is_due and not is_renewed and not self.is_pending(group.group_id, topic, index):
-                    records.append(OffsetCommit(group.group_id, topic, index, None))
-                else:
-                    all_expired = False
+            base_ms = entry.commit_timestamp_ms if empty_since_ms < 0 else empty_since_ms
+            if entry.expire_timestamp_ms != -1:
+                is_due = wall_ms >= entry.expire_timestamp_ms
+            else:
+                is_due = wall_ms - base_ms >= retention_ms
+            is_renewed = (topic, index) in in_flight
+            if is_due and not is_renewed and not self.is_pending(group.group_id, topic, index):
+                records.append(OffsetCommit(group.group_id, topic, index, None))
+            else:
+                all_expired = False
         return records, all_expired
 
 
