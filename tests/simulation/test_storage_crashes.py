@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.doses import seeds
+from tests.simulation.divergent_history import DivergentHistory
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.simulation.storage_history import History
 from tidelog.protocol.batches.record_batch import BatchHeader
@@ -43,6 +44,13 @@ def quiet():
 def test_a_log_survives_what_a_bad_disk_does(chosen: range):
     for seed in chosen:
         History(seed).run()
+
+
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_STORAGE_SEEDS", chunk=50, fast=100, full=300))
+def test_a_log_that_diverges_from_its_leaders_survives_it_too(chosen: range):
+    """Of epochs that its file knows otherwise it refused batches."""
+    for seed in chosen:
+        DivergentHistory(seed).run()
 
 
 def test_a_seed_does_the_same_again():

@@ -692,3 +692,15 @@ def test_a_kill_after_a_truncation_below_the_high_watermark_misses_no_records(
     assert not made.directory.shortened_logs
     assert not log.damaged_ranges()
     assert (log.log_end_offset, offsets_of(records_of(log))) == (2, [0, 1])
+
+
+def test_an_index_of_transactions_that_a_truncation_emptied_goes_at_the_start_after_a_kill(logs: MakeLogs) -> None:
+    """It stayed, and nothing synced it: a loss of power gave back the row of a transaction that was cut off."""
+    made = logs()
+    made.append(idempotent(0, 1, transactional=True))
+    made.append(marker(abort=True), from_client=False)
+    assert made.files("*.txnindex")
+    made.log.truncate_to(1)
+    made.kill()
+    made.open(machine_ran_on=True)
+    assert not made.files("*.txnindex")

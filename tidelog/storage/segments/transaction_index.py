@@ -169,7 +169,10 @@ class TransactionIndex:
             return []
 
     def settle(self) -> bool:
-        """Write a rebuilt index to its file, unless the content is equal. Whether the file changed."""
+        """Write a rebuilt index to its file, unless the content is equal. Whether the file changed.
+
+        A file without a row goes: a loss of power could give it back the rows that a truncation took.
+        """
         if not self._is_rebuilt:
             return False
         self._is_rebuilt = False
@@ -178,8 +181,7 @@ class TransactionIndex:
             present = self._disk.read_file(self.path) if self.exists else b""
         except FileNotFoundError:
             present = b""
-        if data == present:
-            self.exists = bool(data)
+        if data == present and (data or not self.exists):
             return False
         if data:
             self._disk.write_file(self.path, data, sync=False)
