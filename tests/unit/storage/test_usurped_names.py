@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.storage.batches import TOPIC_ID, Logs, batch, idempotent, marker, offsets_of, records_of
+from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, idempotent, marker, offsets_of, records_of
 from tidelog.storage.files.disk import OsDisk
 
 MakeLogs = Callable[..., Logs]
@@ -122,3 +123,29 @@ def test_a_fifo_is_not_written_either(tmp_path: Path) -> None:
     os.mkfifo(path)
     with other_end_opened(path, os.O_RDONLY), pytest.raises(OSError, match=str(path)):
         OsDisk().write_file(str(path), b"x", sync=False)
+
+
+def put_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(path))
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, put_socket])
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_one_log_stays_offline_where_a_segment_is_no_file(
+    logs: MakeLogs, put: Callable[[Path], None], which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the whole log directory offline, or appends went into a FIFO."""
+    made = logs(segment_bytes=600)
+    made.append(*[idempotent(2 * number, 2) for number in range(20)])
+    made.directory.create_log("other", 0, bytes(15) + b"o", made.config, NOW)
+    made.close()
+    path = made.folder / made.files("*.log")[which]
+    path.unlink()
+    monkeypatch.chdir(made.folder)  # the path of a socket has a bound
+    put(Path(path.name))
+    with pytest.raises(AssertionError, match="is not a file"):
+        made.open()
+    assert set(made.directory.logs) == {("other", 0)}
+    assert made.directory.offline == {("t", 0): f"[Errno 2] is not a file: '{path}'"}
+    assert path.exists()

@@ -8,6 +8,7 @@ continues after it. No state of any file keeps a log from opening. `recovery.py`
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 from collections.abc import Callable, Iterable
@@ -186,6 +187,9 @@ class _Loader:
         self.now_ms, self.jitter_ms = now_ms, jitter_ms
         entries = disk.list_directory(directory)
         freed = free_names(disk, directory, entries, _is_file_name)
+        for entry in entries:
+            if entry.is_special and _is_log_name(entry.name):
+                raise FileNotFoundError(errno.ENOENT, "is not a file", f"{directory}/{entry.name}")
         names = {entry.name for entry in entries if not entry.is_directory} - freed
         self.gaps_explained_below = self._read_end_offset(EXPLAINED_GAPS_FILE)
         self.may_end_early = not keeps_ends(self._read_end_offset(CLEANED_ENDS_FILE), checkpoints.cleaned_offset)
@@ -749,9 +753,13 @@ def _lost_behind(segments: list[Segment], number: int, bases: Iterable[int]) -> 
     return sorted(each for each in bases if segments[number].base_offset < each < end)
 
 
+def _is_log_name(name: str) -> bool:
+    return _SEGMENT_FILE.match(name) is not None and len(name) == 24 and name.endswith(LOG_SUFFIX)
+
+
 def _is_file_name(name: str) -> bool:
     """Whether the log can do without the file. Without a .log records are missing, and it may be put right."""
-    is_segment_file = _SEGMENT_FILE.match(name) is not None and not (len(name) == 24 and name.endswith(LOG_SUFFIX))
+    is_segment_file = _SEGMENT_FILE.match(name) is not None and not _is_log_name(name)
     return is_segment_file or name.removesuffix(_TEMPORARY_SUFFIX) in _SMALL_FILES
 
 
