@@ -121,6 +121,17 @@ def test_coming_back_during_the_join_phase_fences_the_parked_join():
     assert len(newer.response.members) == 1
 
 
+def test_the_join_of_one_that_comes_back_before_its_first_generation_outlasts_its_session():
+    world = World()
+    world.stable(session_ms=100_000)
+    world.join(instance="i1", session_ms=10_000)
+    back = world.join(instance="i1", session_ms=10_000)
+    world.advance(30_000)
+    assert back.is_parked
+    world.advance(30_000)
+    assert (back.error, back.response.generation_id) == (E.NONE, 2)
+
+
 def test_a_static_member_is_removed_by_its_instance_id():
     world = World()
     first, second = static_pair(world)

@@ -211,6 +211,7 @@ class Group:
         member = self.members.pop(old_member_id)
         self._members_bytes += getsizeof(new_member_id) - getsizeof(old_member_id)
         member.member_id = new_member_id
+        member.is_new = False  # as in Kafka: its session does not end while its join waits
         self.members[new_member_id] = member
         self._charge()
         self.static_members[instance_id] = new_member_id
