@@ -87,7 +87,8 @@ class EmbeddedBroker:
                 try:
                     self._start()
                 except BaseException:
-                    self._clean_up()
+                    if self._run is None:
+                        self._clean_up()
                     raise
         return self
 
@@ -105,11 +106,12 @@ class EmbeddedBroker:
             format_directory(config.log_dirs[0], config.node_id, self._cluster_id)
         run = _ProcessRun(config, options) if self._in_process else _ThreadRun(config)
         try:
-            self.bootstrap_servers = run.await_ready()
+            bootstrap_servers, process_id = run.await_ready(), os.getpid()
         except BaseException:
             run.stop()
             raise
-        self._run, self._owner_pid = run, os.getpid()
+        # Without a call: behind one an interrupt would leave a broker that runs without a way to stop it.
+        self._run, self._owner_pid, self.bootstrap_servers = run, process_id, bootstrap_servers
 
     def _claim_port(self) -> int:
         self._claimed_ports.append(free_port())
@@ -117,16 +119,17 @@ class EmbeddedBroker:
 
     def stop(self) -> None:
         """Stop the broker cleanly if it runs; acknowledged records are on disk. Raises
-        TimeoutError. A fork of the process that started the broker leaves it running.
+        TimeoutError; then, or after an interrupt, it can be tried again. A fork of the process that started the
+        broker leaves it running.
         """
         if self._run is not None and self._owner_pid != os.getpid():
             return
         with self._lock:
-            run, self._run = self._run, None
-            self.bootstrap_servers = ""
-            if run is not None:
-                run.stop()
+            if self._run is not None:
+                self._run.stop()
                 self._clean_up()
+                self._run = None
+                self.bootstrap_servers = ""
 
     def restart(self) -> None:
         """Start the broker again on its data and its port, and stop it first when it still runs; a killed
@@ -170,7 +173,11 @@ class EmbeddedBroker:
             delete_temporary_directory(self.directory)
 
     def __enter__(self) -> EmbeddedBroker:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:  # an interrupt at its end: `__exit__` does not run after this
+            self.stop()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -229,19 +236,17 @@ class _NodeThread:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._state_changed = threading.Event()
+        self._has_ended = threading.Event()
+        """An interrupted `join` of Python 3.11 takes the thread for ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._bootstrap_servers = ""
         self._failure: BaseException | None = None
-        self._is_stopping = False
+        self._is_stopping = self._is_cancelled = False
         self._thread = threading.Thread(target=self._main, name="tidelog-embedded", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:  # an interrupt, while this thread waited for the other one to run
-            self._cancel()
-            raise
 
     def await_ready(self) -> str:
+        self._thread.start()
         if not self._state_changed.wait(START_TIMEOUT_S):
             raise TimeoutError(f"the embedded broker was not ready in {START_TIMEOUT_S:.0f} s")
         if self._failure is not None:
@@ -249,18 +254,23 @@ class _NodeThread:
         return self._bootstrap_servers
 
     def stop(self) -> None:
-        self._cancel()
-        self._thread.join(STOP_TIMEOUT_S)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the embedded broker did not stop in {STOP_TIMEOUT_S:.0f} s")
-
-    def _cancel(self) -> None:
         self._is_stopping = True  # set before `_task` is read: a task that begins later sees it
         if self._loop is not None and self._task is not None:
             try:
-                self._loop.call_soon_threadsafe(self._task.cancel)
+                self._loop.call_soon_threadsafe(self._cancel, self._task)
             except RuntimeError:
                 pass  # the loop has ended by itself
+        if self._thread.ident is None:
+            return  # an interrupt came before its begin
+        if not self._has_ended.wait(STOP_TIMEOUT_S):
+            raise TimeoutError(f"the embedded broker did not stop in {STOP_TIMEOUT_S:.0f} s")
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        """On the loop, once: a second `stop` must not break off what the first one has begun."""
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            task.cancel()
 
     def _main(self) -> None:
         try:
@@ -273,6 +283,7 @@ class _NodeThread:
                 logger.error("the embedded broker ended: %s", error)
         finally:
             self._state_changed.set()
+            self._has_ended.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import pytest
 
 from tests.doses import dose
 from tests.patience import PATIENCE_S
+from tests.unit.client.test_loop_thread import interrupted_at
 from tidelog.client.sync import Producer
 from tidelog.protocol.errors import ConfigError
 from tidelog.testing import ports
@@ -157,6 +159,33 @@ def test_nothing_is_left_of_starts_that_fail_nor_of_a_port_of_the_users(process:
             EmbeddedBroker(process=process, config=config).start()
     start_and_stop(lambda: EmbeddedBroker(process=process, config={"listeners": listeners}))
     assert_nothing_is_left(before)
+
+
+def enter(broker: EmbeddedBroker) -> None:
+    with broker:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_temporary_directory")
+@pytest.mark.parametrize("call", [EmbeddedBroker.start, EmbeddedBroker.stop, enter])
+def test_a_broker_that_an_interrupt_left_can_be_stopped(call: Callable[[EmbeddedBroker], Any]) -> None:
+    for step in count():
+        broker = EmbeddedBroker()
+        if call is EmbeddedBroker.stop:
+            broker.start()
+        was_interrupted = interrupted_at(step, lambda: call(broker), ("testing/embedded.py",))  # noqa: B023
+        broker.stop()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while any(thread.name == "tidelog-embedded" for thread in threading.enumerate()):
+            assert time.monotonic() < deadline_s, f"step {step}"
+            time.sleep(0.01)
+        assert not broker.bootstrap_servers
+        if not was_interrupted:
+            break
+        if call is EmbeddedBroker.stop:
+            assert not broker.directory.exists(), f"step {step}"
+    assert step > 10
 
 
 UNSTOPPED = """
