@@ -201,6 +201,14 @@ def test_or_it_does_not(state, name, count, assignments, code):
     assert add(state, name, count, assignments) is code
 
 
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_the_topics_of_the_coordinators_keep_their_partitions(state, name):
+    """With another number of them a group would be looked for in another partition, without its offsets."""
+    apply(state, state.create_topics([NewTopic(name, 3, 3)])[0])
+    assert add(state, name, 4) is ErrorCode.INVALID_PARTITIONS
+    assert len(state.image.topics_by_name[name].partitions) == 3
+
+
 def test_a_partition_of_fenced_brokers_cannot_begin(state):
     apply(state, fence_brokers(state, [1, 2]))
     apply(state, state.create_topics([NewTopic("v", assignments=[(0, [3])])])[0])

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import COORDINATOR_TOPICS
 from tidelog.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -50,6 +51,12 @@ def _create(state: ControllerState, topic_request: CreatePartitionsTopic) -> lis
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     present_count = len(topic.partitions)
     added_count = topic_request.count - present_count
+    if topic_request.name in COORDINATOR_TOPICS and added_count > 0:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"{topic_request.name} keeps its {present_count} partition(s): their number places each group and "
+            "transactional id, and these would lose what is stored of them.",
+        )
     if added_count == 0:
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present_count} partition(s).")
     if added_count < 0:
