@@ -704,3 +704,25 @@ def test_an_index_of_transactions_that_a_truncation_emptied_goes_at_the_start_af
     made.kill()
     made.open(machine_ran_on=True)
     assert not made.files("*.txnindex")
+
+
+@pytest.mark.parametrize("preallocate", [False, True])
+def test_a_kill_soon_after_the_start_after_a_loss_of_power_misses_no_records_again(
+    logs: MakeLogs, preallocate: bool
+) -> None:
+    """The high watermark from before was the checkpoint's until the next one: zeros behind it were called damaged."""
+    made = logs(preallocate=preallocate)
+    for _ in range(15):
+        made.append(batch())
+    made.directory.write_checkpoints()
+    made.kill()
+    path = made.folder / made.files("*.log")[0]
+    position = [position for position, _ in headers(made.log.segments.active)][5]
+    path.write_bytes(path.read_bytes()[:position])
+    made.open()
+    assert made.log.log_end_offset == 5
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert not made.directory.shortened_logs
+    assert not log.damaged_ranges()
+    assert log.log_end_offset == 5

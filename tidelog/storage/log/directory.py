@@ -245,6 +245,8 @@ class LogDirectory:
             away,
         )
         self._is_loaded = True
+        if any(log.log_end_offset < high_watermarks.get(key, 0) for key, log in self.logs.items()):
+            self.write_checkpoints()  # a start after a kill would miss the lost records, and call the end damaged
         return dict(self.logs)
 
     def _note_vanished(self, files: dict[str, dict[TopicPartition, int]], away: Collection[TopicPartition]) -> None:
