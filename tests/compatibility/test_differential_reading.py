@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from tests.compatibility.odd_batches import NOW_MS, batch, record
 from tests.compatibility.side_by_side import Brokers, Each
+from tests.compatibility.wire import Wire
 
 NewTopic = Callable[..., str]
 FETCH_VERSIONS = range(4, 19)
@@ -184,6 +186,33 @@ def test_the_life_of_a_session(brokers: Brokers, topic_in_both: NewTopic, versio
     go(10)
     go(11, forget=(forgotten(None, 1), forgotten(topic, 0, 1, 2, 8)))
     go(12)
+
+
+@pytest.mark.parametrize("version", [12, 13, 18])
+def test_a_session_whose_topic_is_deleted_and_created_anew(
+    brokers: Brokers, topic_in_both: NewTopic, version: int
+) -> None:
+    topic = topic_in_both()
+    session = fetch(brokers, topic, version, {}, session_id=0, session_epoch=0).of("session_id")
+    values: dict[str, Any] = {"session_id": session, "min_bytes": 0, "max_wait": 0, "max_bytes": MIB, "topics": []}
+    brokers.in_both(lambda wire: wire.ask("delete_topics", 5, topic_names=[topic], timeout=10_000))
+    brokers.in_both(lambda wire: _until_gone(wire, topic))
+    # None for no partition, or an empty list: of aborted transactions both say that there is nothing to be told.
+    brokers.ignored = frozenset({"aborted_transactions"})
+    for epoch in (1, 2):
+        brokers.same("fetch", version, **values, session_epoch=epoch)
+    brokers.topic(topic)
+    for epoch in (3, 4):
+        brokers.same("fetch", version, **values, session_epoch=epoch)
+
+
+def _until_gone(wire: Wire, topic: str) -> None:
+    for _ in range(500):
+        found = wire.ask("metadata", 12, topics=[{"name": topic}], allow_auto_topic_creation=False).topics[0]
+        if int(found.error_code) == 3:
+            return
+        time.sleep(0.01)
+    raise AssertionError(found)
 
 
 TIMES = [-1, -2, -3, -4, -5, -6, -7, 0, NOW_MS - 20_000, NOW_MS - 7000, NOW_MS - 6999, NOW_MS - 1000]

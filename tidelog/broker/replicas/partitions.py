@@ -370,7 +370,7 @@ class Partitions:
         self.fail_waiting_requests(partition, code)
         watch = self._watches.pop(partition)
         for entry in watch.fetches:
-            entry.watched = None
+            entry.watched, entry.known_as = None, partition.topic
         for follower in watch.followers:
             follower.partition = None
 

@@ -454,9 +454,19 @@ class _Fetch:
             code = partitions.refusal(partition, error).code
             if self._is_repair and isinstance(error, DamagedRecords):
                 code = ErrorCode.CORRUPT_MESSAGE  # no retry: two damaged replicas could wait for each other
+            if code == ErrorCode.UNKNOWN_TOPIC_ID and entry.known_as is not None:
+                code = _gone(self._services, entry.known_as)
             if code == ErrorCode.KAFKA_STORAGE_ERROR and self._version < STORAGE_ERROR_FROM:
                 code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # old clients know this error and retry
             return _failed(topic, index, code)
+
+
+def _gone(services: Services, topic: str) -> ErrorCode:
+    """The error for a topic that was deleted while a fetch of its id waits or has a session: it is the one for its
+    name, as in Kafka, where only an id that was never known is UNKNOWN_TOPIC_ID.
+    """
+    is_there_again = topic in services.image().topics_by_name
+    return ErrorCode.INCONSISTENT_TOPIC_ID if is_there_again else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _failed(topic: str | bytes, index: int, code: ErrorCode) -> FetchedPartition:

@@ -43,9 +43,12 @@ class WatchedPartition(Protocol):
 
 
 class SessionPartition:
-    """One partition of a session: the client's last request for it, and the offsets last sent to the client."""
+    """One partition of a session: the client's last request for it, and the offsets last sent to the client.
 
-    __slots__ = ("asked", "key", "sent_high_watermark", "sent_log_start_offset", "session", "watched")
+    `known_as`: the name of its topic, once the replica that was watched for it is gone.
+    """
+
+    __slots__ = ("asked", "key", "known_as", "sent_high_watermark", "sent_log_start_offset", "session", "watched")
 
     def __init__(self, session: FetchSession, key: Key, asked: FetchPartition) -> None:
         self.session = session
@@ -54,6 +57,7 @@ class SessionPartition:
         self.sent_high_watermark = -1
         self.sent_log_start_offset = -1
         self.watched: WatchedPartition | None = None
+        self.known_as: str | None = None
 
     def changed(self) -> None:
         """The partition has new data, a new high watermark or log start, or another leader."""
