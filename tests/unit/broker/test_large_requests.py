@@ -11,10 +11,12 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
-from tidelog.broker.apis import config_changes
+from tidelog.broker.apis import config_changes, dispatch
 from tidelog.broker.apis.records import fetch, list_offsets, produce
+from tidelog.broker.apis.topics import create_topics
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages import alter_configs, incremental_alter_configs
+from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -25,6 +27,7 @@ from tidelog.protocol.messages.list_offsets import (
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
+from tidelog.replication.controller.commands import ControllerCommands
 
 PARTITIONS = 10
 NEVER_MS = 600_000
@@ -294,3 +297,55 @@ async def test_waits_that_end_in_the_same_moment_do_not_take_one_long_turn_of_th
     turns.cancel()
     assert len(tried) == len(others)
     assert max(map(tried.count, tried)) <= 3
+
+
+async def test_answers_that_wait_for_the_same_commit_are_made_one_in_a_turn(
+    running: RunningNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred requests for thousands of topics held up the active controller for half a minute."""
+    wires = [await running.connect() for _ in range(10)]
+    waiting, made = 0, list[tuple[int, str]]()
+    turn = 0
+    committed = asyncio.Event()
+    create, describe, encode = ControllerCommands.create_topics, create_topics._created, dispatch._Api.framed
+
+    async def create_later(self: Any, *topics: Any, **options: Any) -> Any:
+        nonlocal waiting
+        result = await create(self, *topics, **options)
+        waiting += 1
+        await committed.wait()
+        return result
+
+    def described(services: Any, topic: Any) -> Any:
+        made.append((turn, topic.name.split("-")[0]))
+        return describe(services, topic)
+
+    def encoded(self: Any, response: Any, context: Any, request: Any) -> Any:
+        if isinstance(response, CreateTopicsResponse):
+            made.append((turn, response.topics[0].name.split("-")[0]))
+        return encode(self, response, context, request)
+
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(count_turns)
+
+    monkeypatch.setattr(ControllerCommands, "create_topics", create_later)
+    monkeypatch.setattr(create_topics, "_created", described)
+    monkeypatch.setattr(dispatch._Api, "framed", encoded)
+    for number, wire in enumerate(wires):
+        topics = [
+            CreatableTopic(name=f"{number}-{index}", num_partitions=1, replication_factor=1) for index in range(150)
+        ]
+        wire.send(CreateTopicsRequest(topics=topics, validate_only=True, timeout_ms=NEVER_MS), 7)
+    await until(lambda: waiting == len(wires))
+    count_turns()
+    committed.set()
+    for wire in wires:
+        answer = await asyncio.wait_for(wire.receive(CreateTopicsResponse, 7), PATIENCE_S)
+        assert [each.error_code for each in answer.topics] == [0] * 150
+    in_turns: dict[int, list[str]] = {}
+    for at, request in made:
+        in_turns.setdefault(at, []).append(request)
+    assert all(len(set(requests)) == 1 for requests in in_turns.values()), in_turns
+    assert max(map(len, in_turns.values())) <= create_topics.TOPICS_AT_ONCE + 1

@@ -26,7 +26,7 @@ from tidelog.broker.network.counters import SHORTEST_S, ApiCounters, RequestCoun
 from tidelog.broker.network.request import NOT_YET, Answer, Deferred, Peer, RequestContext, completed
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, Arrays, is_large, join, split
-from tidelog.protocol.api import request_header_version, response_header_version
+from tidelog.protocol.api import ApiKey, request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM
 
@@ -39,6 +39,9 @@ _NO_HEADER = "request shorter than its header"
 API_VERSIONS = 18
 # The maximum of running tasks of cold APIs, over all connections. More are refused with THROTTLING_QUOTA_EXCEEDED.
 COLD_TASKS_MAX = 4096
+# Of a request for the active controller. Larger ones begin, and have their answers encoded, one in a turn of the loop:
+# very many may wait for the same commit.
+AT_ONCE_BYTES_MAX = 256
 # For what one answer has no room for: clients ask for it again.
 _FULL = KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the answer has no room for more")
 # The request fields with the time that the client waits.
@@ -199,6 +202,7 @@ class Dispatcher:
         """Run a cold handler as a task. The connection's next request waits for it, as in Kafka."""
         answer = _DeferredMessage(request, exclusive=True)
         large_bytes = size_bytes if size_bytes > api.counted_above_bytes else 0
+        takes_turns = api.takes_turns and size_bytes > AT_ONCE_BYTES_MAX
         if len(self._tasks) >= COLD_TASKS_MAX:
             coroutine.close()
             error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")
@@ -207,9 +211,13 @@ class Dispatcher:
 
         async def run() -> None:
             try:
+                if takes_turns:
+                    await self._scheduler.begin()
                 response = await coroutine
                 if isinstance(response, Deferred):
                     response = await completed(response)
+                if takes_turns:
+                    await self._scheduler.begin()
             except Exception as error:
                 response = _as_kafka_error(error, api.name)
             answer.complete(response if type(response) is bytes else api.framed(response, context, request))
@@ -291,6 +299,8 @@ class Dispatcher:
         response = await self._outcome(api, context, request)
         if _lost_the_lead(response):
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
+        if len(frame) > AT_ONCE_BYTES_MAX:
+            await self._scheduler.begin()
         framed = api.framed(response, context, request)
         api.counters.answered(began)
         return bytes(memoryview(framed)[4:])
@@ -334,6 +344,7 @@ class _Api:
         "name",
         "read",
         "refuse",
+        "takes_turns",
         "versions",
     )
 
@@ -344,6 +355,7 @@ class _Api:
         self.key: int = request.API_KEY
         # Forward the frame unchanged. An API with FORWARDS_ITSELF checks the request first and forwards the rest.
         self.is_forwarded = self.key in forwarded and not getattr(module, "FORWARDS_ITSELF", False)
+        self.takes_turns = self.key in forwarded or self.key == ApiKey.ENVELOPE
         self.name: str = request.__name__.removesuffix("Request")
         self.counters = requests.of(self.name, request.VERSIONS)
         self.versions: range = request.VERSIONS
