@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from functools import partial
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -114,6 +115,8 @@ class Producer:
         self._cluster_id: str | None = None
         self._sender: Sender | None = None
         self._new_future: type[DeliveryFuture] = DeliveryFuture  # of the loop, once the start has ended
+        self._thread_id = 0
+        """The thread of the loop, once the start has ended."""
         self._closed = False
         self._close_finished = asyncio.Event()
 
@@ -151,6 +154,7 @@ class Producer:
             self._transactions = Transactions(self._config, self._manager, requests)
         self._appender.attach(cluster, self._sender)
         self._new_future = delivery_future_class(asyncio.get_running_loop())
+        self._thread_id = get_ident()
         self._cluster_id = cluster.metadata.cluster_id
         cluster.on_metadata = self._on_metadata
         cluster.on_loop_end = self._appender.handle_loop_end
@@ -228,6 +232,8 @@ class Producer:
         When it raises, or is cancelled, the record is not sent. `on_delivery` is called once the
         returned future is done, with (metadata, None) or (None, error).
         """
+        if get_ident() != self._thread_id:  # a thread has its own loop; to look at that costs 8 times as much
+            self._shared_start.check_loop()
         transaction: int | None = None
         try:
             callback = None if on_delivery is None else calls_on_delivery(on_delivery)
