@@ -60,6 +60,8 @@ EXPIRY_RECORDS_PER_TURN = 500
 SWEPT_PER_TURN = 1_000
 # Until a group with such offsets is looked at again: its tombstones or newer commits were under way, or refused.
 SWEEP_RETRY_MS = 200
+# Offsets that one request deletes; a DeleteGroups begins with 25 groups in a turn.
+DELETED_PER_STEP = 100
 # Deadlines of members and groups; each may have a record.
 DEADLINES_PER_TURN = 50
 # Members and groups that a load restores at once.
@@ -438,10 +440,10 @@ class GroupCoordinator:
         """
         group, keys, is_whole, token, response = self._deletions[0]
         group_id = group.group_id
-        part = list(islice(keys, EXPIRY_RECORDS_PER_TURN))
+        part = list(islice(keys, DELETED_PER_STEP))
         error = admin.deletion_error(group) if is_whole else ErrorCode.NONE
         is_gone = self.groups.get(group_id) is not group
-        is_last = is_gone or error is not ErrorCode.NONE or len(part) < EXPIRY_RECORDS_PER_TURN
+        is_last = is_gone or error is not ErrorCode.NONE or len(part) < DELETED_PER_STEP
         if is_last:
             self._deletions.popleft()
         if self._deletions:
