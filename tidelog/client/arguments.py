@@ -36,6 +36,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}..."
 
 
+def check_named_options(client: str, positional: tuple[object, ...]) -> None:
+    """Raise TypeError for an argument without a name, such as the dict that confluent-kafka takes."""
+    if positional:
+        form = f"{client}(bootstrap_servers='127.0.0.1:9092') or {client}(**options)"
+        raise TypeError(f"{client} takes named options, as {form}, not {shown(positional[0])}")
+
+
 # -- single values
 
 

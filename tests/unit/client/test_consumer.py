@@ -148,6 +148,20 @@ class TestWithoutAGroup:
                 "cannot read topic 'mispelt': UNKNOWN_TOPIC_OR_PARTITION"
             ]
 
+    @pytest.mark.parametrize(
+        ("wanted", "text"),
+        [
+            (TopicPartition("mispelt", 0), "cannot read topic 'mispelt': UNKNOWN_TOPIC_OR_PARTITION"),
+            (TopicPartition("t", 9), "cannot read partition 9 of topic 't': the topic has no such partition"),
+        ],
+    )
+    async def test_an_assigned_partition_that_is_not_there_is_said_once(self, caplog, wanted, text):
+        async with FakeCluster(t=2) as cluster:
+            async with consumer(cluster, allow_auto_create_topics=False, metadata_max_age_ms=20) as reading:
+                reading.assign([T0, wanted])
+                await until(lambda: len(cluster.sent(MetadataRequest)) >= 4, reading)
+            assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [text]
+
     async def test_names_and_partitions_of_the_wrong_type_are_said(self):
         with pytest.raises(TypeError, match=r"expected topic names and named options, .*, not \(\['t'\],\)"):
             Consumer(["t"])  # type: ignore[arg-type]

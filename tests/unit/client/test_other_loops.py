@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.unit.client.test_consumer import FAST
 from tests.unit.client.test_sync_fork import in_child
 from tidelog.client import Admin, Consumer, Producer
 
+NOT_CLOSED = "a producer was not closed, and its last records may be lost: call close() or flush()"
 CLIENTS = pytest.mark.parametrize("client", [Producer, Consumer, Admin])
 
 
@@ -99,7 +102,9 @@ async def test_the_child_of_a_fork_leaves_a_client_to_the_parent(client: Any) ->
         await use(started)
 
 
-def test_records_that_a_loop_leaves_behind_get_no_others_from_the_next_loop() -> None:
+def test_records_that_a_loop_leaves_behind_are_said_and_get_no_others_from_the_next_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Their batch is open, but nobody sends it any more."""
 
     async def end() -> None:
@@ -111,10 +116,28 @@ def test_records_that_a_loop_leaves_behind_get_no_others_from_the_next_loop() ->
     with served(t=1) as cluster, asyncio.Runner() as first, asyncio.Runner() as second:
         sending = Producer(bootstrap_servers=cluster.bootstrap, linger_ms=int(PATIENCE_S * 1000))
         first.run(sending.send("t", b"left"))
+        assert not caplog.records
         first.run(end())
+        assert [record.message for record in caplog.records] == [NOT_CLOSED]
         with pytest.raises(RuntimeError, match="was started in another event loop"):
             second.run(sending.send("t", b"more"))
         first.run(sending.close(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "producer.flush()", "producer.close()"])
+def test_a_program_that_ends_without_close_says_that_records_may_be_lost(end: str) -> None:
+    with served(t=1) as cluster:
+        program = f"""
+from tidelog.client.sync import Producer
+producer = Producer(bootstrap_servers={cluster.bootstrap!r}, linger_ms={int(PATIENCE_S * 1000)})
+producer.start()
+producer.send("t", b"left")
+{end}
+"""
+        command = [sys.executable, "-c", program]
+        ended = subprocess.run(command, capture_output=True, check=False, text=True, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stderr.strip()) == (0, "" if end else NOT_CLOSED)
 
 
 async def test_a_client_that_was_made_in_one_loop_may_start_in_another() -> None:

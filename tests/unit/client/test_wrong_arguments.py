@@ -194,6 +194,13 @@ def test_the_blocking_clients_refuse_the_same(client: Callable[[], Any], call: C
         call(calling)
 
 
+@pytest.mark.parametrize("client", [Producer, Consumer, Admin, sync.Producer, sync.Consumer, sync.Admin])
+def test_options_without_names_are_refused_with_the_form_that_a_client_takes(client: Any):
+    """confluent-kafka takes a dict in the first place."""
+    with pytest.raises(TypeError, match=r"named options, as .*\*\*options\), not .*'bootstrap.servers'"):
+        client({"bootstrap.servers": "127.0.0.1:9092"})
+
+
 async def test_a_single_record_is_not_taken_for_many():
     async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
         for single in (b"abc", "abc", ProducerRecord(b"v", b"k"), {b"k": b"v"}):

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
 
-from tidelog.client.arguments import as_int
+from tidelog.client.arguments import as_int, check_named_options
 from tidelog.client.config import AdminConfig
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
@@ -59,7 +59,8 @@ def _timed_out(limit_ms: int, *, repeatable: bool = True) -> KafkaError:
 class AdminBase:
     """An administrator's connection to a cluster."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *positional: Never, **options: Any) -> None:
+        check_named_options("Admin", positional)
         self._config = AdminConfig.from_options(options)
         self._cluster: Cluster | None = None
         self._shared_start = SharedStart(self._config, self._connect, "admin client")

@@ -93,8 +93,8 @@ class Consumer:
         self._subscription = Subscription()
         if topics:
             if not all(isinstance(topic, str) for topic in topics):
-                text = "expected topic names and named options, as Consumer('a', 'b', group_id='g')"
-                raise TypeError(f"{text}, not {topics!r}")
+                form = "Consumer('a', 'b', group_id='g') or Consumer('a', **options)"
+                raise TypeError(f"expected topic names and named options, as {form}, not {topics!r}")
             self._subscription.subscribe(as_topic_names("topics", topics), None, None)
         self._cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
@@ -309,15 +309,24 @@ class Consumer:
         self._update_event.set()
 
     def _warn_of_missing_topics(self, metadata: Mapping[str, TopicMetadata]) -> None:
-        """Log each missing topic once until it exists: otherwise a misspelt topic looks empty."""
-        missing = {
-            name
-            for name in self._subscription.topics
-            if name in metadata and metadata[name].error in _MISSING_TOPIC_ERRORS
-        }
-        for name in sorted(missing - self._missing_topics):
-            logger.warning("cannot read topic %r: %s", name, metadata[name].error.name)
-        self._missing_topics = missing
+        """Log each missing topic, and each missing partition of `assign`, once until it exists: otherwise a misspelt
+        topic looks empty.
+        """
+        subscription = self._subscription
+        assigned: dict[str, set[int]] = {}
+        for partition in subscription.assigned if subscription.is_user_assigned else ():
+            assigned.setdefault(partition.topic, set()).add(partition.partition)
+        missing: dict[str, str] = {}
+        for name in {*subscription.topics, *assigned} & metadata.keys():
+            topic = metadata[name]
+            if topic.error in _MISSING_TOPIC_ERRORS:
+                missing[f"topic {name!r}"] = topic.error.name
+            elif topic.is_usable and name in assigned:
+                for index in assigned[name] - {entry.partition for entry in topic.partitions}:
+                    missing[f"partition {index} of topic {name!r}"] = "the topic has no such partition"
+        for what in sorted(missing.keys() - self._missing_topics):
+            logger.warning("cannot read %s: %s", what, missing[what])
+        self._missing_topics = set(missing)
 
     def _is_readable(self, topic: TopicMetadata) -> bool:
         return topic.is_usable and not (topic.is_internal and self._config.exclude_internal_topics)

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
-from tidelog.client.arguments import as_group_metadata, as_milliseconds, as_offsets
+from tidelog.client.arguments import as_group_metadata, as_milliseconds, as_offsets, check_named_options
 from tidelog.client.config import ProducerConfig
 from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import (
@@ -76,7 +76,8 @@ class Producer:
     once and in order after any number of attempts (KIP-98), for the lifetime of this object.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *positional: Never, **options: Any) -> None:
+        check_named_options("Producer", positional)
         self._config = ProducerConfig.from_options(options)
         config = self._config
         self._shared_start = SharedStart(config, self._start, "producer")
@@ -157,7 +158,16 @@ class Producer:
         self._thread_id = get_ident()
         self._cluster_id = cluster.metadata.cluster_id
         cluster.on_metadata = self._on_metadata
-        cluster.on_loop_end = self._appender.handle_loop_end
+        cluster.on_loop_end = self._handle_loop_end
+
+    def _handle_loop_end(self) -> None:
+        self._appender.handle_loop_end()
+        self._warn_of_undelivered()
+
+    def _warn_of_undelivered(self, queued_count: int = 0) -> None:
+        """The program ends without `close`: say so if records are left, as librdkafka does."""
+        if queued_count or self._accumulator.incomplete_count:
+            logger.warning("a producer was not closed, and its last records may be lost: call close() or flush()")
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Deliver the sent records within `timeout_ms` (None: within their delivery timeouts) and

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 from tidelog.client.admin import client as admin
 from tidelog.client.admin.configs import ConfigChange, ConfigResource
+from tidelog.client.arguments import check_named_options
 from tidelog.client.groups.model import GroupDescription, GroupListing, PartitionLag
 from tidelog.client.model import (
     BlockedPartition,
@@ -35,7 +36,8 @@ from tidelog.protocol.errors import KafkaError
 class Admin(BlockingClient):
     """`tidelog.Admin`, blocking."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *positional: Never, **options: Any) -> None:
+        check_named_options("Admin", positional)
         super().__init__()
         self._admin = admin.Admin(**options)
 

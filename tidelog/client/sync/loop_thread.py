@@ -7,6 +7,7 @@ thread, so calls of a started client raise RuntimeError in the child; `close` re
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import threading
@@ -150,6 +151,9 @@ class BlockingClient:
             self._thread = self._ending_thread = None
             self._is_close_finished = True
 
+    def _handle_exit(self) -> None:
+        """The program ends. Called without `close` too."""
+
     def _check_thread_can_run(self) -> None:
         if self._is_forked:
             raise RuntimeError(_FORKED)
@@ -248,6 +252,13 @@ def _handle_fork() -> None:
     for client in list(_clients):
         client._handle_fork()
 
+
+def _handle_exit() -> None:
+    for client in list(_clients):
+        client._handle_exit()
+
+
+atexit.register(_handle_exit)
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_handle_fork)

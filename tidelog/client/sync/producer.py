@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
-from tidelog.client.arguments import as_group_metadata, as_milliseconds
+from tidelog.client.arguments import as_group_metadata, as_milliseconds, check_named_options
 from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import OffsetAndMetadata, PartitionDescription, RecordMetadata, TopicPartition, WrittenRange
 from tidelog.client.producing import producer
@@ -69,7 +69,8 @@ class Producer(BlockingClient):
     Several threads and delivery callbacks may call `send`.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *positional: Never, **options: Any) -> None:
+        check_named_options("Producer", positional)
         super().__init__()
         self._producer = producer.Producer(**options)
         self._queue: deque[Any] = deque()
@@ -478,6 +479,10 @@ class Producer(BlockingClient):
             if self._is_close_finished:
                 self._is_closed = True
                 self._fail_queued()
+
+    def _handle_exit(self) -> None:
+        if self._thread is not None:
+            self._producer._warn_of_undelivered(len(self._queue))
 
     def _fail_queued(self) -> None:
         """Fail all queued records. Several threads may do this at the same time."""
