@@ -10,6 +10,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -207,6 +208,25 @@ def test_others_have_their_turn_while_one_has_sent_many_requests() -> None:
     assert len(owner.frames) == TURN_REQUESTS_MAX * 2 + 1
     assert transport.reading
     assert transport.writes == 3
+
+
+def test_a_small_request_does_not_wait_behind_large_ones() -> None:
+    """A hundred requests of hundreds of KB take seconds to decode: heartbeats must not wait so long."""
+    owner = Owner()
+    seconds = count()
+    owner.scheduler = FairScheduler(owner.due.append, lambda: float(next(seconds)))  # one of each line in a turn
+    for payload in (b"a" * 20_000, b"a" * 20_000, b"a" * 20_000, b"small000"):
+        connection, _ = connect(owner)
+        connection._resize(1 << 15)
+        data = framed(payload)
+        connection.get_buffer(-1)[: len(data)] = data
+        owner.scheduler.late = True
+        connection.buffer_updated(len(data))
+    assert owner.frames == []
+    owner.due.pop(0)()
+    assert sorted(map(len, owner.frames)) == [8, 20_000]
+    owner.turn()
+    assert len(owner.frames) == 4
 
 
 def test_large_answers_make_a_turn_shorter() -> None:

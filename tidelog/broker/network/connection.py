@@ -27,6 +27,7 @@ from tidelog.broker.network.receive_buffers import (
 )
 from tidelog.broker.network.request import NOT_YET, Answer, Deferred
 from tidelog.broker.scheduling.callbacks import call_all
+from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX
 from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import MalformedMessage
 
@@ -638,9 +639,14 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _wait_in_line(self, *, is_first: bool) -> None:
         self.rest()
         view, start = self._view, self._start
-        for_records = self._end - start >= _FRAME_HEAD.size and _FRAME_HEAD.unpack_from(view, start)[1] <= ApiKey.FETCH
+        for_records, is_large = False, False
+        if self._end - start >= _FRAME_HEAD.size:
+            size, key = _FRAME_HEAD.unpack_from(view, start)[:2]
+            for_records = key <= ApiKey.FETCH
+            # Not before others' heartbeats: a hundred of these take seconds.
+            is_large = size > WHOLE_BYTES_MAX and not for_records
         wake = self._wake_for_one if is_first else self.wake
-        self._owner.scheduler.wait(wake, is_first=is_first, for_records=for_records)
+        self._owner.scheduler.wait(wake, is_first=is_first and not is_large, for_records=for_records)
 
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:
