@@ -10,6 +10,7 @@ from tidelog.storage.producers.refused_batches import (
     AWAITED_MS_MAX,
     GAPS_AFTER_ELECTION_REFUSED_MS,
     GAPS_REFUSED_MAX,
+    UNKNOWN_AWAITED_MS_MAX,
     RefusedBatches,
     sequenced_header,
 )
@@ -87,6 +88,17 @@ def test_of_an_unknown_producer_any_run_is_awaited(refused: Refused):
     assert refused.gap(10) == ErrorCode.NOT_ENOUGH_REPLICAS
     assert refused.gap(0) is None, "the first itself may be taken"
     assert refused.gap(11) is None
+
+
+def test_of_an_unknown_producer_a_run_is_awaited_for_as_long_as_its_first_comes_again(refused: Refused):
+    """Another leader may have taken it, and the producer may have expired since."""
+    refused.note(100, expected=100)
+    later_ms = NOW + UNKNOWN_AWAITED_MS_MAX
+    assert refused.gap(110, now_ms=later_ms) is not None
+    refused.note(110, now_ms=later_ms)
+    assert refused.gap(110, now_ms=later_ms + 1) is None
+    refused.note(100, now_ms=later_ms)
+    assert refused.gap(110, now_ms=later_ms + 1) is not None
 
 
 def test_the_first_coming_again_begins_anew(refused: Refused):

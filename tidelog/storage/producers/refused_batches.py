@@ -39,6 +39,9 @@ RETRIED: Final = frozenset(
 # default no client keeps a batch longer, or has more than five in flight.
 AWAITED_MS_MAX: Final = 300_000
 GAPS_REFUSED_MAX: Final = 100
+# The same for a producer that the partition does not know, since the first batch was last refused. It may be in the log
+# by another leader, and its producer expired since. Clients send it again within a second or so.
+UNKNOWN_AWAITED_MS_MAX: Final = 10_000
 # Bound for all partitions of a node. Known producers are kept apart, so that invented ids do not displace them.
 PRODUCERS_MAX: Final = 10_000
 # A client sends a refused batch again after its backoff, at most 1 s by default. librdkafka was seen to send the batch
@@ -139,6 +142,8 @@ class RefusedBatches:
             key = (place, producer_id)
             run = self._known.get(key) or self._unknown.get(key)
             if run is None or run.producer_epoch != epoch or not run.is_awaited(now_ms):
+                continue
+            if expected is None and abs(now_ms - run.since_ms) > UNKNOWN_AWAITED_MS_MAX:
                 continue
             if expected in (None, run.first_sequence) and run.continues_at(first_sequence):
                 run.gaps_refused += 1
