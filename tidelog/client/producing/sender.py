@@ -303,7 +303,7 @@ class Sender:
         error: Exception | None,
     ) -> None:
         try:
-            # uvloop's time stands still within a pass of the loop.
+            # uvloop's `time` counts whole milliseconds.
             self.totals.handle_end(time.monotonic() * 1000 - sent_ms, response is not None)
             if response is not None:
                 self._settle(node_id, batches, ids, response)
