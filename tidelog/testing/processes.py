@@ -319,12 +319,7 @@ def format_directory(directory: Path, node_id: int, cluster_id: str) -> None:
     file = directory / "meta.properties"
     if not file.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        temporary = directory / "meta.properties.tmp"
-        with open(temporary, "w") as opened:  # on the device before it has its name: a node refuses an empty one
-            opened.write(f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={random_uuid()}\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        temporary.rename(file)
+        file.write_text(f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={random_uuid()}\n")
 
 
 def check_keys(name: str, config: Mapping[Any, Any]) -> None:
