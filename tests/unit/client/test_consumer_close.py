@@ -174,6 +174,31 @@ async def test_a_broker_that_does_not_answer_is_waited_for_as_long_as_the_caller
         assert revoked == [[T0]]
 
 
+async def test_a_listener_may_seek_and_pause_and_commit_also_while_the_consumer_closes():
+    """In Java a consumer counts as closed once `close` has ended."""
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 2)
+        consuming = consumer(cluster, group_id="g", enable_auto_commit=False)
+        positions: list[int] = []
+
+        class Listener(RebalanceListener):
+            async def on_partitions_revoked(self, partitions):
+                consuming.pause(T0)
+                consuming.resume(T0)
+                consuming.seek(T0, 1)
+                positions.append(await consuming.position(T0))
+                await consuming.commit({T0: 1})
+
+        consuming.subscribe(["t"], listener=Listener())
+        assert await read(consuming, 2) == [0, 1]
+        await consuming.close()
+        assert positions == [1]
+        assert cluster.groups.group("g").offsets["t", 0][0] == 1
+        for call in (lambda: consuming.seek(T0, 0), lambda: consuming.pause(T0), lambda: consuming.resume(T0)):
+            with pytest.raises(RuntimeError, match="closed"):
+                call()
+
+
 async def test_a_consumer_whose_broker_has_died_closes_in_time():
     async with FakeCluster(t=1) as cluster:
         fill(cluster, "t", 0, 2)

@@ -275,8 +275,9 @@ class Consumer:
         """The partitions that this consumer reads now, paused ones too."""
         return set(self._subscription.assigned)
 
-    def _check_open(self) -> None:
-        if self._closed:
+    def _check_open(self, *, or_closing: bool = False) -> None:
+        """Raise RuntimeError. `or_closing`: for what a listener may call while `close` gives up the partitions."""
+        if self._closed and not (or_closing and self.is_closing):
             raise RuntimeError("this consumer is closed")
 
     def _track_topics(self, cluster: Cluster) -> None:
@@ -513,7 +514,7 @@ class Consumer:
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Continue reading an assigned partition at `offset`. Raises ValueError, TypeError."""
-        self._check_open()
+        self._check_open(or_closing=True)
         partition = as_partition("partition", partition)
         target = as_offset(partition, offset)
         self._rewind()
@@ -550,13 +551,13 @@ class Consumer:
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`; they stay assigned."""
-        self._check_open()
+        self._check_open(or_closing=True)
         self._rewind()
         self._subscription.pause(as_partitions("partitions", partitions))
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Return records of paused partitions again."""
-        self._check_open()
+        self._check_open(or_closing=True)
         self._subscription.resume(as_partitions("partitions", partitions))
         self._update_event.set()
 
