@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from ipaddress import IPv6Address
 from typing import Any, Self
 
 from tidelog.client.arguments import shown
@@ -125,14 +126,24 @@ class ClientConfig:
         return addresses
 
 
+def _is_host(text: str) -> bool:
+    if not text or _NOT_IN_A_HOST.search(text):
+        return False
+    if ":" in text:  # an IPv6 address, not the front of one whose end looks like a port
+        try:
+            IPv6Address(text)
+        except ValueError:
+            return False
+    return True
+
+
 def _address(text: str) -> tuple[str, int]:
     if text[: len(_SCHEME)].upper() == _SCHEME:  # as a node names its address in its first line
         text = text[len(_SCHEME) :]
     host, _, port = text.rpartition(":")
     if bracketed := _BRACKETED.fullmatch(host):
         host = bracketed[1]
-    is_host = bool(host) and not _NOT_IN_A_HOST.search(host)
-    if not is_host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+    if not _is_host(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
         hint = "; an IPv6 address needs brackets, as [::1]:9092" if text.count(":") > 1 else ""
         raise ConfigError(f"bootstrap_servers: {shown(text)} is not host:port{hint}")
     return host, int(port)

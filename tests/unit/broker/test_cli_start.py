@@ -166,6 +166,7 @@ def test_one_port_for_clients_and_for_metrics_is_refused(tmp_path: Path):
     [
         ("{here}/file", "{here}/file: the log directory cannot be used: it is not a directory"),
         ("{here}/file/below", "{here}/file/below: the log directory cannot be used: {here}/file is not a directory"),
+        ("{here}/dangling", "{here}/dangling: the log directory cannot be used: it is a link that leads nowhere"),
         ("/dev/null", "/dev/null: the log directory cannot be used: it is not a directory"),
         ("/proc/tidelog", "/proc/tidelog: the log directory cannot be used: "),
         ("{here}/" + "x" * 300, "the log directory cannot be used: File name too long"),
@@ -175,6 +176,7 @@ def test_one_port_for_clients_and_for_metrics_is_refused(tmp_path: Path):
 )
 def test_a_log_directory_that_cannot_be_one(tmp_path: Path, directories: str, problem: str):
     (tmp_path / "file").write_text("not ours")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     config = tmp_path / "config"
     config.mkdir()
     given = directories.format(here=tmp_path) if directories != "nul" else "a\0b"

@@ -66,6 +66,8 @@ def test_a_string_that_no_request_could_carry_is_refused_at_once(name):
         (ClientConfig, {"bootstrap_servers": []}, ["bootstrap_servers is empty"]),
         (ClientConfig, {"bootstrap_servers": "h:99999"}, ["not host:port"]),
         (ClientConfig, {"bootstrap_servers": "[::1"}, ["'[::1' is not host:port", "needs brackets, as [::1]:9092"]),
+        (ClientConfig, {"bootstrap_servers": "::1"}, ["'::1' is not host:port", "needs brackets, as [::1]:9092"]),
+        (ClientConfig, {"bootstrap_servers": "1:2:3:4:5:6:7:8"}, ["is not host:port", "needs brackets"]),
         (ClientConfig, {"bootstrap_servers": "::1]:9092"}, ["'::1]:9092' is not host:port"]),
         (ClientConfig, {"bootstrap_servers": "[a]:9092"}, ["'[a]:9092' is not host:port"]),
         (ClientConfig, {"bootstrap_servers": "a b:9092"}, ["'a b:9092' is not host:port"]),

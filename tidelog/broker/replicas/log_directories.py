@@ -331,6 +331,8 @@ def _problem(disk: Disk, path: str, error: OSError) -> str:
     """The reason why a directory cannot be opened. Names a file that has its path, or that of a parent directory."""
     if not isinstance(error, NotADirectoryError | FileExistsError):
         return error.strerror or str(error)
+    if os.path.islink(path) and not disk.exists(path):
+        return "it is a link that leads nowhere"
     above = path.rstrip("/")
     while above and not disk.exists(above):
         above = above.rpartition("/")[0]
