@@ -62,6 +62,21 @@ def test_a_log_opens_on_a_full_volume(made: Logs, disk: FaultyDisk, is_clean: bo
         assert offsets_of(records_of(made.close_and_open())) == list(range(sequence + 2))
 
 
+def test_a_log_that_has_lost_its_end_opens_on_a_full_volume(made: Logs, disk: FaultyDisk) -> None:
+    """The checkpoint of its high watermark could not be written, and the whole log directory was offline."""
+    made.kill()
+    path = made.folder / made.files("*.log")[-1]
+    path.write_bytes(path.read_bytes()[:-1])
+    (made.path / "recovery-point-offset-checkpoint").write_bytes(b"0\n1\nt 0 0\n")
+    disk.fail(made.path, errno.ENOSPC, "write", "create")
+    log = made.open()
+    end = log.log_end_offset
+    assert end == 2 * COUNT - 2
+    disk.faults.clear()
+    made.append(idempotent(end, count=2, timestamp=NOW))
+    assert offsets_of(records_of(made.close_and_open())) == list(range(end + 2))
+
+
 def is_served(log: PartitionLog, offset: int) -> bool:
     try:
         return read(log, offset, 100, log.log_end_offset).size_bytes > 0

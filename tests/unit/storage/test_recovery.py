@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, read, records_of
+from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, idempotent, marker, offsets_of, read, records_of
 from tidelog.protocol.batches.record_batch import HEADER, BatchHeader, read_header, write_crc
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -726,3 +726,23 @@ def test_a_kill_soon_after_the_start_after_a_loss_of_power_misses_no_records_aga
     assert not made.directory.shortened_logs
     assert not log.damaged_ranges()
     assert log.log_end_offset == 5
+
+
+def test_a_kill_soon_after_the_start_after_a_loss_of_power_misses_no_records_of_a_replica_that_moves(
+    logs: MakeLogs,
+) -> None:
+    made = logs()
+    made.directory.create_future("t", 1, TOPIC_ID, made.config, NOW)
+    log = made.directory.futures["t", 1]
+    for offset in range(15):
+        log.append_as_follower(batch(base_offset=offset, leader_epoch=0), NOW)
+    log.set_high_watermark(15)
+    made.directory.write_checkpoints()
+    made.kill()
+    path = Path(log.segments.active.path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+    for machine_ran_on in (False, True):
+        made.open(machine_ran_on=machine_ran_on)
+        assert made.directory.futures["t", 1].log_end_offset == 5
+        assert not made.directory.shortened_logs
+        made.kill()

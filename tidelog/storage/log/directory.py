@@ -56,6 +56,7 @@ from tidelog.storage.files.usurped_names import free_names
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
+from tidelog.storage.log.recovery import write_if_there_is_space
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.retention import segment_jitter_ms
 
@@ -245,8 +246,10 @@ class LogDirectory:
             away,
         )
         self._is_loaded = True
-        if any(log.log_end_offset < high_watermarks.get(key, 0) for key, log in self.logs.items()):
-            self.write_checkpoints()  # a start after a kill would miss the lost records, and call the end damaged
+        opened = {**self.futures, **self.logs}
+        if any(log.log_end_offset < high_watermarks.get(key, 0) for key, log in opened.items()):
+            # A start after a kill would miss the lost records, and call the end damaged.
+            write_if_there_is_space(self.write_checkpoints, "the checkpoints of a log that has lost its end")
         return dict(self.logs)
 
     def _note_vanished(self, files: dict[str, dict[TopicPartition, int]], away: Collection[TopicPartition]) -> None:
