@@ -201,13 +201,16 @@ async def _topics(cluster: Cluster, options: SourceOptions, omit_missing: bool =
     return await _fetch_topics(cluster, options, names, omit_missing)
 
 
-def is_selected(options: SourceOptions, partition: TopicPartition) -> bool:
-    """Whether the read includes the partition, if it exists."""
+def selected(options: SourceOptions, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Those of the partitions that the read includes, if they exist."""
     if options.partitions:
-        return partition in options.partitions
+        assigned = set(options.partitions)
+        return [partition for partition in partitions if partition in assigned]
     if options.pattern:
-        return bool(compile_java_pattern(options.pattern).search(partition.topic))
-    return partition.topic in options.topics
+        pattern = compile_java_pattern(options.pattern)
+        return [partition for partition in partitions if pattern.search(partition.topic)]
+    topics = set(options.topics)
+    return [partition for partition in partitions if partition.topic in topics]
 
 
 def _all_partitions(
@@ -224,10 +227,11 @@ def _all_partitions(
     )
     if not options.partitions:
         return existing
+    found = set(existing)
     for partition in options.partitions:
-        if partition not in existing and not omit_missing:
+        if partition not in found and not omit_missing:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"assign names {partition}, which does not exist")
-    return [partition for partition in options.partitions if partition in existing]
+    return [partition for partition in options.partitions if partition in found]
 
 
 def _ids(topics: Iterable[MetadataResponseTopic]) -> TopicIds:
@@ -362,7 +366,7 @@ def _check_complete(bound: OffsetBound, partitions: Sequence[TopicPartition]) ->
     """Raise ConfigError unless a bound names exactly the partitions of the read, as in Spark."""
     assert not isinstance(bound.value, int)
     missing = [str(partition) for partition in partitions if partition not in bound.value]
-    unread = [str(partition) for partition in sorted(bound.value) if partition not in set(partitions)]
+    unread = [str(partition) for partition in sorted(bound.value.keys() - set(partitions))]
     if missing:
         hint = (
             ""

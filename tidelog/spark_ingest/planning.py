@@ -40,9 +40,9 @@ def plan_ranges(
         total = sum(sizes)
         # Small ranges stay whole, and large ranges get the parts that the small ones do not need.
         large = [size for size in sizes if _share(size, total, min_partitions) > 1]
-        remaining_parts = max(min_partitions - (len(non_empty) - len(large)), 1)
+        remaining_parts, large_total = max(min_partitions - (len(non_empty) - len(large)), 1), sum(large)
         parts = [
-            max(minimum, _share(size, sum(large), remaining_parts) if _share(size, total, min_partitions) > 1 else 1)
+            max(minimum, _share(size, large_total, remaining_parts) if _share(size, total, min_partitions) > 1 else 1)
             for size, minimum in zip(sizes, parts)
         ]
     return [part for undivided, count in zip(non_empty, parts) for part in divide(undivided, count)]

@@ -28,8 +28,8 @@ from tidelog.spark_ingest.offsets import (
     find_ends,
     find_first_offsets,
     find_log_starts,
-    is_selected,
     list_edge_offsets,
+    selected,
 )
 from tidelog.spark_ingest.options import EARLIEST, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange, plan_ranges
@@ -146,11 +146,11 @@ class StreamDriver:
 
         A stream that drops a partition would read it again from its log start when the partition is back.
         """
-        selected = [partition for partition in missing if is_selected(self._options, partition)]
-        if not selected:
+        still_read = selected(self._options, missing)
+        if not still_read:
             return
         try:
-            await check_gone(cluster, selected, self._topic_ids)
+            await check_gone(cluster, still_read, self._topic_ids)
         except KafkaError:
             cluster.close_connections()
             if self._target is not None:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from tidelog.client.model import TopicPartition
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
+from tidelog.protocol.messages.metadata import MetadataResponsePartition, MetadataResponseTopic
 from tidelog.spark_ingest import offsets
 from tidelog.spark_ingest.offsets import DataLoss, resolve_ranges
+from tidelog.spark_ingest.options import OffsetBound, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
 
 TIME = 1_700_000_000_000
@@ -59,6 +63,35 @@ def test_offsets_by_partition_with_earliest_and_latest_among_them(node, new_topi
     ending = by_partition(topic, 4, -1)
     found = ranges(node, subscribe=topic, startingOffsets=starting, endingOffsets=ending)
     assert found == [(topic, 0, 2, 4), (topic, 1, 0, 6)]
+
+
+class Counted(TopicPartition):
+    """A partition that counts how often any of its kind is hashed or compared."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Counted.looks += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Counted.looks += 1
+        return super().__eq__(other)
+
+
+def test_thousands_of_named_partitions_are_each_looked_at_a_few_times():
+    """A comparison of each with each took seconds for 10,000 of them, and a stream makes it at every trigger."""
+    named = tuple(Counted("t", index) for index in range(1_000))
+    servers = {"kafka.bootstrap.servers": "127.0.0.1:9"}
+    assigned = replace(SourceOptions.parse({**servers, "assign": '{"t": [0]}'}), partitions=named)
+    partitions = [MetadataResponsePartition(partition_index=index) for index in range(1_000)]
+    topic = MetadataResponseTopic(name="t", partitions=partitions)
+    bound = OffsetBound(dict.fromkeys(named, 5), option="startingOffsets")
+    Counted.looks = 0
+    assert len(offsets._all_partitions([topic], assigned)) == 1_000
+    assert len(offsets.selected(assigned, named)) == 1_000
+    offsets._check_complete(bound, named)
+    assert Counted.looks < 30_000
 
 
 def test_offsets_must_name_exactly_the_partitions_read(node, new_topic):
