@@ -41,8 +41,11 @@ def source_schema(include_headers: bool) -> str:
 def projection(schema: StructType) -> tuple[str, ...]:
     """The columns of a user's schema, in its order.
 
-    Raises ConfigError for a column that the source lacks, that has another type there, or that stands twice.
+    Raises ConfigError for a column that the source lacks, that has another type there, or that stands twice, and for
+    a schema without columns: an Arrow batch without columns has no rows, so that a count would be 0.
     """
+    if not schema.fields:
+        raise ConfigError(f"the schema has no column; name one or more of {', '.join(SPARK_TYPES)}")
     columns = []
     for field in schema.fields:
         type_name = SPARK_TYPES.get(field.name)
