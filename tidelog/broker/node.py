@@ -202,6 +202,8 @@ class Node:
             )  # fmt: skip
         broker: Any = self._broker
         scheduler = FairScheduler(loop.call_soon, ports.stopwatch)
+        if metadata.controller is not None:
+            metadata.controller.pause = scheduler.pause
         inspections = Inspections(loop, ports.inspector, scheduler)
         services = self._services = Services(
             config=config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -14,9 +15,12 @@ from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
 from tidelog.broker.apis import config_changes, dispatch
 from tidelog.broker.apis.records import fetch, list_offsets, produce
 from tidelog.broker.apis.topics import create_topics
+from tidelog.broker.scheduling import fair_scheduler
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages import alter_configs, incremental_alter_configs
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -307,7 +311,8 @@ async def test_answers_that_wait_for_the_same_commit_are_made_one_in_a_turn(
     waiting, made = 0, list[tuple[int, str]]()
     turn = 0
     committed = asyncio.Event()
-    create, describe, encode = ControllerCommands.create_topics, create_topics._created, dispatch._Api.framed
+    create, describe = ControllerCommands.create_topics, create_topics._created
+    encode = dispatch._Api.framed_in_steps
 
     async def create_later(self: Any, *topics: Any, **options: Any) -> Any:
         nonlocal waiting
@@ -316,14 +321,14 @@ async def test_answers_that_wait_for_the_same_commit_are_made_one_in_a_turn(
         await committed.wait()
         return result
 
-    def described(services: Any, topic: Any) -> Any:
+    def described(common: Any, topic: Any) -> Any:
         made.append((turn, topic.name.split("-")[0]))
-        return describe(services, topic)
+        return describe(common, topic)
 
-    def encoded(self: Any, response: Any, context: Any, request: Any) -> Any:
-        if isinstance(response, CreateTopicsResponse):
+    def encoded(self: Any, frame: Any, response: Any, context: Any, request: Any) -> Any:
+        for step in encode(self, frame, response, context, request):
             made.append((turn, response.topics[0].name.split("-")[0]))
-        return encode(self, response, context, request)
+            yield step
 
     def count_turns() -> None:
         nonlocal turn
@@ -332,7 +337,8 @@ async def test_answers_that_wait_for_the_same_commit_are_made_one_in_a_turn(
 
     monkeypatch.setattr(ControllerCommands, "create_topics", create_later)
     monkeypatch.setattr(create_topics, "_created", described)
-    monkeypatch.setattr(dispatch._Api, "framed", encoded)
+    monkeypatch.setattr(dispatch._Api, "framed_in_steps", encoded)
+    monkeypatch.setattr(create_topics, "TOPICS_AT_ONCE", 100)
     for number, wire in enumerate(wires):
         topics = [
             CreatableTopic(name=f"{number}-{index}", num_partitions=1, replication_factor=1) for index in range(150)
@@ -349,3 +355,58 @@ async def test_answers_that_wait_for_the_same_commit_are_made_one_in_a_turn(
         in_turns.setdefault(at, []).append(request)
     assert all(len(set(requests)) == 1 for requests in in_turns.values()), in_turns
     assert max(map(len, in_turns.values())) <= create_topics.TOPICS_AT_ONCE + 1
+
+
+def for_the_controller() -> list[tuple[Any, int, Any, Callable[[Any], int]]]:
+    many = names(9_500)
+    topics = [CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in many[:5000]]
+    return [
+        (
+            CreateTopicsRequest(topics=topics, validate_only=True, timeout_ms=NEVER_MS),
+            7,
+            CreateTopicsResponse,
+            lambda answer: len(answer.topics),
+        ),
+        (
+            DeleteTopicsRequest(topics=[DeleteTopicState(name=name) for name in many], timeout_ms=NEVER_MS),
+            6,
+            DeleteTopicsResponse,
+            lambda answer: len(answer.responses),
+        ),
+        (
+            ElectLeadersRequest(
+                topic_partitions=[TopicPartitions(topic="none", partitions=list(range(50_000)))], timeout_ms=NEVER_MS
+            ),
+            2,
+            ElectLeadersResponse,
+            lambda answer: len(answer.replica_election_results[0].partition_result),
+        ),
+    ]
+
+
+@pytest.mark.parametrize("case", range(3))
+async def test_requests_for_the_controller_wait_undecoded_and_are_answered_in_steps(
+    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch, case: int
+) -> None:
+    """A hundred of them were all decoded, decided on and answered at once: seconds of the loop, and 20 million objects
+    for the garbage collector."""
+    request, version, response, count = for_the_controller()[case]
+    size_bytes = len(request.encode(version))
+    monkeypatch.setattr(fair_scheduler, "REQUEST_BYTES_MAX", size_bytes)
+    scheduler = running.node._dispatchers[-1]._scheduler
+    served = await served_meanwhile(running, wire, request, version, response)
+    assert served >= 8
+    wires = [await running.connect() for _ in range(4)]
+    for each in wires:
+        each.send(request, version)
+    answers = [asyncio.create_task(each.receive(response, version)) for each in wires]
+    most = waiting = 0
+    async with asyncio.timeout(PATIENCE_S):
+        while not all(each.done() for each in answers):
+            await wire.call(MetadataRequest(topics=[]), 9, MetadataResponse)
+            most = max(most, scheduler._request_bytes)
+            waiting = max(waiting, len(scheduler._waiting_for_room))
+    assert size_bytes < most < 2 * size_bytes
+    assert waiting >= 2
+    elements = getattr(request, "topics", None) or request.topic_partitions[0].partitions
+    assert [count(each.result()) for each in answers] == [len(elements)] * 4

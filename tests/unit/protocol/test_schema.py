@@ -159,6 +159,16 @@ def test_pieces_are_the_encoded_bytes_and_large_records_are_not_copied(version: 
     assert is_uncopied == (version >= 3 and size >= 4096)
 
 
+@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize(("berths", "steps"), [(0, 0), (1999, 0), (2000, 1), (5000, 2)])
+def test_steps_write_the_encoded_bytes(version: int, berths: int, steps: int):
+    harbour = full(version)
+    harbour.berths = [Berth(name=f"b{number}", depth=number) for number in range(berths)]
+    out = bytearray(b"head")
+    assert len(list(harbour.write_in_steps(out, version))) == steps
+    assert out == b"head" + harbour.encode(version)
+
+
 def test_the_bytes_of_an_old_and_a_flexible_version():
     harbour = Harbour(open=False, name="A", berths=[Berth(name="x", depth=3)])
     assert harbour.encode(0).hex(" ") == "00 00 01 41 00 00 00 01 00 01 78 00 00 00 03"

@@ -12,6 +12,7 @@ from tests.unit.replication.clusters import directory_id
 from tests.unit.replication.controller_harness import Broker, Member, Quorum, cluster
 from tests.unit.replication.test_isr_alterations import proposal
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tidelog.replication.controller.decisions.state import NewTopic
@@ -557,3 +558,64 @@ async def test_a_broker_that_connects_again_is_no_prey_to_its_copy():
     await brokers[1].heartbeat(member.controller)
     with pytest.raises(KafkaError):
         await Broker(1, incarnation=2).register(member.controller)
+
+
+async def count_steps(member, meanwhile=lambda: None):
+    steps = 0
+
+    async def pause():
+        nonlocal steps
+        steps += 1
+        meanwhile()
+        await asyncio.sleep(0)
+
+    member.controller.pause = pause
+    return lambda: steps
+
+
+async def test_a_large_decision_is_made_in_steps():
+    """5,000 names took 0.2 s of the active controller's loop, 10,000 partitions of one topic 0.1 s."""
+    _, member, _ = await cluster()
+    steps = await count_steps(member)
+    results = await member.controller.create_topics([NewTopic(f"t{i}", 1, 1) for i in range(1000)], validate_only=True)
+    assert len(results) == 1000
+    assert steps() >= 9
+    results = await member.controller.create_topics([NewTopic("u", 5000, 1)], validate_only=True)
+    assert not isinstance(results["u"], KafkaError)
+    assert steps() >= 9 + 10
+    elections = ElectLeadersRequest(topic_partitions=[TopicPartitions(topic="t", partitions=list(range(2000)))])
+    response = await member.controller.elect_leaders(elections)
+    assert len(response.replica_election_results[0].partition_result) == 2000
+    assert steps() >= 19 + 19
+
+
+async def test_a_decision_whose_image_has_changed_between_its_steps_is_made_again():
+    _, member, _ = await cluster()
+
+    def create_another():
+        records, _ = member.controller._state.create_topics([NewTopic("t150", 1, 1)])
+        member.controller._append(records)
+
+    steps = await count_steps(member, create_another)
+    results = await member.controller.create_topics([NewTopic(f"t{i}", 1, 1) for i in range(200)])
+    assert steps() == 2
+    refused = results.pop("t150")
+    assert isinstance(refused, KafkaError)
+    assert refused.code is ErrorCode.TOPIC_ALREADY_EXISTS
+    assert not any(isinstance(result, KafkaError) for result in results.values())
+    assert len(member.controller.image.topics_by_name) == 200
+
+
+async def test_a_decision_comes_to_an_end_while_others_change_the_image_all_the_time():
+    _, member, _ = await cluster()
+    numbers = iter(range(1000))
+    steps = await count_steps(
+        member,
+        lambda: member.controller._append(
+            member.controller._state.create_topics([NewTopic(f"u{next(numbers)}", 1, 1)])[0]
+        ),
+    )
+    results = await member.controller.create_topics([NewTopic(f"t{i}", 1, 1) for i in range(200)])
+    assert not any(isinstance(result, KafkaError) for result in results.values())
+    assert steps() == 3
+    assert len(member.controller.image.topics_by_name) == 203

@@ -26,12 +26,14 @@ from tidelog.protocol.messages.metadata_records import (
     RegisterBrokerRecord,
 )
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
+from tidelog.replication.controller.decisions import partition_creation
 from tidelog.replication.controller.decisions.brokers import heartbeat, register_broker
 from tidelog.replication.controller.decisions.directories import assign_replicas_to_dirs
 from tidelog.replication.controller.decisions.leaders import fence_brokers
 from tidelog.replication.controller.decisions.liveness import BrokerSessions
 from tidelog.replication.controller.decisions.partition_creation import create_partitions
-from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.decisions.placement import place_replicas
+from tidelog.replication.controller.decisions.state import NewTopic, at_once
 
 
 @pytest.fixture
@@ -173,9 +175,26 @@ def add(state, name, count, assignments=None):
         if assignments is None
         else [CreatePartitionsAssignment(broker_ids=one) for one in assignments],
     )
-    records, response = create_partitions(state, CreatePartitionsRequest(topics=[topic]))
+    records, response = at_once(create_partitions(state, CreatePartitionsRequest(topics=[topic])))
     apply(state, records)
     return ErrorCode(response.results[0].error_code)
+
+
+def test_partitions_above_the_bound_of_a_request_are_refused_before_they_are_placed(state, monkeypatch):
+    """A request of 1 KB for 9,000 more partitions of each of 50 topics took 4 s of the active controller's loop."""
+    apply(state, state.create_topics([NewTopic(f"u{number}", 1, 3) for number in range(5)])[0])
+    placed = []
+
+    def place(brokers, count, *others):
+        placed.append(count)
+        return place_replicas(brokers, count, *others)
+
+    monkeypatch.setattr(partition_creation, "place_replicas", place)
+    topics = [CreatePartitionsTopic(name=f"u{number}", count=9000, assignments=None) for number in range(5)]
+    records, response = at_once(create_partitions(state, CreatePartitionsRequest(topics=topics)))
+    assert placed == [len(records)] == [8999]
+    refused = ErrorCode.POLICY_VIOLATION
+    assert [each.error_code for each in response.results] == [0, refused, refused, refused, refused]
 
 
 def test_a_topic_gets_more_partitions(state):

@@ -19,7 +19,7 @@ from tidelog.replication.controller.decisions.leaders import (
     unfence_broker,
     update_leaders_and_isrs,
 )
-from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic, at_once
 from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from tidelog.replication.controller.metadata.image_delta import everything
 from tidelog.replication.controller.metadata.partition_index import PartitionIndex
@@ -141,7 +141,7 @@ def shuffled(state):
 
 def test_preferred_election_by_hand(state):
     shuffled(state)
-    records, response = elect_leaders(state, request(0, t=[0, 1, 2, 7], u=[0]))
+    records, response = at_once(elect_leaders(state, request(0, t=[0, 1, 2, 7], u=[0])))
     assert outcomes(response) == {
         ("t", 0): "NONE",
         ("t", 1): "ELECTION_NOT_NEEDED",
@@ -155,7 +155,7 @@ def test_preferred_election_by_hand(state):
 
 def test_preferred_election_everywhere_says_only_what_was_needed(state):
     shuffled(state)
-    _, response = elect_leaders(state, request(0))
+    _, response = at_once(elect_leaders(state, request(0)))
     assert outcomes(response) == {("t", 0): "NONE", ("t", 2): "PREFERRED_LEADER_NOT_AVAILABLE"}
 
 
@@ -164,7 +164,7 @@ def test_unclean_election_by_hand_needs_no_configuration(state):
     create(state, "u", (1,))
     apply(state, update_leaders_and_isrs(state, state.index.in_isr(2), gone=(2,)))
     apply(state, fence_brokers(state, [1]))
-    records, response = elect_leaders(state, request(1, t=[0, 1], u=[0]))
+    records, response = at_once(elect_leaders(state, request(1, t=[0, 1], u=[0])))
     assert outcomes(response) == {
         ("t", 0): "NONE",
         ("t", 1): "ELECTION_NOT_NEEDED",
@@ -177,7 +177,7 @@ def test_unclean_election_by_hand_needs_no_configuration(state):
 
 def test_an_unknown_kind_of_election_is_refused(state):
     with pytest.raises(KafkaError) as caught:
-        elect_leaders(state, request(2))
+        at_once(elect_leaders(state, request(2)))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 

@@ -23,7 +23,7 @@ from tidelog.replication.controller.decisions.reassignment import (
     alter_partition_reassignments,
     list_partition_reassignments,
 )
-from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.decisions.state import NewTopic, at_once
 from tidelog.replication.controller.decisions.supported_features import READS_BEFORE_REMOVAL
 
 
@@ -43,7 +43,7 @@ def move(state, replicas, *, name="t", index=0, factor_may_change=True):
             ReassignableTopic(name=name, partitions=[ReassignablePartition(partition_index=index, replicas=replicas)])
         ],
     )
-    records, response = alter_partition_reassignments(state, request)
+    records, response = at_once(alter_partition_reassignments(state, request))
     apply(state, records)
     return ErrorCode(response.responses[0].partitions[0].error_code)
 
@@ -215,7 +215,7 @@ def test_a_partition_that_is_named_again_is_decided_on_as_the_first_change_leave
     if not apart:
         topics = [ReassignableTopic(name="t", partitions=targets)]
     request = AlterPartitionReassignmentsRequest(allow_replication_factor_change=True, topics=topics)
-    records, response = alter_partition_reassignments(state, request)
+    records, response = at_once(alter_partition_reassignments(state, request))
     assert [each.error_code for topic in response.responses for each in topic.partitions] == [
         ErrorCode.NONE,
         ErrorCode.NONE,

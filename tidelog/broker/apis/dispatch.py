@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from struct import Struct
 from struct import error as StructError
 from types import ModuleType
@@ -164,7 +164,8 @@ class Dispatcher:
                 raise MalformedMessage(f"version {version} of {api.name} is not served")
             # The answer to an unknown version of ApiVersions has the form of version 0 (KIP-511).
             error = KafkaError(ErrorCode.UNSUPPORTED_VERSION)
-            return _frame(api.refuse(None, error, 0), key, 0, correlation_id)
+            context = RequestContext(key, 0, correlation_id, None, connection.host, connection.listener_name)
+            return _frame(api.refuse(None, error, 0), context)
         if len(frame) > api.counted_above_bytes and not self._scheduler.has_room:
             return NOT_YET
         began = api.counters.begun(version)
@@ -216,11 +217,12 @@ class Dispatcher:
                 response = await coroutine
                 if isinstance(response, Deferred):
                     response = await completed(response)
-                if takes_turns:
-                    await self._scheduler.begin()
             except Exception as error:
                 response = _as_kafka_error(error, api.name)
-            answer.complete(response if type(response) is bytes else api.framed(response, context, request))
+            if type(response) is not bytes and takes_turns:
+                response = await self._framed_in_steps(api, response, context, request)
+            is_framed = type(response) in (bytes, bytearray)
+            answer.complete(response if is_framed else api.framed(response, context, request))
 
         def ended(done: asyncio.Task[None]) -> None:
             self._scheduler.end_request(self._tasks.pop(done, 0))
@@ -300,10 +302,19 @@ class Dispatcher:
         if _lost_the_lead(response):
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
         if len(frame) > AT_ONCE_BYTES_MAX:
-            await self._scheduler.begin()
-        framed = api.framed(response, context, request)
+            framed = await self._framed_in_steps(api, response, context, request)
+        else:
+            framed = api.framed(response, context, request)
         api.counters.answered(began)
         return bytes(memoryview(framed)[4:])
+
+    async def _framed_in_steps(self, api: _Api, response: Any, context: RequestContext, request: Any) -> bytearray:
+        """As `api.framed`. Very many may have waited for the same commit: each step is in a turn of its own."""
+        await self._scheduler.begin()
+        frame = bytearray()
+        for _ in api.framed_in_steps(frame, response, context, request):
+            await self._scheduler.pause()
+        return frame
 
     async def _outcome(self, api: _Api, context: RequestContext, request: Any) -> Any:
         try:
@@ -364,7 +375,7 @@ class _Api:
         self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
         self.in_pieces: Arrays | None = getattr(module, "IN_PIECES", None)
         # Clients' requests with many elements, which take their turns: the bytes under way have a bound.
-        above_bytes = UNCOUNTED_BYTES_MAX if self.in_pieces is not None else sys.maxsize
+        above_bytes = UNCOUNTED_BYTES_MAX if self.in_pieces is not None or self.takes_turns else sys.maxsize
         self.counted_above_bytes: int = getattr(module, "COUNTED_ABOVE_BYTES", above_bytes)
         self.check: Callable[[Any], None] = getattr(module, "check", lambda request: None)
 
@@ -382,15 +393,29 @@ class _Api:
 
     def framed(self, response: Any, context: RequestContext, request: Any) -> bytearray:
         """The frame of a response or KafkaError. If this version cannot encode the response, the frame has an error."""
-        key, version, correlation_id = context.api_key, context.api_version, context.correlation_id
-        if isinstance(response, KafkaError):
-            response = self.refuse(request, response, version)
-        count_errors(response, self.counters.errors)
+        response = self._counted(response, context, request)
         try:
-            return _frame(response, key, version, correlation_id)
+            return _frame(response, context)
         except Exception as error:
-            refused = KafkaError(_as_kafka_error(error, self.name).code)  # its message may not fit
-            return _frame(self.refuse(request, refused, version), key, version, correlation_id)
+            return _frame(self._not_encoded(error, context, request), context)
+
+    def framed_in_steps(self, frame: bytearray, response: Any, context: RequestContext, request: Any) -> Iterator[None]:
+        """Fill `frame` as `framed`; others may run at each yield."""
+        response = self._counted(response, context, request)
+        try:
+            yield from _steps_of_frame(frame, response, context)
+        except Exception as error:
+            frame[:] = _frame(self._not_encoded(error, context, request), context)
+
+    def _counted(self, response: Any, context: RequestContext, request: Any) -> Any:
+        if isinstance(response, KafkaError):
+            response = self.refuse(request, response, context.api_version)
+        count_errors(response, self.counters.errors)
+        return response
+
+    def _not_encoded(self, error: Exception, context: RequestContext, request: Any) -> Any:
+        refused = KafkaError(_as_kafka_error(error, self.name).code)  # its message may not fit
+        return self.refuse(request, refused, context.api_version)
 
 
 class _DeferredMessage(Deferred):
@@ -446,12 +471,21 @@ def _timed(answer: Answer, counters: ApiCounters, began: float) -> Answer:
     return answer
 
 
-def _frame(response: Any, key: int, version: int, correlation_id: int) -> bytearray:
-    flexible_header = response_header_version(key, version) == 1
-    out = bytearray(9 if flexible_header else 8)
-    response.write(out, version)
-    _FRAME_HEAD.pack_into(out, 0, len(out) - 4, correlation_id)
+def _frame(response: Any, context: RequestContext) -> bytearray:
+    out = _frame_head(context)
+    response.write(out, context.api_version)
+    _FRAME_HEAD.pack_into(out, 0, len(out) - 4, context.correlation_id)
     return out
+
+
+def _steps_of_frame(out: bytearray, response: Any, context: RequestContext) -> Iterator[None]:
+    out += _frame_head(context)
+    yield from response.write_in_steps(out, context.api_version)
+    _FRAME_HEAD.pack_into(out, 0, len(out) - 4, context.correlation_id)
+
+
+def _frame_head(context: RequestContext) -> bytearray:
+    return bytearray(9 if response_header_version(context.api_key, context.api_version) == 1 else 8)
 
 
 def _skip_header_tags(frame: memoryview, position: int) -> int:

@@ -8,7 +8,7 @@ UNSUPPORTED_VERSION.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from struct import Struct, pack
 from typing import Any, NoReturn
 
@@ -19,9 +19,13 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 Encoder = Callable[[Any, bytearray], None]
 Buffer = bytes | bytearray | memoryview
 PieceEncoder = Callable[[Any, bytearray, list[Buffer]], bytearray]
+StepEncoder = Callable[[Any, bytearray], Iterator[None]]
 
 CUT_BYTES = 4096
 """An encoder of pieces copies smaller records, since another piece costs more than the copy."""
+
+STEP_ELEMENTS = 2_000
+"""An encoder in steps pauses after so many messages in arrays, which take a millisecond or two."""
 
 PREPARED_COUNT = 17
 """Arrays with fewer integers than this are packed by a Struct made in advance."""
@@ -38,9 +42,12 @@ class EncoderSource:
     it.
     """
 
-    def __init__(self, message: type[Declaration], version: int, in_pieces: bool = False) -> None:
+    def __init__(
+        self, message: type[Declaration], version: int, *, in_pieces: bool = False, in_steps: bool = False
+    ) -> None:
         self.version = version
         self.in_pieces = in_pieces
+        self.in_steps = in_steps
         self.flexible = version >= message.FLEXIBLE_FROM
         self.lines: list[str] = []
         self.depth = 1
@@ -53,10 +60,15 @@ class EncoderSource:
             "version": version,
         }
         self.counter = 0
+        if in_steps:
+            self.emit("elements = 0")
         self.message("m", message)
         self.flush()
         if in_pieces:
             self.emit("return out")
+        if in_steps:
+            self.emit("return")
+            self.emit("yield")  # also without an array it is a generator
         arguments = "m, out, pieces" if in_pieces else "m, out"
         self.source = f"def encode({arguments}):\n" + "\n".join(self.lines or ["    pass"]) + "\n"
 
@@ -223,6 +235,9 @@ class EncoderSource:
             if isinstance(element, type):
                 self.message(item, element)
                 self.flush()
+                if self.in_steps:
+                    self.emit("elements += 1")
+                    self.emit(f"if not elements % {STEP_ELEMENTS}: yield")
             else:
                 self.sized(item, element, False, compact)
             self.depth -= 1
@@ -251,6 +266,12 @@ def compile_piece_encoder(message: type[Declaration], version: int) -> PieceEnco
     It adds the output so far and the records to `pieces`.
     """
     encoder: PieceEncoder = _compile(EncoderSource(message, version, in_pieces=True), message, version)
+    return encoder
+
+
+def compile_step_encoder(message: type[Declaration], version: int) -> StepEncoder:
+    """An encoder that is a generator, and yields after each STEP_ELEMENTS."""
+    encoder: StepEncoder = _compile(EncoderSource(message, version, in_steps=True), message, version)
     return encoder
 
 

@@ -10,12 +10,20 @@ Encoders and decoders are compiled on first use, one per (message, version); `de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from struct import error as StructError
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from tidelog.protocol.codec.decoding import Decoder, compile_decoder
-from tidelog.protocol.codec.encoding import Buffer, Encoder, PieceEncoder, compile_encoder, compile_piece_encoder
+from tidelog.protocol.codec.encoding import (
+    Buffer,
+    Encoder,
+    PieceEncoder,
+    StepEncoder,
+    compile_encoder,
+    compile_piece_encoder,
+    compile_step_encoder,
+)
 from tidelog.protocol.codec.fields import (
     NEVER,
     NONE,
@@ -118,6 +126,7 @@ class MessageType(type):
         message_class.DECODERS = _ByVersion(message_class, _compile_decoder)
         message_class.ENCODERS = _ByVersion(message_class, compile_encoder)
         message_class.PIECE_ENCODERS = _ByVersion(message_class, compile_piece_encoder)
+        message_class.STEP_ENCODERS = _ByVersion(message_class, compile_step_encoder)
         if versions != "none":
             _set_versions(message_class, parse_versions(versions), parse_versions(flexible))
         return message_class  # type: ignore[no-any-return]
@@ -183,6 +192,7 @@ class Message(metaclass=MessageType):
     DECODERS: ClassVar[_ByVersion[Decoder]]
     ENCODERS: ClassVar[_ByVersion[Encoder]]
     PIECE_ENCODERS: ClassVar[_ByVersion[PieceEncoder]]
+    STEP_ENCODERS: ClassVar[_ByVersion[StepEncoder]]
 
     @classmethod
     def decode(cls, buffer: Bytes, version: int) -> Self:
@@ -230,6 +240,14 @@ class Message(metaclass=MessageType):
         encoder = type(self).ENCODERS[version]
         try:
             encoder(self, out)
+        except _UNENCODABLE as error:
+            raise ValueError(f"{type(self).__name__} version {version} cannot be encoded: {error}") from error
+
+    def write_in_steps(self, out: bytearray, version: int) -> Iterator[None]:
+        """As `write`; others may run at each yield. The message must not change meanwhile."""
+        encoder = type(self).STEP_ENCODERS[version]
+        try:
+            yield from encoder(self, out)
         except _UNENCODABLE as error:
             raise ValueError(f"{type(self).__name__} version {version} cannot be encoded: {error}") from error
 

@@ -52,7 +52,13 @@ from tidelog.replication.controller.decisions import (
     reassignment,
 )
 from tidelog.replication.controller.decisions.liveness import BrokerSessions, BrokerState
-from tidelog.replication.controller.decisions.state import ControllerState, CreatedTopic, NewTopic, ProducerIdBlock
+from tidelog.replication.controller.decisions.state import (
+    ControllerState,
+    CreatedTopic,
+    NewTopic,
+    ProducerIdBlock,
+    Steps,
+)
 from tidelog.replication.controller.raft_port import RaftLog
 
 logger = logging.getLogger("tidelog.controller")
@@ -61,13 +67,16 @@ T = TypeVar("T")
 
 
 class ControllerCommands:
-    """A mixin of `Controller`, which implements `command`."""
+    """A mixin of `Controller`, which implements `command` and `command_in_steps`."""
 
     _state: ControllerState
     _sessions: BrokerSessions
     _raft: RaftLog
 
     async def command(self, decide: Callable[[], tuple[list[Any], T]], timeout_ms: int = 0) -> T:
+        raise NotImplementedError
+
+    async def command_in_steps(self, decide: Callable[[], Steps[T]], timeout_ms: int = 0) -> T:
         raise NotImplementedError
 
     def now_ms(self) -> float:
@@ -86,11 +95,11 @@ class ControllerCommands:
         REQUEST_TIMED_OUT) for the whole request.
         """
 
-        def decide() -> tuple[list[Any], dict[str, CreatedTopic | KafkaError]]:
-            records, results = self._state.create_topics(topics)
+        def decide() -> Steps[dict[str, CreatedTopic | KafkaError]]:
+            records, results = yield from self._state.create_topics_in_steps(topics)
             return [] if validate_only else records, results
 
-        return await self.command(decide, timeout_ms)
+        return await self.command_in_steps(decide, timeout_ms)
 
     async def delete_topics(self, topic_ids: Sequence[bytes], *, timeout_ms: int = 0) -> dict[bytes, KafkaError | None]:
         """The error of each topic, or None for a deleted topic. Raises
@@ -99,11 +108,11 @@ class ControllerCommands:
         return await self.command(lambda: self._state.delete_topics(topic_ids), timeout_ms)
 
     async def create_partitions(self, request: CreatePartitionsRequest, version: int = 0) -> CreatePartitionsResponse:
-        def decide() -> tuple[list[Any], CreatePartitionsResponse]:
-            records, response = partition_creation.create_partitions(self._state, request)
+        def decide() -> Steps[CreatePartitionsResponse]:
+            records, response = yield from partition_creation.create_partitions(self._state, request)
             return [] if request.validate_only else records, response
 
-        return await self.command(decide, request.timeout_ms)
+        return await self.command_in_steps(decide, request.timeout_ms)
 
     # -- brokers and controllers -------------------------------------------------------------------------------------
 
@@ -169,12 +178,12 @@ class ControllerCommands:
         return await self.command(lambda: isr_alterations.alter_partition(self._state, request, version))
 
     async def elect_leaders(self, request: ElectLeadersRequest, version: int = 0) -> ElectLeadersResponse:
-        return await self.command(lambda: leaders.elect_leaders(self._state, request), request.timeout_ms)
+        return await self.command_in_steps(lambda: leaders.elect_leaders(self._state, request), request.timeout_ms)
 
     async def alter_partition_reassignments(
         self, request: AlterPartitionReassignmentsRequest, version: int = 0
     ) -> AlterPartitionReassignmentsResponse:
-        return await self.command(
+        return await self.command_in_steps(
             lambda: reassignment.alter_partition_reassignments(self._state, request), request.timeout_ms
         )
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -25,7 +26,7 @@ from tidelog.replication.controller.decisions.leaders import (
     fence_brokers,
 )
 from tidelog.replication.controller.decisions.liveness import BrokerSessions
-from tidelog.replication.controller.decisions.state import ControllerSettings, ControllerState
+from tidelog.replication.controller.decisions.state import ControllerSettings, ControllerState, Steps, at_once
 from tidelog.replication.controller.failure_detection import FailureDetector, Probe
 from tidelog.replication.controller.metadata.image import METADATA_VERSION, BrokerImage, MetadataImage
 from tidelog.replication.controller.metadata.image_delta import everything
@@ -46,6 +47,7 @@ T = TypeVar("T")
 RECORDS_PER_BATCH = 20_000
 TICKS_PER_SESSION = 8
 TICK_MS_MIN, TICK_MS_MAX = 20, 250
+TRIES_IN_STEPS = 3
 
 
 class Controller(ControllerCommands):
@@ -91,6 +93,8 @@ class Controller(ControllerCommands):
         self._timer: asyncio.TimerHandle | None = None
         self._balance_due_ms = 0.0
         self._unclean_due_ms = 0.0
+        self.pause: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
+        """Lets others be served; the node has a fairer one."""
         tracker.controller = self
 
     @property
@@ -173,6 +177,25 @@ class Controller(ControllerCommands):
         except TimeoutError:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT) from None
         return result
+
+    async def command_in_steps(self, decide: Callable[[], Steps[T]], timeout_ms: int = 0) -> T:
+        """As `command`; others are served between the steps of the decision. If one of them has changed the image, it
+        is made again, the last time in one step.
+        """
+        for _ in range(TRIES_IN_STEPS):
+            self._check_active()
+            image = self._state.image
+            steps = decide()
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    decided: tuple[list[Any], T] = end.value
+                    break
+                await self.pause()
+            if self._state.image is image or not decided[0]:
+                return await self.command(lambda: decided, timeout_ms)  # noqa: B023
+        return await self.command(lambda: at_once(decide()), timeout_ms)
 
     def _check_active(self) -> None:
         if not self.is_active:

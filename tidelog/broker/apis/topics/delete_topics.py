@@ -6,6 +6,8 @@ Deviation: results are in the order of the request. Kafka shuffles them to hide 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from typing import Final, TypeVar
 
 from tidelog.broker.apis.cluster_roles import check_time, controller
 from tidelog.broker.apis.services import Services
@@ -23,6 +25,10 @@ from tidelog.protocol.uuids import ZERO_UUID
 REQUEST = DeleteTopicsRequest
 
 DISABLED_CODE_FROM = 3
+# Of a request with thousands, looked up in one turn of the loop.
+TOPICS_AT_ONCE: Final = 1_000
+
+T = TypeVar("T")
 
 
 async def handle(services: Services, context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
@@ -33,7 +39,7 @@ async def handle(services: Services, context: RequestContext, request: DeleteTop
     states = _states(request)
     if 1 in Counter((state.name, state.topic_id) for state in states if _is_valid(state)).values():
         check_time(request.timeout_ms)
-    results, wanted = _resolve(services, states)
+    results, wanted = await _resolve(services, states)
     errors = await controller(services).delete_topics(list(wanted), timeout_ms=request.timeout_ms)
     for topic_id, name in wanted.items():
         error = errors[topic_id]
@@ -50,19 +56,26 @@ def _is_valid(state: DeleteTopicState) -> bool:
     return (state.name is None) != (state.topic_id == ZERO_UUID)
 
 
-def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[DeletableTopicResult], dict[bytes, str]]:
+async def _resolve(
+    services: Services, states: list[DeleteTopicState]
+) -> tuple[list[DeletableTopicResult], dict[bytes, str]]:
     """(the results of topics that cannot be deleted, topic id -> name of the others)."""
     image = services.image()
-    names = Counter(state.name for state in states if state.name is not None and state.topic_id == ZERO_UUID)
-    ids = Counter(state.topic_id for state in states if state.name is None and state.topic_id != ZERO_UUID)
+    names: Counter[str] = Counter()
+    ids: Counter[bytes] = Counter()
     results: list[DeletableTopicResult] = []
-    for state in states:
-        if state.name is None and state.topic_id == ZERO_UUID:
+    async for state in _in_turns(services, states):
+        name, topic_id = state.name, state.topic_id
+        if name is not None and topic_id != ZERO_UUID:
+            results.append(_invalid(name, topic_id, "You may not specify both topic name and topic id."))
+        elif name is not None:
+            names[name] += 1
+        elif topic_id != ZERO_UUID:
+            ids[topic_id] += 1
+        else:
             results.append(_invalid(None, ZERO_UUID, "Neither topic name nor id were specified."))
-        elif state.name is not None and state.topic_id != ZERO_UUID:
-            results.append(_invalid(state.name, state.topic_id, "You may not specify both topic name and topic id."))
     wanted: dict[bytes, str] = {}
-    for topic_id, times in ids.items():
+    async for topic_id, times in _in_turns(services, ids.items()):
         topic = image.topics_by_id.get(topic_id)
         if times > 1:
             results.append(_invalid(None, topic_id, "Duplicate topic id."))
@@ -70,7 +83,7 @@ def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[D
             results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, NO_SUCH_TOPIC_ID)))
         else:
             wanted[topic_id] = topic.name
-    for name, times in names.items():
+    async for name, times in _in_turns(services, names.items()):
         topic = image.topics_by_name.get(name)
         if times > 1:
             results.append(_invalid(name, ZERO_UUID, "Duplicate topic name."))
@@ -83,6 +96,14 @@ def _resolve(services: Services, states: list[DeleteTopicState]) -> tuple[list[D
         else:
             wanted[topic.topic_id] = name
     return results, wanted
+
+
+async def _in_turns(services: Services, elements: Iterable[T]) -> AsyncIterator[T]:
+    """The elements, TOPICS_AT_ONCE in a turn of the loop."""
+    for number, element in enumerate(elements, 1):
+        yield element
+        if number % TOPICS_AT_ONCE == 0:
+            await services.scheduler.pause()
 
 
 def _invalid(name: str | None, topic_id: bytes, message: str) -> DeletableTopicResult:

@@ -24,7 +24,7 @@ from tidelog.replication.controller.decisions.partition_changes import (
     PartitionChange,
     TopicRules,
 )
-from tidelog.replication.controller.decisions.state import ControllerState
+from tidelog.replication.controller.decisions.state import ELEMENTS_AT_ONCE, ControllerState, Steps
 from tidelog.replication.controller.metadata.image import NO_LEADER
 from tidelog.replication.controller.metadata.partition_index import Key
 
@@ -135,7 +135,7 @@ def forget_broker(state: ControllerState, broker_id: int) -> Records:
 # -- elections on request and by schedule ------------------------------------------------------------------------------
 
 
-def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> tuple[Records, ElectLeadersResponse]:
+def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Steps[ElectLeadersResponse]:
     """The elections of an ElectLeaders request. Raises KafkaError(INVALID_REQUEST).
 
     The response to a request for all partitions omits those that need no election.
@@ -152,10 +152,14 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> tuple
     rules = state.election_rules()
     records: Records = []
     response = ElectLeadersResponse()
+    number = 0
     for name, indexes in requested_partitions:
         results = ReplicaElectionResult(topic=name)
         response.replica_election_results.append(results)
         for index in indexes:
+            number += 1
+            if number % ELEMENTS_AT_ONCE == 0:
+                yield
             outcome = _elect(state, rules, name, index, request.election_type)
             if isinstance(outcome, PartitionChangeRecord):
                 records.append(outcome)

@@ -5,6 +5,7 @@ Pure.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -17,27 +18,32 @@ from tidelog.protocol.messages.create_partitions import (
 )
 from tidelog.protocol.messages.metadata_records import PartitionRecord
 from tidelog.replication.controller.decisions.placement import place_replicas
-from tidelog.replication.controller.decisions.state import MAX_PARTITIONS_PER_REQUEST, ControllerState, bad_assignment
+from tidelog.replication.controller.decisions.state import (
+    ELEMENTS_AT_ONCE,
+    MAX_PARTITIONS_PER_REQUEST,
+    NEW_PARTITIONS_AT_ONCE,
+    ControllerState,
+    Steps,
+    bad_assignment,
+)
 
 Records = list[Any]
 
 
-def create_partitions(
-    state: ControllerState, request: CreatePartitionsRequest
-) -> tuple[Records, CreatePartitionsResponse]:
+def create_partitions(state: ControllerState, request: CreatePartitionsRequest) -> Steps[CreatePartitionsResponse]:
     """Decide on each topic separately; `count` is the new total of partitions."""
     records: Records = []
     response = CreatePartitionsResponse()
     counts = Counter(topic.name for topic in request.topics)
-    for topic in {topic.name: topic for topic in request.topics}.values():
+    for number, topic in enumerate({topic.name: topic for topic in request.topics}.values()):
+        if number and number % ELEMENTS_AT_ONCE == 0:
+            yield
         result = CreatePartitionsTopicResult(name=topic.name)
         response.results.append(result)
         try:
             if counts[topic.name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            new_records = _create(state, topic)
-            if len(records) + len(new_records) > MAX_PARTITIONS_PER_REQUEST:
-                raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+            new_records = yield from _create(state, topic, MAX_PARTITIONS_PER_REQUEST - len(records))
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
             continue
@@ -45,7 +51,9 @@ def create_partitions(
     return records, response
 
 
-def _create(state: ControllerState, topic_request: CreatePartitionsTopic) -> list[PartitionRecord]:
+def _create(
+    state: ControllerState, topic_request: CreatePartitionsTopic, count_max: int
+) -> Generator[None, None, list[PartitionRecord]]:
     topic = state.image.topics_by_name.get(topic_request.name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -65,8 +73,10 @@ def _create(state: ControllerState, topic_request: CreatePartitionsTopic) -> lis
             f"The topic {topic_request.name} currently has {present_count} partition(s); "
             f"{topic_request.count} would not be an increase.",
         )
-    if added_count > MAX_PARTITIONS_PER_REQUEST:
+    if added_count > count_max:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+    if added_count > NEW_PARTITIONS_AT_ONCE:
+        yield
     factor = len(topic.partitions[0].replicas)
     if topic_request.assignments is None:
         assignments = place_replicas(state.placeable(), added_count, factor, state.rng)
@@ -74,6 +84,8 @@ def _create(state: ControllerState, topic_request: CreatePartitionsTopic) -> lis
         assignments = _manual(state, topic_request, added_count, factor)
     records: list[PartitionRecord] = []
     for index, replicas in enumerate(assignments, start=present_count):
+        if index % NEW_PARTITIONS_AT_ONCE == 0:
+            yield
         isr = state.active(replicas)
         if not isr:
             text = "All brokers are currently fenced or in controlled shutdown."

@@ -25,7 +25,7 @@ from tidelog.protocol.messages.list_partition_reassignments import (
 )
 from tidelog.protocol.messages.metadata_records import PartitionChangeRecord
 from tidelog.replication.controller.decisions.partition_changes import Election, PartitionChange
-from tidelog.replication.controller.decisions.state import ControllerState
+from tidelog.replication.controller.decisions.state import ELEMENTS_AT_ONCE, ControllerState, Steps
 from tidelog.replication.controller.metadata.image import PartitionImage, TopicImage
 from tidelog.replication.controller.metadata.records import merge_partition_change
 
@@ -34,7 +34,7 @@ Records = list[Any]
 
 def alter_partition_reassignments(
     state: ControllerState, request: AlterPartitionReassignmentsRequest
-) -> tuple[Records, AlterPartitionReassignmentsResponse]:
+) -> Steps[AlterPartitionReassignmentsResponse]:
     """Decide on each partition separately; null replicas cancel its reassignment.
 
     A partition that is named again is decided on as the earlier change leaves it.
@@ -44,10 +44,14 @@ def alter_partition_reassignments(
     response = AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change, error_message=None
     )
+    number = 0
     for topic_data in request.topics:
         topic_response = ReassignableTopicResponse(name=topic_data.name)
         response.responses.append(topic_response)
         for partition_data in topic_data.partitions:
+            number += 1
+            if number % ELEMENTS_AT_ONCE == 0:
+                yield
             index = partition_data.partition_index
             partition_response = ReassignablePartitionResponse(partition_index=index, error_message=None)
             topic_response.partitions.append(partition_response)

@@ -8,9 +8,9 @@ messages follow Kafka's `ReplicationControlManager`. Decisions about nodes are i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.java_text import parse_integer, trim
@@ -52,6 +52,21 @@ MAX_CONFIG_VALUE_LENGTH = 32_767
 MAX_PRODUCER_ID = 2**63 - 1
 
 Records = list[Any]
+T = TypeVar("T")
+Steps = Generator[None, None, tuple[Records, T]]
+"""A decision that yields, so that others are served between two steps. It holds for the image with which it began."""
+ELEMENTS_AT_ONCE = 100
+NEW_PARTITIONS_AT_ONCE = 500
+
+
+def at_once(steps: Steps[T]) -> tuple[Records, T]:
+    """All the steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            decided: tuple[Records, T] = end.value
+            return decided
 
 
 class NewTopic(NamedTuple):
@@ -208,6 +223,10 @@ class ControllerState:
     # -- topics ------------------------------------------------------------------------------------------------------
 
     def create_topics(self, topics: Iterable[NewTopic]) -> tuple[Records, dict[str, CreatedTopic | KafkaError]]:
+        """As `create_topics_in_steps`, in one."""
+        return at_once(self.create_topics_in_steps(topics))
+
+    def create_topics_in_steps(self, topics: Iterable[NewTopic]) -> Steps[dict[str, CreatedTopic | KafkaError]]:
         """Decide on each topic separately; names are distinct (the API's handler refuses
         duplicates).
 
@@ -216,9 +235,11 @@ class ControllerState:
         records: Records = []
         results: dict[str, CreatedTopic | KafkaError] = {}
         partition_count = 0
-        for topic in topics:
+        for number, topic in enumerate(topics):
+            if number and number % ELEMENTS_AT_ONCE == 0:
+                yield
             try:
-                created_topic, topic_records = self._create_topic(topic)
+                topic_records, created_topic = yield from self._create_topic(topic)
             except KafkaError as error:
                 results[topic.name] = error
                 continue
@@ -229,9 +250,11 @@ class ControllerState:
             records += topic_records
         return records, results
 
-    def _create_topic(self, topic: NewTopic) -> tuple[CreatedTopic, Records]:
+    def _create_topic(self, topic: NewTopic) -> Steps[CreatedTopic]:
         self._check_new_name(topic.name)
         configs = self._check_new_configs(topic.configs)
+        if NEW_PARTITIONS_AT_ONCE < topic.partition_count <= MAX_PARTITIONS_PER_REQUEST:
+            yield
         if topic.assignments:
             assignments = self._manual_assignments(topic)
         else:
@@ -243,9 +266,11 @@ class ControllerState:
             for name, value in configs.items()
         ]
         for index, (replicas, isr) in enumerate(assignments):
+            if index and index % NEW_PARTITIONS_AT_ONCE == 0:
+                yield
             records.append(self.partition_record(topic_id, index, replicas, isr))
         created_topic = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0][0]), configs)
-        return created_topic, records
+        return records, created_topic
 
     def partition_record(self, topic_id: bytes, index: int, replicas: Sequence[int], isr: list[int]) -> PartitionRecord:
         """The record of a new partition, with the first ISR member as leader."""
