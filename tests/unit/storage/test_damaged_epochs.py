@@ -8,7 +8,7 @@ from struct import pack_into
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, records_of
-from tests.unit.storage.test_damage import batches_of, copy_of, damage, repair, repair_range
+from tests.unit.storage.test_damage import batches_of, copy_of, damage, repair, repair_range, served
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.log.scrub import Scrub
@@ -83,6 +83,8 @@ def test_a_wrong_epoch_of_a_batch_is_found_by_the_scan_after_a_kill(made: Logs, 
         log = made.open(machine_ran_on=True)
         assert not made.directory.shortened_logs
         assert list(log.leader_epochs) == EPOCHS, offset
+        is_right = LeaderEpochs(EPOCHS).epoch_for_offset(offset) == epoch
+        assert set(range(COUNT)) - set(served(log)) == (set() if is_right else {offset})
         repair_all(log, copy)
         assert {path: path.read_bytes() for path in whole} == whole, offset
         assert list(log.leader_epochs) == EPOCHS, offset
@@ -150,6 +152,29 @@ def test_the_batch_after_a_truncation_is_believed_where_it_is_of_an_older_epoch_
     assert not log.damaged_ranges()
     assert list(log.leader_epochs) == [(0, 0), (1, 3), (3, 4)][: 3 - is_last]
     assert offsets_of(records_of(log)) == [0, 1, 2, 3, 4][: 5 - is_last]
+
+
+@pytest.mark.parametrize("later", [[], [4], [4, 9]])
+def test_the_epochs_of_whole_batches_behind_damage_are_not_those_of_a_file_from_before_a_truncation(
+    logs: MakeLogs, later: list[int]
+) -> None:
+    """The file's later epochs began inside the damage. Whole records behind it were refused."""
+    made = logs()
+    made.append(batch(), epoch=1)
+    made.append(batch(), epoch=6)
+    made.append(batch(), epoch=7)
+    made.log.flush()
+    made.log.truncate_to(1)
+    made.append(batch(3), epoch=2)
+    for epoch in (3, *later):
+        made.append(batch(), epoch=epoch)
+    made.kill()
+    damage(made.folder / made.files("*.log")[0], 1, "CRC")
+    log = made.open(machine_ran_on=True)
+    [(_, damaged)] = log.damaged_ranges()
+    assert (damaged.first_offset, damaged.end_offset) == (1, 4)
+    assert list(served(log)) == [0, *range(4, 5 + len(later))]
+    assert list(log.leader_epochs)[-1 - len(later) :] == [(epoch, 4 + n) for n, epoch in enumerate((3, *later))]
 
 
 def test_an_epoch_file_that_is_wrong_for_one_batch_is_corrected_once_another_replica_has_said_so(made: Logs) -> None:
@@ -240,6 +265,20 @@ def test_an_epoch_file_that_contradicts_the_batch_behind_the_damage_refuses_no_c
     assert damaged.first_offset == 3
     repair_all(log, copy)
     assert list(log.leader_epochs) == EPOCHS
+
+
+@pytest.mark.parametrize("bit", [0, 40, 60])
+def test_a_lost_epoch_file_is_made_anew_beside_a_batch_whose_base_offset_is_damaged(made: Logs, bit: int) -> None:
+    """Of a base offset that is too high, the epochs that begin before it were forgotten, and their records refused."""
+    made.close()
+    (made.folder / "leader-epoch-checkpoint").unlink()
+    path = made.folder / made.files("*.log")[0]
+    data = bytearray(path.read_bytes())
+    data[7 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    log = made.open()
+    assert list(served(log)) == list(range(1, COUNT))
+    assert list(log.leader_epochs)[-3:] == EPOCHS[1:]
 
 
 def test_epochs_that_begin_in_a_segment_of_which_nothing_is_readable_are_kept(made: Logs) -> None:

@@ -648,7 +648,12 @@ class _Loader:
                 self.epochs.assign(epoch, start_offset if number else log_start_offset)
 
     def _note_epochs(self, segment: Segment) -> None:
-        for _, header in headers(segment):
+        """Raises CorruptIndex for a base offset that does not follow: epochs that begin before it would be lost."""
+        expected, is_judged = segment.base_offset, not (segment.may_have_gaps or segment.damage)
+        for position, header in headers(segment):
+            if is_judged and header.base_offset != expected:
+                raise CorruptIndex(segment.path, f"base offset {header.base_offset} at {position}, not {expected}")
+            expected = header.next_offset
             if header.partition_leader_epoch > self.epochs.latest:
                 self.epochs.assign(header.partition_leader_epoch, header.base_offset)
 

@@ -217,6 +217,7 @@ def scan_segment(
     examiner = Examiner(
         segment.file.read_at, segment.size_bytes, segment.base_offset, end_offset=end_offset,
         may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, epoch_max=epoch_max,
+        filed_epoch=LeaderEpochs(filed_epochs).epoch_for_offset,
     )  # fmt: skip
     for each in examiner.run():
         if isinstance(each, DamagedRange):
@@ -240,7 +241,7 @@ def scan_segment(
         for epoch, start_offset in hidden_epochs:
             if epochs.latest < epoch <= leader_epoch:
                 epochs.assign(epoch, start_offset)
-        hidden_epochs = [entry for entry in hidden_epochs if entry[0] > leader_epoch]
+        hidden_epochs.clear()  # the file is from before a truncation where it has a higher epoch before this batch
         if leader_epoch > epochs.latest:
             epochs.assign(leader_epoch, header.base_offset)
         completed = producers.replay(header, marker)

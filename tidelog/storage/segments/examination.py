@@ -142,13 +142,14 @@ class Examiner:
     `end_offset`: the offset after its last record, UNKNOWN_END if unknown. `may_have_gaps`: whether offsets may be
     missing between batches after compaction; `may_end_early`: also after the last batch. `epoch_max`: the leader epoch
     of the batch after the segment, -1 if unknown. `proven`: the batches that another replica has confirmed: if the
-    epoch of a neighbour disagrees, the neighbour is damaged.
+    epoch of a neighbour disagrees, the neighbour is damaged. `filed_epoch`: offset -> leader epoch by the epoch file, -1:
+    unknown.
     """
 
     def __init__(
         self, read_at: ReadAt, size_bytes: int, base_offset: int, *, end_offset: int = UNKNOWN_END,
         may_have_gaps: bool = False, may_end_early: bool = False, epoch_max: int = -1,
-        proven: Sequence[ProvenBatches] = (),
+        proven: Sequence[ProvenBatches] = (), filed_epoch: Callable[[int], int] = lambda offset: -1,
     ) -> None:  # fmt: skip
         self._window = _Window(read_at, size_bytes)
         self._size_bytes = size_bytes
@@ -159,6 +160,7 @@ class Examiner:
         self._may_end_early = may_end_early
         self._epoch_max = epoch_max
         self._proven = proven
+        self._filed_epoch = filed_epoch
         self._expected = base_offset
         # Every stored batch has an epoch. A start below 0 would accept a damaged epoch of -1.
         self._epoch = 0
@@ -221,7 +223,7 @@ class Examiner:
     def _epoch_mismatch(self, header: BatchHeader, following: BatchHeader | None) -> str:
         """The mismatch of the leader epoch, if any.
 
-        If only two batches disagree, the first counts as wrong unless it is proven.
+        If only two batches disagree, the first counts as wrong unless it is proven, or right by the epoch file.
         """
         epoch = header.partition_leader_epoch
         if epoch < self._epoch:
@@ -231,10 +233,12 @@ class Examiner:
                 return f"leader epoch {epoch} before {self._epoch_max}"
             return ""
         next_epoch = following.partition_leader_epoch
+        if next_epoch >= epoch:
+            return ""
         is_proven = proven_epoch(following.base_offset, self._proven) == next_epoch
-        if next_epoch < epoch and (self._epoch <= next_epoch or is_proven):
-            return f"leader epoch {epoch} before {next_epoch}"
-        return ""
+        is_filed = self._filed_epoch(header.base_offset) == epoch
+        is_right = self._epoch > next_epoch or (is_filed and self._filed_epoch(following.base_offset) > next_epoch)
+        return f"leader epoch {epoch} before {next_epoch}" if is_proven or not is_right else ""
 
     def _resume(self, position: int, batch: WholeBatch | None) -> WholeBatch | None:
         """The first whole batch after the damage that begins at `position`; None if there is none."""
