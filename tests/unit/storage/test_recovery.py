@@ -746,3 +746,61 @@ def test_a_kill_soon_after_the_start_after_a_loss_of_power_misses_no_records_of_
         assert made.directory.futures["t", 1].log_end_offset == 5
         assert not made.directory.shortened_logs
         made.kill()
+
+
+@pytest.mark.parametrize("machine_ran_on", [True, False])
+@pytest.mark.parametrize("is_rolled", [False, True])
+@pytest.mark.parametrize("offset", [2, 3, 4])
+def test_records_after_a_truncation_below_the_log_start_are_kept_by_a_start(
+    logs: MakeLogs, offset: int, is_rolled: bool, machine_ran_on: bool
+) -> None:
+    """After an unclean election. The deleted batches before them are of a later epoch, and a start cut the new ones."""
+    made = logs()
+    made.append(batch(2), epoch=9)
+    if is_rolled:
+        made.log.roll(NOW)
+    made.append(batch(2), batch(2), epoch=9)
+    made.log.delete_records(4)
+    made.directory.write_checkpoints()
+    made.log.truncate_to(offset)
+    start = made.log.log_end_offset
+    assert start == (offset // 2) * 2
+    for _ in range(3):
+        made.append(batch(), epoch=7)
+    made.log.flush()
+    made.kill()
+    log = made.open(machine_ran_on=machine_ran_on)
+    assert not made.directory.shortened_logs
+    assert not log.damaged_ranges()
+    assert offsets_of(records_of(log)) == [start, start + 1, start + 2]
+    assert list(log.leader_epochs) == [(7, start)]
+
+
+@pytest.mark.parametrize("power_was_lost", [True, False])
+def test_a_kill_of_a_log_whose_last_segment_has_no_records_any_more_misses_none(
+    logs: MakeLogs, power_was_lost: bool
+) -> None:
+    """It was truncated to where a segment begins, or lost what was not on the device: both may be above the high
+    watermark.
+    """
+    made = logs()
+    for _ in range(2):
+        made.append(batch(), batch())
+        made.log.roll(NOW)
+    made.append(batch())
+    made.log.set_high_watermark(1)
+    made.directory.write_checkpoints()
+    if power_was_lost:
+        (made.folder / made.files("*.log")[-1]).write_bytes(b"")
+        made.kill()
+        assert made.open().log_end_offset == 4
+    else:
+        made.log.truncate_to(2)
+    end = made.log.log_end_offset
+    for _ in range(2):
+        made.kill()
+        made.open(machine_ran_on=True)
+        assert not made.directory.shortened_logs
+        assert offsets_of(records_of(made.log)) == list(range(end))
+    made.append(batch())
+    assert offsets_of(records_of(made.close_and_open())) == list(range(end + 1))

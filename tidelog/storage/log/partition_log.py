@@ -33,7 +33,7 @@ from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.segments.examination import Findings, doubt_epochs
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET, LogConfig
-from tidelog.storage.segments.lookup import TimestampOffset, damage_before, end_before, refresh_max_timestamp
+from tidelog.storage.segments.lookup import TimestampOffset, cut_at, refresh_max_timestamp
 from tidelog.storage.segments.reader import ColdRead, Examination, ReadResult, read_from, read_tail
 from tidelog.storage.segments.retention import segment_jitter_ms
 from tidelog.storage.segments.segment import Segment
@@ -609,14 +609,15 @@ class PartitionLog:
             self._start_over_at(offset)
             return
         probe_descriptors(self.disk, self.directory)
-        segment = self.segments[self.segments.floor_index(offset)]
-        position, end_offset = end_before(segment, offset)
-        damage = damage_before(segment, offset, position, end_offset)
+        segment, position, end_offset, damage = cut_at(self.segments, offset)
+        if end_offset <= self.log_start_offset and (position or segment is not self.segments.first):
+            self._start_over_at(end_offset)  # to a start, deleted batches of a later epoch would contradict the next
+            return
         logger.info("truncating %s-%d from offset %d to %d", self.topic, self.partition, self.log_end_offset, offset)
         is_complete = not self.lacks_producers and not self.damaged_ranges()
         earlier = self.producers.earlier(end_offset) if is_complete else None
         try:
-            self._cut(offset, segment, position, end_offset)
+            self._cut(segment, position, end_offset)
             segment.damage = damage
             if earlier is not None:
                 self.producers.return_to(earlier)
@@ -630,7 +631,7 @@ class PartitionLog:
             self.failure = f"{self.directory}: was cut at {end_offset} in part: {error}"
             raise
 
-    def _cut(self, offset: int, segment: Segment, position: int, end_offset: int) -> None:
+    def _cut(self, segment: Segment, position: int, end_offset: int) -> None:
         goes_back = end_offset < max(self.log_start_offset, self.cleaned_offset, self.high_watermark)
         self.log_start_offset = min(self.log_start_offset, end_offset)
         self.cleaned_offset = min(self.cleaned_offset, end_offset)
@@ -638,8 +639,7 @@ class PartitionLog:
         if self.durability.truncated(end_offset) or goes_back:
             # First: after a kill stale ones keep the next records from the scan or the cleaner, or have some missed.
             self.write_checkpoint()
-        later = sum(1 for segment in self.segments if segment.base_offset > offset)
-        if later:
+        if later := sum(1 for each in self.segments if each.base_offset > segment.base_offset):
             self.segments.drop_last(later, self.clock_ms + self.config.file_delete_delay_ms)
         self.snapshots.delete_where(end_offset + 1, self.log_end_offset + 1)
         segment.truncate(position, end_offset)

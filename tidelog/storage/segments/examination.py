@@ -142,8 +142,8 @@ class Examiner:
     `end_offset`: the offset after its last record, UNKNOWN_END if unknown. `may_have_gaps`: whether offsets may be
     missing between batches after compaction; `may_end_early`: also after the last batch. `epoch_max`: the leader epoch
     of the batch after the segment, -1 if unknown. `proven`: the batches that another replica has confirmed: if the
-    epoch of a neighbour disagrees, the neighbour is damaged. `filed_epoch`: offset -> leader epoch by the epoch file, -1:
-    unknown.
+    epoch of a neighbour disagrees, the neighbour is damaged. `filed_epoch`: offset -> leader epoch by the epoch file,
+    -1 if unknown.
     """
 
     def __init__(

@@ -318,6 +318,21 @@ def refresh_max_timestamp(segment: Segment) -> None:
             segment.max_timestamp, segment.offset_of_max_timestamp = header.max_timestamp, header.last_offset
 
 
+def cut_at(segments: Segments, offset: int) -> tuple[Segment, int, int, tuple[DamagedRange, ...]]:
+    """Where a log that is truncated to `offset` ends: its last segment, the size and the end offset of that segment,
+    and the damage that is left in it. Raises CorruptIndex.
+
+    A segment without a record left goes, too: to a start after a kill an empty last one has lost its records.
+    """
+    index = segments.floor_index(offset)
+    segment = segments[index]
+    position, end_offset = end_before(segment, offset)
+    if not position and index and not (segment.damage or segments[index - 1].damage):
+        segment = segments[index - 1]
+        position = segment.size_bytes
+    return segment, position, end_offset, damage_before(segment, offset, position, end_offset)
+
+
 def end_before(segment: Segment, offset: int) -> tuple[int, int]:
     """(position of the batch that holds `offset` or comes after it, the offset at which the one before it ends).
 
