@@ -97,6 +97,7 @@ class MetadataSide:
             listener=self.tracker,
             keeps_writes=home.ending is not Ending.POWER_LOSS,
         )
+        self.raft.registered_brokers = lambda: self.tracker.image.brokers
         self.controller: Controller | None = None
         if config.is_controller:
             self.controller = Controller(

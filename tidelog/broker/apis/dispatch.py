@@ -42,6 +42,8 @@ COLD_TASKS_MAX = 4096
 # Of a request for the active controller. Larger ones begin, and have their answers encoded, one in a turn of the loop:
 # very many may wait for the same commit.
 AT_ONCE_BYTES_MAX = 256
+# Its decision and answer hold several times what other large requests do, and the garbage collector walks all of it.
+CONTROLLER_WEIGHT = 4
 # For what one answer has no room for: clients ask for it again.
 _FULL = KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the answer has no room for more")
 # The request fields with the time that the client waits.
@@ -204,6 +206,8 @@ class Dispatcher:
         answer = _DeferredMessage(request, exclusive=True)
         large_bytes = size_bytes if size_bytes > api.counted_above_bytes else 0
         takes_turns = api.takes_turns and size_bytes > AT_ONCE_BYTES_MAX
+        if takes_turns:
+            large_bytes *= CONTROLLER_WEIGHT
         if len(self._tasks) >= COLD_TASKS_MAX:
             coroutine.close()
             error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")

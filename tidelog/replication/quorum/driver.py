@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -110,6 +110,8 @@ class RaftNode:
         self.run_in_executor = run_in_executor
         self.clock_ms = clock_ms
         self.is_closed = False
+        self.registered_brokers: Callable[[], Container[int]] = tuple
+        """Of the metadata; their fetches are answered before those of others."""
         self._keeps_writes = keeps_writes
         self._plain_log = log
         self._cluster_id = cluster_id

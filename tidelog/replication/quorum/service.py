@@ -6,7 +6,8 @@ The core in `raft/` decides. A response leaves only after the state that it depe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Container
 from typing import Any, Protocol
 
 from tidelog.protocol.api import ApiKey
@@ -39,6 +40,8 @@ API_VERSIONS_VERSION = 3
 # The bound of parked fetches; beyond it the oldest one is answered. It is far below the dispatcher's COLD_TASKS_MAX,
 # so that unknown replicas cannot take the places of brokers' heartbeats.
 PARKED_MAX = 1_000
+# Of replicas that are neither voters nor registered brokers, in one turn of the loop: each takes some 0.5 ms.
+STRANGERS_AT_ONCE = 10
 WAIT_MS_MAX = 300_000  # a replica may name any time, and a waiting fetch holds memory
 
 
@@ -53,6 +56,7 @@ class QuorumNode(Protocol):
     run_in_executor: Callable[[Callable[[], Any]], Awaitable[Any]]
     clock_ms: Callable[[], int]
     is_closed: bool
+    registered_brokers: Callable[[], Container[int]]
 
     def now_ms(self) -> float: ...
     def drive(self) -> None: ...
@@ -65,7 +69,8 @@ class QuorumService:
     def __init__(self, node: QuorumNode, cluster_id: str) -> None:
         self._node = node
         self._cluster_id = cluster_id
-        self._parked: dict[asyncio.Future[bool], None] = {}
+        self._parked: dict[asyncio.Future[bool], int] = {}  # with the replica's id
+        self._strangers: deque[asyncio.Future[bool]] = deque()  # of the parked ones: to be answered, in this order
         self._is_changing = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
@@ -162,7 +167,7 @@ class QuorumService:
             if len(self._parked) >= PARKED_MAX:
                 self._give_up_oldest()
             future: asyncio.Future[bool] = loop.create_future()
-            self._parked[future] = None
+            self._parked[future] = ask.replica.id
             timer = loop.call_at(deadline, _answer_now, future)
             try:
                 has_news = await future
@@ -181,9 +186,31 @@ class QuorumService:
             oldest.set_result(False)
 
     def wake(self) -> None:
-        for future in self._parked:
+        """There is news: the fetches of voters and registered brokers have it at once, all others a few in a turn.
+
+        Whatever can connect may fetch, and a thousand answers take a second.
+        """
+        members = {voter.key.id for voter in self._node.raft.voters.latest}
+        brokers = self._node.registered_brokers()
+        was_empty = not self._strangers
+        self._strangers.clear()
+        for future, replica_id in self._parked.items():
+            if future.done():
+                continue
+            if replica_id in members or replica_id in brokers or self._node.is_closed:
+                future.set_result(True)
+            else:
+                self._strangers.append(future)
+        if was_empty and self._strangers:
+            self._wake_strangers()
+
+    def _wake_strangers(self) -> None:
+        for _ in range(min(len(self._strangers), STRANGERS_AT_ONCE)):
+            future = self._strangers.popleft()
             if not future.done():
                 future.set_result(True)
+        if self._strangers:
+            self._node.loop.call_soon(self._wake_strangers)
 
     async def _with_records(self, ask: FetchAsk, answer: FetchAnswer, bytes_max: int) -> FetchAnswer:
         node = self._node

@@ -18,6 +18,7 @@ from tidelog.protocol.messages.describe_quorum import (
     DescribeQuorumRequestPartitionData,
     DescribeQuorumRequestTopicData,
 )
+from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.protocol.messages.fetch_snapshot import (
     FetchSnapshotRequest,
     FetchSnapshotRequestPartitionSnapshot,
@@ -26,8 +27,10 @@ from tidelog.protocol.messages.fetch_snapshot import (
 )
 from tidelog.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest
 from tidelog.replication.quorum.driver import InconsistentVoters, NotLeader
+from tidelog.replication.quorum.raft.commit import OBSERVER_SESSION_MS, Progress
 from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
+from tidelog.replication.quorum.raft.voters import ReplicaKey, VoterSet
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.segments.segment import Segment
 
@@ -133,6 +136,74 @@ def test_a_leader_that_hangs_is_replaced_and_steps_down(tmp_path):
         await stop_all(quorum)
 
     asyncio.run(run())
+
+
+def test_fetches_of_strangers_are_answered_a_few_in_a_turn_and_those_of_brokers_before_them(tmp_path):
+    """Each record of the metadata answered a thousand at once, which took a second of the leader's loop."""
+
+    async def run():
+        quorum = Quorum(tmp_path, {})
+        leader = (await Member(quorum, 1).start()).raft
+        await until(lambda: leader.is_leader and leader.high_watermark > 0)
+        leader.registered_brokers = lambda: {50}
+        answered = []
+        turn = 0
+
+        async def fetch(replica_id):
+            response = await leader.fetch(fetched(replica_id, leader), 13)
+            answered.append((turn, replica_id, len(response.responses[0].partitions[0].records)))
+
+        fetches = [asyncio.create_task(fetch(1000 + number)) for number in range(100)]
+        fetches.append(asyncio.create_task(fetch(50)))
+        await until(lambda: len(leader._service._parked) == 101)
+        leader.append([b"a"], 0)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(answered) < 101:
+                turn += 1
+                await asyncio.sleep(0)
+        assert 50 in [replica_id for _, replica_id, _ in answered[:11]]
+        assert all(size_bytes for _, _, size_bytes in answered)
+        turns = [turn for turn, _, _ in answered]
+        assert max(turns.count(each) for each in turns) <= 11
+        await asyncio.gather(*fetches)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def fetched(replica_id, leader):
+    partition = FetchPartition(
+        partition=0,
+        current_leader_epoch=leader.raft.epoch,
+        fetch_offset=leader.log.end_offset,
+        last_fetched_epoch=leader.raft.epoch,
+        partition_max_bytes=1 << 20,
+        high_watermark=leader.high_watermark,
+    )
+    topic = FetchTopic(topic_id=bytes(15) + b"\1", partitions=[partition])
+    return FetchRequest(replica_id=replica_id, max_wait_ms=300_000, min_bytes=0, max_bytes=1 << 20, topics=[topic])
+
+
+def test_very_many_unknown_observers_are_not_looked_through_for_each_one():
+    own = ReplicaKey(1, bytes(16))
+    progress = Progress(own, VoterSet(()), 0, 0.0)
+    for number in range(100):
+        progress.on_fetch(ReplicaKey(100 + number, bytes(16)), 5, 5, 1.0)
+    observers = CountingDict(progress._observers)
+    progress._observers = observers
+    for number in range(100):
+        progress.on_fetch(ReplicaKey(300 + number, bytes(16)), 5, 5, 2.0)
+    assert observers.walks == 0
+    progress.on_fetch(ReplicaKey(500, bytes(16)), 5, 5, OBSERVER_SESSION_MS + 1.5)
+    assert [replica.key.id for replica in progress.observers] == [*range(300, 400), 500]
+
+
+class CountingDict(dict[Any, Any]):
+    walks = 0
+
+    def items(self):
+        self.walks += 1
+        return super().items()
 
 
 def test_observers_follow_from_leader_to_leader(tmp_path):

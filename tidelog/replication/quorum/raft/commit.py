@@ -15,6 +15,7 @@ from tidelog.replication.quorum.raft.voters import ReplicaKey, VoterSet
 # An observer without a fetch for this time is no longer listed (LeaderState.OBSERVER_SESSION_TIMEOUT_MS).
 OBSERVER_SESSION_MS: Final = 300_000
 OBSERVERS_MAX: Final = 10_000
+FORGETTING_INTERVAL_MS: Final = 1_000
 CAUGHT_UP_MS: Final = 3_600_000  # a new voter must have caught up within the last hour, as in Kafka's LeaderState
 
 
@@ -48,6 +49,7 @@ class Progress:
         self._since_ms = now_ms
         self._voters: dict[int, ReplicaProgress] = {}
         self._observers: dict[ReplicaKey, ReplicaProgress] = {}
+        self._forgetting_due_ms = now_ms
         self.high_watermark = -1
         self.set_voters(voters, now_ms)
 
@@ -148,5 +150,9 @@ class Progress:
         )
 
     def _forget_silent(self, now_ms: float) -> None:
+        """Not at each fetch of an unknown replica: there may be thousands of both."""
+        if now_ms < self._forgetting_due_ms:
+            return
+        self._forgetting_due_ms = now_ms + FORGETTING_INTERVAL_MS
         for key in [key for key, one in self._observers.items() if one.last_fetch_ms < now_ms - OBSERVER_SESSION_MS]:
             del self._observers[key]
