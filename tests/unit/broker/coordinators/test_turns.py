@@ -5,6 +5,7 @@ Clients choose these moments. Otherwise a node answers nobody for seconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ import pytest
 from tests.unit.broker.coordinators.fakes import FakePorts, Reply, World, context
 from tests.unit.broker.coordinators.test_runtime import Tape
 from tests.unit.broker.coordinators.transaction_world import T0, TransactionWorld
+from tidelog.broker.coordinators.group import coordinator
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.rebalance import TimerKey
 from tidelog.broker.coordinators.outcome import Now, Outcome, TransactionEnd, WriteTransaction
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
@@ -372,14 +374,94 @@ def test_a_transaction_ends_while_its_group_is_deleted() -> None:
 
 
 def test_a_member_joins_while_its_group_is_deleted() -> None:
-    """What it commits stays."""
+    """It tries again, as with a coordinator that moves, and begins without offsets; a part of them would be left."""
     world = group_with_offsets()
     deleted = delete_group(world)
-    member, _ = world.member()
+    assert world.join("g").error == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert world.commit(offsets={("t", 0): 5, ("t", OFFSETS - 1): 5}).error == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.ports.turns_after(0)
+    assert (deleted.error, offset_count(world, 1)) == (0, 0)
+    world.member()
+    assert [group.group_id for group in world.list_groups([], [])] == ["g"]
+
+
+def test_a_member_joins_before_the_deletion_of_its_group_begins() -> None:
+    world = group_with_offsets()
+    world.commit("other")
+    delete_group(world)
+    deleted = world.ask(lambda: world.service.delete_group(context(42, 2), "other"))
+    member, _ = world.member("other")
     world.ports.turns_after(0)
     assert deleted.error == ErrorCode.NON_EMPTY_GROUP
-    assert world.committed(partition=OFFSETS - 1) == 1
-    assert member in world.coordinator().groups["g"].members
+    assert world.committed("other") == 1
+    assert member in world.coordinator().groups["other"].members
+
+
+@pytest.mark.parametrize("delete", [delete_group, lambda world: delete_offsets(world, list(range(OFFSETS)))])
+def test_a_part_of_a_deletion_is_refused(delete: Callable[[World], Reply]) -> None:
+    """For want of replicas, for three turns: what is left may be deleted again."""
+    world = group_with_offsets()
+    deleted = delete(world)
+    world.ports.refuse_appends = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
+    for _ in range(3):
+        world.ports.turn()
+    world.ports.refuse_appends = None
+    world.ports.turns_after(0)
+    assert isinstance(deleted.response, KafkaError)
+    assert deleted.error == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    delete(world)
+    world.ports.turns_after(0)
+    assert offset_count(world, 1) == 0
+
+
+def test_the_last_part_of_a_deletion_finds_nothing() -> None:
+    """The answer waits for the parts before it."""
+    world = group_with_offsets(commits_at_once=False)
+    deleted = delete_offsets(world, list(range(coordinator.DELETED_PER_STEP)))
+    world.ports.turns_after(0)
+    assert deleted.is_parked, "a leader without this deletion may be elected"
+    world.ports.commit(0)
+    world.ports.turns_after(0)
+    assert set(deleted.response.values()) == {ErrorCode.NONE}
+
+
+def test_a_group_subscribes_while_its_offsets_are_deleted() -> None:
+    world = group_with_offsets()
+    deleted = delete_offsets(world, list(range(OFFSETS)))
+    world.member(protocols={"range": b"\0\1\0\0\0\1\0\1t\0\0\0\0"})
+    world.ports.time_ms += 3_001
+    world.ports.turns_after(0)
+    kept = [key for key, error in deleted.response.items() if error is ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC]
+    assert 0 < len(kept) == offset_count(world, 1) < OFFSETS
+
+
+def test_a_deletion_that_finds_nothing_while_another_group_becomes_empty() -> None:
+    """Their writes are of one turn."""
+    world = World(GroupCoordinatorConfig(group_initial_rebalance_delay_ms=0))
+    world.commit()
+    world.stable("other", session_ms=10_000)
+    world.ports.time_ms += 10_001
+    deleted = delete_offsets(world, list(range(1, 300)))
+    world.ports.turns_after(0)
+    assert not deleted.is_parked
+    world.ask(lambda: world.service.delete_group(context(42, 2), "other"))
+    assert [group.group_id for group in world.list_groups([], [])] == ["g"]
+
+
+def test_a_commit_is_replayed_behind_the_place_that_a_sweep_has_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "EXPIRY_RECORDS_PER_TURN", 1)
+    monkeypatch.setattr(coordinator, "SWEPT_PER_TURN", 1)
+    world = World(commits_at_once=False)
+    world.commit(offsets={("t", index): 1 for index in range(2)}, topic_id=bytes([2]) * 16)
+    world.ports.commit(0)
+    world.commit(offsets={("t", 2): 1}, topic_id=bytes([1]) * 16)
+    world.service.on_topics_deleted([("t", bytes([1]) * 16)])
+    world.ports.turn()
+    world.ports.commit(0)
+    for _ in range(4):
+        world.advance(250)
+        world.ports.commit(0)
+    assert offset_count(world, 1) == 2
 
 
 def test_the_partition_moves_away_while_a_group_is_deleted() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from sys import maxsize
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
@@ -94,7 +94,8 @@ class GroupToExpire:
     all_expired: bool = True
 
 
-class Deletion(NamedTuple):
+@dataclass(slots=True)
+class Deletion:
     """A request to delete offsets of a group, or the whole group with all."""
 
     group: Group
@@ -102,6 +103,8 @@ class Deletion(NamedTuple):
     is_whole: bool
     token: int
     response: Any
+    error: ErrorCode = ErrorCode.NONE  # a write of it was refused: not all is deleted
+    has_written: bool = False
 
 
 class GroupCoordinator:
@@ -148,6 +151,9 @@ class GroupCoordinator:
                 outcome.reply(caller.token, join_error(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
                 return outcome
             group = self._new_group(request.group_id, now.wall_ms)
+        if group.is_being_deleted:
+            outcome.reply(caller.token, join_error(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id))
+            return outcome
         self._joins.join(group, request, caller, outcome)
         self._forget_if_unused(group)
         return outcome
@@ -364,7 +370,7 @@ class GroupCoordinator:
             room -= 1 + count
             if count < count_max:
                 self._groups_to_sweep.pop()
-                if group.is_left or self.offsets.is_being_written(group.group_id, group.topics):
+                if group.is_left:
                     self._groups_to_sweep_later.append(group)
         for part in _in_parts(tombstones):
             write = OffsetWrite(part)
@@ -378,13 +384,11 @@ class GroupCoordinator:
     def _sweep(self, group: GroupToSweep, count_max: int, tombstones: list[OffsetCommit]) -> int:
         """Look at so many offsets of the group; fewer are left if it returns a lower number."""
         if group.keys is None:
-            if group.has_tombstones and self.offsets.is_being_written(group.group_id, group.topics):
+            # What is being written now may be replayed behind the place that this look has reached.
+            group.is_left = self.offsets.is_being_written(group.group_id, group.topics)
+            if group.has_tombstones and group.is_left:
                 return 0  # there may be very many, for as long as a follower hangs
-            group.keys, group.is_left, group.has_tombstones = (
-                self.offsets.keys(group.group_id, group.topics),
-                False,
-                False,
-            )
+            group.keys, group.has_tombstones = self.offsets.keys(group.group_id, group.topics), False
         keys = list(islice(group.keys, count_max))
         found, is_left = self.offsets.tombstones_of_topics(group.group_id, group.topics, keys)
         tombstones += found
@@ -435,34 +439,56 @@ class GroupCoordinator:
             self._delete_some(outcome)
 
     def _delete_some(self, outcome: Outcome) -> None:
-        """Delete a bounded number of offsets of the first request. What has changed since the request is looked at: a
-        group that has members by now is not deleted, and keeps the offsets of its topics.
+        """Delete a bounded number of offsets of the first request, in one write. A group that is deleted as a whole
+        takes no joins and no commits until the last step, so that it has all its offsets or none.
         """
-        group, keys, is_whole, token, response = self._deletions[0]
-        group_id = group.group_id
-        part = list(islice(keys, DELETED_PER_STEP))
-        error = admin.deletion_error(group) if is_whole else ErrorCode.NONE
-        is_gone = self.groups.get(group_id) is not group
-        is_last = is_gone or error is not ErrorCode.NONE or len(part) < DELETED_PER_STEP
+        deletion = self._deletions[0]
+        group, token = deletion.group, deletion.token
+        is_gone = self.groups.get(group.group_id) is not group
+        if deletion.is_whole and not is_gone and deletion.error is ErrorCode.NONE:
+            deletion.error = admin.deletion_error(group)
+        count_max = min(DELETED_PER_STEP, _tombstones_per_write(group.group_id) - 1)
+        part = list(islice(deletion.keys, count_max))
+        is_refused = deletion.error is not ErrorCode.NONE
+        is_last = is_gone or is_refused or len(part) < count_max
+        group.is_being_deleted = deletion.is_whole and not is_last
         if is_last:
             self._deletions.popleft()
         if self._deletions:
             self.timers.set(DELETE, outcome.now_ms)
-        if is_gone or error is not ErrorCode.NONE:
-            outcome.reply(token, response if is_gone else DeletableGroupResult(group_id=group_id, error_code=error))
-            return
-        found = [self.offsets.tombstone(group_id, *key) for key in part if not admin.keeps_offsets_of(group, key[0])]
+        if is_gone:
+            outcome.reply(token, deletion.response)
+        elif is_refused:
+            outcome.refuse(token, deletion.error)
+        else:
+            self._delete_part(deletion, part, is_last, outcome)
+
+    def _delete_part(self, deletion: Deletion, part: list[tuple[str, int]], is_last: bool, outcome: Outcome) -> None:
+        group = deletion.group
+        context: Deletion | GroupWrite | None = None if is_last else deletion
+        if not deletion.is_whole:
+            # The group may have members by now.
+            deletion.error, errors = admin.offset_deletion_errors(group, ((topic, [index]) for topic, index in part))
+            deletion.response.update(errors)
+            part = [key for key in errors if errors[key] is ErrorCode.NONE]
+        found = [self.offsets.tombstone(group.group_id, *key) for key in part]
         tombstones: list[GroupMetadata | OffsetCommit] = [each for each in found if each is not None]
-        if is_last and is_whole:
+        if is_last and deletion.is_whole:
             group.writes_in_flight += 1
-            tombstones.append(GroupMetadata(group_id, None))
-        _write_in_parts(
-            tombstones, outcome, GroupWrite("deletion", group, group.generation) if is_last and is_whole else None
-        )
-        if is_last and outcome.writes:
-            outcome.writes[-1].replies.append((token, response))
+            tombstones.append(GroupMetadata(group.group_id, None))
+            context = GroupWrite("deletion", group, group.generation)
+        elif is_last and deletion.has_written and not tombstones:
+            # Of an offset that no group can have: the answer waits until the parts before it are committed.
+            tombstones.append(OffsetCommit(group.group_id, NO_TOPIC, 0, None))
+        if tombstones:
+            outcome.write(tombstones, context)
+            deletion.has_written = True
+        if is_last and deletion.error is not ErrorCode.NONE:
+            outcome.refuse(deletion.token, deletion.error)
+        elif is_last and tombstones:
+            outcome.writes[-1].replies.append((deletion.token, deletion.response))
         elif is_last:
-            outcome.reply(token, response)
+            outcome.reply(deletion.token, deletion.response)
 
     # -- replay ------------------------------------------------------------------------------------------------------
 
@@ -538,10 +564,11 @@ class GroupCoordinator:
 
     # -- results of writes -------------------------------------------------------------------------------------------
 
-    def on_committed(self, context: GroupWrite | OffsetWrite, now: Now) -> Outcome:
+    def on_committed(self, context: GroupWrite | OffsetWrite | Deletion, now: Now) -> Outcome:
         outcome = Outcome(now)
         if isinstance(context, OffsetWrite):
             self.offsets.end(context)
+        if not isinstance(context, GroupWrite):
             return outcome
         group = context.group
         group.writes_in_flight -= 1
@@ -556,10 +583,15 @@ class GroupCoordinator:
         self._forget_if_unused(group)
         return outcome
 
-    def on_failed(self, context: GroupWrite | OffsetWrite, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
+    def on_failed(
+        self, context: GroupWrite | OffsetWrite | Deletion, error: ErrorCode, in_log: bool, now: Now
+    ) -> Outcome:
         outcome = Outcome(now)
         if isinstance(context, OffsetWrite):
             self.offsets.end(context)
+        elif isinstance(context, Deletion) and not in_log:
+            context.error = error
+        if not isinstance(context, GroupWrite):
             return outcome
         group = context.group
         group.writes_in_flight -= 1
@@ -671,9 +703,12 @@ def _write_in_parts(
         outcome.writes[-1].context = context
 
 
+def _tombstones_per_write(group_id: str) -> int:
+    """How many make a batch of a size that the log accepts."""
+    return max(TOMBSTONE_BYTES_PER_WRITE // (3 * len(group_id) + _TOMBSTONE_BYTES_MAX), 2)
+
+
 def _in_parts(tombstones: Sequence[Tombstone]) -> Iterator[list[Tombstone]]:
-    """For batches of a size that the log accepts."""
-    group_bytes = 3 * max((len(record.group_id) for record in tombstones), default=0)
-    per_write = max(TOMBSTONE_BYTES_PER_WRITE // (group_bytes + _TOMBSTONE_BYTES_MAX), 1)
+    per_write = _tombstones_per_write(max((record.group_id for record in tombstones), key=len, default=""))
     for start in range(0, len(tombstones), per_write):
         yield list(tombstones[start : start + per_write])

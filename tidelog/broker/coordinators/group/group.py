@@ -110,6 +110,7 @@ class Group:
         self.initial_delay: tuple[int, int] | None = None  # (this delay, the rest of the rebalance timeout), ms
         self.assignment_in_flight: int | None = None  # the generation whose assignment is being stored
         self.writes_in_flight = 0
+        self.is_being_deleted = False  # a part of its offsets is; joins and commits have to wait
         self.persisted_generation: int | None = None
         self.is_recorded = False  # the log has a record that restores the group or one of its offsets
         self._supporter_counts: dict[str, int] = {}  # protocol name -> number of members that support it
@@ -138,8 +139,9 @@ class Group:
 
     @property
     def is_vacant(self) -> bool:
-        """Whether the group is empty, without pending member ids and without writes in flight."""
-        return self.state is GroupState.EMPTY and not self.pending_members and not self.writes_in_flight
+        """Whether the group is empty, without pending member ids, writes in flight and a deletion under way."""
+        is_at_rest = not self.writes_in_flight and not self.is_being_deleted
+        return self.state is GroupState.EMPTY and not self.pending_members and is_at_rest
 
     @property
     def is_unused(self) -> bool:

@@ -9,7 +9,7 @@ transaction ends first. Source: Kafka's `OffsetMetadataManager`.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from sys import maxsize
 from typing import NamedTuple
 
@@ -323,7 +323,8 @@ class OffsetStore:
     # -- deletion ----------------------------------------------------------------------------------------------------
 
     def keys(self, group_id: str, topics: Collection[str] | None = None) -> Iterator[tuple[str, int]]:
-        """(topic, partition) of the group's offsets, also those in open transactions; of all topics for None.
+        """(topic, partition) of the group's offsets, also those in open transactions and those being written; of all
+        topics for None.
 
         There may be hundreds of thousands, to be looked at in many turns of the loop. The offsets may change
         meanwhile: each that was there at the first turn is found, unless it has been deleted.
@@ -333,7 +334,9 @@ class OffsetStore:
         names = sorted(group_offsets if topics is None else group_offsets.keys() & topics)
         pending = [
             (topic, index)
-            for topic, index in self._pending.partitions_of(group_id)
+            for topic, index in dict.fromkeys(
+                chain(self._pending.partitions_of(group_id), self._in_flight_of(group_id))
+            )
             if (topics is None or topic in topics) and index not in group_offsets.get(topic, ())
         ]
         for topic in names:
@@ -342,8 +345,12 @@ class OffsetStore:
         yield from pending  # some may be committed by now
 
     def tombstone(self, group_id: str, topic: str, partition: int) -> OffsetCommit | None:
-        """The record that deletes this offset, also in open transactions; None if there is none."""
-        if partition in self.of_group(group_id).get(topic, ()) or self.is_pending(group_id, topic, partition):
+        """The record that deletes this offset, also in open transactions or being written; None if there is none."""
+        if (
+            partition in self.of_group(group_id).get(topic, ())
+            or self.is_pending(group_id, topic, partition)
+            or (topic, partition) in self._in_flight_of(group_id)
+        ):
             return OffsetCommit(group_id, topic, partition, None)
         return None
 
@@ -357,7 +364,7 @@ class OffsetStore:
         under way in the log, and deletes it; and it deletes the partition's committed offset together with those of
         all open transactions. Where one of them may be of a new topic, all stay until a later call.
         """
-        in_flight = self._in_flight.get(group_id, {})
+        in_flight = self._in_flight_of(group_id)
         tombstones: list[OffsetCommit] = []
         is_left = False
         for topic, index in keys:
@@ -374,9 +381,12 @@ class OffsetStore:
             yield committed
         yield from self._pending.of_partition(group_id, topic, partition)
 
+    def _in_flight_of(self, group_id: str) -> Mapping[tuple[str, int], int]:
+        return self._in_flight.get(group_id, {})
+
     def is_being_written(self, group_id: str, topics: Container[str]) -> bool:
         """Whether a write of an offset of one of these topics is under way."""
-        return any(topic in topics for topic, _ in self._in_flight.get(group_id, ()))
+        return any(topic in topics for topic, _ in self._in_flight_of(group_id))
 
     def expiration_records(
         self, group: Group, keys: Iterable[tuple[str, int]], wall_ms: int, retention_ms: int
@@ -483,6 +493,8 @@ def commit_refusal(group: Group | None, request: OffsetCommitRequest, api_versio
             return ErrorCode.NONE
         has_code = api_version >= GROUP_ID_NOT_FOUND_VERSION_MIN
         return ErrorCode.GROUP_ID_NOT_FOUND if has_code else ErrorCode.ILLEGAL_GENERATION
+    if group.is_being_deleted:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
     if generation < 0 and group.state is GroupState.EMPTY:
         return ErrorCode.NONE
     if generation < 0 and not request.member_id and request.group_instance_id is None:
@@ -502,7 +514,7 @@ def txn_commit_refusal(group: Group | None, request: TxnOffsetCommitRequest) -> 
     generation, member_id = request.generation_id, request.member_id
     if group is None:
         return ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
-    if group.state is GroupState.DEAD:
+    if group.state is GroupState.DEAD or group.is_being_deleted:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     if generation < 0 and (group.state is GroupState.EMPTY or (not member_id and request.group_instance_id is None)):
         return ErrorCode.NONE
