@@ -421,7 +421,8 @@ async def _end_transactions(options: SinkOptions, transactions: Sequence[Detache
             raise error
         if committed:
             raise _with_reason(error, options)
-        logger.warning("a transaction is left to its timeout: %s", error)
+        if error.code is not ErrorCode.INVALID_TXN_STATE:  # that one has ended, as where another's commit has failed
+            logger.warning("a transaction is left to its timeout: %s", error)
 
 
 def _topics(batch: pa.RecordBatch, options: SinkOptions) -> Sequence[str]:

@@ -412,6 +412,17 @@ def test_a_row_that_is_not_delivered_fails_a_task_without_transactions(broker, t
         write_task(options, TaskId("q", 0, -1), rows("x" * 1000))
 
 
+def test_an_abort_after_a_commit_that_failed_calls_no_committed_transaction_open(options, topic, caplog):
+    batch = MicroBatch(options, "partly", 0)
+    tasks = [batch.write(0), batch.write(1)]
+    batch.end(tasks[1], committed=False)  # as by its timeout
+    with pytest.raises(KafkaError):
+        batch.end(*tasks)
+    batch.end(*tasks, committed=False)
+    assert written(options, topic) == Counter([b"0/0"])
+    assert "left to its timeout" not in caplog.text
+
+
 def test_a_transaction_whose_time_was_over_says_so(broker, topic):
     given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic, "exactlyonce": "true"}
     options = SinkOptions.parse(given | {"kafka.transaction.timeout.ms": "54321"})
