@@ -15,9 +15,11 @@ from tidelog.broker.replicas.unclean_leaders import UncleanLeaders
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.metadata.image import RECOVERING
+from tidelog.replication.future_replica import FutureReplica
 from tidelog.replication.partition import Partition
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.log.damaged_end import damaged_end
+from tidelog.storage.log.directory import LogDirectory
 
 
 class Others:
@@ -92,6 +94,34 @@ async def test_it_leads_with_what_it_has_where_none_of_them_answers(cluster: Rep
     cluster.elect(2, [2], tell=[2])
     await until(lambda: cluster.nodes[2].partition.leads)
     assert cluster.nodes[2].values() == VALUES[:2]
+
+
+async def test_it_takes_all_also_where_its_log_moves_to_another_directory_meanwhile(cluster: Replicas) -> None:
+    """A move that a start resumes may end between two answers: the rest belongs to the log that took over."""
+    node = cluster.nodes[2]
+    partition, former = node.partition, node.log
+    home = LogDirectory.open(cluster.disks[2], "/other", node_id=2, cluster_id="C" * 22)
+    home.create_future("t", 0, partition.topic_id, former.config, node.clock_ms())
+    future = home.futures["t", 0]
+    move = FutureReplica(partition, future, bytes(16), bytes(16))
+    others = cluster.others  # type: ignore[attr-defined]
+    fetch = others.fetch
+
+    async def fetch_and_move(asked: Partition, source: int, offset: int, *, up_to_log_end: bool) -> bytes:
+        found: bytes = await fetch(asked, source, offset, up_to_log_end=up_to_log_end)
+        if offset == former.log_end_offset and partition.log is former:
+            batches = move.read_next(1 << 20)
+            assert batches is not None
+            move.append(batches, node.clock_ms())
+            move.take_over()
+        return found
+
+    others.fetch = fetch_and_move
+    cluster.elect(2, [2])
+    await until(lambda: partition.leads)
+    assert partition.log is future
+    cluster.loop.run_for(600)
+    assert [each.values() for each in cluster.nodes.values()] == [VALUES] * 3
 
 
 async def test_another_leader_ends_the_questions(cluster: Replicas) -> None:

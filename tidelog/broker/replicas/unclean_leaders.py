@@ -127,23 +127,25 @@ class UncleanLeaders:
             await self._take(partition, best)
         except (KafkaError, PeerUnreachable, TimeoutError) as error:
             logger.info("%s: broker %d does not send all its records: %s", partition, best.source, error)
-        is_all = log.log_end_offset >= best.end_offset and best.size_bytes < TAIL_BYTES_MAX
-        return log.log_end_offset > end_offset and not is_all
+        taken_end = partition.log.log_end_offset
+        is_all = taken_end >= best.end_offset and best.size_bytes < TAIL_BYTES_MAX
+        return taken_end > end_offset and not is_all
 
     async def _take(self, partition: Partition, tail: Tail) -> None:
-        """Append a tail in pieces. It is read again, because the comparison did not keep it in memory."""
-        log = partition.log
+        """Append a tail in pieces. It is read again, because the comparison did not keep it in memory.
+
+        The partition's log may be another one after each piece: a move to another directory may end meanwhile.
+        """
         budget = _Budget()
         # An epoch that this replica led without a record would make the records taken here look damaged.
-        log.leader_epochs.truncate_from_end(log.log_end_offset)
-        while log.log_end_offset < tail.end_offset and not partition.offline:
-            offset = log.log_end_offset
+        partition.log.leader_epochs.truncate_from_end(partition.log.log_end_offset)
+        while (offset := partition.log.log_end_offset) < tail.end_offset and not partition.offline:
             data = await self._fetch(partition, tail.source, offset, budget)
             if not data:
                 raise PeerUnreachable("it has no more")
             partition.append_as_follower(memoryview(bytearray(data)), self._clock_ms())
             self._partitions.flushes.flush_if_due(partition)
-            if log.log_end_offset == offset:
+            if partition.log.log_end_offset == offset:
                 raise PeerUnreachable("it sends no whole batch")
 
     async def _tail_of(self, partition: Partition, source: int) -> Tail | None:
