@@ -263,6 +263,26 @@ def test_members_that_are_loaded_together() -> None:
         )
 
 
+def test_sessions_begin_at_the_end_of_the_load() -> None:
+    """A heartbeat during the load is answered, but prolongs nothing."""
+    world = World(GroupCoordinatorConfig(group_initial_rebalance_delay_ms=0))
+    for number in range(30):
+        world.stable(f"g{number}", size=40, session_ms=6_000)
+    world.ports._timers.clear()
+    world.service.on_partition_elected(0, 2)
+    while world.service.is_loading():
+        world.ports.turn()
+        world.ports.time_ms += 2_000  # the loads of other partitions
+    groups = world.coordinator().groups
+    members = {group_id: list(group.members) for group_id, group in groups.items()}
+    for _ in range(50):
+        world.ports.turn()
+    assert {group_id: list(group.members) for group_id, group in groups.items()} == members
+    assert sum(map(len, members.values())) == 1_200
+    world.advance(6_001)
+    assert not any(group.members for group in groups.values())
+
+
 def test_steps_without_work_that_take_long() -> None:
     ports = FakePorts()
     begun = []

@@ -127,6 +127,7 @@ class GroupCoordinator:
         self._memory = memory or GroupMemoryBudget(config.max_groups_memory_bytes)
         self._loading_groups: dict[str, GroupMetadataValue] | None = {}  # the last record of each; None after the load
         self._restored = self._restore_groups()
+        self._loaded_ms = 0
         self.groups: dict[str, Group] = {}
         offsets_memory = offsets_memory or GroupMemoryBudget(config.max_offsets_memory_bytes)
         self.offsets = OffsetStore(GroupMemory(offsets_memory))
@@ -546,6 +547,7 @@ class GroupCoordinator:
 
     def on_loaded(self, now: Now) -> Outcome:
         outcome = Outcome(now)
+        self._loaded_ms = now.steady_ms
         while self.restore_some(now):
             pass
         for group in self.groups.values():
@@ -625,7 +627,11 @@ class GroupCoordinator:
             group = self.groups.get(key.group_id)
             if group is None:
                 continue
-            if key.kind == "session":
+            member = group.members.get(key.member_id)
+            if member is not None and now.steady_ms < self._loaded_ms + member.session_timeout_ms:
+                # It was restored in an early step of the load, where its heartbeats prolonged nothing.
+                self.timers.set(key, self._loaded_ms + member.session_timeout_ms)
+            elif key.kind == "session":
                 self._rebalancer.on_session_expired(group, key.member_id, outcome)
             elif key.kind == "join":
                 self._rebalancer.on_join_phase_expired(group, outcome)
