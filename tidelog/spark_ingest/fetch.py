@@ -39,6 +39,7 @@ A larger one gains nothing, and the JVM holds it whole.
 """
 
 
+_TIME_LIMIT_US = (2**63 - 1) // 1000 * 1000
 _OUT_OF_RANGE_ERRORS_MAX = 20
 UNKNOWN_TOPIC_TIMEOUT_MS = 15_000
 """How long a task waits for a topic that the brokers do not know."""
@@ -89,6 +90,7 @@ def _read_range(
             # one is decoded.
             loop.run_until_complete(asyncio.sleep(0))
             for piece in _columns(chunk, options, offset_range, columns):
+                _check_times(piece, offset_range)
                 yield from slices(piece)
     finally:
         loop.run_until_complete(chunks.aclose())
@@ -113,6 +115,23 @@ def _columns(
             raise
         hint = f"{error.message}; the option {MAX_BATCH_BYTES_OPTION} raises this bound, and the memory of a task"
         raise KafkaError(error.code, hint) from None
+
+
+def _check_times(batch: pa.RecordBatch, offset_range: OffsetRange) -> None:
+    """Refuse timestamps that Spark cannot hold, as its own connector does. The decoder cuts them at the limit."""
+    if "timestamp" not in batch.schema.names or not batch.num_rows:
+        return
+    import pyarrow.compute as pc
+
+    extremes = pc.min_max(batch.column("timestamp").cast("int64"))
+    if max(extremes["max"].as_py(), -extremes["min"].as_py()) >= _TIME_LIMIT_US:
+        partition = TopicPartition(offset_range.topic, offset_range.partition)
+        raise KafkaError(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"a record of {partition} at offsets {offset_range.start} to {offset_range.end - 1} has a timestamp that "
+            "is too large for Spark, as of a producer that sends nanoseconds. Kafka's are milliseconds since 1970. A "
+            "schema without the column timestamp reads the record",
+        )
 
 
 def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

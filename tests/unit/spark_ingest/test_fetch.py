@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.client.model import EARLIEST_TIMESTAMP, OffsetAndTimestamp
+from tidelog.client.model import EARLIEST_TIMESTAMP, NewTopic, OffsetAndTimestamp
 from tidelog.client.network import offsets, raw_fetch
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.sync import Admin, Producer
@@ -35,6 +35,20 @@ def test_every_record_of_the_range_comes_once_and_in_order(node, new_topic, code
     assert set(table["topic"].to_pylist()) == {topic}
     assert set(table["partition"].to_pylist()) == {1}
     assert table["timestamp"].cast(pa.int64()).to_pylist()[:2] == [TIME * 1000, (TIME + 1) * 1000]
+
+
+def test_a_timestamp_that_spark_cannot_hold_is_an_error_and_no_other_time(node):
+    unbounded = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
+    with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic("nanoseconds", 1, configs=unbounded)])
+    with Producer(bootstrap_servers=node.bootstrap_servers) as producer:
+        for timestamp in (TIME, TIME * 1_000_000, 2**53):
+            producer.send("nanoseconds", b"v", partition=0, timestamp_ms=timestamp).result(30)
+    assert read(node, "nanoseconds", 0, 1)["timestamp"].cast(pa.int64()).to_pylist() == [TIME * 1000]
+    with pytest.raises(KafkaError, match=r"a record of nanoseconds-0 at offsets 0 to 2 .* A schema without the column"):
+        read(node, "nanoseconds", 0, 3)
+    assert read(node, "nanoseconds", 0, 3, columns=("value", "offset")).num_rows == 3
+    assert read(node, "nanoseconds", 2, 3)["timestamp"].cast(pa.int64()).to_pylist() == [2**53 * 1000]
 
 
 def test_a_task_of_several_ranges_reads_one_after_the_other(node, new_topic):
