@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -587,6 +588,25 @@ async def test_a_large_decision_is_made_in_steps():
     response = await member.controller.elect_leaders(elections)
     assert len(response.replica_election_results[0].partition_result) == 2000
     assert steps() >= 19 + 19
+
+
+async def test_large_decisions_are_made_one_after_another(monkeypatch):
+    """Forty requests of 34 bytes, each for 10,000 partitions, held 400,000 records at once."""
+    _, member, _ = await cluster()
+    state = member.controller._state
+    order = []
+    record = type(state).partition_record
+
+    def noted(self, topic_id, *others):
+        order.append(topic_id)
+        return record(self, topic_id, *others)
+
+    monkeypatch.setattr(type(state), "partition_record", noted)
+    create = member.controller.create_topics
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(create([NewTopic("t", 3000, 1)], validate_only=True) for _ in range(5)))
+    assert len(order) == 15_000
+    assert sum(one != other for one, other in pairwise(order)) == 4
 
 
 async def test_a_decision_whose_image_has_changed_between_its_steps_is_made_again():

@@ -93,6 +93,7 @@ class Controller(ControllerCommands):
         self._timer: asyncio.TimerHandle | None = None
         self._balance_due_ms = 0.0
         self._unclean_due_ms = 0.0
+        self._large_decision = asyncio.Lock()  # one at a time: each holds up to 10,000 records until its end
         self.pause: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
         """Lets others be served; the node has a fairer one."""
         tracker.controller = self
@@ -182,6 +183,19 @@ class Controller(ControllerCommands):
         """As `command`; others are served between the steps of the decision. If one of them has changed the image, it
         is made again, the last time in one step.
         """
+        self._check_active()
+        try:
+            next(steps := decide())
+        except StopIteration as end:
+            small: tuple[list[Any], T] = end.value
+            return await self.command(lambda: small, timeout_ms)
+        steps.close()
+        async with self._large_decision:
+            decided = await self._decided_in_steps(decide)
+        return await self.command(lambda: decided or at_once(decide()), timeout_ms)
+
+    async def _decided_in_steps(self, decide: Callable[[], Steps[T]]) -> tuple[list[Any], T] | None:
+        """None if others have changed the image again and again."""
         for _ in range(TRIES_IN_STEPS):
             self._check_active()
             image = self._state.image
@@ -194,8 +208,8 @@ class Controller(ControllerCommands):
                     break
                 await self.pause()
             if self._state.image is image or not decided[0]:
-                return await self.command(lambda: decided, timeout_ms)  # noqa: B023
-        return await self.command(lambda: at_once(decide()), timeout_ms)
+                return decided
+        return None
 
     def _check_active(self) -> None:
         if not self.is_active:
