@@ -133,12 +133,13 @@ def test_a_start_that_is_interrupted_at_once_ends_at_once(monkeypatch: pytest.Mo
         return run(main)
 
     def interrupt(self: Any) -> str:
+        self._thread.start()
         assert began.wait(PATIENCE_S)
         threading.Timer(0.2, interrupted.set).start()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(asyncio, "run", late_run)
-    monkeypatch.setattr(embedded._ThreadRun, "await_ready", interrupt)
+    monkeypatch.setattr(embedded._NodeThread, "await_ready", interrupt)
     broker = EmbeddedBroker()
     with pytest.raises(KeyboardInterrupt):
         broker.start()
