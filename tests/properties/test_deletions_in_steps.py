@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.properties.coordinator_history import CoordinatorHistory
 from tests.unit.broker.coordinators.fakes import Reply, World, context
 from tidelog.broker.coordinators import runtime
 from tidelog.broker.coordinators.group import coordinator as group_coordinator
@@ -76,29 +77,19 @@ class Deletion(NamedTuple):
         return key[0] == self.group and (not self.partitions or (key[1] == "t" and key[2] in self.partitions))
 
 
-class History:
+class History(CoordinatorHistory):
     def __init__(self, seed: int) -> None:
-        self.choice = Random(seed)
+        choice = Random(seed)
         config = GroupCoordinatorConfig(
             group_initial_rebalance_delay_ms=0, offsets_retention_check_interval_ms=CHECK_INTERVAL_MS
         )
-        self.world = World(config, commits_at_once=self.choice.random() < 0.4)
+        super().__init__(choice, World(config, commits_at_once=choice.random() < 0.4))
         self.at = 0
         self.commits: dict[int, Commit] = {}  # by position
         self.deletions: list[Deletion] = []
         self.members: dict[str, str] = {}
         self.answered: dict[int, int] = {}  # by the id of the reply
         self.lost: set[int] = set()
-        self.topic_number = 1
-        self.has_moved = False
-
-    @property
-    def topic_id(self) -> bytes:
-        return bytes([self.topic_number]) * 16
-
-    @property
-    def end_offset(self) -> int:
-        return self.world.ports.end_offsets.get(0, 0)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -152,19 +143,6 @@ class History:
         end_offset = self.end_offset
         reply = self.world.ask(lambda: service.delete_offsets(context(47, 0), group, [("t", partitions)]))
         self.deletions.append(Deletion(self.at, end_offset, group, tuple(partitions), reply))
-
-    def make_anew(self) -> None:
-        former = self.topic_id
-        self.topic_number += 1
-        self.world.service.on_topics_deleted([("t", former)])
-
-    def replicate(self) -> None:
-        low = self.world.ports.high_watermarks.get(0, 0)
-        self.world.ports.commit(0, self.choice.choice((self.end_offset, self.choice.randint(low, self.end_offset))))
-
-    def refuse_or_take(self) -> None:
-        is_refusing = self.world.ports.refuse_appends is not None
-        self.world.ports.refuse_appends = None if is_refusing else KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
 
     def join_or_leave(self) -> None:
         group = self.choice.choice(GROUPS)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.properties.coordinator_history import CoordinatorHistory
 from tests.unit.broker.coordinators.fakes import World
 from tests.unit.broker.coordinators.test_offsets_in_transactions import commit, end
-from tidelog.protocol.errors import ErrorCode, KafkaError
 
 HISTORIES = 100
 STEPS = 60
@@ -36,23 +36,13 @@ class Ended(NamedTuple):
     is_commit: bool
 
 
-class History:
+class History(CoordinatorHistory):
     """The coordinator, and what its log should hold of the requests so far."""
 
     def __init__(self, seed: int) -> None:
-        self.choice = Random(seed)
-        self.world = World(commits_at_once=self.choice.random() < 0.3)
+        choice = Random(seed)
+        super().__init__(choice, World(commits_at_once=choice.random() < 0.3))
         self.log: list[Committed | Ended] = []
-        self.topic_number = 1
-        self.has_moved = False
-
-    @property
-    def topic_id(self) -> bytes:
-        return bytes([self.topic_number]) * 16
-
-    @property
-    def end_offset(self) -> int:
-        return self.world.ports.end_offsets.get(0, 0)
 
     @property
     def open_producers(self) -> list[int]:
@@ -81,19 +71,6 @@ class History:
             end(self.world, is_commit=is_commit, producer_id=producer_id)
             if self.end_offset > before:
                 self.log.append(Ended(before, producer_id, is_commit))
-
-    def make_anew(self) -> None:
-        former = self.topic_id
-        self.topic_number += 1
-        self.world.service.on_topics_deleted([("t", former)])
-
-    def replicate(self) -> None:
-        low = self.world.ports.high_watermarks.get(0, 0)
-        self.world.ports.commit(0, self.choice.choice((self.end_offset, self.choice.randint(low, self.end_offset))))
-
-    def refuse_or_take(self) -> None:
-        is_refusing = self.world.ports.refuse_appends is not None
-        self.world.ports.refuse_appends = None if is_refusing else KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS)
 
     def move(self) -> None:
         if not self.world.ports.commits_at_once:

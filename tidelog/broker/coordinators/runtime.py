@@ -411,7 +411,7 @@ class CoordinatorRuntime(Generic[C]):
     def _drain(self, shard: _Shard[C]) -> None:
         """Replay and answer the committed writes, in log order; what is too much for a turn of the loop, in steps."""
         if shard.is_draining or not shard.has_committed():
-            return  # it goes on
+            return  # a drain under way goes on by itself
         if not self._replayed_count:
             self._ports.call_later(0, self._begin_turn)
         self._replayed_count += self._drain_some(shard, REPLAYED_PER_TURN - self._replayed_count)
@@ -436,7 +436,7 @@ class CoordinatorRuntime(Generic[C]):
         return True
 
     def _drain_some(self, shard: _Shard[C], count_max: int) -> int:
-        """Stop after so many writes and records; returns how many it were, with those of the last write."""
+        """Replay at least `count_max` writes and records, if there are as many; returns how many."""
         shard.is_draining = True
         count = 0
         try:

@@ -92,12 +92,12 @@ def offset_deletion_errors(
         return ErrorCode.NON_EMPTY_GROUP, {}
     errors: dict[tuple[str, int], ErrorCode] = {}
     for topic, partitions in topics:
-        error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if keeps_offsets_of(group, topic) else ErrorCode.NONE
+        error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if _keeps_offsets_of(group, topic) else ErrorCode.NONE
         for partition in partitions:
             errors[topic, partition] = error
     return ErrorCode.NONE, errors
 
 
-def keeps_offsets_of(group: Group, topic: str) -> bool:
+def _keeps_offsets_of(group: Group, topic: str) -> bool:
     """Whether the group has members that subscribe to the topic."""
     return group.state is not GroupState.EMPTY and group.is_subscribed_to(topic)

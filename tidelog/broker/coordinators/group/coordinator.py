@@ -80,14 +80,14 @@ class GroupToSweep:
 
     group_id: str
     topics: dict[str, list[DeletedTopic]]
-    has_tombstones: bool = False  # some were written at the last look, or at this one
-    keys: Keys | None = None  # not looked at yet; None before the look
-    is_left: bool = False  # this look has found some
+    has_tombstones: bool = False  # this look, or the last one, has written some
+    keys: Keys | None = None  # of this look: those that it has not reached; None before it begins
+    is_left: bool = False  # offsets of deleted topics are left after this look
 
 
 @dataclass(slots=True)
 class GroupToExpire:
-    """A group whose offsets are looked at, whether they are expired."""
+    """A group whose offsets are checked for expiry, in steps. `keys`: those that are not checked yet."""
 
     group: Group
     keys: Keys
@@ -383,7 +383,7 @@ class GroupCoordinator:
             self.timers.set(FORGET, outcome.now_ms + SWEEP_RETRY_MS)
 
     def _sweep(self, group: GroupToSweep, count_max: int, tombstones: list[OffsetCommit]) -> int:
-        """Look at so many offsets of the group; fewer are left if it returns a lower number."""
+        """Look at the next `count_max` offsets of the group. Returns how many there were: fewer only at its last."""
         if group.keys is None:
             # What is being written now may be replayed behind the place that this look has reached.
             group.is_left = self.offsets.is_being_written(group.group_id, group.topics)
@@ -663,7 +663,7 @@ class GroupCoordinator:
         self.timers.set(EXPIRE, outcome.now_ms + pause_ms)
 
     def _expire_group(self, expiring: GroupToExpire, count_max: int, outcome: Outcome) -> int:
-        """Look at so many offsets of the group; returns how many it were."""
+        """Look at the next `count_max` offsets of the group. Returns how many there were: fewer only at its last."""
         group = expiring.group
         keys = list(islice(expiring.keys, count_max))
         is_last = len(keys) < count_max

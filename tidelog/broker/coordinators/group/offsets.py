@@ -147,7 +147,7 @@ class PendingOffsets:
         return size_bytes
 
     def first(self, producer_id: int, count_max: int) -> list[tuple[OffsetCommit, CommittedOffset]]:
-        """So many of the producer, each with the record that would delete it."""
+        """The first `count_max` offsets of the producer, each with the record that would delete it."""
         return list(islice(self._of_producer(producer_id), count_max))
 
     def _of_producer(self, producer_id: int) -> Iterator[tuple[OffsetCommit, CommittedOffset]]:
@@ -157,7 +157,7 @@ class PendingOffsets:
                     yield OffsetCommit(group_id, topic, partition, None), entry
 
     def remove_of_producer(self, producer_id: int, record: OffsetCommit) -> int:
-        """Its transaction has ended; the offsets of other producers stay."""
+        """Remove the offset of one producer, whose transaction has ended; those of other producers stay."""
         group_id, topic, partition, _ = record
         producers = self._producers[group_id][topic, partition]
         producers.discard(producer_id)
@@ -284,7 +284,7 @@ class OffsetStore:
             self._charge(self._pending.put(producer_id, record, entry))
 
     def replay_end_transaction(self, producer_id: int, committed: bool, count_max: int = maxsize) -> int:
-        """Commit the next `count_max` of the transaction's offsets, or drop them; returns how many it were."""
+        """Commit the next `count_max` of the transaction's offsets, or drop them. Returns how many there were."""
         pending = self._pending.first(producer_id, count_max)
         for record, entry in pending:
             self._charge(self._pending.remove_of_producer(producer_id, record))
