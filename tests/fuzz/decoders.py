@@ -293,7 +293,7 @@ def batches(data: bytes) -> None:
             written, admitted = admit(memoryview(given), 1000, 7, NOW_MS, rules, True)
         except NeedsInspection as unseen:
             unseen.decompress()
-            for _ in unseen.look():
+            for _ in unseen.inspect():
                 pass
             unseen.rebuild()
             rules.inspected_batch = unseen.batches

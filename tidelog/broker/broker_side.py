@@ -1,7 +1,7 @@
 """The half of a node that serves topics: partitions, their replication, the coordinators, the registration.
 
-A node without the broker role has none of it. It follows the images that the metadata half publishes. Put together by
-`node.py`. Invariant: nothing is led, followed or answered before the logs are open and the first image is applied.
+Only nodes with the broker role have it; `node.py` assembles it. It applies the images that the metadata half publishes.
+Invariant: the broker leads, follows and answers nothing before its logs are open and the first image is applied.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ logger = logging.getLogger("tidelog.node")
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """While thousands of logs are opened all that is made stays: walking it again and again is a fifth of the time."""
+    """Pause the garbage collector while logs are opened: traversing their objects took a fifth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -144,7 +144,7 @@ class BrokerSide:
         self._make_transactions()
 
     def _make_caretakers(self) -> None:
-        """What looks after the logs: repairs, upkeep, the cleaner, the scrubber."""
+        """Make the background work on logs: repairs, upkeep, the cleaner, the scrubber."""
         config, loop, ports, partitions = self._config, self._loop, self._ports, self.partitions
 
         def run(work: Callable[[], None]) -> asyncio.Future[None]:
@@ -199,7 +199,7 @@ class BrokerSide:
         )
 
     def _make_transactions(self) -> None:
-        """What ends transactions in partitions, here and elsewhere, and what asks their coordinators."""
+        """Make the transaction coordinator, the marker writer, and the verifier that asks other coordinators."""
         config, loop, ports = self._config, self._loop, self._ports
         timeout_ms = config.integer("request.timeout.ms")
         self.markers = MarkerWriter(self.partitions, self.groups, ports.clock_ms, timeout_ms)
@@ -246,9 +246,9 @@ class BrokerSide:
     # ------------------------------------------------------------------------------------------------------------ start
 
     async def start(self) -> None:
-        """Every log open, registered, caught up with the metadata, every role taken. Raises RegistrationRefused.
+        """Open the logs, register, catch up with the metadata, and take all roles. Raises RegistrationRefused.
 
-        The logs come first: only when they are open is it known whether this broker may speak for what it had.
+        The logs are opened first, because only then the broker knows whether it still has all its acknowledged records.
         """
         await self._metadata.wait_until_current()
         image = self._metadata.image
@@ -286,7 +286,7 @@ class BrokerSide:
 
     def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
         if not self._is_applied:
-            return  # the first one to be applied will have it all
+            return  # the first applied image will contain all of it
         self._hosting.apply(image, delta)
         self.lost_brokers.on_image(image, delta)
         self.repairs.on_image(delta)
@@ -296,12 +296,12 @@ class BrokerSide:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
 
     def _registered(self, epoch: int) -> None:
-        """After a kill the next process speaks for this epoch, unless a directory has failed since the start."""
+        """Let the next process claim this epoch's records after a kill, unless a directory has failed meanwhile."""
         if not self._is_applied or not self.directories.offline:
             self.directories.write_incarnations(epoch, self._ports.boot_id)
 
     def on_leader(self) -> None:
-        """Another controller is active: it should hear of this broker before it looks for it."""
+        """Another controller is active: send it a heartbeat before it suspects this broker."""
         self.lifecycle.request_heartbeat()
 
     def _registration(self, previous_epoch: int) -> BrokerRegistrationRequest:
@@ -316,12 +316,12 @@ class BrokerSide:
         )
 
     def _on_directory_report_timeout(self, directory_id: bytes) -> None:
-        """The controller goes on naming replicas that are gone: this broker must go, so that it names others."""
+        """The controller still assigns leaders in a failed directory: stop this broker, so that it elects others."""
         why = f"no controller could be told in time that log directory {uuid_to_text(directory_id)} has failed"
         logger.critical(why)
         self._on_failure(NoDirectoryLeft(why))
 
-    # ----------------------------------------------------------------------------------------------- asked by the parts
+    # ---------------------------------------------------------------------------------------------- called by the parts
 
     def _on_link(self, leader_id: int, is_up: bool) -> None:
         if is_up:
@@ -368,7 +368,7 @@ class BrokerSide:
     # ------------------------------------------------------------------------------------------------------------- stop
 
     async def close(self) -> None:
-        """No more is appended or fetched; what was appended is on its way to the disk."""
+        """End all appends and fetches. The appended records are being written to the disk."""
         self.directories.stop_loading()
         self.groups.close()
         self.transactions.close()

@@ -1,8 +1,8 @@
-"""The node's log: standard error, one line an event, as text or JSON, and nothing that floods it.
+"""The node's log on standard error: one line for each event, as text or JSON, with a limit for repeated lines.
 
-Set up by `tidelog start` alone; a program that embeds a node has logging of its own. What is repeated (the same call
-in the code, whatever its arguments) is cut to a few lines in a while and the rest counted. Invariant: an event is one
-line, whatever a client put into its names: control characters are written as escapes.
+Only `tidelog start` sets it up; a program that embeds a node configures its own logging. Of repeated events (the same
+call in the code, with any arguments) a few are logged per window and the others are counted. Invariant: an event is one
+line. Control characters, for instance in names that clients chose, are written as escapes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from tidelog.broker.config.node_config import NodeConfig
 
-# So many lines of one kind in so many seconds; DEBUG is not cut, who asks for it wants it all.
+# At most REPEATS_MAX lines of one kind in WINDOW_S. Lines of level DEBUG have no limit.
 REPEATS_MAX = 20
 WINDOW_S = 10.0
-# Kinds of lines that are counted; beyond it the one begun longest ago is forgotten.
+# The number of kinds that are counted. Beyond it the oldest window is dropped.
 KINDS_MAX = 1000
 
-# A node that is alone elects itself and registers with itself: its first line says ready.
+# A single node elects itself and registers with itself. Its first line is the one that says it is ready.
 _QUIET_ALONE = ("tidelog.controller", "tidelog.lifecycle", "tidelog.quorum")
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
@@ -29,7 +29,7 @@ _ESCAPES |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u2
 
 
 def set_up(config: NodeConfig, stream: TextIO) -> None:
-    """Log to `stream` as the configuration asks; replaces whatever logging was set up before."""
+    """Log to `stream` with the configured level and format. Replaces an earlier setup."""
     handler = LineHandler(stream)
     handler.setFormatter(JsonLines(config.node_id) if config.text("log.format") == "json" else TextLines())
     logging.basicConfig(level=config.text("log.level").upper(), handlers=[handler], force=True)
@@ -53,11 +53,11 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """An object with time, level, logger, node_id, message; where there are any: exception, left_out."""
+    """A JSON object with time, level, logger, node_id, message, and if they apply exception and left_out."""
 
     def __init__(self, node_id: int) -> None:
         super().__init__()
-        import json  # most nodes write text
+        import json  # imported late, because most nodes write text
 
         self._encode = json.dumps
         self._node_id = node_id
@@ -97,7 +97,7 @@ def _trace(record: logging.LogRecord) -> str:
 
 
 class _Kind:
-    """Lines of one kind since its window began."""
+    """The lines of one kind in its current window."""
 
     __slots__ = ("began_s", "last", "left_out", "passed")
 
@@ -109,10 +109,10 @@ class _Kind:
 
 
 class RepeatLimit:
-    """Which records are logged. Times are those of the records; `due` gives the records that count those left out."""
+    """Decides which records are logged, by their times. `due` returns the records that count the omitted ones."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, int, object], _Kind] = {}  # the window begun longest ago first
+        self._kinds: dict[tuple[str, int, object], _Kind] = {}  # in the order of their windows
 
     def passes(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.INFO:
@@ -131,7 +131,7 @@ class RepeatLimit:
         return False
 
     def due(self, now_s: float) -> Iterator[logging.LogRecord]:
-        """The last one left out of each kind whose window is over, with how many others there were."""
+        """The last omitted record of each kind whose window is over, with the number of other omitted ones."""
         while self._kinds:
             key = next(iter(self._kinds))
             kind = self._kinds[key]
@@ -160,4 +160,4 @@ class LineHandler(logging.StreamHandler[TextIO]):
         super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Standard error is closed, or a line cannot be made of this record: the node goes on."""
+        """Ignore a record that cannot be formatted or written, for instance because standard error is closed."""

@@ -50,7 +50,7 @@ def controller_settings(
 
 
 def metadata_log_config(config: NodeConfig) -> LogConfig:
-    """Rolled like any log; cut only behind a snapshot, so without retention of its own."""
+    """The metadata log rolls like any log. Snapshots decide what is deleted, so it has no retention settings."""
     segment_bytes = config["internal.metadata.log.segment.bytes"] or config.integer("metadata.log.segment.bytes")
     return LogConfig(
         segment_bytes=segment_bytes,
@@ -90,7 +90,7 @@ def broker_registration(
     directory_ids: Sequence[bytes],
     previous_epoch: int,
 ) -> BrokerRegistrationRequest:
-    """What the broker says of itself. `directory_ids`: of every log.dir, in order."""
+    """The registration of this broker. `directory_ids`: those of all log.dirs, in order."""
     endpoints = [_endpoint(listener) for listener in config.advertised_listeners(bound_ports)]
     return BrokerRegistrationRequest(
         broker_id=config.node_id,
@@ -111,7 +111,7 @@ def broker_registration(
 
 
 def quorum_wait(voters: VoterSet, bootstrap: Sequence[Endpoint], node_id: int, is_controller: bool) -> str:
-    """For whom a node waits that knows no leader of the metadata quorum, in one line."""
+    """One line for the user: which nodes this node waits for while it knows no leader of the metadata quorum."""
     others = [voter for voter in voters if voter.key.id != node_id]
     if others:
         names = ", ".join(f"{one.key.id}{f' at {_address(one.endpoint)}' if one.endpoint else ''}" for one in others)
@@ -135,7 +135,7 @@ def _address(endpoint: Endpoint) -> str:
 
 
 def controller_endpoints(config: NodeConfig, bound_ports: Mapping[str, int]) -> list[EndpointImage]:
-    """Where other nodes and clients reach this controller."""
+    """The addresses at which other nodes and clients reach this controller."""
     return [_endpoint(listener) for listener in config.advertised_controller_listeners(bound_ports)]
 
 

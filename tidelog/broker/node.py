@@ -1,9 +1,9 @@
-"""One node, put together: the only place that knows every part, and that hands each what it needs of the others.
+"""Assembles one node: the only module that knows all parts, and passes each part what it needs of the others.
 
-Its two halves are `metadata_side` (on every node) and `broker_side` (with the broker role). Start order: bind the ports
-(a busy one is known before a file is touched), open the directories, join the quorum, register, recover the logs, take
-the roles, accept, be unfenced. Stop order is the reverse; what was acknowledged is on its way to the disk before the
-clean-shutdown marker is written.
+A node has two halves: `metadata_side` on every node, `broker_side` with the broker role. Start order: bind the ports,
+so that a busy port is detected before a file is changed; open the directories, join the quorum, recover the logs,
+register, take the roles, accept connections, become unfenced. Stop order is the reverse. The clean-shutdown marker is
+written after all acknowledged records are on the disk.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ logger = logging.getLogger("tidelog.node")
 
 
 async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
-    """Run a node until cancelled, in a process of its own. `on_ready` is given the line that says where it is.
+    """Run a node in a process of its own until cancelled. `on_ready` receives the line with its addresses.
 
-    Raises ConfigError, ForeignDirectory or OSError, each with a text fit to be shown, when it cannot start.
+    Raises ConfigError, ForeignDirectory or OSError if the node cannot start. Their texts are written for the user.
     """
     node = Node(config, os_ports())
     try:
         on_ready(await node.start())
-        # What is here now stays: keep the collector from walking it again and again.
+        # These objects live as long as the node: the garbage collector must not traverse them again and again.
         gc.collect()
         gc.freeze()
         await node.failed()
     finally:
-        await _to_its_end(node.stop())
+        await _run_to_end(node.stop())
 
 
-async def _to_its_end(stop: Coroutine[Any, Any, None]) -> None:
-    """Also when it is cancelled: a node that ends by itself may be told to end meanwhile. It closes its logs, and what
-    made it end is still raised.
+async def _run_to_end(stop: Coroutine[Any, Any, None]) -> None:
+    """Run `stop` to its end despite a cancellation. A node that stops by itself may be cancelled meanwhile. It still
+    closes its logs, and the caller still raises the error that stopped it.
     """
     stopping = asyncio.get_running_loop().create_task(stop, name="stop")
     while not stopping.done():
@@ -102,7 +102,7 @@ class Node:
     # ------------------------------------------------------------------------------------------------------------ start
 
     async def start(self) -> str:
-        """Come up; returns the line that says where. On failure call `stop`, which undoes what was done."""
+        """Start the node. Returns the line with its addresses. After a failure call `stop`, which undoes the start."""
         starting = self._loop.create_task(self._start(), name="start")
         either: list[asyncio.Future[Any]] = [starting, self._failure]
         try:
@@ -113,7 +113,7 @@ class Node:
                 await asyncio.gather(starting, return_exceptions=True)
         if self._failure.done():
             if not starting.cancelled():
-                starting.exception()  # seen: it is because of the failure
+                starting.exception()  # a consequence of the failure: mark it as retrieved
             self._failure.result()
         return starting.result()
 
@@ -130,12 +130,12 @@ class Node:
             host, port = self.config.text("metrics.host"), self.config.integer("metrics.port")
             self._metrics_socket = self._ports.bind(host, port)
         self._directories.open(self._ports.boot_id)
-        self._put_together()
+        self._assemble()
         if self._broker is None:
-            # Else damage at the end of the metadata log would count as a tail that a loss of power has torn.
+            # Without them, damage at the end of the metadata log would count as a tail torn by a loss of power.
             self._directories.write_incarnations(-1, self._ports.boot_id)
         if self._metrics_socket is not None:
-            await self._show_metrics(self._metrics_socket)
+            await self._serve_metrics(self._metrics_socket)
         if self._controller_server is not None:
             await self._controller_server.listen(self._sockets_of(controller=True))
         assert self._metadata is not None
@@ -145,8 +145,8 @@ class Node:
         self._is_ready = True
         return self._ready_line()
 
-    async def _show_metrics(self, sock: socket.socket) -> None:
-        """From now on it can be asked how far the start has come."""
+    async def _serve_metrics(self, sock: socket.socket) -> None:
+        """Serve the metrics. From here on they show the progress of the start."""
         from tidelog.broker.metrics.side import MetricsSide
         from tidelog.broker.metrics.sources import Sources
 
@@ -178,7 +178,7 @@ class Node:
         names = self.config.controller_listener_names
         return [(name, sock) for name, sock in self._sockets if (name in names) == controller]
 
-    def _put_together(self) -> None:
+    def _assemble(self) -> None:
         config, ports, loop = self.config, self._ports, self._loop
         bound_ports = self._bound_ports
         channels = self._channels = Channels(loop, f"tidelog-{config.node_id}", ports.resolver)
@@ -212,7 +212,7 @@ class Node:
             cluster_id=self._directories.cluster_id,
             clock_ms=ports.clock_ms,
             image=lambda: metadata.tracker.image,
-            # Nothing that a controller alone serves asks for these.
+            # No API of a node without the broker role uses these.
             partitions=broker.partitions if broker else missing("partitions"),
             directories=self._directories,
             moves=broker.moves if broker else missing("moves"),
@@ -263,7 +263,7 @@ class Node:
         return await self._controller_dispatcher.call(request, version)
 
     def addresses(self) -> dict[str, str]:
-        """Listener name -> host:port where others reach it, with the ports that were bound. Of a node that started."""
+        """Listener name -> advertised host:port, with the bound ports. Only for a started node."""
         config = self.config
         bound_ports = self._bound_ports
         listeners: list[Listener] = (
@@ -299,19 +299,19 @@ class Node:
 
     def _on_metadata_failure(self, error: Exception) -> None:
         if isinstance(error, OSError) and not is_exhaustion(error):
-            # The directory has failed, with the logs that lie in it beside the metadata.
+            # The directory has failed, and with it the logs of topics in it.
             self._directories.failed(self._directories.metadata, error)
         else:
             self._on_failure(error)
 
     async def failed(self) -> None:
-        """Until something happens after which this node must not go on; raises it."""
-        await asyncio.shield(self._failure)  # a cancelled caller is no failure of the node
+        """Wait until an error stops this node, and raise it."""
+        await asyncio.shield(self._failure)  # the cancellation of a caller is no failure of the node
 
     # ------------------------------------------------------------------------------------------------------------- stop
 
     async def stop(self) -> None:
-        """Undo `start`, however far it came. Everything appended is on disk when this returns."""
+        """Undo `start`, or the part of it that was done. All appended records are on disk afterwards."""
         if self._broker is not None and not self._failure.done():
             await self._leave(self._broker)
         creation = self._services.topic_creation if self._services is not None else None
@@ -326,7 +326,7 @@ class Node:
         for executor in (self._ports.executor, self._ports.inspector):
             if executor is not None:
                 executor.shutdown(wait=True)
-        if self._ports.resolver is not None:  # no connection waits for a name any more
+        if self._ports.resolver is not None:  # no connection waits for a name now
             self._ports.resolver.shutdown(wait=False, cancel_futures=True)
         epoch = self._broker.lifecycle.epoch if self._broker is not None else -1
         is_clean = self._directories.close(epoch)
@@ -340,14 +340,14 @@ class Node:
             logger.info("node %d has stopped, %s", self.config.node_id, how)
 
     async def _leave(self, broker: BrokerSide) -> None:
-        """Have the leaderships moved to others first, where there are any."""
+        """Let the controller move the leaderships to other brokers first, if there are any."""
         assert self._metadata is not None
         others = [one for one in self._metadata.image.brokers.values() if one.node_id != self.config.node_id]
         if self.config.flag("controlled.shutdown.enable") and any(not other.fenced for other in others):
             await broker.lifecycle.shut_down()
 
     async def _close(self, part: Any) -> None:
-        """What goes wrong with one part must not keep the others, the logs above all, from being closed."""
+        """Close one part. Its failure must not prevent that the other parts are closed, above all the logs."""
         try:
             closing = part.close()
             if closing is not None:

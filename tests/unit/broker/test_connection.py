@@ -220,7 +220,7 @@ def test_a_small_request_does_not_wait_behind_large_ones() -> None:
         connection._resize(1 << 15)
         data = framed(payload)
         connection.get_buffer(-1)[: len(data)] = data
-        owner.scheduler.late = True
+        owner.scheduler.is_turn_long = True
         connection.buffer_updated(len(data))
     assert owner.frames == []
     owner.due.pop(0)()

@@ -41,7 +41,7 @@ class Watching(Owner):
 
     def dispatch(self, frame: memoryview, connection: KafkaConnection) -> Any:
         name = bytes(frame)
-        self.callbacks.soon(lambda: self.calls.append((name, len(self.frames), bool(connection._pending))))
+        self.callbacks.defer(lambda: self.calls.append((name, len(self.frames), bool(connection._pending))))
         return super().dispatch(frame, connection)
 
 
@@ -62,7 +62,7 @@ def test_before_the_last_request_that_was_read_is_parked_those_it_woke_are_calle
 def test_a_request_that_is_answered_at_once_is_answered_before_those_it_woke_are_called() -> None:
     owner = Watching()
     connection, transport = connect(owner)
-    owner.callbacks.soon(lambda: written.append(bytes(transport.written)))
+    owner.callbacks.defer(lambda: written.append(bytes(transport.written)))
     written: list[bytes] = []
     receive(connection, framed(b"request1"))
     assert written == [b"request1"]
@@ -82,7 +82,7 @@ class Chained(Owner):
             return super().dispatch(frame, connection)
         self.depth += 1
         self.depth_max = max(self.depth_max, self.depth)
-        self.callbacks.soon(partial(waiting.complete, b"told"))
+        self.callbacks.defer(partial(waiting.complete, b"told"))
         if self.callbacks.collecting:  # as a connection does before it parks the last request that was read
             self.callbacks.run()
         self.depth -= 1
@@ -135,7 +135,7 @@ def test_followers_are_told_before_the_produce_is_parked_if_no_other_request_was
     leader = cluster.nodes[1]
     connection, transport = connect(Door(leader))
     open_when_told: list[int] = []
-    leader.partitions.callbacks.soon(lambda: open_when_told.append(len(connection._pending)))
+    leader.partitions.callbacks.defer(lambda: open_when_told.append(len(connection._pending)))
     body = produce_body(b"a")
     receive(connection, framed(body) if is_last else framed(body, body))
     assert open_when_told == [0 if is_last else 1]

@@ -19,13 +19,13 @@ from tests.patience import PATIENCE_S as WAIT_S
 from tests.unit.broker.test_connection import Owner, Transport, connect
 from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
 from tidelog.broker.network.receive_buffers import READ_S_PER_BYTE
-from tidelog.broker.scheduling.fair_scheduler import LINE_S, READS_S, FairScheduler
+from tidelog.broker.scheduling.fair_scheduler import LONG_TURN_S, QUEUE_S, FairScheduler
 
 PRODUCE, METADATA = 0, 3
 COST_S = {PRODUCE: 10e-6, METADATA: 150e-6}
 READS_IN_A_ROW = 32
 # All lines and what is read, each with as much as goes over its time at the most.
-PATIENCE_S = 4 * (LINE_S + COST_S[METADATA]) + READS_S + 500e-6
+PATIENCE_S = 4 * (QUEUE_S + COST_S[METADATA]) + LONG_TURN_S + 500e-6
 
 
 class Machine(Owner):
@@ -47,7 +47,7 @@ class Machine(Owner):
         self.served.append(connection)
         self.served_at[connection] = self.now
         if key == METADATA:
-            self.scheduler.took(COST_S[key])  # as dispatch does
+            self.scheduler.add_work(COST_S[key])  # as dispatch does
             return bytearray(b"answered")
         return b"answered"
 
@@ -170,7 +170,7 @@ def test_a_turn_ends_when_it_has_become_long() -> None:
     at_first = client.answers
     assert 0 < at_first < TURN_REQUESTS_MAX
     machine.turn()
-    assert (client.answers - at_first) * COST_S[METADATA] <= LINE_S + COST_S[METADATA]
+    assert (client.answers - at_first) * COST_S[METADATA] <= QUEUE_S + COST_S[METADATA]
     machine.turn()
     assert client.answers == TURN_REQUESTS_MAX
 
@@ -185,7 +185,7 @@ def test_where_no_time_passes_everybody_in_line_is_served_in_each_turn() -> None
     assert len(due) == 1
     due.pop()()
     assert served == sorted(range(500), key=lambda number: (number % 5 > 0, number % 2 == 0, number))
-    assert not scheduler.late
+    assert not scheduler.is_turn_long
     assert not due
 
 

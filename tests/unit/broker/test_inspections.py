@@ -41,7 +41,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[NeedsInspection]:
     begin = inspections.Inspections.begin
 
     def noted(self: Any, inspection: Inspection) -> None:
-        found.append(inspection.unseen)
+        found.append(inspection.batch)
         begin(self, inspection)
 
     monkeypatch.setattr(inspections.Inspections, "begin", noted)
@@ -165,7 +165,7 @@ class FakeUnseen:
     def decompress(self) -> None:
         self._seen.append(self._number)
 
-    def look(self) -> Iterator[None]:
+    def inspect(self) -> Iterator[None]:
         yield
 
     def rebuild(self) -> None:
@@ -218,9 +218,9 @@ async def test_a_connection_that_waits_for_an_inspection_keeps_its_buffer(
     goes_on = asyncio.Event()
     outcome = inspections.Inspections._outcome
 
-    async def wait(self: Any, unseen: NeedsInspection) -> Any:
+    async def wait(self: Any, batch: NeedsInspection) -> Any:
         await goes_on.wait()
-        return await outcome(self, unseen)
+        return await outcome(self, batch)
 
     monkeypatch.setattr(inspections.Inspections, "_outcome", wait)
     wire.send(produce("t", keyed(LONG, bytes(100), compression=0)), 9)

@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
 from tidelog.broker.network.accepting import has_ended
 from tidelog.broker.scheduling import fair_scheduler, large_answers
-from tidelog.broker.scheduling.fair_scheduler import LARGE_AT_ONCE_MAX, FairScheduler
+from tidelog.broker.scheduling.fair_scheduler import LARGE_ANSWERS_MAX, FairScheduler
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -212,11 +212,11 @@ async def test_few_answers_are_large_at_a_time() -> None:
                 if number == 1:
                     large += 1
                     most = max(most, large)
-                await answer.grew(PIECE_ELEMENTS_MAX)
+                await answer.add_elements(PIECE_ELEMENTS_MAX)
             large -= 1
         ended += 1
 
-    tasks = [asyncio.create_task(make(10)) for _ in range(10 * LARGE_AT_ONCE_MAX)]
+    tasks = [asyncio.create_task(make(10)) for _ in range(10 * LARGE_ANSWERS_MAX)]
     for _ in range(20):
         await asyncio.sleep(0)
     tasks[-1].cancel()  # one that waits
@@ -224,19 +224,19 @@ async def test_few_answers_are_large_at_a_time() -> None:
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*tasks, return_exceptions=True)
     assert ended == len(tasks) - 2
-    assert most <= LARGE_AT_ONCE_MAX + 1  # that of the cancelled one is never taken back
-    assert scheduler._large == 0
+    assert most <= LARGE_ANSWERS_MAX + 1  # that of the cancelled one is never taken back
+    assert scheduler._large_answers == 0
 
 
 async def test_a_small_answer_waits_for_no_large_one() -> None:
     scheduler = FairScheduler(asyncio.get_running_loop().call_soon)
-    large = [AnswerInPieces(scheduler, None) for _ in range(LARGE_AT_ONCE_MAX)]
+    large = [AnswerInPieces(scheduler, None) for _ in range(LARGE_ANSWERS_MAX)]
     for answer in large:
         async with asyncio.timeout(PATIENCE_S):
             await answer.__aenter__()
-            await answer.grew(PIECE_ELEMENTS_MAX)
+            await answer.add_elements(PIECE_ELEMENTS_MAX)
     async with asyncio.timeout(PATIENCE_S), AnswerInPieces(scheduler, None) as small:
-        await small.grew(PIECE_ELEMENTS_MAX - 1)
+        await small.add_elements(PIECE_ELEMENTS_MAX - 1)
 
 
 @pytest.mark.parametrize("leaves", [socket.SHUT_WR, None])
@@ -261,8 +261,8 @@ async def test_a_client_that_is_gone_raises_at_the_end_of_a_piece() -> None:
 
     client = Client()
     async with AnswerInPieces(FairScheduler(asyncio.get_running_loop().call_soon), client) as answer:
-        await answer.grew(PIECE_ELEMENTS_MAX)
+        await answer.add_elements(PIECE_ELEMENTS_MAX)
         client.is_gone = True
-        await answer.grew(PIECE_ELEMENTS_MAX - 1)
+        await answer.add_elements(PIECE_ELEMENTS_MAX - 1)
         with pytest.raises(KafkaError, match="disconnected"):
-            await answer.grew(1)
+            await answer.add_elements(1)

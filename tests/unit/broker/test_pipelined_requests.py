@@ -151,7 +151,7 @@ def test_those_that_the_last_one_needs_are_called_before_it_is_parked() -> None:
     owner.callbacks = DeferredCallbacks(cast(Any, SimpleNamespace(call_soon=owner.due.append)))
     calls: list[int] = []
     connection, transport = connect(owner)
-    owner.callbacks.soon(lambda: calls.append(len(connection._pending)))
+    owner.callbacks.defer(lambda: calls.append(len(connection._pending)))
     feed(connection, transport, framed(*[b"p%07d" % number + bytes(100) for number in range(4)]))
     assert owner.together == [4]
     assert calls == [3]

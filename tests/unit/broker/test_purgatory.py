@@ -25,13 +25,13 @@ def test_a_waiter_leaves_when_the_high_watermark_reaches_its_offset_and_not_befo
     high_watermark = 0
     for number, (offset, advance) in enumerate(steps):
         high_watermark += advance // 10
-        for callback in waiters.reached(high_watermark):
+        for callback in waiters.take_reached(high_watermark):
             callback(None)
         if offset > high_watermark:
             asked[number] = offset
             waiters.add(offset, partial(_note, called, number))
         assert all(asked[n] <= high_watermark for n in called), "answered before it was committed"
-    for callback in waiters.reached(50):
+    for callback in waiters.take_reached(50):
         callback(None)
     assert called == sorted(asked), "each once, in the order of their appends"
     assert not waiters.waiting
@@ -42,8 +42,8 @@ def test_a_duplicate_that_asks_for_less_waits_behind_those_before_it() -> None:
     called: list[str] = []
     waiters.add(20, lambda error: called.append("first"))
     waiters.add(10, lambda error: called.append("retry"))
-    assert waiters.reached(19) == []
-    for callback in waiters.reached(20):
+    assert waiters.take_reached(19) == []
+    for callback in waiters.take_reached(20):
         callback(None)
     assert called == ["first", "retry"]
 
@@ -57,7 +57,7 @@ def test_all_waiters_can_be_taken_out_to_be_failed() -> None:
     for callback in waiters.take_all():
         callback(error)
     assert failures == [error, error]
-    assert waiters.reached(100) == []
+    assert waiters.take_reached(100) == []
 
 
 @given(

@@ -43,7 +43,7 @@ def admitted(data: memoryview, *, next_offset: int = 100, from_client: bool = Tr
 def looked_at(unseen: NeedsInspection) -> int:
     """The steps it took."""
     unseen.decompress()
-    steps = sum(1 for _ in unseen.look())
+    steps = sum(1 for _ in unseen.inspect())
     unseen.rebuild()
     return steps
 

@@ -113,7 +113,7 @@ class Dispatcher:
             durations.total += elapsed
         else:
             counters.durations.observe(elapsed)
-            self._scheduler.took(elapsed)
+            self._scheduler.add_work(elapsed)
         return answer
 
     def dispatch_pipelined(self, frames: Sequence[memoryview], connection: Peer) -> list[Answer] | None:
@@ -148,7 +148,7 @@ class Dispatcher:
                 answer.timing = (counters, began)
         counters.durations.observe(elapsed, answered_count)
         if elapsed > SHORTEST_S:
-            self._scheduler.took(elapsed)
+            self._scheduler.add_work(elapsed)
         return answers
 
     def dispatch_cold(self, frame: memoryview, connection: Peer) -> Answer:
@@ -176,7 +176,7 @@ class Dispatcher:
             key, version, correlation_id, client_id, connection.host, connection.listener_name, connection
         )
         answer = self._answer(frame, api, context, request)
-        self._scheduler.took(self._stopwatch() - began)
+        self._scheduler.add_work(self._stopwatch() - began)
         return _timed(answer, api.counters, began)
 
     def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:
@@ -254,15 +254,15 @@ class Dispatcher:
                 if answer.is_full:
                     answered.append(api.refuse(piece, _FULL, context.api_version))
                     continue
-                if arrays.size is None:
+                if arrays.response_elements is None:
                     await self._scheduler.pause()
                 result = api.handle(self._services, context, piece)
                 if inspect.iscoroutine(result):
                     result = await result
                 response = await completed(result) if isinstance(result, Deferred) else result
                 answered.append(response)
-                if arrays.size is not None:
-                    await answer.grew(1 + arrays.size(response))
+                if arrays.response_elements is not None:
+                    await answer.add_elements(1 + arrays.response_elements(response))
         return join(answered, arrays)
 
     async def _by_controller(self, frame: bytes, api: _Api, context: RequestContext, request: Any) -> Any:

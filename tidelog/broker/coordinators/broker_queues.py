@@ -1,7 +1,7 @@
-"""Queues of requests to other brokers, by broker: what waits together is sent together.
+"""A queue of items for each broker. Items that wait together are sent in one request.
 
-A few requests to one broker are under way at once, each on a connection of its own: one that waits at the other end for
-a slow partition must not hold up the others. What the requests say is the caller's business.
+A few requests to one broker are under way at once, each on a connection of its own, because a request may wait at the
+other broker for a slow partition. The caller makes the requests.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LANES: Final = 4
 
 
 class BrokerQueues(Generic[T]):
-    """`take(queue)` removes from a queue what makes one request; `send(broker_id, items, lane)` sends it and deals with
-    the answer. What `take` leaves behind waits for a free lane. `on_failure(items)` is called if `send` raises: no item
-    is lost.
+    """`take(queue)` removes the items of one request from a queue. `send(broker_id, items, lane)` sends them and
+    handles the answer. The remaining items wait for a free lane. `on_failure(items)` is called if `send` raises, so
+    that no item is lost.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class BrokerQueues(Generic[T]):
         self._is_closed = False
 
     def __len__(self) -> int:
-        """What waits to be sent."""
+        """The items that wait to be sent."""
         return sum(map(len, self._queues.values()))
 
     def add(self, broker_id: int, item: T) -> None:
-        """Send it in a later turn of the loop, with all that is added in this one."""
+        """Send the item in a later turn of the loop, together with the items added in this turn."""
         if self._is_closed:
             return
         self._queues.setdefault(broker_id, deque()).append(item)
@@ -85,7 +85,7 @@ class BrokerQueues(Generic[T]):
         self._send_queue(broker_id)
 
     async def close(self) -> None:
-        """Drop what waits, and end what is under way."""
+        """Drop the waiting items, and cancel the requests under way."""
         self._is_closed = True
         self._queues.clear()
         tasks = list(self._tasks)

@@ -201,7 +201,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         end, capacity = self._end, self._capacity_bytes
         if capacity > READ_LARGE_BYTES:
-            capacity = min(capacity, end + read_at_once(capacity, self._owner.scheduler.late))
+            capacity = min(capacity, end + read_at_once(capacity, self._owner.scheduler.is_turn_long))
         return self._view[end:capacity]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -213,8 +213,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return
         scheduler = self._owner.scheduler
         if nbytes >= READ_LARGE_BYTES:
-            scheduler.took(nbytes * READ_S_PER_BYTE)
-        if scheduler.late:
+            scheduler.add_work(nbytes * READ_S_PER_BYTE)
+        if scheduler.is_turn_long:
             self._wait_in_line(is_first=True)
             return
         if self._end == self._capacity_bytes < BUFFER_USUAL_BYTES:
@@ -324,7 +324,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                     self._answer(answer)
                     if self._closed:
                         break
-                    if self._owner.scheduler.late:
+                    if self._owner.scheduler.is_turn_long:
                         request_budget = 0
                     elif type(answer) is list and len(answer) > 1:
                         request_budget -= LARGE_ANSWER_COST
@@ -650,7 +650,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:
-            if self._owner.scheduler.late:
+            if self._owner.scheduler.is_turn_long:
                 self._wait_in_line(is_first=True)
             else:
                 self._process()

@@ -83,7 +83,7 @@ class Flushes:
                 return
             # From here on use the partition's present log: it may have moved to another directory meanwhile.
             partition.advance_high_watermark()
-            call_all(partition.watch.syncs.reached(partition.log.committable_offset), None)
+            call_all(partition.watch.syncs.take_reached(partition.log.committable_offset), None)
             if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
                 self.on_flushed(partition)
             if partition.log.flush_due:

@@ -323,9 +323,9 @@ class Partitions:
             for follower in watch.followers:
                 follower.appended()
         if watch.produces.waiting:
-            call_all(watch.produces.reached(partition.high_watermark), None)
+            call_all(watch.produces.take_reached(partition.high_watermark), None)
         if watch.writes.waiting:
-            call_all(watch.writes.reached(partition.high_watermark), None)
+            call_all(watch.writes.take_reached(partition.high_watermark), None)
 
     # ------------------------------------------------------------------------------------------------- hosting's side
 

@@ -1,4 +1,4 @@
-"""Calling all who wait for one thing: one that fails is logged, and the others are called all the same."""
+"""Calls several callbacks. One that raises is logged, and the rest are still called."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Requests that may go on: each once, when what made it so is done with, however many partitions say so meanwhile.
+"""Runs the callbacks of requests that can continue: each once, even if several partitions allow it at the same time.
 
-That is at the end of the read event that is being served, or with its last request if that waits for what they do, or
-else at the loop's next turn. Invariant: a callback runs exactly once after it was asked for, and never inside
-the call that asked.
+During a read event of a connection they run at its end, or before its last request if that request waits for their
+effect. Otherwise they run in the loop's next turn. Invariant: a callback runs exactly once after `defer`, and never
+inside the call of `defer`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ logger = logging.getLogger("tidelog.callbacks")
 
 
 class DeferredCallbacks:
-    """`collecting`: a connection serves what it has read, and will look at `waiting` when it has."""
+    """`collecting`: a connection processes its buffer, and calls `run` afterwards if `waiting` has callbacks."""
 
     __slots__ = ("_loop", "collecting", "waiting")
 
@@ -24,18 +24,18 @@ class DeferredCallbacks:
         self.collecting = False
         self.waiting: dict[Callable[[], None], None] = {}
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def defer(self, callback: Callable[[], None]) -> None:
         if not self.waiting and not self.collecting:
             self._loop.call_soon(self.run)
         self.waiting[callback] = None
 
     def run(self) -> None:
-        woken, self.waiting = self.waiting, {}
-        # What it lets others send is not to wake the next inside of this, and so on: each level costs frames.
+        callbacks, self.waiting = self.waiting, {}
+        # A callback may make a connection send. Further callbacks must not run inside this call: the stack would grow.
         collecting, self.collecting = self.collecting, False
-        for callback in woken:
+        for callback in callbacks:
             try:
                 callback()
             except Exception:
-                logger.exception("a waiting request failed")  # the others are not to wait on
+                logger.exception("a waiting request failed")
         self.collecting = collecting

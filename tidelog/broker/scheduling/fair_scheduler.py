@@ -1,12 +1,12 @@
-"""Whose turn it is: connections that want more than one stand in line here, and each turn of the loop serves a part.
+"""Fairness on the event loop: work beyond one small request waits in queues, and each turn serves a part of each queue.
 
-A connection that asks for one small thing at a time is not met here. In line are those that have sent many requests at
-once, and, when a turn of the loop has become long, all that are read in the rest of it; so that the next connection
-finds the loop free after a few milliseconds, however many others want however much. There are four lines: for a first
-request and for what a connection wants beside it, of records and of anything else, because a Produce costs a tenth of
-what most others do. Coroutines wait in two lines of their own. A turn lets the first of each go on, and no other: how
-long it takes is not known before its next pause. Invariants: in each line who comes first is served first; a connection
-stands in one of them at most, and once; every line moves with every turn of the loop, however busy others are.
+A connection that sends one small request at a time never waits here. A connection waits if it has sent many requests
+at once, or if its request arrives in a turn of the loop that is already long. So the next connection finds the loop
+free after a few milliseconds, however much the others have sent. There are four queues, for first and for further
+requests, each for records and for all else, because a Produce costs a tenth of most other requests. Coroutines wait in
+two queues of their own. A turn continues only the first of each, because the time until its next pause is unknown.
+Invariants: each queue is served in order; a connection is in at most one queue, and there once; every turn of the loop
+serves every queue.
 """
 
 from __future__ import annotations
@@ -19,68 +19,71 @@ from functools import partial
 
 logger = logging.getLogger("tidelog.connection")
 
-# Of one turn of the loop: for each line, and for what takes long and is read in it.
-LINE_S = 0.0005
-READS_S = 0.001
-# The bytes of large requests under way, one more than that. Their elements take many times as much; the others wait in
-# their connections' buffers.
+# The time that one turn of the loop spends on each queue.
+QUEUE_S = 0.0005
+# A turn with this much work is long: the requests that are read in the rest of it wait.
+LONG_TURN_S = 0.001
+# The bytes of the large requests under way, exceeded by the last of them. Their decoded elements take many times as
+# much memory; further requests stay undecoded in the buffers of their connections.
 REQUEST_BYTES_MAX = 2 * 1024 * 1024
-# Coroutines that make large answers at a time. What an answer holds until it is encoded is many times its bytes.
-LARGE_AT_ONCE_MAX = 4
-# A loop that did so much in a while is looked at turn by turn.
+# The number of coroutines that make large answers. An answer takes many times its bytes until it is encoded.
+LARGE_ANSWERS_MAX = 4
+# The scheduler observes the turns of the loop when this much work was done in one period.
 BUSY_S = 0.0005
-WHILE_S = 0.001
+PERIOD_S = 0.001
 
 Wake = Callable[[], None]
 
 
 class FairScheduler:
-    """`late`: this turn of the loop has become long; who is read now is to wait in line.
+    """`is_turn_long`: this turn of the loop has done much work, and further requests are to wait.
 
-    `soon` calls back on the loop's next turn. `stopwatch`: seconds, None where a turn of the loop takes no time.
+    `call_soon` calls back in the loop's next turn. `stopwatch` returns seconds; None where turns of the loop take no
+    time.
     """
 
     __slots__ = (
-        "_began", "_busy_s", "_has_begun", "_is_admitting", "_is_due", "_large", "_large_waiting", "_lines", "_paused",
-        "_paused_for_records", "_request_bytes", "_soon", "_stopwatch", "_waiting_for_room", "_while_ends", "late",
+        "_call_soon", "_has_begun", "_is_admitting", "_is_armed", "_large_answers", "_large_waiting", "_paused",
+        "_paused_for_records", "_period_ends_s", "_period_work_s", "_queues", "_request_bytes", "_stopwatch",
+        "_turn_began_s", "_waiting_for_room", "is_turn_long",
     )  # fmt: skip
 
-    def __init__(self, soon: Callable[[Wake], object], stopwatch: Callable[[], float] | None = None) -> None:
-        self.late = False
-        self._soon = soon
+    def __init__(self, call_soon: Callable[[Wake], object], stopwatch: Callable[[], float] | None = None) -> None:
+        self.is_turn_long = False
+        self._call_soon = call_soon
         self._stopwatch = stopwatch
-        self._lines: tuple[deque[Wake], ...] = (deque(), deque(), deque(), deque())
+        self._queues: tuple[deque[Wake], ...] = (deque(), deque(), deque(), deque())
         self._paused_for_records: deque[asyncio.Future[None]] = deque()
-        self._paused: deque[asyncio.Future[None]] = deque()  # for anything else
+        self._paused: deque[asyncio.Future[None]] = deque()  # all other coroutines
         self._request_bytes = 0
         self._waiting_for_room: deque[Wake] = deque()
-        self._is_admitting = False  # the first that waited for room is served
-        self._large = 0  # coroutines that make large answers
+        self._is_admitting = False  # the first of `_waiting_for_room` is being served
+        self._large_answers = 0
         self._large_waiting: deque[asyncio.Future[None]] = deque()
-        self._has_begun = False  # a coroutine goes on in this turn of the loop
-        self._is_due = False
-        self._began = 0.0
-        self._while_ends = self._busy_s = 0.0
+        self._has_begun = False  # a coroutine continues in this turn of the loop
+        self._is_armed = False
+        self._turn_began_s = 0.0
+        self._period_ends_s = self._period_work_s = 0.0
 
     def __len__(self) -> int:
-        """How many wait."""
-        return sum(map(len, self._lines)) + len(self._paused_for_records) + len(self._paused)
+        """The number of waiting connections and coroutines."""
+        return sum(map(len, self._queues)) + len(self._paused_for_records) + len(self._paused)
 
     def wait(self, wake: Wake, *, is_first: bool, for_records: bool) -> None:
-        """Stand in line; `wake` is called when the turn has come, for one request if it `is_first`."""
-        self._lines[(0 if is_first else 2) + (0 if for_records else 1)].append(wake)
+        """Enqueue a connection. `wake` serves a part of its requests; with `is_first` it serves one request."""
+        self._queues[(0 if is_first else 2) + (0 if for_records else 1)].append(wake)
         self._arm()
-        self.took(0.0)
+        self.add_work(0.0)
 
     async def pause(self, *, for_records: bool = False) -> None:
-        """Of a coroutine that has more to do: wait until others were served, and for the coroutines before it."""
+        """Let a coroutine with more work wait until other requests and the coroutines before it were served."""
         turn = asyncio.get_running_loop().create_future()
         (self._paused_for_records if for_records else self._paused).append(turn)
         self._arm()
         await turn
 
     async def begin(self) -> None:
-        """Of a coroutine that takes long already until its first pause: wait if another one goes on in this turn."""
+        """Let a coroutine with much work before its first pause wait if another one continues in this turn."""
         if self._has_begun or self._paused:
             await self.pause()
         else:
@@ -89,14 +92,14 @@ class FairScheduler:
 
     @property
     def has_room(self) -> bool:
-        """For a large request, which must not overtake those that wait."""
+        """Whether a large request may begin. It must not overtake those that wait."""
         return self._request_bytes < REQUEST_BYTES_MAX and (self._is_admitting or not self._waiting_for_room)
 
     def wait_for_room(self, wake: Wake) -> None:
         self._waiting_for_room.append(wake)
 
     def begin_request(self, size_bytes: int) -> None:
-        """A large request is under way. `end_request` must follow."""
+        """Count a large request. `end_request` must follow."""
         self._request_bytes += size_bytes
 
     def end_request(self, size_bytes: int) -> None:
@@ -115,10 +118,10 @@ class FairScheduler:
             self._is_admitting = False
             self._admit()
 
-    async def begin_large(self) -> None:
-        """Of a coroutine whose answer has become large: wait until few others are at one. `end_large` must follow."""
-        if self._large < LARGE_AT_ONCE_MAX:
-            self._large += 1
+    async def begin_large_answer(self) -> None:
+        """Wait while LARGE_ANSWERS_MAX other coroutines make large answers. `end_large_answer` must follow."""
+        if self._large_answers < LARGE_ANSWERS_MAX:
+            self._large_answers += 1
             return
         turn = asyncio.get_running_loop().create_future()
         self._large_waiting.append(turn)
@@ -126,75 +129,76 @@ class FairScheduler:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.end_large()
+                self.end_large_answer()
             raise
 
-    def end_large(self) -> None:
+    def end_large_answer(self) -> None:
         if not _wake_first(self._large_waiting):
-            self._large -= 1
+            self._large_answers -= 1
 
-    def took(self, seconds: float) -> None:
-        """So long did it take what was done just now, which was not a small Produce or Fetch.
+    def add_work(self, seconds: float) -> None:
+        """Count the time of finished work. Small Produce and Fetch requests are not counted.
 
-        To be called when a turn of the loop is over costs as much as serving a small request: that begins when there
-        is so much to do in a while that somebody might have to wait.
+        A callback at the end of a turn costs as much as a small request. The scheduler therefore asks for one only
+        after BUSY_S of work in one period, when other connections might have to wait.
         """
         if self._stopwatch is None:
             return
-        now = self._stopwatch()
-        if self._is_due:
-            if now - self._began > READS_S:
-                self.late = True
+        now_s = self._stopwatch()
+        if self._is_armed:
+            if now_s - self._turn_began_s > LONG_TURN_S:
+                self.is_turn_long = True
             return
-        if now > self._while_ends:
-            self._while_ends, self._busy_s = now + WHILE_S, 0.0
-        self._busy_s += seconds
-        if self._busy_s > BUSY_S:
+        if now_s > self._period_ends_s:
+            self._period_ends_s, self._period_work_s = now_s + PERIOD_S, 0.0
+        self._period_work_s += seconds
+        if self._period_work_s > BUSY_S:
             self._arm()
 
     def _arm(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._soon(self._serve)
+        """Have `_serve` called at the begin of the loop's next turn."""
+        if not self._is_armed:
+            self._is_armed = True
+            self._call_soon(self._serve)
             if self._stopwatch is not None:
-                self._began = self._stopwatch()
+                self._turn_began_s = self._stopwatch()
 
     def _serve(self) -> None:
-        """As a turn of the loop begins."""
-        self._is_due = False
+        """Serve a part of each queue."""
+        self._is_armed = False
         try:
-            for line in self._lines:
-                if line:
-                    self._move(line)
+            for queue in self._queues:
+                if queue:
+                    self._serve_queue(queue)
             _wake_first(self._paused_for_records)
             self._has_begun = _wake_first(self._paused)
         finally:
-            self.late = False
+            self.is_turn_long = False
             if len(self):
                 self._arm()
             if self._stopwatch is not None:
-                self._began = self._stopwatch()
+                self._turn_began_s = self._stopwatch()
 
-    def _move(self, line: deque[Wake]) -> None:
-        """Everybody in it once, or as many as there is time for."""
+    def _serve_queue(self, queue: deque[Wake]) -> None:
+        """Serve each connection of the queue once, or as many as fit into QUEUE_S."""
         stopwatch = self._stopwatch
-        began = 0.0
+        began_s = 0.0
         if stopwatch is not None:
             self._arm()
-            began = stopwatch()
-            self._began = began + LINE_S - READS_S  # late when the line's time is over
-        for _ in range(len(line)):
-            self.late = False
+            began_s = stopwatch()
+            self._turn_began_s = began_s + QUEUE_S - LONG_TURN_S  # the turn becomes long at the end of QUEUE_S
+        for _ in range(len(queue)):
+            self.is_turn_long = False
             try:
-                line.popleft()()
+                queue.popleft()()
             except Exception:
-                logger.exception("the work of a connection failed")  # the others in line go on
-            if stopwatch is not None and stopwatch() - began >= LINE_S:
+                logger.exception("the work of a connection failed")
+            if stopwatch is not None and stopwatch() - began_s >= QUEUE_S:
                 break
 
 
 def _wake_first(paused: deque[asyncio.Future[None]]) -> bool:
-    """Let the first coroutine go on. Whether there was one."""
+    """Continue the first coroutine. Returns whether there was one."""
     while paused:
         turn = paused.popleft()
         if not turn.done():  # done: its coroutine was cancelled

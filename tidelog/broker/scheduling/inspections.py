@@ -1,9 +1,9 @@
-"""Looking at the records of batches that take long, beside the loop and in its pauses: one at a time, the others wait.
+"""The queue of large batches whose records must be inspected: one at a time, partly on a thread, partly in short steps.
 
-What is looked for is `storage/segments/inspection.py`'s business. Every batch waits for its turn, however many there
-are: to refuse one would break the sequence of an idempotent producer, to look at it at once would stop the loop for
-all others. What waits is bounded by what connections may hold, because a connection serves nothing else meanwhile and
-keeps its receive buffer. Invariant: each callback runs once, from the loop, unless its client is gone.
+`storage/segments/inspection.py` has the checks. The number of waiting batches has no bound of its own: a refused batch
+would break the sequence of an idempotent producer, and an inspection in one step would block the loop. The bound is
+that of the connections' receive buffers, because a connection keeps its buffer and serves nothing else until its batch
+is inspected. Invariant: each callback runs once, on the loop, unless its client has disconnected.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.produce")
 
-# Batches whose clients are gone are looked at and appended all the same while no more than this waits in all.
+# The batches of disconnected clients are still inspected and appended while all waiting batches are within this bound.
 ABANDONED_BYTES_MAX: Final = 64 * 1024 * 1024
 
-Looked = Callable[["memoryview | KafkaError"], None]
-"""Receives the batch to append, or what it is refused for."""
+OnInspected = Callable[["memoryview | KafkaError"], None]
+"""Receives the batch to append, or the error that refuses it."""
 
 
 class Inspection:
-    """One batch that waits. `held_bytes`: what its request keeps in memory for it and for those behind it."""
+    """One waiting batch. `held_bytes`: the memory of its request, for this batch and those behind it."""
 
-    __slots__ = ("held_bytes", "looked", "unseen")
+    __slots__ = ("batch", "held_bytes", "on_inspected")
 
-    def __init__(self, unseen: NeedsInspection, looked: Looked, held_bytes: int) -> None:
-        self.unseen = unseen
-        self.looked = looked
+    def __init__(self, batch: NeedsInspection, on_inspected: OnInspected, held_bytes: int) -> None:
+        self.batch = batch
+        self.on_inspected = on_inspected
         self.held_bytes = held_bytes
 
 
 class Inspections:
-    """Of one node; each inspection may hold 16 MiB of records, twice while they are decompressed."""
+    """The inspections of one node. Each may hold 16 MiB of records, and twice that during the decompression."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor | None, scheduler: FairScheduler) -> None:
         self._loop = loop
@@ -52,7 +52,7 @@ class Inspections:
         self._worker: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting batches."""
         return len(self._waiting)
 
     def begin(self, inspection: Inspection) -> None:
@@ -62,7 +62,7 @@ class Inspections:
             self._worker = self._loop.create_task(self._work(), name="inspections")
 
     def abandon(self, inspection: Inspection) -> None:
-        """Its client is gone, and with it the bound on what waits: drop it if too much does."""
+        """The client has disconnected, and its buffer bounds the memory no longer: drop the batch if too much waits."""
         if inspection in self._waiting and self._waiting_bytes > ABANDONED_BYTES_MAX:
             self._take(inspection)
 
@@ -75,24 +75,24 @@ class Inspections:
             while self._waiting:
                 inspection = next(iter(self._waiting))
                 self._take(inspection)
-                outcome = await self._outcome(inspection.unseen)
+                outcome = await self._outcome(inspection.batch)
                 try:
-                    inspection.looked(outcome)
+                    inspection.on_inspected(outcome)
                 except Exception:
-                    logger.exception("the append of an inspected batch failed")  # the others wait for theirs
+                    logger.exception("the append of an inspected batch failed")
                 del inspection, outcome
         finally:
             self._worker = None
 
-    async def _outcome(self, unseen: NeedsInspection) -> memoryview | KafkaError:
+    async def _outcome(self, batch: NeedsInspection) -> memoryview | KafkaError:
         try:
-            await self._loop.run_in_executor(self._executor, unseen.decompress)
-            for _ in unseen.look():
+            await self._loop.run_in_executor(self._executor, batch.decompress)
+            for _ in batch.inspect():
                 await self._scheduler.pause(for_records=True)
-            await self._loop.run_in_executor(self._executor, unseen.rebuild)
+            await self._loop.run_in_executor(self._executor, batch.rebuild)
         except Exception as error:
             return _refusal(error)
-        return unseen.batches
+        return batch.batches
 
     async def close(self) -> None:
         self._waiting.clear()
@@ -102,7 +102,7 @@ class Inspections:
 
 
 def _refusal(error: Exception) -> KafkaError:
-    """What the batch is refused with, without the frames that `error` came through: they hold megabytes of records."""
+    """The error for the client, without the traceback of `error`: its frames hold megabytes of records."""
     if isinstance(error, KafkaError):
         return KafkaError(error.code, error.message, error.record_errors)
     logger.error("the inspection of a batch failed", exc_info=error)

@@ -1,8 +1,8 @@
 """An answer whose size the request does not bound, made in pieces by a coroutine.
 
-A request of a few bytes may ask for all that a node knows of something. `AnswerInPieces` counts what is in the answer:
-others are served between its pieces, and few answers at a time become large. `is_full`: the answer holds as much as one
-may, and the rest of the request is to be refused. Its first element is served whatever its size.
+A request of a few bytes may ask for all topics, groups or producers of a node. `AnswerInPieces` counts the elements of
+the answer. Other requests are served between its pieces, and only a few coroutines make large answers at a time. When
+`is_full`, the handler refuses the rest of the request. The first element of an answer is served whatever its size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
-# Of one answer; to encode so much takes a tenth of a second of the loop.
+# The bound of one answer. Encoding so many elements takes a tenth of a second of the loop.
 ANSWER_ELEMENTS_MAX: Final = 50_000
 
 
@@ -24,7 +24,7 @@ class Client(Protocol):
 
 
 class AnswerInPieces:
-    """`async with`: until the answer is encoded, which is to follow at once. `client`: None for the node itself."""
+    """A context manager that lasts until the answer is encoded. `client`: None for requests of the node itself."""
 
     def __init__(self, scheduler: FairScheduler, client: Client | None) -> None:
         self._scheduler = scheduler
@@ -45,12 +45,12 @@ class AnswerInPieces:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._is_large:
-            self._scheduler.end_large()
+            self._scheduler.end_large_answer()
 
-    async def grew(self, elements: int) -> None:
-        """So many elements, or more costly things, were added.
+    async def add_elements(self, elements: int) -> None:
+        """Count added elements, and pause after each piece. A costly element counts for several.
 
-        Raises KafkaError(NETWORK_EXCEPTION) if the client is gone: the rest is of no use.
+        Raises KafkaError(NETWORK_EXCEPTION) if the client has disconnected.
         """
         self._count += elements
         self._in_piece += elements
@@ -58,7 +58,7 @@ class AnswerInPieces:
             return
         self._in_piece = 0
         if not self._is_large:
-            await self._scheduler.begin_large()
+            await self._scheduler.begin_large_answer()
             self._is_large = True
         await self._scheduler.pause()
         if self._client is not None and self._client.is_gone:

@@ -1,8 +1,8 @@
-"""Requests that name very much, taken apart: one piece after the other is served, and others are served in between.
+"""Splits a request with very many elements into pieces, between which other requests are served.
 
-Pure. For APIs that answer each element of one array for itself; each says in `IN_PIECES` which arrays these are. The
-answers to the pieces are put together again, so that a client sees one request and one answer. Invariant: every element
-is in exactly one piece, in the order of the request.
+Pure. For APIs that answer each element of one array independently; `IN_PIECES` of the API's module names the arrays.
+`join` makes one response from the responses to the pieces. Invariant: every element is in exactly one piece, in the
+order of the request.
 """
 
 from __future__ import annotations
@@ -11,50 +11,50 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-# A request below this size is served at once: it names a thousand things or so.
+# A request up to this size, with about a thousand elements, is served in one piece.
 WHOLE_BYTES_MAX: Final = 16 * 1024
 PIECE_ELEMENTS_MAX: Final = 500
-# A larger request of those that take their turns begins when there is room for it (`FairScheduler.has_room`).
+# Larger requests of these APIs wait for room before they are decoded (`FairScheduler.has_room`).
 UNCOUNTED_BYTES_MAX: Final = 1024
 
 
 class Arrays(NamedTuple):
-    """Names of the request's and of the response's array."""
+    """The field names of the array in the request and of the array in the response."""
 
-    asked: str
-    answered: str
-    at_once: int = 0
-    """Elements of one piece; 0 for PIECE_ELEMENTS_MAX."""
+    request: str
+    response: str
+    piece_elements: int = 0
+    """The number of elements of a piece; 0 for PIECE_ELEMENTS_MAX."""
     whole_bytes_max: int = 0
-    """The largest request that is served at once; 0 for WHOLE_BYTES_MAX."""
-    size: Callable[[Any], int] | None = None
-    """How much a response to one element holds, if the request does not bound it: then each piece is one element, and
-    a response has a bound (`large_answers`)."""
+    """The largest request that is served in one piece; 0 for WHOLE_BYTES_MAX."""
+    response_elements: Callable[[Any], int] | None = None
+    """The number of elements in a response to one element, if the request does not bound it. Then each piece has one
+    element, and `large_answers` bounds the response."""
 
 
 def split(request: Any, arrays: Arrays) -> Iterator[Any]:
-    """The same request with the elements of one piece at most, as often as it takes; itself if it has no more."""
-    elements = getattr(request, arrays.asked)
-    at_once = 1 if arrays.size is not None else arrays.at_once or PIECE_ELEMENTS_MAX
-    if len(elements) <= at_once:
+    """Copies of the request with the elements of one piece each; the request itself if it has no more."""
+    elements = getattr(request, arrays.request)
+    piece_elements = 1 if arrays.response_elements is not None else arrays.piece_elements or PIECE_ELEMENTS_MAX
+    if len(elements) <= piece_elements:
         yield request
         return
-    for start in range(0, len(elements), at_once):
+    for start in range(0, len(elements), piece_elements):
         piece = copy.copy(request)
-        setattr(piece, arrays.asked, elements[start : start + at_once])
+        setattr(piece, arrays.request, elements[start : start + piece_elements])
         yield piece
 
 
 def is_large(request: Any, arrays: Arrays, size_bytes: int) -> bool:
-    """Whether a request of so many bytes is served in pieces."""
-    if arrays.size is not None and len(getattr(request, arrays.asked)) > 1:
+    """Whether a request of this size is served in pieces."""
+    if arrays.response_elements is not None and len(getattr(request, arrays.request)) > 1:
         return True
     return size_bytes > (arrays.whole_bytes_max or WHOLE_BYTES_MAX)
 
 
 def join(responses: list[Any], arrays: Arrays) -> Any:
-    """One response of all."""
+    """One response with the elements of all responses."""
     first, *others = responses
     for response in others:
-        getattr(first, arrays.answered).extend(getattr(response, arrays.answered))
+        getattr(first, arrays.response).extend(getattr(response, arrays.response))
     return first

@@ -1,4 +1,4 @@
-"""Many deadlines on one timer of the event loop: the shell around `purgatory.Deadlines`."""
+"""Runs any number of deadlines on one timer of the event loop, with `purgatory.Deadlines`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Expiry = Callable[[], None]
 
 
 class DeadlineTimer:
-    """Calls each added callback when its delay has passed, up to DEADLINE_RESOLUTION_MS late; never after discard."""
+    """Calls each callback after its delay, up to DEADLINE_RESOLUTION_MS late, and never after `discard`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -23,7 +23,7 @@ class DeadlineTimer:
         self._armed_for_ms = 0
 
     def add(self, delay_ms: int, on_expiry: Expiry) -> int:
-        """Returns what `discard` wants back."""
+        """Returns the bucket, an argument of `discard`."""
         due_ms = int(self._loop.time() * 1000) + delay_ms
         bucket = self._deadlines.add(due_ms, on_expiry)
         if self._timer is None or due_ms < self._armed_for_ms:
@@ -36,7 +36,7 @@ class DeadlineTimer:
         self._deadlines.discard(bucket, on_expiry)
 
     def waiting(self) -> Iterator[Expiry]:
-        """Everything that has a deadline now."""
+        """The callbacks that still have a deadline."""
         return iter(self._deadlines)
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class DeadlineTimer:
             try:
                 on_expiry()
             except Exception:
-                logger.exception("the end of a request's wait failed")  # the others are not to wait on
+                logger.exception("the end of a request's wait failed")
         due_ms = self._deadlines.next_due_ms()
         if due_ms is not None and self._timer is None:
             self._arm(due_ms)

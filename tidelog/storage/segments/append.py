@@ -48,7 +48,7 @@ from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.inspection import (
     BLAMED_MAX,
     decompressed,
-    look_inside,
+    inspect_batch,
     refuse_times,
 )
 from tidelog.storage.segments.log_config import INT64_MAX
@@ -192,7 +192,7 @@ def admit(
                 if batches is not rules.inspected_batch:
                     if end != size:
                         batches = _without_fragment(batches, end)
-                    batches = look_inside(batches, BatchHeader._make(fields), now_ms, rules)
+                    batches = inspect_batch(batches, BatchHeader._make(fields), now_ms, rules)
                 return _admit_rewritten(batches, next_offset, leader_epoch, now_ms, rules)
             if attributes & COMPRESSION_MASK:
                 _check_compressed(batches, position, BatchHeader._make(fields))

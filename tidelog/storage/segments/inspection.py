@@ -45,8 +45,8 @@ _RecordSummary = tuple[bool, int]
 
 
 class NeedsInspection(Exception):
-    """A batch whose inspection takes long. The caller runs `decompress`, all steps of `look`, and `rebuild`, and then
-    appends `batches`.
+    """A batch whose inspection takes long. The caller runs `decompress`, all steps of `inspect`, and `rebuild`, and
+    then appends `batches`.
 
     Each of these may raise KafkaError, which refuses the batch. `batches` is a copy.
     """
@@ -67,7 +67,7 @@ class NeedsInspection(Exception):
         """On any thread."""
         self._section = decompressed(self.batches, 0, self._header, self.rules.inspected_bytes_max)
 
-    def look(self) -> Iterator[None]:
+    def inspect(self) -> Iterator[None]:
         """Inspect the records. Each step takes about a millisecond."""
         self._summary = yield from _inspecting(self._section, self._header, self._now_ms, self.rules)
         if self._refusal is not None:
@@ -79,7 +79,7 @@ class NeedsInspection(Exception):
         self._section = b""
 
 
-def look_inside(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
+def inspect_batch(batches: memoryview, header: BatchHeader, now_ms: int, rules: AppendRules) -> memoryview:
     """Check and rewrite the records of a batch. Returns the batch to append. Raises NeedsInspection."""
     if header.compression == LZ4:
         check_lz4_descriptor(batches[HEADER_SIZE:])

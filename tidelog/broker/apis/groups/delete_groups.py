@@ -15,7 +15,7 @@ from tidelog.protocol.messages.delete_groups import DeletableGroupResult, Delete
 
 REQUEST = DeleteGroupsRequest
 # Each group is a write of its own, with a record for each of its offsets; ids of few letters make a small request.
-IN_PIECES = Arrays("groups_names", "results", at_once=25, whole_bytes_max=256)
+IN_PIECES = Arrays("groups_names", "results", piece_elements=25, whole_bytes_max=256)
 
 
 def check(request: DeleteGroupsRequest) -> None:

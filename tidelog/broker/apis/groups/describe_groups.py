@@ -27,7 +27,7 @@ def _size(response: DescribeGroupsResponse) -> int:
     )
 
 
-IN_PIECES = Arrays("groups", "groups", size=_size)
+IN_PIECES = Arrays("groups", "groups", response_elements=_size)
 
 
 def check(request: DescribeGroupsRequest) -> None:

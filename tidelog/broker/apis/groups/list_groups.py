@@ -20,8 +20,8 @@ refuse = refusing(ListGroupsResponse)
 async def handle(services: Services, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
     response = ListGroupsResponse()
     async with AnswerInPieces(services.scheduler, context.connection) as answer:
-        await answer.grew(services.groups.group_count)  # the list of all is held, too
+        await answer.add_elements(services.groups.group_count)  # the list of all is held, too
         for piece in services.groups.list_groups(request.states_filter, request.types_filter):
             response.groups += piece
-            await answer.grew(PIECE_ELEMENTS_MAX)
+            await answer.add_elements(PIECE_ELEMENTS_MAX)
     return response

@@ -50,7 +50,7 @@ def _size(response: OffsetFetchResponse) -> int:
     return sum(len(topic.partitions) for group in response.groups for topic in group.topics)
 
 
-IN_PIECES = Arrays("groups", "groups", size=_size)
+IN_PIECES = Arrays("groups", "groups", response_elements=_size)
 
 
 def check(request: OffsetFetchRequest) -> None:

@@ -46,7 +46,7 @@ async def handle(
                 refusal = error or (_FULL if answer.is_full else None)
                 partition = _partition(services, topic.name, index) if refusal is None else _refused(index, refusal)
                 partitions.append(partition)
-                await answer.grew(1 + len(partition.active_producers))
+                await answer.add_elements(1 + len(partition.active_producers))
             topics.append(DescribeProducersResponseTopicResponse(name=topic.name, partitions=partitions))
     return DescribeProducersResponse(topics=topics)
 

@@ -92,7 +92,7 @@ def serve(
     fetch = _Fetch(services, request, session, answer_all, version, correlation_id, connection.listener_name)
     answer = fetch.start()
     if isinstance(answer, Deferred):
-        services.scheduler.took(stopwatch() - began)
+        services.scheduler.add_work(stopwatch() - began)
     return answer, counters
 
 
@@ -214,7 +214,7 @@ class _Fetch:
     def _touched(self) -> None:
         partitions = self._services.partitions
         if self._session.id or len(self._session.partitions) <= PARTITIONS_AT_ONCE:
-            partitions.callbacks.soon(self._retry)
+            partitions.callbacks.defer(self._retry)
         elif not self._retry_due:
             # A retry reads all partitions, even if one has changed. The delay keeps a few such fetches from using up
             # the event loop.
@@ -235,7 +235,7 @@ class _Fetch:
             return
         session, services = self._session, self._services
         is_small = len(session.partitions if self._answer_all else session.dirty) <= PARTITIONS_IN_TURN
-        if not is_small and services.scheduler.late:
+        if not is_small and services.scheduler.is_turn_long:
             self._pause()
             return
         began = 0.0 if is_small else services.requests.stopwatch()
@@ -246,7 +246,7 @@ class _Fetch:
             self._deferred.failed(error)
             return
         if not is_small:
-            services.scheduler.took(services.requests.stopwatch() - began)
+            services.scheduler.add_work(services.requests.stopwatch() - began)
         if frames is not None:
             self._waits_no_longer()
             self._deferred.complete(frames)

@@ -86,7 +86,7 @@ async def handle(
                 result = described[wanted] = _describe(services, request, resource, wanted[2], alike)
                 elements = DESCRIBED_ELEMENTS
             results.append(result)
-            await answer.grew(elements + len(result.configs))
+            await answer.add_elements(elements + len(result.configs))
     return DescribeConfigsResponse(results=results)
 
 

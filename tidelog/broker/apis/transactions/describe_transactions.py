@@ -26,7 +26,7 @@ def _size(response: DescribeTransactionsResponse) -> int:
     return sum(len(topic.partitions) for state in response.transaction_states for topic in state.topics)
 
 
-IN_PIECES = Arrays("transactional_ids", "transaction_states", size=_size)
+IN_PIECES = Arrays("transactional_ids", "transaction_states", response_elements=_size)
 
 
 def check(request: DescribeTransactionsRequest) -> None:

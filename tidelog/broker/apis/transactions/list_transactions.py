@@ -50,7 +50,7 @@ async def handle(
         )
 
     async with AnswerInPieces(services.scheduler, context.connection) as answer:
-        await answer.grew(services.transactions.id_count)  # the list of all is held, too
+        await answer.add_elements(services.transactions.id_count)  # the list of all is held, too
         for transactional_id, metadata in services.transactions.transactions():
             if is_wanted(transactional_id, metadata):
                 response.transaction_states.append(
@@ -61,7 +61,7 @@ async def handle(
                     )
                 )
             steps = 0 if pattern is None else pattern.steps(transactional_id)
-            await answer.grew(1 + steps // STEPS_PER_ELEMENT)
+            await answer.add_elements(1 + steps // STEPS_PER_ELEMENT)
     return response
 
 

@@ -161,8 +161,8 @@ class FollowerFetches:
         if asked.session_epoch == EPOCH_INITIAL and asked.partitions and self._may_have_session(asked):
             while not session_id or session_id in self.sessions:
                 session_id = self._rng.randint(1, 2**31 - 1)
-        wake_soon = self._partitions.callbacks.soon
-        session = FollowerSession(session_id, asked.replica_id, asked.replica_epoch, wake_soon, self._answer_parked)
+        defer = self._partitions.callbacks.defer
+        session = FollowerSession(session_id, asked.replica_id, asked.replica_epoch, defer, self._answer_parked)
         session.waiting.on_abandon = partial(self._abandoned, session)
         session.uses_topic_ids = uses_topic_ids
         if session_id:
