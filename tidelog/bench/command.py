@@ -171,16 +171,16 @@ def profile(row: str, lines: int) -> None:
 
     Example: tidelog bench profile --row produce-16kb-w1
     """
-    found = [scenario for scenario in comparison.catalogue() if scenario.name == row]
-    if not found:
+    scenarios = [scenario for scenario in comparison.catalogue() if scenario.name == row]
+    if not scenarios:
         raise click.UsageError(f"no row {row!r}; `tidelog bench rows` lists them")
-    figures, splits = profiling.measure_split(found[0])
-    for metric in found[0].metrics:
+    figures, splits = profiling.measure_split(scenarios[0])
+    for metric in scenarios[0].metrics:
         click.echo(f"{metric.name:16} {number(figures[metric.name])} {metric.unit}")
     for place, split in enumerate(splits):
         name = f"CPU of node {place + 1}" if len(splits) > 1 else "CPU"
         click.echo(f"{name:16} {split.user_s + split.kernel_s:.2f} s, {split.kernel_share:.0%} of it in the kernel")
-    click.echo(profiling.functions(found[0], lines))
+    click.echo(profiling.functions(scenarios[0], lines))
 
 
 @command.command(name="scale")

@@ -111,8 +111,8 @@ def catalogue() -> list[Scenario]:
         *(produce_raw, librdkafka, fetch_raw, end_to_end, replica_fetch, transactions, transaction_load),
         *(compaction, footprint),
     )
-    found = [scenario for module in modules for scenario in module.scenarios()]
-    return sorted(found, key=lambda scenario: scenario.brokers)
+    scenarios = [scenario for module in modules for scenario in module.scenarios()]
+    return sorted(scenarios, key=lambda scenario: scenario.brokers)
 
 
 def rows_of(scenarios: Sequence[Scenario]) -> list[Row]:
@@ -139,7 +139,7 @@ def contestants(
     One that does not start is reported to `refused` and left out.
     """
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as scratch, ExitStack() as clusters:
-        found = []
+        started = []
         for name in names:
             make = partial(MAKERS[name], brokers=brokers, options=options)
             home = Path(scratch, name)
@@ -151,8 +151,8 @@ def contestants(
             except FAILURES as error:
                 refused(name, error)
                 continue
-            found.append(Contestant(name, cluster, make, home, replicas=brokers))
-        yield found
+            started.append(Contestant(name, cluster, make, home, replicas=brokers))
+        yield started
 
 
 def run(

@@ -120,9 +120,9 @@ def await_leaders(port: int, name: str, partitions: int, replicas: int, timeout_
     """
 
     def whole(state: ClusterState) -> bool:
-        found = state.topics.get(name, {})
-        return len(found) == partitions and all(
-            one.leader in state.ports and len(one.in_sync) == replicas for one in found.values()
+        by_index = state.topics.get(name, {})
+        return len(by_index) == partitions and all(
+            one.leader in state.ports and len(one.in_sync) == replicas for one in by_index.values()
         )
 
     state = await_state(port, (name,), whole, timeout_s, f"{partitions} partitions of {name} led and in sync")

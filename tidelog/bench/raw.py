@@ -71,9 +71,9 @@ class RawConnection:
             raise BenchError("more came than one answer, although one request was in flight")
         return memoryview(self._buffer)[:size]
 
-    def _fill(self, filled: int, wanted: int) -> int:
+    def _fill(self, filled: int, size_bytes: int) -> int:
         view = memoryview(self._buffer)
-        while filled < wanted:
+        while filled < size_bytes:
             received = self._socket.recv_into(view[filled:])
             if received == 0:
                 raise BenchError("the server closed the connection")

@@ -81,8 +81,8 @@ def measurement(scenario: Scenario, name: str, figures: Mapping[str, float]) -> 
 
 def failures(rows: Sequence[Row]) -> list[str]:
     """What could not be measured and why, once per row and broker."""
-    told = {(row.scenario.name, name): reason for row in rows for name, reason in row.failures.items()}
-    return [f"{scenario}, {name}: {reason}" for (scenario, name), reason in told.items()]
+    reasons = {(row.scenario.name, name): reason for row in rows for name, reason in row.failures.items()}
+    return [f"{scenario}, {name}: {reason}" for (scenario, name), reason in reasons.items()]
 
 
 def as_json(rows: Sequence[Row]) -> str:

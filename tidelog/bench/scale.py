@@ -136,9 +136,10 @@ class Steps:
         """Until every partition has a leader that is there, and so many replicas in sync."""
 
         def led(state: ClusterState) -> bool:
-            found = [one for topic in self._topics for one in state.topics.get(topic, {}).values()]
-            return len(found) == self._partitions and all(
-                one.leader in state.ports and one.leader != without and len(one.in_sync) >= in_sync for one in found
+            partitions = [one for topic in self._topics for one in state.topics.get(topic, {}).values()]
+            return len(partitions) == self._partitions and all(
+                one.leader in state.ports and one.leader != without and len(one.in_sync) >= in_sync
+                for one in partitions
             )
 
         await_state(port, None, led, TIMEOUT_S, f"{self._partitions:,} partitions led, {in_sync} in sync")
@@ -196,10 +197,10 @@ class _ClusterSteps(Steps):
         self._result.figures["start, CPU s"] = sum(node.usage().cpu_s for node in self._nodes)
         self._result.figures["started: memory of a node, MiB"] = self._memory_mib()
 
-    def _write(self, port: int, wanted: Callable[[tuple[str, int]], bool]) -> None:
+    def _write(self, port: int, includes: Callable[[tuple[str, int]], bool]) -> None:
         """A record with acks=all to each wanted partition; again where the leader does not know yet that it is one."""
         deadline = time.monotonic() + TIMEOUT_S
-        pending = self._requests(ask(port), wanted)
+        pending = self._requests(ask(port), includes)
         while pending:
             refused = []
             for leader_port, plans in _by_port(pending).items():
@@ -216,18 +217,18 @@ class _ClusterSteps(Steps):
             pending = self._requests(ask(port), left.__contains__) if left else []
 
     def _requests(
-        self, state: ClusterState, wanted: Callable[[tuple[str, int]], bool]
+        self, state: ClusterState, includes: Callable[[tuple[str, int]], bool]
     ) -> list[tuple[int, frames.ProducePlan]]:
         """One request per topic and leader, with the leader's port."""
         batch = frames.record_batch([VALUE], int(time.time() * 1000))
-        found = []
+        requests = []
         for topic in self._topics:
             led: dict[int, list[int]] = {}
             for index, one in state.topics[topic].items():
-                if wanted((topic, index)) and one.leader in state.ports:
+                if includes((topic, index)) and one.leader in state.ports:
                     led.setdefault(state.ports[one.leader], []).append(index)
-            found += [(port, frames.ProducePlan(topic, dict.fromkeys(some, batch))) for port, some in led.items()]
-        return found
+            requests += [(port, frames.ProducePlan(topic, dict.fromkeys(some, batch))) for port, some in led.items()]
+        return requests
 
 
 def _by_port(requests: Sequence[tuple[int, frames.ProducePlan]]) -> Mapping[int, list[frames.ProducePlan]]:

@@ -74,8 +74,8 @@ class _NodeSteps(Steps):
             self._connect(connections)
         node.kill()
         self._start("after SIGKILL")
-        if (found := self._count_records()) != RECORDS_EACH * self._partitions:
-            raise BenchError(f"{found:,} records are left of {RECORDS_EACH * self._partitions:,}")
+        if (count := self._count_records()) != RECORDS_EACH * self._partitions:
+            raise BenchError(f"{count:,} records are left of {RECORDS_EACH * self._partitions:,}")
         self._idle("after SIGKILL", self._waits.first_upkeep_s)
         self._progress("stop")
         began = time.monotonic()
@@ -152,9 +152,9 @@ class _NodeSteps(Steps):
         with RawConnection(node.port, TIMEOUT_S) as connection:
             for topic in self._topics:
                 count = min(left, PARTITIONS_PER_TOPIC)
-                asked = b"".join(struct.pack(">iq", index, _LATEST) for index in range(count))
+                entries = b"".join(struct.pack(">iq", index, _LATEST) for index in range(count))
                 name = struct.pack(">h", len(topic)) + topic.encode()
-                body = struct.pack(">ii", -1, 1) + name + struct.pack(">i", count) + asked
+                body = struct.pack(">ii", -1, 1) + name + struct.pack(">i", count) + entries
                 connection.send(frame(*_LIST_OFFSETS, body))
                 total += sum(_ends(connection.receive()))
                 left -= count

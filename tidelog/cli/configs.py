@@ -92,16 +92,16 @@ def describe(
             await _require_brokers(admin, resources)
             return await admin.describe_config_resources(resources, keys=keys or None)
 
-    found = {
+    configs = {
         resource: [each for each in entries.values() if everything or each.source in _SET_HERE[resource.type]]
         for resource, entries in run(ask()).items()
     }
     if json_wanted:
-        print_json([_as_dict(resource, entries) for resource, entries in found.items()])
+        print_json([_as_dict(resource, entries) for resource, entries in configs.items()])
         return
     rows = [
         (resource.name or "(all)", each.name, _shown(each), _SOURCES.get(each.source, "unknown"))
-        for resource, entries in found.items()
+        for resource, entries in configs.items()
         for each in entries
     ]
     print_table((_KINDS[kind].upper(), "CONFIG", "VALUE", "FROM"), rows)
@@ -213,11 +213,11 @@ async def _require_brokers(admin: Admin, resources: Iterable[ConfigResource]) ->
     would wait until its time is up. The client refuses names that are no ids.
     """
     names = {each.name for each in resources if each.type in ("broker", "broker-logger")}
-    wanted = {int(name) for name in names if name.isdecimal() and int(name) <= INT32_MAX}
-    if not wanted:
+    broker_ids = {int(name) for name in names if name.isdecimal() and int(name) <= INT32_MAX}
+    if not broker_ids:
         return
     fenced = {node.node_id: node.fenced for node in (await admin.describe_cluster(include_fenced=True)).nodes}
-    for broker in sorted(wanted):
+    for broker in sorted(broker_ids):
         if fenced.get(broker, True):
             problem = f"broker {broker} is not running" if broker in fenced else f"there is no broker {broker}"
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, problem)

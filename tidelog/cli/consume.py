@@ -221,9 +221,9 @@ class _Reading:
         if selection.until_ms is not None:
             await self._stop_at_time(chosen, selection.until_ms, ends)
         if selection.from_ms is not None:
-            found = await consumer.offsets_for_times(dict.fromkeys(chosen, selection.from_ms))
+            offsets = await consumer.offsets_for_times(dict.fromkeys(chosen, selection.from_ms))
             for partition in chosen:
-                at = found.get(partition)
+                at = offsets.get(partition)
                 consumer.seek(partition, ends[partition] if at is None else at.offset)
         elif selection.offset == "earliest" or (selection.offset == "latest" and self._is_past()):
             await consumer.seek_to_beginning(*chosen)
@@ -245,10 +245,10 @@ class _Reading:
         """Stop each partition at its first record of that time or later. A partition without such a record stops at its
         end if the time is past; otherwise it is read until that time.
         """
-        found = await self._consumer.offsets_for_times(dict.fromkeys(chosen, until_ms))
+        offsets = await self._consumer.offsets_for_times(dict.fromkeys(chosen, until_ms))
         self._waits_for_time = until_ms > time.time() * 1000
         for partition in chosen:
-            at = found.get(partition)
+            at = offsets.get(partition)
             if at is not None:
                 self._stops[partition] = at.offset
             elif not self._waits_for_time:

@@ -94,8 +94,10 @@ def _format(config: NodeConfig, cluster_id: str | None, standalone: bool, voters
     own_directory = next((voter.key.directory_id for voter in voters if voter.key.id == config.node_id), None)
     directories = {}
     for path in dict.fromkeys([home, *map(str, config.log_dirs)]):
-        wanted = uuid_to_text(own_directory) if own_directory is not None and path == home else None
-        directory = LogDirectory.open(disk, path, node_id=config.node_id, cluster_id=cluster_id, directory_id=wanted)
+        directory_id = uuid_to_text(own_directory) if own_directory is not None and path == home else None
+        directory = LogDirectory.open(
+            disk, path, node_id=config.node_id, cluster_id=cluster_id, directory_id=directory_id
+        )
         cluster_id = directory.cluster_id
         directory.close()
         directories[path] = uuid_to_text(directory.directory_id)

@@ -38,19 +38,19 @@ def per_socket() -> dict[int, ConnectionBytes]:
     """Socket inode -> its bytes, for all established TCP connections of this network namespace. Raises OSError without
     sock_diag.
     """
-    found: dict[int, ConnectionBytes] = {}
+    connections: dict[int, ConnectionBytes] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as netlink:
         netlink.settimeout(2)
         for family in (socket.AF_INET, socket.AF_INET6):
             body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), 0, _ESTABLISHED)
             header = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)
             netlink.send(header + body)
-            while _read(netlink.recv(1 << 18), found):
+            while _read(netlink.recv(1 << 18), connections):
                 pass
-    return found
+    return connections
 
 
-def _read(data: bytes, found: dict[int, ConnectionBytes]) -> bool:
+def _read(data: bytes, connections: dict[int, ConnectionBytes]) -> bool:
     """Read the messages of one datagram. Returns False after the last message."""
     position = 0
     while position + _HEADER.size <= len(data):
@@ -69,7 +69,7 @@ def _read(data: bytes, found: dict[int, ConnectionBytes]) -> bool:
                 break
             if name == _INET_DIAG_INFO and length >= 4 + _BYTES_RECEIVED_AT + 8:
                 sent, received = struct.unpack_from("=QQ", data, attribute + 4 + _BYTES_ACKED_AT)
-                found[inode] = ConnectionBytes(sent, received)
+                connections[inode] = ConnectionBytes(sent, received)
             attribute += (length + 3) & ~3
         position += (size + 3) & ~3
     return True
@@ -77,7 +77,7 @@ def _read(data: bytes, found: dict[int, ConnectionBytes]) -> bool:
 
 def inodes(pid: int) -> set[int]:
     """The open sockets of a process; empty if it is gone or not readable for this user."""
-    found = set()
+    numbers = set()
     try:
         with os.scandir(Path("/proc", str(pid), "fd")) as entries:
             for entry in entries:
@@ -86,10 +86,10 @@ def inodes(pid: int) -> set[int]:
                 except OSError:
                     continue
                 if target.startswith("socket:["):
-                    found.add(int(target[8:-1]))
+                    numbers.add(int(target[8:-1]))
     except OSError:
         pass
-    return found
+    return numbers
 
 
 def carried_between(

@@ -107,14 +107,14 @@ def _at_time(answers: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> lis
 async def partitions_of(admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]) -> list[TopicPartition]:
     """The partitions of these topics, all or only those in `numbers`. Raises KafkaError."""
     topics = await admin.describe_topics(names)
-    found = []
+    partitions = []
     for name in dict.fromkeys(names):
         known = [each.partition for each in topics[name].partitions]
         for number in numbers or known:
             if number not in known:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {name}-{number}")
-            found.append(TopicPartition(name, number))
-    return found
+            partitions.append(TopicPartition(name, number))
+    return partitions
 
 
 async def bounds_of(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
@@ -175,8 +175,8 @@ def delete_records(
         partitions = await partitions_of(admin, (name or "",), numbers)
         if before_ms is None:
             return dict.fromkeys(partitions, -1 if everything else before_offset or 0)
-        found = await admin.list_offsets(dict.fromkeys(partitions, before_ms))
-        return {each: -1 if at is None else at.offset for each, at in found.items()}
+        offsets = await admin.list_offsets(dict.fromkeys(partitions, before_ms))
+        return {each: -1 if at is None else at.offset for each, at in offsets.items()}
 
     async def ask() -> dict[TopicPartition, int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
@@ -197,10 +197,12 @@ def delete_records(
 def _read(path: Path) -> dict[TopicPartition, int]:
     try:
         rows = json.loads(text_in(path))["partitions"]
-        found = {TopicPartition(str(row["topic"]), int(row["partition"])): int(row["offset"]) for row in rows}
+        offsets = {TopicPartition(str(row["topic"]), int(row["partition"])): int(row["offset"]) for row in rows}
     except (ValueError, RecursionError, KeyError, TypeError):
         form = '{"partitions":[{"topic":"t","partition":0,"offset":9}],"version":1}'
         raise click.ClickException(f"{path}: expected {form}") from None
-    if not found or len(found) != len(rows):
-        raise click.ClickException(f"{path}: {'it names no partition' if not found else 'it names a partition twice'}")
-    return found
+    if not offsets or len(offsets) != len(rows):
+        raise click.ClickException(
+            f"{path}: {'it names no partition' if not offsets else 'it names a partition twice'}"
+        )
+    return offsets

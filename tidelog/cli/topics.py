@@ -141,8 +141,8 @@ def _assignment(text: str | None) -> list[list[int]]:
 
 @command.command("describe")
 @click.argument("names", nargs=-1)
-@alternative("--under-replicated", "wanted", "under-replicated", "Only with replicas out of sync.")
-@alternative("--unavailable", "wanted", "unavailable", "Only those without a leader.")
+@alternative("--under-replicated", "condition", "under-replicated", "Only with replicas out of sync.")
+@alternative("--unavailable", "condition", "unavailable", "Only those without a leader.")
 @click.option("--sizes", "sizes_wanted", is_flag=True, help="Also the size of each partition's log, at its leader.")
 @click.option("--offsets", "offsets_wanted", is_flag=True, help="Also the first and the next offset.")
 @click.option("--configs", "all_configs", is_flag=True, help="All configs, not only those set for the topic.")
@@ -152,7 +152,7 @@ def describe(
     names: tuple[str, ...],
     bootstrap: str,
     properties: dict[str, str],
-    wanted: str | None,
+    condition: str | None,
     sizes_wanted: bool,
     offsets_wanted: bool,
     all_configs: bool,
@@ -171,11 +171,11 @@ def describe(
 
     async def ask() -> tuple[list[TopicDescription], Configs, Details]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            found = await admin.describe_topics(list(names) or None)
-            entries = await admin.describe_configs(topics=found)
-            moves = await _moves(admin) if wanted == "under-replicated" else {}
-            topics = [_chosen(found[name], wanted, moves) for name in sorted(found)]
-            if wanted is not None:
+            descriptions = await admin.describe_topics(list(names) or None)
+            entries = await admin.describe_configs(topics=descriptions)
+            moves = await _moves(admin) if condition == "under-replicated" else {}
+            topics = [_chosen(descriptions[name], condition, moves) for name in sorted(descriptions)]
+            if condition is not None:
                 topics = [topic for topic in topics if topic.partitions]
             configs = {topic.name: _configs(entries[topic.name], everything=all_configs) for topic in topics}
             return topics, configs, await _details(admin, topics, sizes=sizes_wanted, offsets=offsets_wanted)
@@ -202,11 +202,11 @@ def describe(
         print_table(("TOPIC", "CONFIG", "VALUE"), settings)
 
 
-def _chosen(topic: TopicDescription, wanted: str | None, moves: Moves) -> TopicDescription:
+def _chosen(topic: TopicDescription, condition: str | None, moves: Moves) -> TopicDescription:
     """The topic with only the selected partitions."""
-    if wanted is None:
+    if condition is None:
         return topic
-    if wanted == "under-replicated":
+    if condition == "under-replicated":
         partitions = [each for each in topic.partitions if _lacks_replicas(topic.name, each, moves)]
     else:
         partitions = [each for each in topic.partitions if each.leader is None]
@@ -270,7 +270,7 @@ def alter(
         raise click.UsageError("nothing to change: give --partitions, --config or --delete-config")
     if assignment and partitions is None:
         raise click.UsageError("--assignment is only for new partitions: give their new total number with --partitions")
-    placed = {name: _assignment(assignment)} if assignment else None
+    replicas = {name: _assignment(assignment)} if assignment else None
     warn_of_unknown("topics", changes)
 
     def tell(line: str) -> None:
@@ -283,7 +283,7 @@ def alter(
                 await admin.incremental_alter_configs(topics={name: changes}, validate_only=dry_run)
                 tell(f"{'Would change' if dry_run else 'Changed'} the configuration of topic {name}.")
             if partitions is not None:
-                await admin.create_partitions({name: partitions}, assignments=placed, validate_only=dry_run)
+                await admin.create_partitions({name: partitions}, assignments=replicas, validate_only=dry_run)
                 verb = "would have" if dry_run else "has"
                 tell(f"Topic {name} {verb} {as_count(range(partitions), 'partition')}.")
 

@@ -112,14 +112,14 @@ class RequestTemplate:
         """Any number; each as in `one`, from topic id to log start. `forgotten`: (topic id, index)."""
         out = bytearray(_REQUEST_HEAD.pack(*self._head, session_id, session_epoch))
         by_topic: dict[bytes, list[tuple[bytes, int, int, int, int, int]]] = {}
-        for asked in partitions:
-            by_topic.setdefault(asked[0], []).append(asked)
+        for entry in partitions:
+            by_topic.setdefault(entry[0], []).append(entry)
         write_uvarint(out, len(by_topic) + 1)
         for topic_id, of_topic in by_topic.items():
             out += topic_id
             write_uvarint(out, len(of_topic) + 1)
-            for asked in of_topic:
-                out += _PARTITION.pack(*asked[1:], self.partition_bytes_max, 0)
+            for entry in of_topic:
+                out += _PARTITION.pack(*entry[1:], self.partition_bytes_max, 0)
             out.append(0)
         gone: dict[bytes, list[int]] = {}
         for topic_id, index in forgotten:
@@ -159,7 +159,7 @@ def _follower_request(body: memoryview) -> FollowerRequest | None:
     max_wait_ms, min_bytes, max_bytes, _, session_id, session_epoch = _REQUEST_HEAD.unpack_from(body)
     position = _REQUEST_HEAD.size
     topics, position = read_uvarint(body, position)
-    asked: list[FollowerPartition] = []
+    entries: list[FollowerPartition] = []
     left = PARTITIONS_ASKED_MAX - topics
     for _ in range(topics - 1):
         topic_id = bytes(body[position : position + 16])
@@ -174,14 +174,16 @@ def _follower_request(body: memoryview) -> FollowerRequest | None:
             if tags:
                 return None
             position += _PARTITION.size
-            asked.append(FollowerPartition(topic_id, index, leader_epoch, offset, last_epoch, log_start, partition_max))
+            entries.append(
+                FollowerPartition(topic_id, index, leader_epoch, offset, last_epoch, log_start, partition_max)
+            )
         if body[position]:
             return None
         position += 1
     tail = _REQUEST_TAIL.unpack_from(body, position)
     if tail[:5] != (1, 1, 1, 1, 13) or tail[7]:
         return None
-    return FollowerRequest(max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, tail[5], tail[6], asked)
+    return FollowerRequest(max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, tail[5], tail[6], entries)
 
 
 # ------------------------------------------------------------------------------------------------------------- answers

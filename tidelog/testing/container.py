@@ -214,7 +214,7 @@ class TidelogContainer:
 def _config_key(variable: str) -> str:
     """KAFKA_NUM_PARTITIONS is num.partitions. As in Kafka's images, two underscores are one, and three a dash."""
     name = variable.removeprefix(_ENVIRONMENT_PREFIX).lower()
-    return re.sub("___|__|_", lambda found: _SEPARATORS[found.group()], name)
+    return re.sub("___|__|_", lambda match: _SEPARATORS[match.group()], name)
 
 
 def _unquoted(value: str) -> str:

@@ -71,8 +71,8 @@ def _produced(
     timeout_s: float,
     deadline_s: float,
 ) -> list[ConsumerRecord]:
-    wanted = matching or (lambda record: True)
-    found: list[ConsumerRecord] = []
+    matches = matching or (lambda record: True)
+    matching_records: list[ConsumerRecord] = []
     options: dict[str, Any] = {
         "auto_offset_reset": "earliest",
         "isolation_level": isolation_level,
@@ -94,14 +94,14 @@ def _produced(
                 continue
             while any(consumer.position(partition) < end for partition, end in ends.items()):
                 for records in consumer.poll(_POLL_MS).values():
-                    found += filter(wanted, records)
+                    matching_records += filter(matches, records)
                 _check(time.monotonic() < deadline_s, unread)
-            if len(found) >= count:
-                return found
+            if len(matching_records) >= count:
+                return matching_records
             kind = "matching records" if matching is not None else "records"
             _check(
                 time.monotonic() < deadline_s,
-                f"topic {topic!r} has {len(found)} {kind} of {count} after {timeout_s} s",
+                f"topic {topic!r} has {len(matching_records)} {kind} of {count} after {timeout_s} s",
             )
             time.sleep(_POLL_S)
 

@@ -449,8 +449,8 @@ def _delete_abandoned(parent: Path) -> None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = os.fstat(descriptor)
-            if found.st_uid == os.getuid() and os.path.samestat(found, file.stat()):
+            status = os.fstat(descriptor)
+            if status.st_uid == os.getuid() and os.path.samestat(status, file.stat()):
                 _delete(file.with_suffix(""))
         except OSError:
             pass  # its owner lives, or another process deletes it

@@ -30,8 +30,8 @@ def draw(measured: Measurements, image: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rates = {name: found for name in measured.rounds if (found := measured.rates(name))}
-    partitions = sorted({setting.partitions for found in rates.values() for setting in found})
+    rates = {name: broker_rates for name in measured.rounds if (broker_rates := measured.rates(name))}
+    partitions = sorted({setting.partitions for broker_rates in rates.values() for setting in broker_rates})
     image.parent.mkdir(parents=True, exist_ok=True)
     with plt.rc_context({"font.family": ["DejaVu Sans"]}):
         figure, panels = plt.subplots(
@@ -67,25 +67,27 @@ def _subtitle(names: Sequence[str]) -> str:
 
 
 def _footnote(rates: Mapping[str, Mapping[Setting, float]]) -> str:
-    found = [law for name in rates for law in laws(rates[name])]
-    held = sum(law.holds for law in found)
+    verdicts = [law for name in rates for law in laws(rates[name])]
+    held = sum(law.holds for law in verdicts)
     return (
         "Crosses: acks=all with a higher min.insync.replicas. acks=0 counts a record when the leader has it. "
-        f"Laws that held: {held} of {len(found)}."
+        f"Laws that held: {held} of {len(verdicts)}."
     )
 
 
 def _panel(panel: Any, partitions: int, rates: Mapping[str, Mapping[Setting, float]]) -> None:
     ends: list[tuple[float, str, str]] = []
-    for name, found in rates.items():
+    for name, broker_rates in rates.items():
         for acks, colour in _COLOURS.items():
-            points = [(count, found.get(Setting(partitions, acks, count))) for count in (1, 2, 3, 4)]
+            points = [(count, broker_rates.get(Setting(partitions, acks, count))) for count in (1, 2, 3, 4)]
             known = [(count, rate) for count, rate in points if rate]
             if known:
                 panel.plot(*zip(*known), color=colour, zorder=3, **_STYLES.get(name, _STYLES[OURS]))
                 if name == OURS or OURS not in rates:
                     ends.append((known[-1][1], f"acks={'all' if acks == ALL else acks}", colour))
-        others = [(s.replicas, rate) for s, rate in found.items() if s.partitions == partitions and s.min_insync > 1]
+        others = [
+            (s.replicas, rate) for s, rate in broker_rates.items() if s.partitions == partitions and s.min_insync > 1
+        ]
         if others:
             panel.scatter(*zip(*others), marker="x", s=34, color=_COLOURS[ALL], linewidth=1.3, zorder=4)
     panel.set_yscale("log")

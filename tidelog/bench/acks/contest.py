@@ -28,14 +28,14 @@ class Measurements:
 
     def rates(self, broker: str) -> dict[Setting, float]:
         """Records a second of one broker."""
-        found = self.rounds.get(broker, {})
-        return {setting: median(sent.rate for sent in rounds) for setting, rounds in found.items() if rounds}
+        broker_rounds = self.rounds.get(broker, {})
+        return {setting: median(sent.rate for sent in rounds) for setting, rounds in broker_rounds.items() if rounds}
 
     def latency_us(self, broker: str, setting: Setting, percent: float) -> float | None:
         """The median over the rounds of a percentile; None with acks=0 or when nothing was measured."""
         rounds = self.rounds.get(broker, {}).get(setting, [])
-        found = [value for sent in rounds if (value := sent.percentile_us(percent)) is not None]
-        return median(found) if found else None
+        latencies_us = [value for sent in rounds if (value := sent.percentile_us(percent)) is not None]
+        return median(latencies_us) if latencies_us else None
 
 
 def run(

@@ -193,8 +193,8 @@ def _run(cost: ClientCost, bootstrap: str, topic: str, records: int) -> dict[str
         raise BenchError(f"not done after {_TIMEOUT_S} s") from None
     if ended.returncode != 0:
         raise BenchError((ended.stderr.strip().splitlines() or ["without a word"])[-1])
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+    figures: dict[str, Any] = json.loads(ended.stdout)
+    return figures
 
 
 def _cells(cost: ClientCost) -> list[str]:

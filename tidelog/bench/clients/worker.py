@@ -289,8 +289,8 @@ def aiokafka_consume(work: Work, meter: Meter) -> None:
         async with AIOKafkaConsumer(work.topic, **options) as consumer:
             count = 0
             while meter.wants_more(count):
-                found = await consumer.getmany(timeout_ms=1000, max_records=_RECORDS_PER_POLL)
-                count = sum(map(len, found.values()))
+                batches = await consumer.getmany(timeout_ms=1000, max_records=_RECORDS_PER_POLL)
+                count = sum(map(len, batches.values()))
 
     asyncio.run(run())
 

@@ -46,9 +46,9 @@ def check_java() -> None:
         shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
     except OSError as error:
         raise NotReady(f"{java} does not run ({error.strerror}); {advice}") from None
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', shown)
-    if found is None:
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', shown)
+    if match is None:
         raise NotReady(f"{java} does not say its version; {advice}")
-    version = int(found[2] or 0) if found[1] == "1" else int(found[1])
+    version = int(match[2] or 0) if match[1] == "1" else int(match[1])
     if version < _OLDEST_JAVA:
         raise NotReady(f"{java} is Java {version}; {advice}")

@@ -107,11 +107,11 @@ def run(server: ServerProcess, names: list[str], seconds: float) -> list[Outcome
     prepare(server.port)
     victim = Victim(server.port)
     try:
-        found = []
+        rows = []
         for name in names:
-            found.append(asyncio.run(under_attack(server, victim, name, seconds)))
-            print(shown(found[-1]), flush=True)
-        return found
+            rows.append(asyncio.run(under_attack(server, victim, name, seconds)))
+            print(shown(rows[-1]), flush=True)
+        return rows
     finally:
         victim.stop()
 

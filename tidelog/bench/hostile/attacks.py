@@ -69,11 +69,11 @@ class Peer:
 
 
 async def open_many(port: int, count: int) -> list[Peer]:
-    found: list[Peer] = []
+    peers: list[Peer] = []
     for start in range(0, count, CONNECT_AT_ONCE):
         many = min(CONNECT_AT_ONCE, count - start)
-        found += [each for each in await asyncio.gather(*(Peer.open(port) for _ in range(many))) if each is not None]
-    return found
+        peers += [each for each in await asyncio.gather(*(Peer.open(port) for _ in range(many))) if each is not None]
+    return peers
 
 
 def close_all(peers: list[Peer]) -> None:

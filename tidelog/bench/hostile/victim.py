@@ -42,8 +42,8 @@ def main() -> None:
 def summary(latencies_ms: list[float]) -> dict[str, float]:
     ordered = sorted(latencies_ms)
     count = len(ordered)
-    found = {name: ordered[min(count - 1, int(count * part))] for name, part in (("p50", 0.5), ("p99", 0.99))}
-    return {"count": count, **found, "max": ordered[-1]}
+    percentiles = {name: ordered[min(count - 1, int(count * part))] for name, part in (("p50", 0.5), ("p99", 0.99))}
+    return {"count": count, **percentiles, "max": ordered[-1]}
 
 
 if __name__ == "__main__":

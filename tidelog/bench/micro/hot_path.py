@@ -50,7 +50,7 @@ def calls() -> dict[str, Callable[[], object]]:
     produce_many = _body(frames.produce(frames.ProducePlan("topic", dict.fromkeys(range(12), large)), 1))
     fetch = _body(frames.fetch("topic", dict.fromkeys(range(12), 0), 1))
     answer = [("topic", [ProducedPartition(0, 0, 1, -1, 0)])]
-    found: dict[str, Callable[[], object]] = {
+    functions: dict[str, Callable[[], object]] = {
         "crc32c of 16 KB": lambda: crc32c(large),
         "decode Produce, 200 B": lambda: decode_produce(produce_small, frames.PRODUCE_VERSION),
         "decode Produce, 12 x 16 KB": lambda: decode_produce(produce_many, frames.PRODUCE_VERSION),
@@ -64,11 +64,11 @@ def calls() -> dict[str, Callable[[], object]]:
     block = _RECORD * 16
     for name, codec in (("gzip", GZIP), ("snappy", SNAPPY), ("lz4", LZ4), ("zstd", ZSTD)):
         packed = compress(codec, block)
-        found[f"{name} 16 KB"] = lambda codec=codec: compress(codec, block)  # type: ignore[misc]
-        found[f"un-{name} 16 KB"] = lambda codec=codec, packed=packed: decompress(  # type: ignore[misc]
+        functions[f"{name} 16 KB"] = lambda codec=codec: compress(codec, block)  # type: ignore[misc]
+        functions[f"un-{name} 16 KB"] = lambda codec=codec, packed=packed: decompress(  # type: ignore[misc]
             codec, packed, len(block)
         )
-    return found
+    return functions
 
 
 def _body(frame: bytes) -> memoryview:

@@ -105,11 +105,11 @@ def _looking_often(contestant: Contestant) -> Iterator[None]:
 def _alter(contestant: Contestant, kind: str, name: str, key: str, value: str | None) -> None:
     from confluent_kafka import admin as kafka_admin
 
-    found: Any = kafka_admin  # the package does not declare all it has
-    operation = found.AlterConfigOpType.SET if value is not None else found.AlterConfigOpType.DELETE
-    entry = found.ConfigEntry(key, value or "", incremental_operation=operation)
-    resource = found.ConfigResource(found.ResourceType[kind], name, incremental_configs=[entry])
-    admin = found.AdminClient({"bootstrap.servers": contestant.cluster.bootstrap_servers, "log_level": 0})
+    module: Any = kafka_admin  # the package does not declare all it has
+    operation = module.AlterConfigOpType.SET if value is not None else module.AlterConfigOpType.DELETE
+    entry = module.ConfigEntry(key, value or "", incremental_operation=operation)
+    resource = module.ConfigResource(module.ResourceType[kind], name, incremental_configs=[entry])
+    admin = module.AdminClient({"bootstrap.servers": contestant.cluster.bootstrap_servers, "log_level": 0})
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(20)
 

@@ -76,13 +76,13 @@ class Librdkafka(Scenario):
     def _consume(self, contestant: Contestant, name: str, count: int) -> None:
         consumer = new_consumer(contestant.cluster.bootstrap_servers, name, _PARTITIONS)
         try:
-            wanted, deadline = count, time.monotonic() + 120
-            while wanted > 0:
-                messages = consumer.consume(min(10_000, wanted), 1.0)
+            remaining, deadline = count, time.monotonic() + 120
+            while remaining > 0:
+                messages = consumer.consume(min(10_000, remaining), 1.0)
                 failed = [message.error() for message in messages if message.error() is not None]
                 if failed or (not messages and time.monotonic() > deadline):
-                    raise BenchError(f"{wanted} records still wanted: {failed[:1] or 'nothing comes'}")
-                wanted -= len(messages)
+                    raise BenchError(f"{remaining} records still wanted: {failed[:1] or 'nothing comes'}")
+                remaining -= len(messages)
         finally:
             consumer.close()
 

@@ -210,8 +210,8 @@ class _RawProducer:
         )
         deadline = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline:
-            found = await self._connection.call(find, FindCoordinatorResponse, _TIMEOUT_MS)
-            if not found.coordinators[0].error_code:
+            coordinator = await self._connection.call(find, FindCoordinatorResponse, _TIMEOUT_MS)
+            if not coordinator.coordinators[0].error_code:
                 answer = await self._connection.call(init, InitProducerIdResponse, _TIMEOUT_MS, 5)
                 if not answer.error_code:
                     self._producer_id, self._epoch = answer.producer_id, answer.producer_epoch

@@ -63,8 +63,8 @@ class Partitions:
             rates = {name: measured.rates(name) for name in context.brokers}
             result.tables = [_table(self.settings, rates, measured, {})]
             lines = [
-                Series(name, name, [(s.partitions, found[s]) for s in self.settings if s in found])
-                for name, found in rates.items()
+                Series(name, name, [(s.partitions, broker_rates[s]) for s in self.settings if s in broker_rates])
+                for name, broker_rates in rates.items()
             ]
             result.charts = [Chart("Rate over partitions", "partitions", "records a second", lines)]
             result.verdicts = [verdict for name in rates for verdict in partition_verdicts(name, rates[name])]
@@ -105,8 +105,8 @@ def _table(
         row: list[str | float | int | None] = [
             setting.partitions, setting.acks_name, setting.replicas, setting.min_insync,
         ]  # fmt: skip
-        for name, found in rates.items():
-            row += [found.get(setting), *(measured.latency_us(name, setting, percent) for percent in (50, 99))]
+        for name, broker_rates in rates.items():
+            row += [broker_rates.get(setting), *(measured.latency_us(name, setting, percent) for percent in (50, 99))]
         if {OURS, THEIRS} <= set(rates):
             row.append(ratio(rates[OURS].get(setting), rates[THEIRS].get(setting)))
         if reference:
@@ -119,9 +119,9 @@ def _by_replicas(rates: Mapping[str, Mapping[Setting, float]], partitions: int) 
     chart = Chart(
         f"{partitions} partition{'s' if partitions > 1 else ''}", "replicas", "records a second", y_is_log=True
     )
-    for name, found in rates.items():
+    for name, broker_rates in rates.items():
         for acks in (0, 1, ALL):
-            points = [(count, found.get(Setting(partitions, acks, count))) for count in (1, 2, 3, 4)]
+            points = [(count, broker_rates.get(Setting(partitions, acks, count))) for count in (1, 2, 3, 4)]
             acks_name = Setting(1, acks, 1).acks_name
             line = Series(f"{name}, acks={acks_name}", name, [(x, y) for x, y in points if y], f"acks={acks_name}")
             chart.series.append(line)

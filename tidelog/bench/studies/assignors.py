@@ -128,13 +128,13 @@ class Timeline:
 def smoothness(broker: str, changes: Mapping[str, float]) -> list[Verdict]:
     """Whether the sticky assignors disturb those that stay no more than the others do."""
     evidence = ", ".join(f"{name}: {change:,.0f}" for name, change in changes.items())
-    found = []
+    verdicts = []
     for sticky in ("sticky", "cooperative-sticky"):
         others = [changes[other] for other in ("range", "roundrobin") if other in changes]
         if sticky in changes and others:
             statement = f"{sticky} changes the rate of those that stay no more than range and round robin"
-            found.append(Verdict(statement, broker, changes[sticky] <= min(others) * 1.15, evidence))
-    return found
+            verdicts.append(Verdict(statement, broker, changes[sticky] <= min(others) * 1.15, evidence))
+    return verdicts
 
 
 def stickiness(broker: str, moved: Mapping[str, int]) -> list[Verdict]:
@@ -151,12 +151,12 @@ def _show(
     timeline: Timeline, assignor: str, name: str, chosen: Parameters, table: Table, rate_chart: Chart, cpu_chart: Chart
 ) -> None:
     def mean(from_s: float, to_s: float) -> float | None:
-        found = [
+        values = [
             rate
             for time_s, rate in timeline.rates
             if from_s <= time_s - chosen.window_s / 2 and time_s + chosen.window_s / 2 <= to_s
         ]
-        return sum(found) / len(found) if found else None
+        return sum(values) / len(values) if values else None
 
     gains = timeline.gains
     table.rows.append(
@@ -235,8 +235,8 @@ def _member(contestant: Contestant, group: str, assignor: str, topics: Sequence[
 def _await_assigned(members: Sequence[Member]) -> None:
     """Until all partitions are assigned, each to one member."""
     deadline_s = time.monotonic() + _JOIN_TIMEOUT_S
-    wanted = sum(PARTITIONS.values())
-    while sum(len(member.samples[-1]["assigned"]) if member.samples else 0 for member in members) != wanted:
+    partition_count = sum(PARTITIONS.values())
+    while sum(len(member.samples[-1]["assigned"]) if member.samples else 0 for member in members) != partition_count:
         if time.monotonic() > deadline_s:
             raise OSError(f"the group has not come together in {_JOIN_TIMEOUT_S:g} s")
         time.sleep(0.1)

@@ -69,12 +69,12 @@ def report(
     chosen = runner.select(numbers)
     arguments = ["tidelog bench report", "--quick" if is_quick else "--full"]
     arguments += [f"--scenario {number}" for number in numbers] + ([f"--only {only}"] if only else [])
-    found = Report(
+    result = Report(
         datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), " ".join(arguments), machine(),
         runner.versions(KAFKA_VERSION if THEIRS in brokers else None),
     )  # fmt: skip
     if keep and (output / "report.json").exists():
-        found.keep(_read(output / "report.json"), [study.number for study in chosen])
+        result.keep(_read(output / "report.json"), [study.number for study in chosen])
     start_s = time.monotonic()
     try:
         with errors.status("starting", spinner="dots") as status:
@@ -82,16 +82,16 @@ def report(
             def progress(text: str) -> None:
                 status.update(f"{time.monotonic() - start_s:5.0f} s  {text}")
 
-            runner.run(chosen, Context(brokers, is_quick, progress), found, lambda it: write(it, output))
+            runner.run(chosen, Context(brokers, is_quick, progress), result, lambda it: write(it, output))
     except KeyboardInterrupt:
         errors.print("interrupted: what was measured is kept", style="yellow")
         click.echo(output / "report.html")
         raise SystemExit(INTERRUPTED) from None
-    for study in found.studies:
+    for study in result.studies:
         for failure in study.failures:
             errors.print(f"{study.number}. {study.title}: {failure}", style="red", markup=False)
     click.echo(output / "report.html")
-    if any(study.failures for study in found.studies):
+    if any(study.failures for study in result.studies):
         raise SystemExit(1)
 
 
@@ -123,15 +123,17 @@ def plan(
     """
     costs = _costs(report_file)
     load = plan_model.Load(mb_in, fan_out, replicas, batch_bytes, retention_hours)
-    found = plan_model.plan(costs, load)
+    answer = plan_model.plan(costs, load)
     if json_:
-        click.echo(json.dumps({"load": asdict(load), "costs": asdict(costs), "plan": asdict(found)}, indent=2))
+        click.echo(json.dumps({"load": asdict(load), "costs": asdict(costs), "plan": asdict(answer)}, indent=2))
         return
     share = f"{plan_model.BUSY_SHARE:.0%}"
-    click.echo(f"cores      {found.cores:.1f} busy on average")
-    click.echo(f"nodes      {found.nodes}, a core each at {share} or less, {replicas} replicas")
-    click.echo(f"network    {found.in_mb_per_node:,.0f} MB/s in and {found.out_mb_per_node:,.0f} MB/s out of each node")
-    click.echo(f"disk       {found.disk_gb_per_node:,.0f} GB on each node for {retention_hours:g} hours")
+    click.echo(f"cores      {answer.cores:.1f} busy on average")
+    click.echo(f"nodes      {answer.nodes}, a core each at {share} or less, {replicas} replicas")
+    click.echo(
+        f"network    {answer.in_mb_per_node:,.0f} MB/s in and {answer.out_mb_per_node:,.0f} MB/s out of each node"
+    )
+    click.echo(f"disk       {answer.disk_gb_per_node:,.0f} GB on each node for {retention_hours:g} hours")
 
 
 def _costs(report_file: Path | None) -> plan_model.Costs:
@@ -160,12 +162,12 @@ def _read(file: Path) -> Report:
         raise click.ClickException(f"{file}: {error}") from error
 
 
-def write(found: Report, output: Path) -> None:
+def write(report: Report, output: Path) -> None:
     """report.json, report.html and report.md, with the charts of the latter, into the directory `output`."""
     (output / "charts").mkdir(parents=True, exist_ok=True)
-    for study in found.studies:
+    for study in report.studies:
         for chart, file in zip(study.charts, chart_files(study)):
             (output / file).write_text(as_file(chart), encoding="utf-8")
-    (output / "report.json").write_text(found.to_json(), encoding="utf-8")
-    (output / "report.md").write_text(as_markdown(found), encoding="utf-8")
-    (output / "report.html").write_text(as_html(found, "report.json"), encoding="utf-8")
+    (output / "report.json").write_text(report.to_json(), encoding="utf-8")
+    (output / "report.md").write_text(as_markdown(report), encoding="utf-8")
+    (output / "report.html").write_text(as_html(report, "report.json"), encoding="utf-8")

@@ -105,20 +105,20 @@ def _draw(
     result.charts.append(chart)
     result.tables.append(table)
     for point in points:
-        found: dict[str, float | None] = {}
+        costs: dict[str, float | None] = {}
         for name in context.brokers:
             context.progress(f"curves: {title.lower()}: {point:,}: {name}")
             try:
-                found[name] = cost(name, point)
+                costs[name] = cost(name, point)
             except FAILURES as error:
-                found[name] = None
+                costs[name] = None
                 result.failures.append(f"{name}, {title.lower()}, {point:,}: {one_line(error)}")
-            value = found[name]
+            value = costs[name]
             if value is not None:
                 lines[name].points.append((point, value))
-        row: list[str | float | int | None] = [point, *found.values()]
+        row: list[str | float | int | None] = [point, *costs.values()]
         if {OURS, THEIRS} <= set(context.brokers):
-            row.append(ratio(found[OURS], found[THEIRS]))
+            row.append(ratio(costs[OURS], costs[THEIRS]))
         table.rows.append(row)
 
 
@@ -126,7 +126,7 @@ def _draw(
 def _alone(context: Context, brokers: int, result: StudyResult) -> Iterator[dict[str, Contestant]]:
     """A fresh cluster of each broker under measure, warmed, by name."""
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-") as scratch, ExitStack() as clusters:
-        found = {}
+        started = {}
         for name in context.brokers:
             try:
                 cluster = MAKERS[name](Path(scratch, name), brokers)
@@ -136,8 +136,8 @@ def _alone(context: Context, brokers: int, result: StudyResult) -> Iterator[dict
             except FAILURES as error:
                 result.failures.append(f"{name}: {one_line(error)}")
                 continue
-            found[name] = contestant
-        yield found
+            started[name] = contestant
+        yield started
 
 
 def _of_size(contestant: Contestant, size_bytes: int, chosen: Parameters) -> float:

@@ -130,7 +130,7 @@ def verdicts(broker: str, run: Run) -> list[Verdict]:
     doubled, failed = run.read.get("doubled", 0), len(run.failed)
     was_interrupted = not run.due
     is_read = None if was_interrupted and beyond > 0 and not lost else not lost and beyond <= 0
-    found = [
+    laws = [
         Verdict("every acknowledged record is read", broker, is_read,
                 f"{lost:,} passed over, {max(beyond, 0):,} not reached, of {run.acknowledged:,}"),
         Verdict("nothing is doubled", broker, not doubled, f"{doubled:,} doubled"),
@@ -144,13 +144,13 @@ def verdicts(broker: str, run: Run) -> list[Verdict]:
         if whole[0] and whole[1]:
             memory = [median(part) for part in whole]
             evidence = f"all nodes: {memory[0]:.0f} MiB in the first third, {memory[1]:.0f} in the last"
-            found.append(Verdict("memory stays flat", broker, memory[1] <= memory[0] * _MEMORY_GROWTH_MAX, evidence))
+            laws.append(Verdict("memory stays flat", broker, memory[1] <= memory[0] * _MEMORY_GROWTH_MAX, evidence))
         worst = [[at for window in part if (at := window.latencies[2]) is not None] for part in (first, last)]
         if worst[0] and worst[1]:
             p999 = [median(part) for part in worst]
             evidence = f"median of the windows: {p999[0]:.1f} ms in the first third, {p999[1]:.1f} in the last"
-            found.append(Verdict("p99.9 is stable", broker, p999[1] <= p999[0] * _LATENCY_GROWTH_MAX, evidence))
-    return found
+            laws.append(Verdict("p99.9 is stable", broker, p999[1] <= p999[0] * _LATENCY_GROWTH_MAX, evidence))
+    return laws
 
 
 def lost_numbers(missing: Sequence[Sequence[int]], failed: set[int]) -> int:
@@ -321,9 +321,9 @@ def _window(now_s: float, load: _Load, cluster: Cluster, kills: int) -> Window:
     """What was acknowledged since the last one."""
     latencies, load.latencies = load.latencies, Histogram()
     memory = [rss_bytes(node.pid) / 2**20 if node.alive else 0.0 for node in cluster.nodes.values()]
-    found = [latencies.percentile_ms(percent) for percent in PERCENTS]
+    percentiles = [latencies.percentile_ms(percent) for percent in PERCENTS]
     largest = latencies.max_us / 1000 if latencies.count else None
-    return Window(now_s, latencies.count, [*found, largest], memory, kills)
+    return Window(now_s, latencies.count, [*percentiles, largest], memory, kills)
 
 
 @contextmanager

@@ -151,15 +151,15 @@ def verdicts(
     case: Case, broker: str, sent: Sent, lost: int, doubled: int, last_rate: float, chosen: Parameters
 ) -> list[Verdict]:
     """The laws of this scenario for one case."""
-    found = [Verdict(f"{case}: every acknowledged record is there", broker, lost == 0, f"{lost} lost")]
+    laws = [Verdict(f"{case}: every acknowledged record is there", broker, lost == 0, f"{lost} lost")]
     if case.idempotence:
-        found.append(Verdict(f"{case}: nothing is doubled", broker, doubled == 0, f"{doubled} doubled"))
+        laws.append(Verdict(f"{case}: nothing is doubled", broker, doubled == 0, f"{doubled} doubled"))
     if case.retries:
         failed = len(sent.failed_s)
-        found.append(Verdict(f"{case}: nothing fails", broker, failed == 0, f"{failed} of {sent.count:,} failed"))
+        laws.append(Verdict(f"{case}: nothing fails", broker, failed == 0, f"{failed} of {sent.count:,} failed"))
     evidence = f"{last_rate:,.0f} of {chosen.records_per_s:,} records a second at the end"
-    found.append(Verdict(f"{case}: sending resumes by itself", broker, last_rate > chosen.records_per_s / 2, evidence))
-    return found
+    laws.append(Verdict(f"{case}: sending resumes by itself", broker, last_rate > chosen.records_per_s / 2, evidence))
+    return laws
 
 
 def _cluster(name: str, directory: Path) -> EmbeddedCluster | KafkaCluster:
@@ -237,14 +237,14 @@ def _read_back(bootstrap: str, topic: str) -> Counter[int]:
             for index in range(PARTITIONS)
         }
         consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index, end in ends.items() if end])
-        wanted, deadline_s = sum(ends.values()), time.monotonic() + _READ_TIMEOUT_S
-        while wanted > 0:
-            for message in consumer.consume(min(wanted, 5000), 1.0):
+        remaining, deadline_s = sum(ends.values()), time.monotonic() + _READ_TIMEOUT_S
+        while remaining > 0:
+            for message in consumer.consume(min(remaining, 5000), 1.0):
                 if message.error() is None:
-                    wanted -= 1
+                    remaining -= 1
                     copies[_NUMBER.unpack_from(message.value() or b"")[0]] += 1
             if time.monotonic() > deadline_s:
-                raise BenchError(f"{wanted} records of {topic} do not come")
+                raise BenchError(f"{remaining} records of {topic} do not come")
     finally:
         consumer.close()
     return copies

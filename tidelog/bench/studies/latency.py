@@ -96,7 +96,9 @@ def _show(result: StudyResult, latencies: dict[tuple[str, str], list[array[int]]
         "Latency by percentile", "percent of records that take longer", "milliseconds", y_is_log=True, x_is_log=True
     )
     for (what, name), values in sorted(ordered.items(), reverse=True):
-        points = [(100 - percent, found) for percent in PERCENTS if (found := percentile(values, percent)) is not None]
+        points = [
+            (100 - percent, value_ms) for percent in PERCENTS if (value_ms := percentile(values, percent)) is not None
+        ]
         chart.series.append(Series(f"{name}, {what}", name, points, what))
     result.charts = [chart]
     for what in REFERENCE:
@@ -105,13 +107,13 @@ def _show(result: StudyResult, latencies: dict[tuple[str, str], list[array[int]]
 
 def ahead_verdicts(what: str, ours: Sequence[float], theirs: Sequence[float]) -> list[Verdict]:
     """Whether our percentiles are below Kafka's; none where one was not measured."""
-    found = []
+    verdicts = []
     for percent in PERCENTS[:-1]:
         mine, its = percentile(ours, percent), percentile(theirs, percent)
         if mine is not None and its is not None:
             evidence = f"{mine:.2f} and {its:.2f} ms"
-            found.append(Verdict(f"{what}: p{percent:g} below Kafka's", OURS, mine < its, evidence))
-    return found
+            verdicts.append(Verdict(f"{what}: p{percent:g} below Kafka's", OURS, mine < its, evidence))
+    return verdicts
 
 
 def _measure(contestant: Contestant, chosen: Parameters) -> tuple[array[int], array[int]]:

@@ -97,7 +97,7 @@ class Loads:
             "flush": "no fsync before an answer (both brokers' default), but where a row says so",
             "rounds": f"{chosen.rounds} after one that warms, brokers in turn; medians",
         }
-        found: dict[tuple[str, str], Figures] = {}
+        figures_of: dict[tuple[str, str], Figures] = {}
 
         def refused(name: str, error: Exception) -> None:
             result.failures.append(f"{name}: {one_line(error)}")
@@ -115,15 +115,18 @@ class Loads:
                             )
                             try:
                                 _measure(
-                                    contestant, load, chosen, found.setdefault((load.name, contestant.name), Figures())
+                                    contestant,
+                                    load,
+                                    chosen,
+                                    figures_of.setdefault((load.name, contestant.name), Figures()),
                                 )
                             except FAILURES as error:
                                 refused(f"{contestant.name}, {load.name}", error)
         finally:
-            show(result, found, context.brokers)
+            show(result, figures_of, context.brokers)
 
 
-def show(result: StudyResult, found: Mapping[tuple[str, str], Figures], brokers: Sequence[str]) -> None:
+def show(result: StudyResult, figures_of: Mapping[tuple[str, str], Figures], brokers: Sequence[str]) -> None:
     """The table and the verdicts of what was measured so far."""
     columns = ["load"]
     for name in brokers:
@@ -135,7 +138,7 @@ def show(result: StudyResult, found: Mapping[tuple[str, str], Figures], brokers:
         row: list[str | float | int | None] = [load.name]
         rates, costs = {}, {}
         for name in brokers:
-            figures = found.get((load.name, name), Figures())
+            figures = figures_of.get((load.name, name), Figures())
             rates[name] = median(figures.rates) if figures.rates else None
             costs[name] = median(figures.cpu_us) if figures.cpu_us else None
             row += [rates[name], costs[name]]
@@ -256,16 +259,16 @@ def drop_pages(files: Iterable[Path]) -> float:
 def resident_pages(descriptor: int) -> bytes:
     """One byte for each page of the file: 1 for a page in the page cache (mincore(2))."""
     size_bytes = os.fstat(descriptor).st_size
-    found = (ctypes.c_ubyte * -(-size_bytes // mmap.PAGESIZE))()
+    pages = (ctypes.c_ubyte * -(-size_bytes // mmap.PAGESIZE))()
     if not size_bytes:
         return b""
     with mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY) as mapped:
         start = ctypes.c_char.from_buffer(mapped)
         failed = ctypes.CDLL(None, use_errno=True).mincore(
-            ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size_bytes), found
+            ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size_bytes), pages
         )
         del start  # it would keep the mapping open
     if failed:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return bytes(page & 1 for page in found)
+    return bytes(page & 1 for page in pages)

@@ -67,12 +67,12 @@ def solve(points: list[Point], out_byte_us: float) -> Costs:
 
     Raises ValueError when the points are not those four.
     """
-    found = {(point.replicas, point.batch_bytes): point.cpu_us for point in points}
+    costs_us = {(point.replicas, point.batch_bytes): point.cpu_us for point in points}
     sizes = sorted({point.batch_bytes for point in points})
-    if len(sizes) != 2 or set(found) != {(replicas, size) for replicas in (1, 2) for size in sizes}:
+    if len(sizes) != 2 or set(costs_us) != {(replicas, size) for replicas in (1, 2) for size in sizes}:
         raise ValueError("the model needs two sizes, each with one replica and with two")
-    request_us, byte_us = _line(sizes, [found[1, size] for size in sizes])
-    more_request_us, more_byte_us = _line(sizes, [found[2, size] - found[1, size] for size in sizes])
+    request_us, byte_us = _line(sizes, [costs_us[1, size] for size in sizes])
+    more_request_us, more_byte_us = _line(sizes, [costs_us[2, size] - costs_us[1, size] for size in sizes])
     return Costs(request_us, byte_us, more_request_us, more_byte_us, out_byte_us)
 
 

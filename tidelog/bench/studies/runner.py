@@ -65,10 +65,10 @@ def run(studies: Sequence[Study], context: Context, report: Report, save: Callab
 
 def versions(kafka: str | None) -> dict[str, str]:
     """Of what is measured and of the client that measures; `kafka` is None where it does not take part."""
-    found = {}
+    version_of = {}
     for package in ("tidelog", "confluent-kafka"):
         try:
-            found[package] = metadata.version(package)
+            version_of[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found if kafka is None else {**found, "Apache Kafka": kafka}
+            version_of[package] = "not installed"
+    return version_of if kafka is None else {**version_of, "Apache Kafka": kafka}

@@ -84,7 +84,7 @@ class ThreeClients:
         cases = [
             Case(kind, size, client) for kind in (PRODUCE, CONSUME) for size in chosen.records for client in clients
         ]
-        found: Rounds = {}
+        rounds_of: Rounds = {}
 
         def refused(name: str, error: Exception) -> None:
             result.failures.append(f"{name}: {one_line(error)}")
@@ -103,12 +103,12 @@ class ThreeClients:
                             except FAILURES as error:
                                 refused(f"{contestant.name}, {case.client}", error)
                                 continue
-                            found.setdefault((case, contestant.name), []).append(measured)
+                            rounds_of.setdefault((case, contestant.name), []).append(measured)
         finally:
-            show(result, cases, found, context.brokers)
+            show(result, cases, rounds_of, context.brokers)
 
 
-def show(result: StudyResult, cases: Sequence[Case], found: Rounds, brokers: Sequence[str]) -> None:
+def show(result: StudyResult, cases: Sequence[Case], rounds_of: Rounds, brokers: Sequence[str]) -> None:
     """The table and the verdicts of what was measured so far."""
     columns = ["work", "bytes", "client"]
     for name in brokers:
@@ -118,7 +118,7 @@ def show(result: StudyResult, cases: Sequence[Case], found: Rounds, brokers: Seq
     table.note = "CPU is that of all brokers."
     for case in cases:
         row: list[Cell] = [case.kind, case.size_bytes, case.client]
-        medians = {name: _median(found.get((case, name), [])) for name in brokers}
+        medians = {name: _median(rounds_of.get((case, name), [])) for name in brokers}
         for rate, cpu_us in medians.values():
             row += [rate, cpu_us]
         if both:
@@ -152,8 +152,8 @@ def _measure(contestant: Contestant, case: Case, records: int) -> Measurement:
 def _run_python(case: Case, bootstrap: str, name: str, records: int) -> float:
     arguments = [case.kind, case.client, bootstrap, name, str(records), str(case.size_bytes)]
     output = _output([sys.executable, "-m", "tidelog.bench.clients.worker", *arguments])
-    found = json.loads(output)
-    return float(found["records"] / found["elapsed_s"])
+    figures = json.loads(output)
+    return float(figures["records"] / figures["elapsed_s"])
 
 
 def _run_java(case: Case, bootstrap: str, name: str, records: int) -> float:

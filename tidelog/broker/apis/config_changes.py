@@ -63,12 +63,12 @@ async def alter(services: Services, context: RequestContext, request: Any, answe
                 settled[key] = None
         except KafkaError as error:
             settled[key] = error
-    wanted = [each for each in request.resources if (each.resource_type, each.resource_name) not in settled]
+    resources = [each for each in request.resources if (each.resource_type, each.resource_name) not in settled]
     by_key: dict[Key, Any] = {}
-    for start in range(0, len(wanted), PIECE_ELEMENTS_MAX):
+    for start in range(0, len(resources), PIECE_ELEMENTS_MAX):
         if start:
             await services.scheduler.pause()
-        answers = await _decided(services, context, request, wanted[start : start + PIECE_ELEMENTS_MAX])
+        answers = await _decided(services, context, request, resources[start : start + PIECE_ELEMENTS_MAX])
         by_key |= {(each.resource_type, each.resource_name): each for each in answers}
     return [
         _answer(resource, settled[key], answer) if key in settled else by_key[key]
@@ -77,8 +77,10 @@ async def alter(services: Services, context: RequestContext, request: Any, answe
     ]
 
 
-async def _decided(services: Services, context: RequestContext, request: Any, wanted: Sequence[Any]) -> Sequence[Any]:
-    rest = type(request)(resources=wanted, validate_only=request.validate_only)
+async def _decided(
+    services: Services, context: RequestContext, request: Any, resources: Sequence[Any]
+) -> Sequence[Any]:
+    rest = type(request)(resources=resources, validate_only=request.validate_only)
     channel = services.controller_channel
     if not context.listener_name or channel.is_local():
         active = controller(services)

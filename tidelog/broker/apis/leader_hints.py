@@ -29,10 +29,10 @@ def leader_of(services: Services, topic: str | bytes, index: int) -> tuple[int, 
 def addresses(services: Services, listener_name: str, leaders: Iterable[tuple[int, int] | None]) -> list[NodeAddress]:
     """The addresses of these leaders on the listener, without duplicates."""
     brokers = services.image().brokers
-    found: dict[int, NodeAddress] = {}
+    nodes: dict[int, NodeAddress] = {}
     for leader in leaders:
         broker = brokers.get(leader[0]) if leader is not None else None
         endpoint = broker.endpoints.get(listener_name) if broker is not None else None
         if broker is not None and endpoint is not None:
-            found[broker.node_id] = NodeAddress(broker.node_id, endpoint.host, endpoint.port, broker.rack)
-    return list(found.values())
+            nodes[broker.node_id] = NodeAddress(broker.node_id, endpoint.host, endpoint.port, broker.rack)
+    return list(nodes.values())

@@ -155,11 +155,11 @@ class NodeConfig(TypedValues):
         name = self.text("inter.broker.listener.name").upper()
         if name:
             return name
-        wanted = self.text("security.inter.broker.protocol")
+        protocol = self.text("security.inter.broker.protocol")
         advertised = [listener for listener in self.listeners if listener.name not in self.controller_listener_names]
-        named = [listener.name for listener in advertised if listener.name == wanted]
-        alike = [listener.name for listener in advertised if listener.security_protocol == wanted]
-        return (named or alike or [wanted])[0]
+        named = [listener.name for listener in advertised if listener.name == protocol]
+        alike = [listener.name for listener in advertised if listener.security_protocol == protocol]
+        return (named or alike or [protocol])[0]
 
     @property
     def log_dirs(self) -> list[Path]:
@@ -191,16 +191,16 @@ class NodeConfig(TypedValues):
         """
         host, port = self.quorum_voters.get(self.node_id, ("", 0))
         mine = [listener for listener in self.listeners if listener.name in self.controller_listener_names]
-        found = {one.name: one._replace(host=host or one.host, port=port or one.port) for one in mine}
+        listeners = {one.name: one._replace(host=host or one.host, port=port or one.port) for one in mine}
         advertised = self._parse_listeners("advertised.listeners")
-        found |= {one.name: one for one in advertised if one.name in self.controller_listener_names}
+        listeners |= {one.name: one for one in advertised if one.name in self.controller_listener_names}
         ports = bound_ports or {}
         return [
             listener._replace(
                 host=own_name() if listener.host in ("", *_META_ADDRESSES) else listener.host,
                 port=listener.port or ports.get(name, 0),
             )
-            for name, listener in found.items()
+            for name, listener in listeners.items()
         ]
 
     # -- topics ------------------------------------------------------------------------------------------------------
@@ -389,8 +389,8 @@ def nearest_keys(name: str) -> list[str]:
 
     if name in TOPIC_SYNONYMS:
         return [TOPIC_SYNONYMS[name][0][0]]
-    wanted = name.strip().lower().replace("_", ".")
-    return [wanted] if wanted in BROKER else difflib.get_close_matches(wanted, BROKER, n=2, cutoff=0.75)
+    normalized = name.strip().lower().replace("_", ".")
+    return [normalized] if normalized in BROKER else difflib.get_close_matches(normalized, BROKER, n=2, cutoff=0.75)
 
 
 def _read_file(file: Path) -> dict[str, str]:
@@ -434,12 +434,12 @@ def _read_yaml(file: Path, text: str) -> dict[str, str]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: expected `key: value` lines")
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     try:
-        _flatten(file, "", content, found)
+        _flatten(file, "", content, values)
     except RecursionError:  # an alias inside what it names
         raise ConfigError(f"{file}: nested without end") from None
-    return found
+    return values
 
 
 def _yaml_loader() -> Any:
@@ -469,18 +469,18 @@ def _yaml_loader() -> Any:
 _YAML_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
-def _flatten(file: Path, prefix: str, content: Mapping[Any, Any], found: dict[str, str]) -> None:
+def _flatten(file: Path, prefix: str, content: Mapping[Any, Any], values: dict[str, str]) -> None:
     """Nested mappings spell dotted keys: `log: {dirs: x}` is `log.dirs: x`."""
     for key, value in content.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            _flatten(file, f"{name}.", value, found)
+            _flatten(file, f"{name}.", value, values)
             continue
-        if name in found:
+        if name in values:
             raise ConfigError(f"{file}: {name} is there twice")
         text = as_text(value)
         is_boolean = name in BROKER and BROKER[name].type == BOOLEAN
-        found[name] = _YAML_BOOLEANS.get(text.lower(), text) if is_boolean else text
+        values[name] = _YAML_BOOLEANS.get(text.lower(), text) if is_boolean else text
 
 
 def as_text(value: Any) -> str:

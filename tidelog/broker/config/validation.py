@@ -186,12 +186,12 @@ class _Change:
 
     def _retention_ms(self) -> int:
         """-1 means for ever."""
-        found = self._value("log.retention.ms")
-        if found is None and (minutes := self._value("log.retention.minutes")) is not None:
-            found = minutes * _MINUTE_MS
-        if found is None:
-            found = self._value("log.retention.hours") * _HOUR_MS
-        return -1 if found < 0 else int(found)
+        retention = self._value("log.retention.ms")
+        if retention is None and (minutes := self._value("log.retention.minutes")) is not None:
+            retention = minutes * _MINUTE_MS
+        if retention is None:
+            retention = self._value("log.retention.hours") * _HOUR_MS
+        return -1 if retention < 0 else int(retention)
 
     def unmet(self) -> Iterator[str]:
         """The problems that would prevent a start (KafkaConfig.validateValues)."""

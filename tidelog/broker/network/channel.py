@@ -135,8 +135,8 @@ class Channel(asyncio.BufferedProtocol):
     def _learn_headers(self, api_key: int, version: int) -> tuple[bytes, int]:
         """The end of a request's header after the correlation id, and the version of the response header."""
         tags = b"\0" if request_header_version(api_key, version) == 2 else b""
-        found = self._headers[api_key, version] = self._client_id + tags, response_header_version(api_key, version)
-        return found
+        headers = self._headers[api_key, version] = self._client_id + tags, response_header_version(api_key, version)
+        return headers
 
     @property
     def unanswered(self) -> int:

@@ -408,16 +408,16 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """After processing, make room for the rest of the frame that has partly arrived."""
         start, end = self._start, self._end
         capacity = self._capacity_bytes
-        wanted = 4 + frame_bytes
-        if start + wanted <= capacity and end < capacity:
+        frame_size_bytes = 4 + frame_bytes
+        if start + frame_size_bytes <= capacity and end < capacity:
             return
         kept = end - start
-        if wanted > capacity and kept == capacity - start:
+        if frame_size_bytes > capacity and kept == capacity - start:
             # Reserve by the received bytes, not by the frame's size field, which costs a client nothing.
             if start == 0 and len(self._view) > capacity:
                 self._reserve(min(capacity * 2, len(self._view)))
             else:
-                self._resize(capacity * 2, wanted)
+                self._resize(capacity * 2, frame_size_bytes)
         elif start:
             self._view[:kept] = self._view[start:end]
             self._start, self._end = 0, kept
@@ -572,13 +572,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
     @property
     def file_number(self) -> int:
         """The socket's file descriptor or -1. It shows how many are in use, because the system takes the lowest."""
-        found = self._transport.get_extra_info("socket") if self._transport is not None else None
-        return -1 if found is None else int(found.fileno())
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return -1 if sock is None else int(sock.fileno())
 
     def send_much(self) -> None:
-        found = self._transport.get_extra_info("socket") if self._transport is not None else None
-        if found is not None:
-            self._owner.widen(found)
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is not None:
+            self._owner.widen(sock)
 
     @property
     def is_closing(self) -> bool:

@@ -114,10 +114,10 @@ class _RateLimit:
 
 def parse_overrides(items: str) -> dict[str, int]:
     """Parse max.connections.per.ip.overrides, "host:limit,...". Raises ValueError."""
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for item in filter(None, map(str.strip, items.split(","))):
         host, colon, limit = item.rpartition(":")
         if not colon:
             raise ValueError(f"{item!r} is not host:limit")
-        found[host.strip("[] ")] = parse_integer(trim(limit))
-    return found
+        limits[host.strip("[] ")] = parse_integer(trim(limit))
+    return limits

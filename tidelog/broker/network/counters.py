@@ -77,10 +77,10 @@ class RequestCounters:
         self.fetch_follower = self.of("FetchFollower", SERVED[ApiKey.FETCH])
 
     def of(self, name: str, versions: range) -> ApiCounters:
-        found = self.apis.get(name)
-        if found is None:
-            found = self.apis[name] = ApiCounters(name, versions, self.stopwatch)
-        return found
+        counters = self.apis.get(name)
+        if counters is None:
+            counters = self.apis[name] = ApiCounters(name, versions, self.stopwatch)
+        return counters
 
 
 _NO_FAILURES = frozenset(

@@ -152,17 +152,17 @@ def gather(calls: Sequence[Callable[[], Any]], response: Callable[[list[Any]], R
 
     A KafkaError that a call raises, or that completes its Deferred, is the result of this call.
     """
-    found: list[Any] = [None] * len(calls)
+    results: list[Any] = [None] * len(calls)
     missing = len(calls)
     deferred: Deferred | None = None
 
     def arrived(index: int, answer: Any) -> None:
         nonlocal missing
-        found[index] = answer
+        results[index] = answer
         missing -= 1
         if missing == 0 and deferred is not None:
             try:
-                gathered = response(found)
+                gathered = response(results)
             except Exception as error:
                 deferred.failed(error)
             else:
@@ -178,6 +178,6 @@ def gather(calls: Sequence[Callable[[], Any]], response: Callable[[list[Any]], R
         else:
             arrived(index, answer)
     if missing == 0:
-        return response(found)
+        return response(results)
     deferred = Deferred()
     return deferred

@@ -199,10 +199,10 @@ class Server:
         self._unread.pop(connection, None)
 
     def reserve_buffer(self, extra_bytes: int) -> bool:
-        wanted = self.receive_bytes + extra_bytes
-        if extra_bytes > 0 and wanted > self._limits.receive_bytes_max:
+        total_bytes = self.receive_bytes + extra_bytes
+        if extra_bytes > 0 and total_bytes > self._limits.receive_bytes_max:
             return False
-        self.receive_bytes = wanted
+        self.receive_bytes = total_bytes
         return True
 
     def widen(self, sock: socket.socket) -> None:

@@ -56,17 +56,17 @@ def _if_set(settings: DynamicConfig, key: str) -> int:
 
 
 def _of_listeners(settings: DynamicConfig, listeners: list[str], key: str) -> dict[str, int]:
-    found = {name: settings.of_listener(name, key) for name in listeners}
-    return {name: UNLIMITED if value is None else int(value) for name, value in found.items() if value is not None}
+    values = {name: settings.of_listener(name, key) for name in listeners}
+    return {name: UNLIMITED if value is None else int(value) for name, value in values.items() if value is not None}
 
 
 def _overrides(text: str) -> dict[str, int]:
     """The limits by address. Raises ConfigError. `localhost` is the only name that works: it needs no DNS query."""
     try:
-        found = parse_overrides(text)
+        limits = parse_overrides(text)
     except ValueError as error:
         raise ConfigError(f"max.connections.per.ip.overrides: {error}") from None
-    if "localhost" in found:
-        limit = found.pop("localhost")
-        found |= dict.fromkeys(("127.0.0.1", "::1"), limit)
-    return found
+    if "localhost" in limits:
+        limit = limits.pop("localhost")
+        limits |= dict.fromkeys(("127.0.0.1", "::1"), limit)
+    return limits

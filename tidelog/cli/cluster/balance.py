@@ -78,11 +78,11 @@ def measure(state: ClusterState, view: View, seconds: float) -> dict[str, dict[i
     elapsed_s = time.monotonic() - began
     sockets_after = _sockets()
 
-    found: dict[str, dict[int, float]] = {name: {} for name in MEASURES}
+    shares: dict[str, dict[int, float]] = {name: {} for name in MEASURES}
     for node in nodes:
         if view.is_known:
-            found["partitions"][node.id] = view.replicas[node.id]
-            found["leaders"][node.id] = view.leaders[node.id]
+            shares["partitions"][node.id] = view.replicas[node.id]
+            shares["leaders"][node.id] = view.leaders[node.id]
         then, now = before[node.id], after[node.id]
         grown = {
             "cpu": (then.cpu_s, now.cpu_s),
@@ -92,16 +92,16 @@ def measure(state: ClusterState, view: View, seconds: float) -> dict[str, dict[i
         }
         for name, (first, last) in grown.items():
             if first is not None and last is not None:
-                found[name][node.id] = (last - first) / elapsed_s
+                shares[name][node.id] = (last - first) / elapsed_s
         if sockets_before is not None and sockets_after is not None:
             carried = carried_between(sockets_before, sockets_after, inodes(node.pid))
-            found["bytes in"][node.id] = carried.received / elapsed_s
-            found["bytes out"][node.id] = carried.sent / elapsed_s
+            shares["bytes in"][node.id] = carried.received / elapsed_s
+            shares["bytes out"][node.id] = carried.sent / elapsed_s
         if (memory := memory_bytes(node.pid)) is not None:
-            found["memory"][node.id] = memory
+            shares["memory"][node.id] = memory
         if (files := _open_files(node)) is not None:
-            found["open files"][node.id] = files
-    return {name: values for name, values in found.items() if len(values) == len(nodes)}
+            shares["open files"][node.id] = files
+    return {name: values for name, values in shares.items() if len(values) == len(nodes)}
 
 
 def _sockets() -> dict[int, ConnectionBytes] | None:

@@ -127,8 +127,8 @@ def _existing(file: ClusterFile, brokers: int | None, controllers: int | None, p
         "--controllers": sum(not node.is_broker for node in state.nodes),
         "--port": int(state.nodes[0].addresses["PLAINTEXT"].rpartition(":")[2]),
     }
-    asked = {"--brokers": brokers, "--controllers": controllers, "--port": port}
-    for name, value in asked.items():
+    options = {"--brokers": brokers, "--controllers": controllers, "--port": port}
+    for name, value in options.items():
         if value is not None and value != there[name]:
             raise ClusterFailed(f"the cluster in {file.directory} was made with {name} {there[name]}, not {value}")
     return state

@@ -249,10 +249,10 @@ def set_requested(file: ClusterFile, nodes: Iterable[Node], state: str) -> None:
     crash, and again after it, so that other terminals see the outcome.
     """
     assert state in (KILLED, PAUSED, RUNNING, STOPPED)
-    wanted = {node.id for node in nodes}
+    node_ids = {node.id for node in nodes}
     with file.changing() as cluster:
         for node in cluster.nodes:
-            if node.id in wanted:
+            if node.id in node_ids:
                 node.asked = state
 
 

@@ -77,15 +77,15 @@ class Node:
 
     def took(self, pid: int) -> None:
         """Set the process of this node."""
-        found = process_status(pid)
-        self.pid, self.started, self.asked = pid, found[1] if found is not None else 0, RUNNING
+        status = process_status(pid)
+        self.pid, self.started, self.asked = pid, status[1] if status is not None else 0, RUNNING
 
     def _letter(self) -> str | None:
         """The kernel's letter for the state of the process; None if it is gone or has ended (a zombie)."""
-        found = process_status(self.pid) if self.pid > 0 else None
-        if found is None or found[1] != self.started or found[0] in "ZX":
+        status = process_status(self.pid) if self.pid > 0 else None
+        if status is None or status[1] != self.started or status[0] in "ZX":
             return None
-        return found[0]
+        return status[0]
 
 
 def process_status(pid: int) -> tuple[str, int] | None:

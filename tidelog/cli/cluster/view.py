@@ -99,16 +99,16 @@ def row(view: View, node: Node) -> dict[str, Any]:
     """The values of one node for `--json`."""
     here = node.is_there
     memory, cpu = (memory_bytes(node.pid), cpu_s(node.pid)) if here else (None, None)
-    asked = view.is_known and node.is_broker
+    is_measured = view.is_known and node.is_broker
     return {
         "id": node.id,
         "role": node.role,
         "state": node.now,
         "pid": node.pid if here else None,
         "addresses": node.addresses,
-        "registered": node.id in view.registered if asked else None,
-        "leaders": view.leaders[node.id] if asked else None,
-        "replicas": view.replicas[node.id] if asked else None,
+        "registered": node.id in view.registered if is_measured else None,
+        "leaders": view.leaders[node.id] if is_measured else None,
+        "replicas": view.replicas[node.id] if is_measured else None,
         "cpu_s": round(cpu, 2) if cpu is not None else None,
         "memory_mib": round(memory / 2**20, 1) if memory is not None else None,
         "data": node.data,

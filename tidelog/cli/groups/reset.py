@@ -54,7 +54,7 @@ def scope_in(text: str) -> tuple[str, list[int] | None]:
 
 def chosen(scopes: Iterable[str], counts: Mapping[str, int]) -> list[TopicPartition]:
     """The partitions of the scopes; `counts`: the number of partitions by topic. Raises ResetError."""
-    found: dict[TopicPartition, None] = {}
+    partitions: dict[TopicPartition, None] = {}
     for scope in scopes:
         topic, numbers = scope_in(scope)
         if topic not in counts:
@@ -64,8 +64,8 @@ def chosen(scopes: Iterable[str], counts: Mapping[str, int]) -> list[TopicPartit
                 raise ResetError(
                     f"topic {topic!r} has {counted(counts[topic], 'partition')}, not one numbered {number}"
                 )
-            found[TopicPartition(topic, number)] = None
-    return list(found)
+            partitions[TopicPartition(topic, number)] = None
+    return list(partitions)
 
 
 # --------------------------------------------------------------------------------------------------------------- time
@@ -84,10 +84,10 @@ def datetime_in(text: str) -> int:
 
 def duration_in(text: str) -> int:
     """ISO 8601's `P1DT2H3M4.5S` as milliseconds. Raises ResetError."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise ResetError(f"{text!r} is no duration: expected PnDTnHnMnS, such as PT90M")
-    sign, days, hours, minutes, seconds = found.groups()
+    sign, days, hours, minutes, seconds = match.groups()
     total_s = int(days or 0) * 86400 + int(hours or 0) * 3600 + int(minutes or 0) * 60
     total_ms = total_s * 1000 + round(float((seconds or "0").replace(",", ".")) * 1000)
     return -total_ms if sign == "-" else total_ms
@@ -106,8 +106,8 @@ def plans_in(text: str, groups: list[str]) -> dict[str, Offsets]:
         if len(cells) == 3 and len(groups) == 1:
             cells.insert(0, groups[0])
         if len(cells) != 4:
-            wanted = "topic,partition,offset" if len(groups) == 1 else "group,topic,partition,offset"
-            raise ResetError(f"line {number}: expected {wanted}")
+            columns = "topic,partition,offset" if len(groups) == 1 else "group,topic,partition,offset"
+            raise ResetError(f"line {number}: expected {columns}")
         group, topic, partition, offset = cells
         if not partition.isdecimal() or not offset.lstrip("-").isdecimal():
             raise ResetError(f"line {number}: partition and offset must be numbers")
@@ -147,12 +147,12 @@ def shifted(committed: Mapping[TopicPartition, int], partitions: Iterable[TopicP
 
 
 def within(
-    wanted: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    targets: Mapping[TopicPartition, int], starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> tuple[Offsets, list[str]]:
     """The offsets, limited to the log's start and end, and a warning for each changed offset."""
     offsets: Offsets = {}
     warnings: list[str] = []
-    for partition, offset in wanted.items():
+    for partition, offset in targets.items():
         held = offsets[partition] = min(max(offset, starts[partition]), ends[partition])
         if held != offset:
             where = "the log ends" if offset > held else "the log starts"

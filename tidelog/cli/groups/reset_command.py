@@ -189,8 +189,8 @@ class _Reset:
             raise
 
     async def _one(self, group: str, scoped: list[TopicPartition] | None) -> Moves:
-        told = await self._admin.list_group_offsets(group)
-        committed = {partition: offset.offset for partition, offset in told.items()}
+        committed_offsets = await self._admin.list_group_offsets(group)
+        committed = {partition: offset.offset for partition, offset in committed_offsets.items()}
         partitions = scoped if scoped is not None else list(committed)
         if self._target.kind == "file":
             partitions = list(self.plans[group])
@@ -204,25 +204,25 @@ class _Reset:
         if kind in ("earliest", "latest"):
             return await self._ends(partitions, kind)
         if kind == "time":
-            found = await self._admin.list_offsets(dict.fromkeys(partitions, value))
-            later = {partition: told.offset for partition, told in found.items() if told is not None}
+            listed_offsets = await self._admin.list_offsets(dict.fromkeys(partitions, value))
+            later = {partition: listed.offset for partition, listed in listed_offsets.items() if listed is not None}
             return later | await self._ends([each for each in partitions if each not in later], "latest")
         if kind == "current":
             kept = {partition: committed[partition] for partition in partitions if partition in committed}
             return kept | await self._ends([each for each in partitions if each not in kept], "latest")
         if kind == "shift":
-            wanted = groups_reset.shifted(committed, partitions, value)
+            targets = groups_reset.shifted(committed, partitions, value)
         else:
-            wanted = self.plans[group] if kind == "file" else dict.fromkeys(partitions, value)
+            targets = self.plans[group] if kind == "file" else dict.fromkeys(partitions, value)
         starts, ends = await self._ends(partitions, "earliest"), await self._ends(partitions, "latest")
-        offsets, warnings = groups_reset.within(wanted, starts, ends)
+        offsets, warnings = groups_reset.within(targets, starts, ends)
         for warning in warnings:
             click.echo(warning, err=True)
         return offsets
 
     async def _ends(self, partitions: list[TopicPartition], which: str) -> Offsets:
-        found = await self._admin.list_offsets(dict.fromkeys(partitions, which))
-        return {partition: told.offset for partition, told in found.items() if told is not None}
+        offsets = await self._admin.list_offsets(dict.fromkeys(partitions, which))
+        return {partition: listed.offset for partition, listed in offsets.items() if listed is not None}
 
 
 def _show(moves: Mapping[str, Moves], several: bool, export: bool, json_wanted: bool) -> None:

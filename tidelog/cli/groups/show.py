@@ -88,7 +88,7 @@ def state_row(group: GroupDescription) -> Row:
 def as_dict(shown: ShownGroup, with_offsets: bool) -> dict[str, Any]:
     group = shown.group
     node = group.coordinator
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "group": group.group_id,
         "state": group.state,
         "protocol_type": group.protocol_type,
@@ -98,8 +98,8 @@ def as_dict(shown: ShownGroup, with_offsets: bool) -> dict[str, Any]:
     }
     if with_offsets:
         owners = _owners(group)
-        told["offsets"] = [_lag_dict(each, lag, owners, shown.now_ms) for each, lag in shown.lags.items()]
-    return told
+        values["offsets"] = [_lag_dict(each, lag, owners, shown.now_ms) for each, lag in shown.lags.items()]
+    return values
 
 
 def _lag_dict(

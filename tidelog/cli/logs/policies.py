@@ -20,11 +20,11 @@ def compacted_topics(disk: Disk, directory: str) -> set[str]:
 
     A log that was compacted once keeps its gaps. Unreadable records are skipped here; `verify.py` reports them.
     """
-    found = set(INTERNAL_TOPICS)
+    topics = set(INTERNAL_TOPICS)
     for record in _config_records(disk, directory):
         if record.resource_type == _TOPIC and record.name == "cleanup.policy" and "compact" in (record.value or ""):
-            found.add(record.resource_name)
-    return found
+            topics.add(record.resource_name)
+    return topics
 
 
 def _config_records(disk: Disk, directory: str) -> Iterator[ConfigRecord]:

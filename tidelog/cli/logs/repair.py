@@ -47,12 +47,12 @@ class RepairSource:
         answer = await connection.send(request, MetadataResponse, version, TIMEOUT_MS)
         if self._cluster_id and answer.cluster_id != self._cluster_id:
             raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, f"{self.server} is of cluster {answer.cluster_id}")
-        [found] = answer.topics
-        if found.error_code:
-            raise KafkaError(ErrorCode.of(found.error_code), f"{self.server} has no topic {topic}")
-        if own is not None and found.topic_id != own:
+        [description] = answer.topics
+        if description.error_code:
+            raise KafkaError(ErrorCode.of(description.error_code), f"{self.server} has no topic {topic}")
+        if own is not None and description.topic_id != own:
             raise KafkaError(ErrorCode.INCONSISTENT_TOPIC_ID, f"{self.server} has another topic called {topic}")
-        return found.topic_id
+        return description.topic_id
 
 
 class PartitionRepair:

@@ -113,28 +113,35 @@ def command(directory: str, source: str | None, compacted: tuple[str, ...], json
     disk: Disk = ReadOnlyDisk() if source is None else OsDisk()
     verification = _Verification(disk, directory.rstrip("/") or directory, set(compacted))
     lock = verification.lock()
-    left = found = 0
+    left = problem_count = 0
     try:
         for row in verification.run(source):
             echo(row.as_json() if json_wanted else row.line())
-            found += row.counts
+            problem_count += row.counts
             left += row.counts and row.outcome != "repaired"
     except PermissionError as error:
         raise _Unusable(reason(error)) from None
     finally:
         lock.release()
-    _print_summary(verification, found, found - left, source is not None, json_wanted)
+    _print_summary(verification, problem_count, problem_count - left, source is not None, json_wanted)
     return 1 if left else 0
 
 
-def _print_summary(verification: _Verification, found: int, repaired: int, repairs: bool, json_wanted: bool) -> None:
+def _print_summary(
+    verification: _Verification, problem_count: int, repaired: int, repairs: bool, json_wanted: bool
+) -> None:
     segments, verified_bytes = verification.segments, verification.verified_bytes
     if json_wanted:
-        summary = {"segments": segments, "verified_bytes": verified_bytes, "problems": found, "repaired": repaired}
+        summary = {
+            "segments": segments,
+            "verified_bytes": verified_bytes,
+            "problems": problem_count,
+            "repaired": repaired,
+        }
         echo(json.dumps(summary))
         return
-    problems = f"{found or 'no'} problem{'' if found == 1 else 's'}"
-    outcome = f", {repaired} repaired" if repairs and found else ""
+    problems = f"{problem_count or 'no'} problem{'' if problem_count == 1 else 's'}"
+    outcome = f", {repaired} repaired" if repairs and problem_count else ""
     echo(f"{segments:,} segment{'' if segments == 1 else 's'}, {verified_bytes:,} bytes verified, {problems}{outcome}")
 
 
@@ -179,27 +186,27 @@ class _Verification:
         for name in self._partitions:
             log = StoppedLog(self._disk, f"{self._root}/{name}", self._facts(name, offsets, compacted))
             try:
-                found = list(self._problems_of(name, log))
+                log_problems = list(self._problems_of(name, log))
                 self.segments += len(log.segments)
                 self.verified_bytes += log.verified_bytes
-                yield from self._rows(name, log, found, source)
+                yield from self._rows(name, log, log_problems, source)
             finally:
                 log.release()
 
-    def _rows(self, name: str, log: StoppedLog, found: list[Problem], source: RepairSource | None) -> Iterator[_Row]:
-        if source is None or not found:
-            yield from (_Row(problem, "") for problem in found)
+    def _rows(self, name: str, log: StoppedLog, problems: list[Problem], source: RepairSource | None) -> Iterator[_Row]:
+        if source is None or not problems:
+            yield from (_Row(problem, "") for problem in problems)
             return
         key = parse_future_name(name) or parse_name(name)
         if key is None or key[0] == METADATA_TOPIC:
-            yield from (_Row(problem, "not repaired: only topics are") for problem in found)
+            yield from (_Row(problem, "not repaired: only topics are") for problem in problems)
             return
-        repair = PartitionRepair(log, key[0], key[1], found)
+        repair = PartitionRepair(log, key[0], key[1], problems)
         try:
             outcomes = run(repair.run(source))
         except KafkaError as error:
-            outcomes = dict.fromkeys(found, f"not repaired: {error}")
-        yield from (_Row(problem, outcomes[problem]) for problem in found)
+            outcomes = dict.fromkeys(problems, f"not repaired: {error}")
+        yield from (_Row(problem, outcomes[problem]) for problem in problems)
 
     def _problems_of(self, name: str, log: StoppedLog) -> Iterator[Problem]:
         try:

@@ -120,28 +120,28 @@ def _read(path: Path, contents: Callable[[str], T]) -> T:
 
 async def _present_replicas(admin: Admin, plan: Plan) -> dict[TopicPartition, tuple[int, ...]]:
     """The present replicas of all partitions of the plan's topics; unknown topics are omitted."""
-    wanted = {topic for topic, _ in plan}
+    topics = {topic for topic, _ in plan}
     described = await admin.describe_topics()
-    return partition_lists.current({name: topic for name, topic in described.items() if name in wanted})
+    return partition_lists.current({name: topic for name, topic in described.items() if name in topics})
 
 
 async def _generate(admin: Admin, topics_file: Path, broker_list: str, by_rack: bool) -> int:
     """Print a proposal, in the exact words of Kafka's tool, because scripts parse them."""
     names = _read(topics_file, proposals.topics_in)
-    wanted = [_as_broker(text) for text in broker_list.split(",")]
-    if len(set(wanted)) < len(wanted):
+    broker_ids = [_as_broker(text) for text in broker_list.split(",")]
+    if len(set(broker_ids)) < len(broker_ids):
         raise click.ClickException(f"{broker_list} names a broker twice")
     described = await admin.describe_topics(names)
-    placed = partition_lists.current(described)
+    assignment = partition_lists.current(described)
     nodes = {node.node_id: node for node in (await admin.describe_cluster()).nodes}
-    _refuse_strangers(set(wanted) - nodes.keys())
-    brokers = [nodes[broker_id] for broker_id in wanted]
+    _refuse_strangers(set(broker_ids) - nodes.keys())
+    brokers = [nodes[broker_id] for broker_id in broker_ids]
     try:
-        plan = proposals.proposal(placed, brokers, random.Random(), by_rack=by_rack)
+        plan = proposals.proposal(assignment, brokers, random.Random(), by_rack=by_rack)
     except partition_lists.ListError as error:
         raise click.ClickException(str(error)) from None
-    paths = await reassign_directories.present(admin, placed)
-    echo(f"Current partition replica assignment\n{partition_lists.as_plan(placed, paths)}\n")
+    paths = await reassign_directories.present(admin, assignment)
+    echo(f"Current partition replica assignment\n{partition_lists.as_plan(assignment, paths)}\n")
     echo(f"Proposed partition reassignment configuration\n{partition_lists.as_plan(plan)}")
     return 0
 
@@ -158,18 +158,18 @@ def _refuse_strangers(strangers: Collection[int]) -> None:
 
 
 async def _execute(admin: Admin, plan: Plan, paths: Directories, throttle: int | None, additional: bool) -> int:
-    placed, moving = await _present_replicas(admin, plan), await admin.list_partition_reassignments()
-    missing = [str(partition) for partition in plan if partition not in placed]
+    assignment, moving = await _present_replicas(admin, plan), await admin.list_partition_reassignments()
+    missing = [str(partition) for partition in plan if partition not in assignment]
     if missing:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ", ".join(missing))
     known = {node.node_id for node in (await admin.describe_cluster(include_fenced=True)).nodes}
     _refuse_strangers({replica for replicas in plan.values() for replica in replicas} - known)
     if moving and not additional:
         raise click.ClickException(f"already moving {as_count(moving, 'partition')}; --additional adds to them")
-    before = {partition: placed[partition] for partition in plan}
+    before = {partition: assignment[partition] for partition in plan}
     echo(partition_lists.as_plan(before, await reassign_directories.present(admin, before)))
     if throttle is not None:
-        topics, brokers = partition_lists.throttles(plan, placed, moving)
+        topics, brokers = partition_lists.throttles(plan, assignment, moving)
         rate: dict[str, str | None] = {
             partition_lists.LEADER_RATE: str(throttle),
             partition_lists.FOLLOWER_RATE: str(throttle),
@@ -184,32 +184,32 @@ async def _execute(admin: Admin, plan: Plan, paths: Directories, throttle: int |
 
 
 async def _verify(admin: Admin, plan: Plan, paths: Directories, preserve_throttles: bool, output_json: bool) -> int:
-    placed, moving = await _present_replicas(admin, plan), await admin.list_partition_reassignments()
-    states = partition_lists.progress(plan, placed, moving)
+    assignment, moving = await _present_replicas(admin, plan), await admin.list_partition_reassignments()
+    states = partition_lists.progress(plan, assignment, moving)
     if ELSEWHERE in states.values():
         # The controller may have completed a move that is not yet in the metadata of the queried broker.
         await asyncio.sleep(_HEARSAY_S)
-        placed = await _present_replicas(admin, plan)
-        states = partition_lists.progress(plan, placed, moving)
+        assignment = await _present_replicas(admin, plan)
+        states = partition_lists.progress(plan, assignment, moving)
     moves = await reassign_directories.progress(admin, paths) if paths else {}
     if output_json:
-        told: list[dict[str, object]] = [
+        values: list[dict[str, object]] = [
             {"topic": topic, "partition": number, "state": state} for (topic, number), state in states.items()
         ]
-        told += [{**one._asdict(), "log_dir": paths[one], "state": state} for one, state in moves.items()]
-        print_json(told)
+        values += [{**one._asdict(), "log_dir": paths[one], "state": state} for one, state in moves.items()]
+        print_json(values)
     else:
         print_table(
             ("TOPIC", "PARTITION", "STATE", "REPLICAS"),
-            [(*partition, state, _ids(placed.get(partition, ()))) for partition, state in states.items()],
+            [(*partition, state, _ids(assignment.get(partition, ()))) for partition, state in states.items()],
         )
         if moves:
             rows = [(*one, state, paths[one]) for one, state in moves.items()]
             print_table(("TOPIC", "PARTITION", "BROKER", "STATE", "DIRECTORY"), rows)
-    found = {*states.values(), *moves.values()}
-    if MOVING not in found and not preserve_throttles:
-        await _clear_throttles(admin, plan, placed)
-    return int(found != {COMPLETE})
+    all_states = {*states.values(), *moves.values()}
+    if MOVING not in all_states and not preserve_throttles:
+        await _clear_throttles(admin, plan, assignment)
+    return int(all_states != {COMPLETE})
 
 
 async def _cancel(admin: Admin, plan: Plan, paths: Directories, preserve_throttles: bool) -> int:
@@ -250,9 +250,9 @@ async def _list(admin: Admin, output_json: bool) -> int:
     return 0
 
 
-async def _clear_throttles(admin: Admin, plan: Plan, placed: Mapping[TopicPartition, tuple[int, ...]]) -> None:
+async def _clear_throttles(admin: Admin, plan: Plan, assignment: Mapping[TopicPartition, tuple[int, ...]]) -> None:
     """Remove all throttles of the plan's topics and of all brokers, because the throttles do not record their moves."""
-    topics = sorted({topic for topic, _ in plan if any(topic == known for known, _ in placed)})
+    topics = sorted({topic for topic, _ in plan if any(topic == known for known, _ in assignment)})
     brokers = [node.node_id for node in (await admin.describe_cluster()).nodes]
     set_somewhere = await admin.describe_configs(topics=topics, keys=_NO_THROTTLED_REPLICAS)
     changed = [name for name in topics if any(not entry.is_default for entry in set_somewhere[name].values())]

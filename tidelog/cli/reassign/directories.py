@@ -22,11 +22,11 @@ START_S = 10.0  # the time until a broker must know a new replica (Kafka's --tim
 PAUSE_S = 0.1
 
 
-async def present(admin: Admin, placed: Mapping[TopicPartition, Iterable[int]]) -> Directories:
+async def present(admin: Admin, assignment: Mapping[TopicPartition, Iterable[int]]) -> Directories:
     """The present directories of these replicas, as far as their brokers report them."""
-    replicas = [Replica(*partition, broker) for partition, brokers in placed.items() for broker in brokers]
+    replicas = [Replica(*partition, broker) for partition, brokers in assignment.items() for broker in brokers]
     known = {node.node_id for node in (await admin.describe_cluster()).nodes}
-    found: Directories = {}
+    directories: Directories = {}
     for broker_id in sorted(known):
         own = [replica for replica in replicas if replica.broker_id == broker_id]
         try:
@@ -34,15 +34,17 @@ async def present(admin: Admin, placed: Mapping[TopicPartition, Iterable[int]]) 
         except KafkaError as error:
             click.echo(f"tidelog: broker {broker_id} does not say where its replicas lie: {error}", err=True)
             continue
-        found.update({replica: where.current for replica, where in described.items() if where.current is not None})
-    return found
+        directories.update(
+            {replica: where.current for replica, where in described.items() if where.current is not None}
+        )
+    return directories
 
 
-async def start(admin: Admin, wanted: Directories) -> int:
+async def start(admin: Admin, targets: Directories) -> int:
     """Start the moves of replicas to their directories. Returns the exit code."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_S
-    pending = dict(wanted)
+    pending = dict(targets)
     status = 0
     while pending:
         outcomes = await admin.alter_replica_log_dirs(pending)
@@ -50,7 +52,7 @@ async def start(admin: Admin, wanted: Directories) -> int:
             if error is None or error.code is not ErrorCode.REPLICA_NOT_AVAILABLE:
                 del pending[replica]
             if error is not None and replica not in pending:
-                click.echo(f"tidelog: cannot move {_describe(replica)} to {wanted[replica]}: {error}", err=True)
+                click.echo(f"tidelog: cannot move {_describe(replica)} to {targets[replica]}: {error}", err=True)
                 status = 1
         if pending and loop.time() >= deadline:
             for replica in sorted(pending):
@@ -58,17 +60,17 @@ async def start(admin: Admin, wanted: Directories) -> int:
             return 1
         if pending:
             await asyncio.sleep(PAUSE_S)
-    if wanted and not status:
-        click.echo(f"moving {as_count(wanted, 'replica')} between directories", err=True)
+    if targets and not status:
+        click.echo(f"moving {as_count(targets, 'replica')} between directories", err=True)
     return status
 
 
-async def progress(admin: Admin, wanted: Directories) -> dict[Replica, str]:
+async def progress(admin: Admin, targets: Directories) -> dict[Replica, str]:
     """The state of each replica of a plan: IN_ANOTHER, or a constant of `partition_lists`."""
     known = {node.node_id for node in (await admin.describe_cluster()).nodes}
-    described = await admin.describe_replica_log_dirs(each for each in wanted if each.broker_id in known)
+    described = await admin.describe_replica_log_dirs(each for each in targets if each.broker_id in known)
     states = {}
-    for replica, path in sorted(wanted.items()):
+    for replica, path in sorted(targets.items()):
         where = described.get(replica)
         if where is None:
             states[replica] = MISSING
@@ -79,13 +81,13 @@ async def progress(admin: Admin, wanted: Directories) -> dict[Replica, str]:
     return states
 
 
-async def cancel(admin: Admin, wanted: Directories) -> int:
+async def cancel(admin: Admin, targets: Directories) -> int:
     """Cancel the moves of replicas to the plan's directories. Returns the number of moves."""
-    described = await admin.describe_replica_log_dirs(wanted)
+    described = await admin.describe_replica_log_dirs(targets)
     back = {
         replica: where.current
         for replica, where in described.items()
-        if where.future == wanted[replica] and where.current is not None
+        if where.future == targets[replica] and where.current is not None
     }
     for replica, error in (await admin.alter_replica_log_dirs(back)).items():
         if error is not None:

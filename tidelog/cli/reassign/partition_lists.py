@@ -56,7 +56,7 @@ def plan_in(text: str) -> Plan:
 def directories_in(text: str) -> Directories:
     """The target directories by replica, without replicas that may be in any. Raises ListError."""
     plan = plan_in(text)
-    found: Directories = {}
+    directories: Directories = {}
     for partition, entry in _entries(text).items():
         paths = entry.get("log_dirs", [ANY_DIRECTORY] * len(plan[partition]))
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
@@ -67,8 +67,8 @@ def directories_in(text: str) -> Directories:
             )
         for broker, path in zip(plan[partition], paths):
             if path != ANY_DIRECTORY:
-                found[Replica(*partition, broker)] = path
-    return found
+                directories[Replica(*partition, broker)] = path
+    return directories
 
 
 def entries_in(text: str, key: str, entry: str, kind: str) -> list[Any]:
@@ -90,16 +90,16 @@ def entries_in(text: str, key: str, entry: str, kind: str) -> list[Any]:
 
 
 def _entries(text: str) -> dict[TopicPartition, dict[str, Any]]:
-    found: dict[TopicPartition, dict[str, Any]] = {}
+    entries: dict[TopicPartition, dict[str, Any]] = {}
     for entry in entries_in(text, "partitions", "...", "partition"):
         topic, number = (entry.get("topic"), entry.get("partition")) if isinstance(entry, dict) else (None, None)
         if not isinstance(topic, str) or type(number) is not int:
             raise ListError(f"expected a topic and a partition, not {json.dumps(entry)}")
         partition = TopicPartition(topic, number)
-        if partition in found:
+        if partition in entries:
             raise ListError(f"{partition} is there twice")
-        found[partition] = entry
-    return found
+        entries[partition] = entry
+    return entries
 
 
 def as_plan(replicas: Mapping[TopicPartition, Sequence[int]], directories: Directories | None = None) -> str:
@@ -137,18 +137,18 @@ class Throttles(NamedTuple):
 
 def throttles(
     plan: Plan,
-    placed: Mapping[TopicPartition, tuple[int, ...]],
+    assignment: Mapping[TopicPartition, tuple[int, ...]],
     moving: Mapping[TopicPartition, PartitionReassignment],
 ) -> Throttles:
     """The throttles of a plan. As in Kafka's tool, present replicas are throttled as leaders, new ones as followers."""
     sources: dict[str, set[tuple[int, int]]] = {}
     targets: dict[str, set[tuple[int, int]]] = {}
-    for partition, wanted in plan.items():
+    for partition, target in plan.items():
         under_way = moving.get(partition)
-        held = placed[partition]
+        held = assignment[partition]
         if under_way is not None:
             held = tuple(replica for replica in under_way.replicas if replica not in under_way.adding)
-        coming = [replica for replica in wanted if replica not in held]
+        coming = [replica for replica in target if replica not in held]
         if coming:
             topic, number = partition
             sources.setdefault(topic, set()).update((number, replica) for replica in held)
@@ -169,16 +169,16 @@ def _pairs(replicas: set[tuple[int, int]]) -> str:
 
 def progress(
     plan: Plan,
-    placed: Mapping[TopicPartition, tuple[int, ...]],
+    assignment: Mapping[TopicPartition, tuple[int, ...]],
     moving: Mapping[TopicPartition, PartitionReassignment],
 ) -> dict[TopicPartition, str]:
     """The state of each partition of a plan: one of the four constants above."""
     states: dict[TopicPartition, str] = {}
-    for partition, wanted in plan.items():
+    for partition, target in plan.items():
         if partition in moving:
             states[partition] = MOVING
-        elif partition not in placed:
+        elif partition not in assignment:
             states[partition] = MISSING
         else:
-            states[partition] = COMPLETE if placed[partition] == tuple(wanted) else ELSEWHERE
+            states[partition] = COMPLETE if assignment[partition] == tuple(target) else ELSEWHERE
     return states

@@ -33,7 +33,11 @@ def topics_in(text: str) -> list[str]:
 
 
 def proposal(
-    placed: Mapping[TopicPartition, Sequence[int]], brokers: Sequence[Node], rng: random.Random, *, by_rack: bool = True
+    assignment: Mapping[TopicPartition, Sequence[int]],
+    brokers: Sequence[Node],
+    rng: random.Random,
+    *,
+    by_rack: bool = True,
 ) -> Plan:
     """A plan over these brokers; each partition gets as many replicas as the first partition of its topic has. Raises
     ListError.
@@ -43,11 +47,11 @@ def proposal(
     if known and len(known) < len(racks):
         raise ListError("not all of these brokers have a rack: --disable-rack-aware leaves racks out of account")
     topics: dict[str, list[TopicPartition]] = {}
-    for partition in sorted(placed):
+    for partition in sorted(assignment):
         topics.setdefault(partition.topic, []).append(partition)
     plan: Plan = {}
     for name, partitions in topics.items():
-        count = len(placed[partitions[0]])
+        count = len(assignment[partitions[0]])
         if count > len(racks):
             raise ListError(
                 f"{name} has {counted(count, 'replica')} of each partition: so many brokers are wanted, "

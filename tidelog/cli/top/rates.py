@@ -75,7 +75,7 @@ def view(
     before: Snapshot | None, now: Snapshot, *, sort: str = "rate", pattern: str | None = None, internal: bool = False
 ) -> View:
     """`pattern`: selects topics and groups by their whole names. `internal`: includes internal topics."""
-    wanted = re.compile(pattern or ".*", re.DOTALL)
+    matcher = re.compile(pattern or ".*", re.DOTALL)
     duration_s = 0.0 if before is None else now.at_s - before.at_s
     grown = _growth(before.end_offsets if before else {}, now.end_offsets)
     sizes = {
@@ -89,9 +89,9 @@ def view(
     topics = [
         _topic_row(now, name, grown, sizes, rate)
         for name, topic in now.topics.items()
-        if wanted.fullmatch(name) and (internal or not topic.internal)
+        if matcher.fullmatch(name) and (internal or not topic.internal)
     ]
-    groups = [_group_row(before, now, group_id, rate) for group_id in now.groups if wanted.fullmatch(group_id)]
+    groups = [_group_row(before, now, group_id, rate) for group_id in now.groups if matcher.fullmatch(group_id)]
     brokers = _broker_rows(now, grown, sizes, rate)
     return View(
         now.cluster.cluster_id,

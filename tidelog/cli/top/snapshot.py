@@ -55,8 +55,8 @@ async def _add_offsets(admin: Admin, snapshot: Snapshot) -> None:
         for each in topic.partitions
         if each.leader is not None
     }
-    found = await admin.list_offsets(led)
-    snapshot.end_offsets = {partition: at.offset for partition, at in found.items() if at is not None}
+    offsets = await admin.list_offsets(led)
+    snapshot.end_offsets = {partition: at.offset for partition, at in offsets.items() if at is not None}
     snapshot.at_s = asyncio.get_running_loop().time()
 
 

@@ -115,8 +115,8 @@ def read_usual_marker(batch: Buffer) -> tuple[int, int] | None:
     size, attributes, time_delta, delta, key_size, version, kind, value_size, value_version, epoch, headers = (
         _MARKER_RECORD.unpack_from(batch, HEADER_SIZE)
     )
-    found = (size, attributes, time_delta, delta, key_size, version, value_size, value_version, headers)
-    return (kind, epoch) if found == _MARKER_CONSTANTS and kind in (0, 1) else None
+    fields = (size, attributes, time_delta, delta, key_size, version, value_size, value_version, headers)
+    return (kind, epoch) if fields == _MARKER_CONSTANTS and kind in (0, 1) else None
 
 
 def encode_end_txn_value(coordinator_epoch: int) -> bytes:

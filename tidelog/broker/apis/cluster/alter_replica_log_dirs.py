@@ -23,11 +23,11 @@ def handle(
     services: Services, context: RequestContext, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
     # For a duplicate replica the last directory counts.
-    wanted = {
+    directories = {
         (topic.name, index): each.path for each in request.dirs for topic in each.topics for index in topic.partitions
     }
     results: dict[str, AlterReplicaLogDirTopicResult] = {}
-    for (topic, index), path in wanted.items():
+    for (topic, index), path in directories.items():
         code = ErrorCode.NONE
         try:
             services.moves.order(topic, index, path)

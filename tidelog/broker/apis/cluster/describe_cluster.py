@@ -40,24 +40,26 @@ def handle(services: Services, context: RequestContext, request: DescribeCluster
         nodes = _controllers(image, context.listener_name)
         leader_id = quorum(services).leader_id
         controller_id = leader_id if any(node.broker_id == leader_id for node in nodes) else -1
-    asked = request.include_cluster_authorized_operations
+    asks_operations = request.include_cluster_authorized_operations
     return DescribeClusterResponse(
         endpoint_type=here,
         cluster_id=services.cluster_id,
         controller_id=controller_id,
         brokers=nodes,
-        cluster_authorized_operations=authorized_operations.CLUSTER if asked else authorized_operations.NOT_ASKED,
+        cluster_authorized_operations=authorized_operations.CLUSTER
+        if asks_operations
+        else authorized_operations.NOT_ASKED,
     )
 
 
-def _wrong_endpoint(here: int, asked: int) -> KafkaError:
-    wanted = _ENDPOINT_NAMES.get(asked)
-    if wanted is None:
-        return KafkaError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {asked}")
+def _wrong_endpoint(here: int, requested: int) -> KafkaError:
+    requested_name = _ENDPOINT_NAMES.get(requested)
+    if requested_name is None:
+        return KafkaError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {requested}")
     return KafkaError(
         ErrorCode.MISMATCHED_ENDPOINT_TYPE,
         f"The request was sent to an endpoint of type {_ENDPOINT_NAMES[here]}, "
-        f"but we wanted an endpoint of type {wanted}",
+        f"but we wanted an endpoint of type {requested_name}",
     )
 
 

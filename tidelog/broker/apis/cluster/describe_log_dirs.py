@@ -38,11 +38,11 @@ _PartitionsByTopic = dict[str, set[int]]
 async def handle(
     services: Services, context: RequestContext, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
-    wanted: _PartitionsByTopic | None = None
+    requested: _PartitionsByTopic | None = None
     if request.topics is not None:
-        wanted = {}
+        requested = {}
         for topic in request.topics:
-            wanted.setdefault(topic.topic, set()).update(topic.partitions)
+            requested.setdefault(topic.topic, set()).update(topic.partitions)
     knows = services.image().feature_level(METADATA_VERSION) >= CORDONED_VERSION
     cordoned = services.settings.items(CORDONED) if knows else []
     results = []
@@ -56,17 +56,17 @@ async def handle(
             continue
         result.total_bytes, result.usable_bytes = await services.directories.volume_bytes(directory)
         await services.scheduler.begin()
-        result.topics = _topics(services, directory, wanted)
+        result.topics = _topics(services, directory, requested)
     return DescribeLogDirsResponse(results=results)
 
 
 def _topics(
-    services: Services, directory: LogDirectory, wanted: _PartitionsByTopic | None
+    services: Services, directory: LogDirectory, requested: _PartitionsByTopic | None
 ) -> list[DescribeLogDirsTopic]:
     topics: dict[str, DescribeLogDirsTopic] = {}
     for logs, are_future in ((directory.logs, False), (directory.futures, True)):
         for (name, index), log in logs.items():
-            if wanted is None or index in wanted.get(name, ()):
+            if requested is None or index in requested.get(name, ()):
                 topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
                 topic.partitions.append(
                     DescribeLogDirsPartition(

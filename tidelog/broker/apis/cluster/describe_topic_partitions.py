@@ -36,8 +36,8 @@ def handle(
     cursor = request.cursor
     first = cursor.topic_name if cursor is not None else ""
     everything = not request.topics
-    asked = image.topics_by_name if everything else {topic.name for topic in request.topics}
-    names = sorted(name for name in asked if name >= first)
+    requested = image.topics_by_name if everything else {topic.name for topic in request.topics}
+    names = sorted(name for name in requested if name >= first)
     if cursor is not None:
         if not everything and first not in names:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"the topics asked for lack that of the cursor: {first}")

@@ -52,13 +52,14 @@ def _answer(services: Services, context: RequestContext, request: FindCoordinato
     if context.api_version >= MANY_KEYS_FROM:
         keys = request.coordinator_keys
         return FindCoordinatorResponse(coordinators=[_find(services, context, request.key_type, key) for key in keys])
-    found = _find(services, context, request.key_type, request.key)
+    coordinator = _find(services, context, request.key_type, request.key)
     return FindCoordinatorResponse(
-        error_code=found.error_code,
-        error_message=found.error_message or _MESSAGES.get(found.error_code, ErrorCode(found.error_code).name),
-        node_id=found.node_id,
-        host=found.host,
-        port=found.port,
+        error_code=coordinator.error_code,
+        error_message=coordinator.error_message
+        or _MESSAGES.get(coordinator.error_code, ErrorCode(coordinator.error_code).name),
+        node_id=coordinator.node_id,
+        host=coordinator.host,
+        port=coordinator.port,
     )
 
 

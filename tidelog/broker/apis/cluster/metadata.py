@@ -160,12 +160,12 @@ def _brokers(
     servers. Java clients ignore such an answer. Both retry after an answer without brokers and topics.
     """
     listener = context.listener_name
-    found = reachable_brokers(image, listener, fenced=services.lost_brokers.recently_fenced())
-    if not found and has_topics:
-        found = reachable_brokers(image, listener, include_fenced=True)
+    brokers = reachable_brokers(image, listener, fenced=services.lost_brokers.recently_fenced())
+    if not brokers and has_topics:
+        brokers = reachable_brokers(image, listener, include_fenced=True)
     return [
         MetadataResponseBroker(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
-        for broker, endpoint in found
+        for broker, endpoint in brokers
     ]
 
 
@@ -174,15 +174,15 @@ def _requested(
 ) -> Generator[None, None, list[MetadataResponseTopic]]:
     assert request.topics is not None
     if context.api_version < TOPIC_IDS_FROM:
-        for asked in request.topics:
-            if asked.name is None:
+        for entry in request.topics:
+            if entry.name is None:
                 message = f"Topic name can not be null for version {context.api_version}"
                 raise KafkaError(ErrorCode.INVALID_REQUEST, message)
-            if asked.topic_id != ZERO_UUID:
+            if entry.topic_id != ZERO_UUID:
                 message = f"Topic IDs are not supported in requests for version {context.api_version}"
                 raise KafkaError(ErrorCode.INVALID_REQUEST, message)
     view = _View(image, context)
-    ids = dict.fromkeys(asked.topic_id for asked in request.topics if asked.topic_id != ZERO_UUID)
+    ids = dict.fromkeys(entry.topic_id for entry in request.topics if entry.topic_id != ZERO_UUID)
     topics: list[MetadataResponseTopic] = []
     if ids:
         for number, topic_id in enumerate(ids, 1):
@@ -191,7 +191,7 @@ def _requested(
             topics.append(view.by_id(topic_id))
         return topics
     missing: list[str] = []
-    for number, name in enumerate(dict.fromkeys(asked.name for asked in request.topics if asked.name is not None), 1):
+    for number, name in enumerate(dict.fromkeys(entry.name for entry in request.topics if entry.name is not None), 1):
         if number % TOPICS_AT_ONCE_MAX == 0:
             yield
         topic = image.topics_by_name.get(name)

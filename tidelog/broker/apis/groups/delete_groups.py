@@ -27,13 +27,13 @@ def handle(
 ) -> DeleteGroupsResponse | Deferred:
     groups = list(dict.fromkeys(request.groups_names))
 
-    def response(found: list[DeletableGroupResult | KafkaError]) -> DeleteGroupsResponse:
+    def response(results: list[DeletableGroupResult | KafkaError]) -> DeleteGroupsResponse:
         return DeleteGroupsResponse(
             results=[
                 DeletableGroupResult(
                     group_id=group_id, error_code=each.code if isinstance(each, KafkaError) else each.error_code
                 )
-                for group_id, each in zip(groups, found)
+                for group_id, each in zip(groups, results)
             ]
         )
 

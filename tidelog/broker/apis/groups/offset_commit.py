@@ -29,19 +29,21 @@ def handle(services: Services, context: RequestContext, request: OffsetCommitReq
     known: list[OffsetCommitRequestTopic] = []
     refused: list[OffsetCommitResponseTopic] = []
     for topic in request.topics:
-        found = image.topics_by_id.get(topic.topic_id) if by_id else image.topics_by_name.get(topic.name)
-        if found is None:
+        topic_image = image.topics_by_id.get(topic.topic_id) if by_id else image.topics_by_name.get(topic.name)
+        if topic_image is None:
             error = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             refused.append(_refused(topic, [each.partition_index for each in topic.partitions], error))
             continue
-        existing = [each for each in topic.partitions if each.partition_index in found.partitions]
+        existing = [each for each in topic.partitions if each.partition_index in topic_image.partitions]
         if len(existing) < len(topic.partitions):
             missing = [
-                each.partition_index for each in topic.partitions if each.partition_index not in found.partitions
+                each.partition_index for each in topic.partitions if each.partition_index not in topic_image.partitions
             ]
             refused.append(_refused(topic, missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         if existing:
-            known.append(OffsetCommitRequestTopic(name=found.name, topic_id=found.topic_id, partitions=existing))
+            known.append(
+                OffsetCommitRequestTopic(name=topic_image.name, topic_id=topic_image.topic_id, partitions=existing)
+            )
     if refused and not known:
         return OffsetCommitResponse(topics=refused)
     commit = OffsetCommitRequest(

@@ -29,9 +29,9 @@ def handle(
     topics_by_name = services.image().topics_by_name
     known: list[tuple[str, list[int]]] = []
     for topic in request.topics:
-        found = topics_by_name.get(topic.name)
+        topic_image = topics_by_name.get(topic.name)
         indexes = [partition.partition_index for partition in topic.partitions]
-        existing = [index for index in indexes if found is not None and index in found.partitions]
+        existing = [index for index in indexes if topic_image is not None and index in topic_image.partitions]
         if existing:
             known.append((topic.name, existing))
     answer = services.groups.delete_offsets(context, request.group_id, known)
@@ -51,10 +51,10 @@ def _response(request: OffsetDeleteRequest, errors: Errors) -> OffsetDeleteRespo
     coordinator does not exist.
     """
     topics: dict[str, OffsetDeleteResponseTopic] = {}
-    for asked in request.topics:
-        for partition in asked.partitions:
+    for entry in request.topics:
+        for partition in entry.partitions:
             index = partition.partition_index
-            error = errors.get((asked.name, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            topic = topics.setdefault(asked.name, OffsetDeleteResponseTopic(name=asked.name))
+            error = errors.get((entry.name, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            topic = topics.setdefault(entry.name, OffsetDeleteResponseTopic(name=entry.name))
             topic.partitions.append(OffsetDeleteResponsePartition(partition_index=index, error_code=error))
     return OffsetDeleteResponse(topics=list(topics.values()))

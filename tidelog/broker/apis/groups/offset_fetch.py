@@ -100,12 +100,12 @@ class _Answer:
         topic = self._image.topics_by_name.get(name)
         return NO_TOPIC_ID if topic is None else topic.topic_id
 
-    def _present(self, group: OffsetFetchRequestGroup, found: TopicsOrError) -> TopicsOrError:
+    def _present(self, group: OffsetFetchRequestGroup, outcome: TopicsOrError) -> TopicsOrError:
         """Without the offsets of former topics, where all topics were asked for."""
-        if group.topics is not None or isinstance(found, KafkaError):
-            return found
+        if group.topics is not None or isinstance(outcome, KafkaError):
+            return outcome
         present: FetchedTopics = []
-        for name, entries in found:
+        for name, entries in outcome:
             topic_id = self._id_of(name)
             kept = [entry for entry in entries if not is_of_another_topic(entry.topic_id, topic_id)]
             if kept:
@@ -113,12 +113,14 @@ class _Answer:
         return present
 
     def response(self, answers: list[TopicsOrError]) -> OffsetFetchResponse:
-        answers = [self._present(group, found) for group, found in zip(self.groups, answers)]
+        answers = [self._present(group, outcome) for group, outcome in zip(self.groups, answers)]
         if self._version >= MANY_GROUPS_FROM:
-            return OffsetFetchResponse(groups=[self._group(group, found) for group, found in zip(self.groups, answers)])
-        found = answers[0]
-        if isinstance(found, KafkaError):
-            return _refused_single(self.groups[0], found.code, self._version)
+            return OffsetFetchResponse(
+                groups=[self._group(group, outcome) for group, outcome in zip(self.groups, answers)]
+            )
+        outcome = answers[0]
+        if isinstance(outcome, KafkaError):
+            return _refused_single(self.groups[0], outcome.code, self._version)
         return OffsetFetchResponse(
             topics=[
                 OffsetFetchResponseTopic(
@@ -134,28 +136,28 @@ class _Answer:
                         for entry in entries
                     ],
                 )
-                for name, entries in found
+                for name, entries in outcome
             ]
         )
 
-    def _group(self, group: OffsetFetchRequestGroup, found: TopicsOrError) -> OffsetFetchResponseGroup:
-        if isinstance(found, KafkaError):
-            return OffsetFetchResponseGroup(group_id=group.group_id, error_code=found.code)
+    def _group(self, group: OffsetFetchRequestGroup, outcome: TopicsOrError) -> OffsetFetchResponseGroup:
+        if isinstance(outcome, KafkaError):
+            return OffsetFetchResponseGroup(group_id=group.group_id, error_code=outcome.code)
         by_name = self._image.topics_by_name
         topics: list[OffsetFetchResponseTopics] = []
-        for name, entries in found:
+        for name, entries in outcome:
             topic = by_name.get(name)
             if topic is None and self._version >= TOPIC_IDS_FROM:
                 continue  # the topic is deleted, so it has no id, and this version has no names
             topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
             topics.append(_topic(name, topic_id, entries))
         if self._version >= TOPIC_IDS_FROM:
-            for asked in group.topics or ():
-                if asked.topic_id not in self._image.topics_by_id:
+            for entry in group.topics or ():
+                if entry.topic_id not in self._image.topics_by_id:
                     unknown = [
-                        FetchedOffset(index, error=ErrorCode.UNKNOWN_TOPIC_ID) for index in asked.partition_indexes
+                        FetchedOffset(index, error=ErrorCode.UNKNOWN_TOPIC_ID) for index in entry.partition_indexes
                     ]
-                    topics.append(_topic("", asked.topic_id, unknown))
+                    topics.append(_topic("", entry.topic_id, unknown))
         return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
 
 
@@ -164,12 +166,12 @@ def _groups(request: OffsetFetchRequest, version: int) -> list[OffsetFetchReques
     if version >= MANY_GROUPS_FROM:
         return request.groups
     topics = request.topics
-    asked = None
+    requested = None
     if topics is not None:
-        asked = [
+        requested = [
             OffsetFetchRequestTopics(name=topic.name, partition_indexes=topic.partition_indexes) for topic in topics
         ]
-    return [OffsetFetchRequestGroup(group_id=request.group_id, topics=asked)]
+    return [OffsetFetchRequestGroup(group_id=request.group_id, topics=requested)]
 
 
 def _topic(name: str, topic_id: bytes, entries: list[FetchedOffset]) -> OffsetFetchResponseTopics:

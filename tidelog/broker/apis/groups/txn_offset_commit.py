@@ -100,8 +100,8 @@ def _by_existence(
     known: list[TxnOffsetCommitRequestTopic] = []
     refused: list[TxnOffsetCommitResponseTopic] = []
     for topic in topics:
-        found = image.topics_by_name.get(topic.name)
-        indexes = found.partitions if found is not None else {}
+        topic_image = image.topics_by_name.get(topic.name)
+        indexes = topic_image.partitions if topic_image is not None else {}
         existing: list[TxnOffsetCommitRequestPartition] = []
         missing: list[int] = []
         for each in topic.partitions:

@@ -30,14 +30,14 @@ REQUEST = DeleteRecordsRequest
 def handle(
     services: Services, context: RequestContext, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse | Deferred:
-    wanted: dict[str, dict[int, int]] = {}
+    offset_of: dict[str, dict[int, int]] = {}
     for topic in request.topics:
-        for asked in topic.partitions:
-            wanted.setdefault(topic.name, {})[asked.partition_index] = asked.offset
+        for entry in topic.partitions:
+            offset_of.setdefault(topic.name, {})[entry.partition_index] = entry.offset
     partitions = services.partitions
     response = DeleteRecordsResponse()
     parked = _ParkedDelete(partitions, response)
-    for name, offsets in wanted.items():
+    for name, offsets in offset_of.items():
         answered = DeleteRecordsTopicResult(name=name)
         for index, offset in offsets.items():
             result = DeleteRecordsPartitionResult(partition_index=index, low_watermark=-1)
@@ -123,9 +123,9 @@ def refuse(request: DeleteRecordsRequest, error: KafkaError, version: int) -> De
                 name=topic.name,
                 partitions=[
                     DeleteRecordsPartitionResult(
-                        partition_index=asked.partition_index, low_watermark=-1, error_code=error.code
+                        partition_index=entry.partition_index, low_watermark=-1, error_code=error.code
                     )
-                    for asked in topic.partitions
+                    for entry in topic.partitions
                 ],
             )
             for topic in request.topics

@@ -373,7 +373,7 @@ class _Fetch:
 
     def _encode(self, attempt: _Attempt) -> list[Buffer]:
         session, dirty, is_large = self._session, self._session.dirty, attempt.is_large
-        told: list[FetchedPartition] = []
+        partitions: list[FetchedPartition] = []
         for entry, fetched in attempt.answered:
             news = fetched.size_bytes or fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0
             if fetched.size_bytes:
@@ -388,7 +388,7 @@ class _Fetch:
                 or fetched.high_watermark != entry.sent_high_watermark
                 or fetched.log_start_offset != entry.sent_log_start_offset
             ):
-                told.append(fetched)
+                partitions.append(fetched)
                 entry.sent_high_watermark = fetched.high_watermark
                 entry.sent_log_start_offset = fetched.log_start_offset
             if news or entry.asked.fetch_offset < fetched.high_watermark:
@@ -400,32 +400,32 @@ class _Fetch:
             session.close()
         hints = []
         if self._version >= FETCH_ADDRESSES_FROM:
-            for fetched in told:
+            for fetched in partitions:
                 if fetched.error_code in STALE_LEADER:
                     fetched.current_leader = leader_of(self._services, fetched.topic, fetched.index)
                     hints.append(fetched.current_leader)
-        found = addresses(self._services, self._listener_name, hints) if hints else ()
+        nodes = addresses(self._services, self._listener_name, hints) if hints else ()
         return encode_fetch_response(
-            self._correlation_id, self._version, 0, session.id, neighbours(told), addresses=found
+            self._correlation_id, self._version, 0, session.id, neighbours(partitions), addresses=nodes
         )
 
     def _read(self, entry: SessionPartition, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
-        asked = entry.asked
+        request = entry.asked
         topic, index = entry.key
         partitions = self._services.partitions
         partition = None
         try:
             if self._version >= ANY_REPLICA_FROM:
                 partition = partitions.readable(topic, index)
-                partition.require_epoch(asked.current_leader_epoch)
+                partition.require_epoch(request.current_leader_epoch)
             else:
                 partition = partitions.leader(topic, index)
-                partition.require_leader(asked.current_leader_epoch)
+                partition.require_leader(request.current_leader_epoch)
             log = partition.log
-            offset = asked.fetch_offset
+            offset = request.fetch_offset
             aborted = None
-            if asked.last_fetched_epoch >= 0:
-                diverging = partition.divergence(asked.last_fetched_epoch, offset)
+            if request.last_fetched_epoch >= 0:
+                diverging = partition.divergence(request.last_fetched_epoch, offset)
                 if diverging is not None:
                     return FetchedPartition(
                         topic, index, 0, log.high_watermark, log.last_stable_offset, log.log_start_offset,

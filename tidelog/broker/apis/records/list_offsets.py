@@ -64,13 +64,13 @@ class _Listing:
 
     def __init__(self, services: Services, version: int, request: ListOffsetsRequest) -> None:
         self._services, self._version, self._request = services, version, request
-        asked = [(topic.name, partition) for topic in request.topics for partition in topic.partitions]
-        times = Counter((name, partition.partition_index) for name, partition in asked)
+        requested = [(topic.name, partition) for topic in request.topics for partition in topic.partitions]
+        times = Counter((name, partition.partition_index) for name, partition in requested)
         self._duplicates = {key for key, count in times.items() if count > 1}
-        self._remaining = iter(asked)
-        self._left_count = len(asked)
-        self.is_large = len(asked) > PIECE_ELEMENTS_MAX
-        self._topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {name: {} for name, _ in asked}
+        self._remaining = iter(requested)
+        self._left_count = len(requested)
+        self.is_large = len(requested) > PIECE_ELEMENTS_MAX
+        self._topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {name: {} for name, _ in requested}
         self.deferred: Deferred | None = None
         self._slow_lookups: Counter[tuple[str, int]] = Counter()
 
@@ -146,33 +146,33 @@ def refuse(request: ListOffsetsRequest, error: KafkaError, version: int) -> List
 
 
 def _find(
-    services: Services, version: int, request: ListOffsetsRequest, topic: str, asked: ListOffsetsPartition
+    services: Services, version: int, request: ListOffsetsRequest, topic: str, requested: ListOffsetsPartition
 ) -> _FoundOffset:
-    timestamp = asked.timestamp
+    timestamp = requested.timestamp
     if timestamp < EARLIEST_PENDING_UPLOAD or version < _SINCE.get(timestamp, 0):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
     partitions = services.partitions
     if request.replica_id == _DEBUGGING_REPLICA_ID:
-        partition = partitions.readable(topic, asked.partition_index)
-        partition.require_epoch(asked.current_leader_epoch, -1)
+        partition = partitions.readable(topic, requested.partition_index)
+        partition.require_epoch(requested.current_leader_epoch, -1)
     else:
-        partition = partitions.leader(topic, asked.partition_index)
-        partition.require_leader(asked.current_leader_epoch, -1)
+        partition = partitions.leader(topic, requested.partition_index)
+        partition.require_leader(requested.current_leader_epoch, -1)
     if request.replica_id >= 0 or request.replica_id == _DEBUGGING_REPLICA_ID:
         isolation = Isolation.LOG_END
     else:
         isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
     bound = partition.read_bound(isolation)
     try:
-        found = (-1, bound, partition.leader_epoch) if timestamp == LATEST else _lookup(partition, timestamp, bound)
+        result = (-1, bound, partition.leader_epoch) if timestamp == LATEST else _lookup(partition, timestamp, bound)
     except ColdRead:
         raise
     except Exception as error:
         raise partitions.refusal(partition, error) from None
     by_time = timestamp >= 0 or timestamp == MAX_TIMESTAMP
-    if (timestamp == LATEST or (by_time and found == _NOTHING)) and isolation != Isolation.LOG_END:
+    if (timestamp == LATEST or (by_time and result == _NOTHING)) and isolation != Isolation.LOG_END:
         _refuse_what_may_go_back(partition, version)
-    return found
+    return result
 
 
 def _refuse_what_may_go_back(partition: Partition, version: int) -> None:
@@ -192,7 +192,7 @@ def _lookup(partition: Partition, timestamp: int, bound: int) -> _FoundOffset:
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOTHING  # there is no tiered storage
     if timestamp == MAX_TIMESTAMP:
-        found = log.max_timestamp_offset(wait=False)
+        result = log.max_timestamp_offset(wait=False)
     else:
-        found = log.offset_for_timestamp(timestamp, wait=False)
-    return found if found is not None and found[1] < bound else _NOTHING
+        result = log.offset_for_timestamp(timestamp, wait=False)
+    return result if result is not None and result[1] < bound else _NOTHING

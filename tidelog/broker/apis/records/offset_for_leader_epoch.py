@@ -22,19 +22,19 @@ def handle(
     results = []
     for topic in request.topics:
         ends = []
-        for asked in topic.partitions:
+        for entry in topic.partitions:
             partition = None
             try:
-                partition = services.partitions.leader(topic.topic, asked.partition)
-                partition.require_leader(asked.current_leader_epoch, -1)
-                epoch, end_offset = partition.log.confirmed_end_of_epoch(asked.leader_epoch)
-                ends.append(EpochEndOffset(partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
+                partition = services.partitions.leader(topic.topic, entry.partition)
+                partition.require_leader(entry.current_leader_epoch, -1)
+                epoch, end_offset = partition.log.confirmed_end_of_epoch(entry.leader_epoch)
+                ends.append(EpochEndOffset(partition=entry.partition, leader_epoch=epoch, end_offset=end_offset))
             except ColdRead as cold:
                 services.partitions.run_cold(cold, lambda: None)
-                ends.append(EpochEndOffset(partition=asked.partition, error_code=ErrorCode.KAFKA_STORAGE_ERROR))
+                ends.append(EpochEndOffset(partition=entry.partition, error_code=ErrorCode.KAFKA_STORAGE_ERROR))
             except Exception as error:
                 code = services.partitions.refusal(partition, error).code
-                ends.append(EpochEndOffset(partition=asked.partition, error_code=code))
+                ends.append(EpochEndOffset(partition=entry.partition, error_code=code))
         results.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=ends))
     return OffsetForLeaderEpochResponse(topics=results)
 
@@ -45,7 +45,7 @@ def refuse(request: OffsetForLeaderEpochRequest, error: KafkaError, version: int
             OffsetForLeaderTopicResult(
                 topic=topic.topic,
                 partitions=[
-                    EpochEndOffset(partition=asked.partition, error_code=error.code) for asked in topic.partitions
+                    EpochEndOffset(partition=entry.partition, error_code=error.code) for entry in topic.partitions
                 ],
             )
             for topic in request.topics

@@ -378,8 +378,8 @@ class _Responder(NamedTuple):
                         leader = leader_of(self.services, topic, each.partition_index)
                         results[position] = each._replace(current_leader=leader)
                         hints.append(leader)
-        found = addresses(self.services, self.listener_name, hints) if hints else ()
-        return encode_produce_response(self.correlation_id, self.version, topics, addresses=found)
+        nodes = addresses(self.services, self.listener_name, hints) if hints else ()
+        return encode_produce_response(self.correlation_id, self.version, topics, addresses=nodes)
 
 
 class _ParkedOne(Deferred):

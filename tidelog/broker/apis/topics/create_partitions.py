@@ -26,14 +26,14 @@ async def handle(
     times = Counter(topic.name for topic in request.topics)
     duplicate = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     refused = [_refused(name, duplicate) for name, count in times.items() if count > 1]
-    wanted = CreatePartitionsRequest(
+    remaining = CreatePartitionsRequest(
         topics=[topic for topic in request.topics if times[topic.name] == 1],
         timeout_ms=request.timeout_ms,
         validate_only=request.validate_only,
     )
-    if wanted.topics:
+    if remaining.topics:
         check_time(request.timeout_ms)
-    response: CreatePartitionsResponse = await controller(services).create_partitions(wanted, context.api_version)
+    response: CreatePartitionsResponse = await controller(services).create_partitions(remaining, context.api_version)
     response.results[:0] = refused
     return response
 

@@ -39,11 +39,11 @@ async def handle(services: Services, context: RequestContext, request: CreateTop
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     names = [topic.name for topic in request.topics]
     twice = {name for name, times in Counter(names).items() if times > 1}
-    wanted = [topic for topic in request.topics if topic.name not in twice]
-    if wanted:
+    topics = [topic for topic in request.topics if topic.name not in twice]
+    if topics:
         check_time(request.timeout_ms)
     outcomes = await controller(services).create_topics(
-        [_new_topic(topic) for topic in wanted],
+        [_new_topic(topic) for topic in topics],
         validate_only=request.validate_only,
         timeout_ms=request.timeout_ms,
     )

@@ -39,9 +39,9 @@ async def handle(services: Services, context: RequestContext, request: DeleteTop
     states = _states(request)
     if 1 in Counter((state.name, state.topic_id) for state in states if _is_valid(state)).values():
         check_time(request.timeout_ms)
-    results, wanted = await _resolve(services, states)
-    errors = await controller(services).delete_topics(list(wanted), timeout_ms=request.timeout_ms)
-    for topic_id, name in wanted.items():
+    results, names_by_id = await _resolve(services, states)
+    errors = await controller(services).delete_topics(list(names_by_id), timeout_ms=request.timeout_ms)
+    for topic_id, name in names_by_id.items():
         error = errors[topic_id]
         results.append(_result(name, topic_id, error) if error else DeletableTopicResult(name=name, topic_id=topic_id))
     return DeleteTopicsResponse(responses=results)
@@ -74,7 +74,7 @@ async def _resolve(
             ids[topic_id] += 1
         else:
             results.append(_invalid(None, ZERO_UUID, "Neither topic name nor id were specified."))
-    wanted: dict[bytes, str] = {}
+    names_by_id: dict[bytes, str] = {}
     async for topic_id, times in _in_turns(services, ids.items()):
         topic = image.topics_by_id.get(topic_id)
         if times > 1:
@@ -82,7 +82,7 @@ async def _resolve(
         elif topic is None:
             results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, NO_SUCH_TOPIC_ID)))
         else:
-            wanted[topic_id] = topic.name
+            names_by_id[topic_id] = topic.name
     async for name, times in _in_turns(services, names.items()):
         topic = image.topics_by_name.get(name)
         if times > 1:
@@ -90,12 +90,12 @@ async def _resolve(
         elif topic is None:
             results.append(_result(name, ZERO_UUID, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_SUCH_TOPIC)))
         elif topic.topic_id in ids:
-            wanted.pop(topic.topic_id, None)
+            names_by_id.pop(topic.topic_id, None)
             message = "The provided topic name maps to an ID that was already supplied."
             results.append(_invalid(name, topic.topic_id, message))
         else:
-            wanted[topic.topic_id] = name
-    return results, wanted
+            names_by_id[topic.topic_id] = name
+    return results, names_by_id
 
 
 async def _in_turns(services: Services, elements: Iterable[T]) -> AsyncIterator[T]:

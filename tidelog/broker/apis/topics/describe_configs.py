@@ -75,15 +75,15 @@ async def handle(
     async with AnswerInPieces(services.scheduler, context.connection) as answer:
         for resource in request.resources:
             keys = resource.configuration_keys
-            wanted = resource.resource_type, resource.resource_name, frozenset(keys) if keys else None
-            if answer.is_full and wanted[:2] in names:
+            key = resource.resource_type, resource.resource_name, frozenset(keys) if keys else None
+            if answer.is_full and key[:2] in names:
                 results.append(_refused(resource, KafkaError(ErrorCode.INVALID_REQUEST, "asked for again")))
                 continue
-            names.add(wanted[:2])
-            result = described.get(wanted)
+            names.add(key[:2])
+            result = described.get(key)
             elements = 1
             if result is None:
-                result = described[wanted] = _describe(services, request, resource, wanted[2], alike)
+                result = described[key] = _describe(services, request, resource, key[2], alike)
                 elements = DESCRIBED_ELEMENTS
             results.append(result)
             await answer.add_elements(elements + len(result.configs))
@@ -94,7 +94,7 @@ def _describe(
     services: Services,
     request: DescribeConfigsRequest,
     resource: DescribeConfigsResource,
-    wanted: frozenset[str] | None,
+    names: frozenset[str] | None,
     alike: Alike,
 ) -> DescribeConfigsResult:
     result = DescribeConfigsResult(
@@ -103,11 +103,11 @@ def _describe(
     try:
         entries = _entries(services, resource)
         own = frozenset(services.image().topic_config(resource.resource_name).items())
-        configs = alike.get((own, wanted)) if resource.resource_type == TOPIC_RESOURCE else None
+        configs = alike.get((own, names)) if resource.resource_type == TOPIC_RESOURCE else None
         if configs is None:
-            configs = [_shown(entry, request) for entry in entries if wanted is None or entry.name in wanted]
+            configs = [_shown(entry, request) for entry in entries if names is None or entry.name in names]
         if resource.resource_type == TOPIC_RESOURCE:
-            alike[own, wanted] = configs
+            alike[own, names] = configs
         result.configs = configs
     except KafkaError as error:
         result.error_code, result.error_message, result.configs = error.code, error.message, []

@@ -38,8 +38,8 @@ def handle(
     image = services.image()
 
     def brokers() -> Iterable[str]:
-        found = reachable_brokers(image, context.listener_name, include_fenced=False)
-        return (str(broker.node_id) for broker, _ in found)
+        nodes = reachable_brokers(image, context.listener_name, include_fenced=False)
+        return (str(broker.node_id) for broker, _ in nodes)
 
     names: dict[int, Callable[[], Iterable[str]]] = {
         GROUP_RESOURCE: lambda: _configured(image, GROUP_RESOURCE),
@@ -49,14 +49,14 @@ def handle(
         TOPIC_RESOURCE: lambda: image.topics_by_name,
     }
     supported = names if context.api_version >= TYPES_FROM else {CLIENT_METRICS_RESOURCE: None}
-    wanted = set(request.resource_types) or set(supported)
+    types = set(request.resource_types) or set(supported)
     for kind in request.resource_types:
         if kind not in supported:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"Unexpected resource type {kind}.")
     resources = [
         ConfigResource(resource_name=name, resource_type=kind)
         for kind, of_kind in names.items()
-        if kind in wanted
+        if kind in types
         for name in of_kind()
     ]
     return ListConfigResourcesResponse(config_resources=resources)
