@@ -75,6 +75,20 @@ def _forget_late_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         deadline_ms: int | None = self._timers.next_deadline_ms()
         return deadline_ms
 
+    on_committed = TransactionCoordinator.on_committed
+    on_failed = TransactionCoordinator.on_failed
+    late: list[Any] = []
+
+    def note_late(self: Any, context: Any, error: Any, in_log: bool, now: Any) -> Any:
+        late.extend([context] * in_log)
+        return on_failed(self, context, error, in_log, now)
+
+    monkeypatch.setattr(TransactionCoordinator, "on_failed", note_late)
+    monkeypatch.setattr(
+        TransactionCoordinator,
+        "on_committed",
+        lambda self, context, now: None if any(each is context for each in late) else on_committed(self, context, now),
+    )
     monkeypatch.setattr(TransactionCoordinator, "next_deadline_ms", next_deadline_ms)
     monkeypatch.setattr(TransactionCoordinator, "on_deadline", _without_markers(TransactionCoordinator.on_deadline))
 

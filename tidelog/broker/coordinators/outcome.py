@@ -146,7 +146,7 @@ class Coordinator(Protocol):
     def on_failed(self, context: Any, error: ErrorCode, in_log: bool, now: Now) -> Outcome:
         """The write with this context has failed.
 
-        `in_log`: it is in the log but was not committed in time, and may still be replayed.
+        `in_log`: it is in the log but was not committed in time; `on_committed` follows if it is after all.
         """
 
     def next_deadline_ms(self) -> int | None:

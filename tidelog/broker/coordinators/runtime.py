@@ -465,8 +465,7 @@ class CoordinatorRuntime(Generic[C]):
                 pending.operation()
             return
         self._replay(shard, pending.write, pending.next_offset)
-        if not pending.is_answered:
-            self._answer_write(shard, pending.write, self._now())
+        self._answer_write(shard, pending.write, self._now())
 
     def _replay(self, shard: _Shard[C], write: Write, next_offset: int) -> None:
         offset = next_offset - len(write.records)

@@ -171,7 +171,7 @@ def test_a_late_commit_is_replayed_but_not_answered_twice():
     assert reply.error == E.COORDINATOR_NOT_AVAILABLE
     bench.ports.commit(0)
     assert tape.replayed == [(0, b"a", -1)]
-    assert tape.events == [("loaded",), ("late", 1, E.COORDINATOR_NOT_AVAILABLE)]
+    assert tape.events == [("loaded",), ("late", 1, E.COORDINATOR_NOT_AVAILABLE), ("committed", 1, 1)]
 
 
 def test_reads_after_what_is_under_way():

@@ -506,3 +506,44 @@ def test_a_group_is_deleted_while_a_follower_hangs() -> None:
     world.ports.commit(0)
     offsets_moved(world)
     assert (deleted.error, offset_count(world, 1)) == (0, 0)
+
+
+def test_a_group_is_deleted_again_and_again_while_a_follower_hangs() -> None:
+    """The repetitions wait for the first part, and the follower hangs behind it. They wrote all tombstones again."""
+    world = group_with_offsets(commits_at_once=False)
+    before = world.ports.end_offsets[0]
+    first, *others = [delete_group(world) for _ in range(10)]
+    world.ports.commit(0)
+    offsets_moved(world)
+    assert world.ports.end_offsets[0] - before == OFFSETS + 1
+    assert {each.error for each in others} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    world.ports.commit(0)
+    offsets_moved(world)
+    assert (first.error, offset_count(world, 1)) == (0, 0)
+    assert delete_group(world).error == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_a_topic_is_deleted_while_a_follower_hangs() -> None:
+    """Longer than a write may take. All tombstones were written again each time."""
+    world = group_with_offsets(commits_at_once=False)
+    before = world.ports.end_offsets[0]
+    world.service.on_topics_deleted([("t", bytes(16))])
+    world.advance(4 * world.config.offsets_commit_timeout_ms)
+    assert world.ports.end_offsets[0] - before == OFFSETS
+    world.ports.commit(0)
+    world.advance(1000)
+    assert offset_count(world, 1) == 0
+    assert world.ports.end_offsets[0] - before == OFFSETS
+
+
+def test_a_group_whose_deletion_is_replicated_late_is_gone_then() -> None:
+    world = World(commits_at_once=False)
+    world.join(version=3)
+    world.advance(world.config.group_initial_rebalance_delay_ms)
+    world.leave("g", *world.coordinator().groups["g"].members)
+    world.ports.commit(0)
+    deleted = delete_group(world)
+    world.advance(world.config.offsets_commit_timeout_ms)
+    assert deleted.error == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.ports.commit(0)
+    assert not world.coordinator().groups, "it was listed until the next expiry"

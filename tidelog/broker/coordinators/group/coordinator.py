@@ -448,6 +448,9 @@ class GroupCoordinator:
         is_gone = self.groups.get(group.group_id) is not group
         if deletion.is_whole and not is_gone and deletion.error is ErrorCode.NONE:
             deletion.error = admin.deletion_error(group)
+            if not group.is_being_deleted and group.writes_in_flight:
+                # Such as the end of another deletion: to write all tombstones again for each request fills the log.
+                deletion.error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         count_max = min(DELETED_PER_STEP, _tombstones_per_write(group.group_id) - 1)
         part = list(islice(deletion.keys, count_max))
         is_refused = deletion.error is not ErrorCode.NONE
@@ -568,12 +571,10 @@ class GroupCoordinator:
 
     def on_committed(self, context: GroupWrite | OffsetWrite | Deletion, now: Now) -> Outcome:
         outcome = Outcome(now)
-        if isinstance(context, OffsetWrite):
-            self.offsets.end(context)
+        self._end(context)
         if not isinstance(context, GroupWrite):
             return outcome
         group = context.group
-        group.writes_in_flight -= 1
         if context.kind == "assignment" and group.state is GroupState.STABLE and group.generation == context.generation:
             self._rebalancer.hand_out_assignments(group, outcome)
         elif context.kind == "deletion" and group.is_vacant and group.persisted_generation is None:
@@ -589,14 +590,13 @@ class GroupCoordinator:
         self, context: GroupWrite | OffsetWrite | Deletion, error: ErrorCode, in_log: bool, now: Now
     ) -> Outcome:
         outcome = Outcome(now)
-        if isinstance(context, OffsetWrite):
-            self.offsets.end(context)
-        elif isinstance(context, Deletion) and not in_log:
-            context.error = error
+        if not in_log:
+            self._end(context)
+            if isinstance(context, Deletion):
+                context.error = error
         if not isinstance(context, GroupWrite):
             return outcome
         group = context.group
-        group.writes_in_flight -= 1
         outcome.note(f"group {group.group_id}: could not store its {context.kind}: {error.name}")
         if context.kind == "assignment":
             if group.assignment_in_flight == context.generation == group.generation:
@@ -606,6 +606,13 @@ class GroupCoordinator:
             self._joins.on_replacement_failed(context, error, in_log, outcome)
         self._forget_if_unused(group)
         return outcome
+
+    def _end(self, context: GroupWrite | OffsetWrite | Deletion) -> None:
+        """The write is no longer under way."""
+        if isinstance(context, OffsetWrite):
+            self.offsets.end(context)
+        elif isinstance(context, GroupWrite):
+            context.group.writes_in_flight -= 1
 
     # -- deadlines ---------------------------------------------------------------------------------------------------
 

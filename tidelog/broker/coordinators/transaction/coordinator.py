@@ -475,7 +475,7 @@ class TransactionCoordinator:
     # -- deadlines ---------------------------------------------------------------------------------------------------
 
     def next_deadline_ms(self) -> int | None:
-        # A record that was committed after its request had timed out is replayed without on_committed.
+        # Whatever came between a replay and its on_committed, such as an answer that failed: markers are sent.
         return _AT_ONCE_MS if self._to_mark else self._timers.next_deadline_ms()
 
     def on_deadline(self, now: Now) -> Outcome:
