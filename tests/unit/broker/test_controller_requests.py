@@ -15,10 +15,16 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.properties.test_messages_against_kio import MESSAGES, filled
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire
+from tidelog.broker.apis import dispatch
 from tidelog.broker.apis.api_tables import CONTROLLER_APIS
 from tidelog.protocol.codec.schema import Message
+from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
+from tidelog.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
+from tidelog.protocol.messages.vote import VoteRequest, VoteResponse
 from tidelog.protocol.uuids import METADATA_TOPIC_ID
+from tidelog.replication.controller.commands import ControllerCommands
 from tidelog.replication.quorum import service
 
 CONTROLLER = {
@@ -104,6 +110,36 @@ async def test_strangers_who_wait_for_metadata_take_no_places_of_others(
             answer = await wire.receive(FetchResponse, 18)
         assert answer.error_code == 0, answer
     await until(lambda: dispatcher.tasks_under_way <= 3)
+
+
+async def test_clients_take_no_places_of_nodes(start_node: StartNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,000 large decisions that waited refused the heartbeats of brokers and the fetches of the metadata quorum."""
+    monkeypatch.setattr(dispatch, "COLD_TASKS_MAX", 3)
+    monkeypatch.setattr(dispatch, "NODES_TASKS_MAX", 6)
+    running = await start_node(**CONTROLLER)
+    running.port = running.node._bound_ports["CONTROLLER"]
+    ended = asyncio.Event()
+
+    async def create_late(*arguments: Any, **options: Any) -> Any:
+        await ended.wait()
+        return {}
+
+    monkeypatch.setattr(ControllerCommands, "create_topics", create_late)
+    wires = [await running.connect() for _ in range(4)]
+    for wire in wires:
+        wire.send(CreateTopicsRequest(topics=[], timeout_ms=60_000), 7)
+    async with asyncio.timeout(PATIENCE_S):
+        await wires.pop().receive(CreateTopicsResponse, 7)  # refused: the others take all the places
+        assert running.node._controller_dispatcher.tasks_under_way == 3
+        wire = await running.connect()
+        heartbeat = await wire.call(BrokerHeartbeatRequest(broker_id=99), 1, BrokerHeartbeatResponse)
+        vote = await wire.call(VoteRequest(cluster_id="another"), 0, VoteResponse)
+    assert heartbeat.error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
+    assert vote.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
+    ended.set()
+    for wire in wires:
+        async with asyncio.timeout(PATIENCE_S):
+            await wire.receive(CreateTopicsResponse, 7)
 
 
 @pytest.mark.parametrize("api", CONTROLLER_APIS, ids=name_of)

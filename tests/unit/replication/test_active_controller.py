@@ -16,6 +16,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tidelog.replication.controller import controller as controller_module
 from tidelog.replication.controller.decisions.state import NewTopic
 
 
@@ -639,3 +640,80 @@ async def test_a_decision_comes_to_an_end_while_others_change_the_image_all_the_
     assert not any(isinstance(result, KafkaError) for result in results.values())
     assert steps() == 3
     assert len(member.controller.image.topics_by_name) == 203
+
+
+@pytest.mark.parametrize("topic_count", [50, 150])
+async def test_what_is_more_than_one_atomic_batch_is_refused(monkeypatch, topic_count):
+    """Its second batch began in the midst of a topic: a node that had only the first knew it without partitions."""
+    monkeypatch.setattr(controller_module, "RECORDS_PER_BATCH", 20 * topic_count)
+    quorum, member, _ = await cluster()
+    end_offset = quorum.end_offset
+    configs = [(f"key.{number}", "1") for number in range(18)]
+    topics = [NewTopic(f"t{number}", 1, 1, configs=configs) for number in range(topic_count)]
+    with pytest.raises(KafkaError) as caught:
+        await member.controller.create_topics([*topics, NewTopic("u", 1, 1)])
+    assert caught.value.code is ErrorCode.POLICY_VIOLATION
+    assert quorum.end_offset == end_offset
+    await member.controller.create_topics(topics)
+    assert [len(batch.values) for batch in quorum.batches if batch.last_offset >= end_offset] == [20 * topic_count]
+
+
+async def large_decisions_that_wait(member, count, **options):
+    """Creations of many partitions, of which the first does not come to its end."""
+    forever = asyncio.Event()
+    member.controller.pause = forever.wait
+    create = member.controller.create_topics
+    tasks = [asyncio.create_task(create([NewTopic(f"t{i}", 3000, 1)], **options)) for i in range(count)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return tasks, forever
+
+
+async def test_few_large_decisions_wait(monkeypatch):
+    """4,000 requests of 33 bytes took ten minutes, and all the places for requests of the node, heartbeats' too."""
+    monkeypatch.setattr(controller_module, "LARGE_UNDER_WAY_MAX", 3)
+    _, member, _ = await cluster()
+    tasks, forever = await large_decisions_that_wait(member, 5)
+    for refused in tasks[3:]:
+        with pytest.raises(KafkaError) as caught:
+            await asyncio.wait_for(refused, PATIENCE_S)
+        assert caught.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    await asyncio.wait_for(member.controller.create_topics([NewTopic("small", 1, 1)]), PATIENCE_S)
+    forever.set()
+    await asyncio.wait_for(asyncio.gather(*tasks[:3]), PATIENCE_S)
+    await asyncio.wait_for(member.controller.create_topics([NewTopic("t3", 3000, 1)]), PATIENCE_S)
+    assert sorted(member.controller.image.topics_by_name) == ["small", "t0", "t1", "t2", "t3"]
+
+
+async def test_the_timeout_of_a_large_decision_counts_while_it_waits():
+    """The topic was created minutes after its client had gone."""
+    _, member, _ = await cluster()
+    tasks, forever = await large_decisions_that_wait(member, 3, timeout_ms=20)
+    for timed_out in tasks:
+        with pytest.raises(KafkaError) as caught:
+            await asyncio.wait_for(timed_out, PATIENCE_S)
+        assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+    forever.set()
+    await asyncio.sleep(0.01)
+    assert not member.controller.image.topics_by_name
+
+
+async def test_a_large_decision_on_what_was_never_committed_is_made_again():
+    quorum, member, _ = await cluster()
+    other = Member(quorum, 101)
+    quorum.hold = True
+    lost = asyncio.create_task(member.controller.create_topics([NewTopic("t", 1, 1)]))
+    await asyncio.sleep(0)
+
+    def lose_and_win():
+        if not lost.done():
+            quorum.hold = False
+            quorum.lead(other.log)
+            quorum.lead(member.log)
+
+    await count_steps(member, lose_and_win)
+    topics = [NewTopic("t", 1, 1), *(NewTopic(f"bad name {number}", 1, 1) for number in range(200))]
+    answer = await asyncio.wait_for(member.controller.create_topics(topics), PATIENCE_S)
+    with pytest.raises(KafkaError):
+        await lost
+    assert not isinstance(answer["t"], KafkaError), answer["t"]

@@ -153,6 +153,16 @@ def test_preferred_election_by_hand(state):
     assert [leader for leader, _ in table(state)] == [1, 2, 1]
 
 
+def test_a_partition_that_is_named_again_is_elected_once(state):
+    """Each began a leader epoch and wrote a record: a request of 400 KB held up the loop for more than a second."""
+    shuffled(state)
+    records, response = at_once(elect_leaders(state, request(0, t=[0] * 1000)))
+    assert len(records) == 1
+    assert [one.error_code for one in response.replica_election_results[0].partition_result] == [0] * 1000
+    apply(state, records)
+    assert state.image.topics_by_name["t"].partitions[0].leader_epoch == 2
+
+
 def test_preferred_election_everywhere_says_only_what_was_needed(state):
     shuffled(state)
     _, response = at_once(elect_leaders(state, request(0)))

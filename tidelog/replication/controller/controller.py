@@ -43,11 +43,12 @@ logger = logging.getLogger("tidelog.controller")
 
 T = TypeVar("T")
 
-# A bound that no request exceeds, so that the records of a request are one atomic batch.
+# A client's request for more records is refused, so that its records are one atomic batch.
 RECORDS_PER_BATCH = 20_000
 TICKS_PER_SESSION = 8
 TICK_MS_MIN, TICK_MS_MAX = 20, 250
 TRIES_IN_STEPS = 3
+LARGE_UNDER_WAY_MAX = 100
 
 
 class Controller(ControllerCommands):
@@ -94,6 +95,7 @@ class Controller(ControllerCommands):
         self._balance_due_ms = 0.0
         self._unclean_due_ms = 0.0
         self._large_decision = asyncio.Lock()  # one at a time: each holds up to 10,000 records until its end
+        self._large_under_way = 0
         self.pause: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
         """Lets others be served; the node has a fairer one."""
         tracker.controller = self
@@ -181,24 +183,34 @@ class Controller(ControllerCommands):
 
     async def command_in_steps(self, decide: Callable[[], Steps[T]], timeout_ms: int = 0) -> T:
         """As `command`; others are served between the steps of the decision. If one of them has changed the image, it
-        is made again, the last time in one step.
+        is made again, the last time in one step. Raises also POLICY_VIOLATION for more than one atomic batch, and
+        THROTTLING_QUOTA_EXCEEDED.
         """
         self._check_active()
         try:
             next(steps := decide())
         except StopIteration as end:
             small: tuple[list[Any], T] = end.value
-            return await self.command(lambda: small, timeout_ms)
+            return await self.command(lambda: _in_one_batch(small), timeout_ms)
         steps.close()
-        async with self._large_decision:
-            decided = await self._decided_in_steps(decide)
-        return await self.command(lambda: decided or at_once(decide()), timeout_ms)
+        if self._large_under_way >= LARGE_UNDER_WAY_MAX:
+            raise KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many large requests are under way")
+        self._large_under_way += 1
+        try:
+            async with asyncio.timeout(timeout_ms / 1000 if timeout_ms > 0 else None):
+                async with self._large_decision:
+                    decided = await self._decided_in_steps(decide)
+                return await self.command(lambda: _in_one_batch(decided or at_once(decide())))
+        except TimeoutError:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT) from None
+        finally:
+            self._large_under_way -= 1
 
     async def _decided_in_steps(self, decide: Callable[[], Steps[T]]) -> tuple[list[Any], T] | None:
         """None if others have changed the image again and again."""
         for _ in range(TRIES_IN_STEPS):
             self._check_active()
-            image = self._state.image
+            state, image = self._state, self._state.image
             steps = decide()
             while True:
                 try:
@@ -207,7 +219,7 @@ class Controller(ControllerCommands):
                     decided: tuple[list[Any], T] = end.value
                     break
                 await self.pause()
-            if self._state.image is image or not decided[0]:
+            if self._state is state and (state.image is image or not decided[0]):
                 return decided
         return None
 
@@ -340,6 +352,12 @@ class Controller(ControllerCommands):
 
     def suspect(self, broker_id: int) -> None:
         self._detector.suspect(broker_id, self._sessions.epoch_of(broker_id))
+
+
+def _in_one_batch(decided: tuple[list[Any], T]) -> tuple[list[Any], T]:
+    if len(decided[0]) > RECORDS_PER_BATCH:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, "Unable to perform excessively large batch operation.")
+    return decided
 
 
 def not_controller() -> KafkaError:

@@ -152,6 +152,7 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Steps
     rules = state.election_rules()
     records: Records = []
     response = ElectLeadersResponse()
+    elected: set[tuple[str, int]] = set()  # so that a partition that is named again begins one leader epoch
     number = 0
     for name, indexes in requested_partitions:
         results = ReplicaElectionResult(topic=name)
@@ -160,9 +161,11 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Steps
             number += 1
             if number % ELEMENTS_AT_ONCE == 0:
                 yield
-            outcome = _elect(state, rules, name, index, request.election_type)
+            outcome = None if (name, index) in elected else _elect(state, rules, name, index, request.election_type)
             if isinstance(outcome, PartitionChangeRecord):
                 records.append(outcome)
+                elected.add((name, index))
+            if not isinstance(outcome, KafkaError):
                 results.partition_result.append(PartitionResult(partition_id=index, error_message=None))
             elif not elects_all or outcome.code != ErrorCode.ELECTION_NOT_NEEDED:
                 results.partition_result.append(
