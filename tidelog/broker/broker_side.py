@@ -340,13 +340,13 @@ class BrokerSide:
 
     def _is_known(self, topic: str | bytes, index: int) -> bool:
         image = self._metadata.image
-        found = image.topics_by_id.get(topic) if isinstance(topic, bytes) else image.topics_by_name.get(topic)
-        return found is not None and index in found.partitions
+        topic_image = image.topics_by_id.get(topic) if isinstance(topic, bytes) else image.topics_by_name.get(topic)
+        return topic_image is not None and index in topic_image.partitions
 
     def _endpoint_of(self, broker_id: int) -> Endpoint | None:
         broker = self._metadata.image.brokers.get(broker_id)
-        found = None if broker is None else broker.endpoints.get(self._inter_broker_listener)
-        return None if found is None else Endpoint(found.host, found.port)
+        endpoint = None if broker is None else broker.endpoints.get(self._inter_broker_listener)
+        return None if endpoint is None else Endpoint(endpoint.host, endpoint.port)
 
     def _partition_count(self, topic_name: str, default_key: str) -> int:
         topic = self._metadata.image.topics_by_name.get(topic_name)

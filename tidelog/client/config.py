@@ -374,8 +374,8 @@ class ConsumerConfig(ClientConfig):
 
     def assignors(self) -> list[Assignor]:
         """The assignors, the preferred one first."""
-        found = [assignor_named(entry) if isinstance(entry, str) else entry for entry in self._strategy_entries()]
-        return [assignor for assignor in found if assignor is not None]
+        assignors = [assignor_named(entry) if isinstance(entry, str) else entry for entry in self._strategy_entries()]
+        return [assignor for assignor in assignors if assignor is not None]
 
     def _strategy_entries(self) -> list[str | Assignor]:
         strategy = self.partition_assignment_strategy

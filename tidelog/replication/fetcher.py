@@ -119,9 +119,9 @@ class ReplicaFetchers:
 
     def resume(self, partition: Partition) -> None:
         """The partition's records are on the device: fetch it again."""
-        found = self._followed.get(partition)
-        if found is not None:
-            found[0].resume(found[1])
+        followed = self._followed.get(partition)
+        if followed is not None:
+            followed[0].resume(followed[1])
 
     def brokers_changed(self, broker_ids: Iterable[int]) -> None:
         """Connect at once to brokers whose registration has changed, without the rest of the pause."""

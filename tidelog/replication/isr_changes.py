@@ -92,15 +92,15 @@ class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
         for topic in response.topics:
             for answer in topic.partitions:
                 key = (topic.topic_id, answer.partition_index)
-                found = sent.get(key)
-                if found is None:
+                change = sent.get(key)
+                if change is None:
                     continue
-                partition, proposal = found
+                partition, proposal = change
                 code = answer.error_code
                 if code and code not in _REJECTED and code not in _OVERTAKEN:
                     continue
                 settled += 1
-                self._settle(key, found)
+                self._settle(key, change)
                 if not code:
                     isr, epoch = tuple(answer.isr), answer.leader_epoch
                     partition.on_proposal_agreed(proposal, isr, epoch, answer.partition_epoch)

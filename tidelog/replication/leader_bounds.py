@@ -27,7 +27,7 @@ OnBounds = Callable[["tuple[int, int] | None"], None]
 
 def ask_bounds(link: Link, node_id: int, topic: str, index: int, leader_epoch: int, on_bounds: OnBounds) -> None:
     """Call back with (log start, log end), or with None after an error; never if the link breaks."""
-    found: dict[int, int] = {}
+    bounds: dict[int, int] = {}
 
     def told(timestamp: int, body: memoryview | None) -> None:
         if body is None:
@@ -35,14 +35,14 @@ def ask_bounds(link: Link, node_id: int, topic: str, index: int, leader_epoch: i
         try:
             answer = ListOffsetsResponse.decode(bytes(body), VERSION).topics[0].partitions[0]
         except (MalformedMessage, IndexError):
-            found[timestamp] = -1
+            bounds[timestamp] = -1
         else:
-            found[timestamp] = -1 if answer.error_code else answer.offset
-        if len(found) == 2:
-            start, end = found[EARLIEST], found[LATEST]
+            bounds[timestamp] = -1 if answer.error_code else answer.offset
+        if len(bounds) == 2:
+            start, end = bounds[EARLIEST], bounds[LATEST]
             on_bounds((start, end) if start >= 0 and end >= 0 else None)
 
     for timestamp in (LATEST, EARLIEST):
-        asked = ListOffsetsPartition(partition_index=index, current_leader_epoch=leader_epoch, timestamp=timestamp)
-        request = ListOffsetsRequest(replica_id=node_id, topics=[ListOffsetsTopic(name=topic, partitions=[asked])])
+        entry = ListOffsetsPartition(partition_index=index, current_leader_epoch=leader_epoch, timestamp=timestamp)
+        request = ListOffsetsRequest(replica_id=node_id, topics=[ListOffsetsTopic(name=topic, partitions=[entry])])
         link.request(API_KEY, VERSION, bytes(request.encode(VERSION)), partial(told, timestamp))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot_replication import VERSION, decode_fetched, decode_one_fetched
 from tidelog.replication.backoff import Backoff, pause_ms
-from tidelog.replication.followed_partition import NOT_ASKED, FollowedPartition, Key
+from tidelog.replication.followed_partition import NOT_REQUESTED, FollowedPartition, Key
 from tidelog.replication.follower import (
     REACTIONS,
     SESSION_ERRORS,
@@ -147,7 +147,7 @@ class ReplicaFetcher:
     def remove(self, followed: FollowedPartition) -> None:
         if self.followed.get(followed.key) is followed:
             del self.followed[followed.key]
-        followed.asked = NOT_ASKED
+        followed.request_number = NOT_REQUESTED
         self._set_aside(followed)
         if followed in self._held:
             # The other partitions waited for it, and no `resume` for it will follow.
@@ -188,14 +188,14 @@ class ReplicaFetcher:
     def _set_aside(self, followed: FollowedPartition) -> None:
         """Remove the partition from the requests and from the session, until `_mention`."""
         self._changed.pop(followed, None)
-        followed.asked = NOT_ASKED
+        followed.request_number = NOT_REQUESTED
         if followed.in_session:
             followed.in_session = False
             self._forgotten[followed.key] = None
 
     def _mention(self, followed: FollowedPartition) -> None:
         """Mention the partition in the next request. If that request was to remove it, the session still has it."""
-        followed.asked = NOT_ASKED
+        followed.request_number = NOT_REQUESTED
         self._changed[followed] = None
         if followed.key in self._forgotten:
             del self._forgotten[followed.key]
@@ -241,7 +241,7 @@ class ReplicaFetcher:
                 self._session_id, self._session_epoch, *followed.key, followed.leader_epoch, offset,
                 log.leader_epochs.latest, log.log_start_offset,
             )  # fmt: skip
-            followed.asked, followed.asked_offset, followed.in_session = self._requests_sent, offset, True
+            followed.request_number, followed.requested_offset, followed.in_session = self._requests_sent, offset, True
         else:
             body = self._request_for_many()
         changed.clear()
@@ -258,8 +258,8 @@ class ReplicaFetcher:
         assert link is not None
         if self._template.broker_epoch != self._fetchers.broker_epoch():
             self._template = self._fetchers.template()
-        self._requests_sent = followed.asked = self._requests_sent + 1
-        offset = followed.asked_offset = log.log_end_offset
+        self._requests_sent = followed.request_number = self._requests_sent + 1
+        offset = followed.requested_offset = log.log_end_offset
         epoch = self._session_epoch
         self._session_epoch = epoch + 1 if epoch < EPOCH_MAX else 1
         topic_id, index = followed.key
@@ -270,16 +270,16 @@ class ReplicaFetcher:
         link.request(FETCH, VERSION, body, self._on_answer)
 
     def _request_for_many(self) -> bytearray:
-        asked = []
+        entries = []
         for followed in self._changed:
             log = followed.log
             offset = log.log_end_offset
             latest = log.leader_epochs.latest
-            asked.append((*followed.key, followed.leader_epoch, offset, latest, log.log_start_offset))
-            followed.asked, followed.asked_offset, followed.in_session = self._requests_sent, offset, True
+            entries.append((*followed.key, followed.leader_epoch, offset, latest, log.log_start_offset))
+            followed.request_number, followed.requested_offset, followed.in_session = self._requests_sent, offset, True
         forgotten = list(self._forgotten) if self._session_epoch else []
         self._forgotten.clear()
-        return self._template.many(self._session_id, self._session_epoch, asked, forgotten)
+        return self._template.many(self._session_id, self._session_epoch, entries, forgotten)
 
     def _connect(self) -> Link | None:
         endpoint = self._fetchers.endpoint_of(self.leader_id)
@@ -317,7 +317,7 @@ class ReplicaFetcher:
         self._changed.clear()
         for followed in self.followed.values():
             followed.in_session = False
-            followed.asked = NOT_ASKED
+            followed.request_number = NOT_REQUESTED
             waiting = (self._delays, self._held, self._throttled, self._fetchers.truncations)
             if not any(followed in each for each in waiting):
                 self._changed[followed] = None
@@ -335,7 +335,7 @@ class ReplicaFetcher:
             one = decode_one_fetched(body)
             if one is not None and self._session_epoch and one[0] == self._session_id:
                 followed = self.followed.get((one[1], one[2]))
-                if followed is not None and self._requests_answered >= followed.asked:
+                if followed is not None and self._requests_answered >= followed.request_number:
                     self._take(followed, one[3], one[4], one[5])
                     if (
                         len(self._changed) == 1
@@ -369,7 +369,7 @@ class ReplicaFetcher:
             self._fetchers.on_link(self.leader_id, True)
         for topic_id, index, error, high_watermark, log_start_offset, records, diverging in partitions:
             followed = self.followed.get((topic_id, index))
-            if followed is None or self._requests_answered < followed.asked:
+            if followed is None or self._requests_answered < followed.request_number:
                 continue
             if error:
                 self._refused(followed, error)
@@ -392,7 +392,7 @@ class ReplicaFetcher:
                     self._overlapped(followed, records)
                     return
                 partition.append_as_follower(records, self._clock_ms())
-                followed.asked = NOT_ASKED
+                followed.request_number = NOT_REQUESTED
                 durability = log.durability
                 if durability.blocked_from < 0:
                     self._changed[followed] = None
@@ -463,8 +463,8 @@ class ReplicaFetcher:
         records are not truncated for it.
         """
         log = followed.log
-        if followed.asked_offset != log.log_end_offset:
-            followed.asked = NOT_ASKED
+        if followed.requested_offset != log.log_end_offset:
+            followed.request_number = NOT_REQUESTED
             self._changed[followed] = None
             return
         base_offset = check_first_holds(records, log.log_end_offset)

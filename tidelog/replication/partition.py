@@ -126,44 +126,44 @@ class Partition:
 
     # -------------------------------------------------------------------------------------------------------- role
 
-    def become_leader(self, placed: PartitionImage, now_ms: int) -> bool:
+    def become_leader(self, assignment: PartitionImage, now_ms: int) -> bool:
         """Lead, or continue to lead, by this metadata. Returns whether a leader epoch begins.
 
         A new epoch starts at the log end (KIP-101). Metadata that a response of the controller has already brought is
         ignored. `now_ms`: the clock of the appends.
         """
-        begins = placed.leader_epoch > self.leader_epoch or not self.leads
-        if not begins and placed.partition_epoch <= self.partition_epoch:
+        begins = assignment.leader_epoch > self.leader_epoch or not self.leads
+        if not begins and assignment.partition_epoch <= self.partition_epoch:
             return False
-        assert placed.leader_epoch >= self.leader_epoch, "a leader epoch never goes back"
+        assert assignment.leader_epoch >= self.leader_epoch, "a leader epoch never goes back"
         log, ports = self.log, self._ports
         if not self.leads:
-            self.in_sync = InSyncReplicas(placed.leader, ports.lag_ms_max)
+            self.in_sync = InSyncReplicas(assignment.leader, ports.lag_ms_max)
         if begins:
-            log.assign_epoch(placed.leader_epoch)
-            if self.leader_id not in (-1, placed.leader):
+            log.assign_epoch(assignment.leader_epoch)
+            if self.leader_id not in (-1, assignment.leader):
                 self.refused.on_election(now_ms)
         log.producers.refused = self.refused
         proposal = self.in_sync.pending
-        if proposal is not None and {member for member, _ in proposal.isr} == set(placed.isr):
+        if proposal is not None and {member for member, _ in proposal.isr} == set(assignment.isr):
             self._count(proposal)  # the metadata came before the response
         self.in_sync.assign(
-            placed.replicas, placed.isr, placed.leader_epoch, placed.partition_epoch, log.log_end_offset,
-            ports.now_ms(),
+            assignment.replicas, assignment.isr, assignment.leader_epoch, assignment.partition_epoch,
+            log.log_end_offset, ports.now_ms(),
         )  # fmt: skip
         self.leads = True
-        self.leader_id, self.leader_epoch = placed.leader, placed.leader_epoch
+        self.leader_id, self.leader_epoch = assignment.leader, assignment.leader_epoch
         self._isr_changed()
         return begins
 
-    def become_follower(self, placed: PartitionImage) -> bool:
+    def become_follower(self, assignment: PartitionImage) -> bool:
         """Follow the leader in this metadata (-1: none). Returns whether the leader or its epoch has changed."""
-        if placed.leader_epoch < self.leader_epoch:
+        if assignment.leader_epoch < self.leader_epoch:
             return False
-        changed = self.leads or (placed.leader, placed.leader_epoch) != (self.leader_id, self.leader_epoch)
+        changed = self.leads or (assignment.leader, assignment.leader_epoch) != (self.leader_id, self.leader_epoch)
         self.leads = False
-        self.leader_id, self.leader_epoch = placed.leader, placed.leader_epoch
-        self.partition_epoch = placed.partition_epoch
+        self.leader_id, self.leader_epoch = assignment.leader, assignment.leader_epoch
+        self.partition_epoch = assignment.partition_epoch
         if self.in_sync.followers or self.in_sync.isr:
             self.in_sync = InSyncReplicas(-1, self._ports.lag_ms_max)
         return changed

@@ -227,11 +227,11 @@ def _all_partitions(
     )
     if not options.partitions:
         return existing
-    found = set(existing)
+    partitions = set(existing)
     for partition in options.partitions:
-        if partition not in found and not omit_missing:
+        if partition not in partitions and not omit_missing:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"assign names {partition}, which does not exist")
-    return [partition for partition in options.partitions if partition in found]
+    return [partition for partition in options.partitions if partition in partitions]
 
 
 def _ids(topics: Iterable[MetadataResponseTopic]) -> TopicIds:

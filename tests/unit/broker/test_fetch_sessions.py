@@ -189,7 +189,7 @@ def test_only_partitions_that_changed_or_were_asked_anew_are_dirty() -> None:
     session.ask([(C, FetchPartition(partition=2, fetch_offset=5))])
     session.partitions[A].changed()
     assert list(session.dirty) == [C, A]
-    assert session.partitions[C].asked.fetch_offset == 5
+    assert session.partitions[C].request.fetch_offset == 5
 
 
 def test_a_touch_reaches_the_fetch_that_waits_and_closing_leaves_every_partition() -> None:

@@ -160,7 +160,11 @@ class TransactionMarkers:
         if pending.is_over:
             return
         image = self._image()
-        if len(partitions) == 1 and (found := image.partition(*partitions[0])) and found.leader == self._node_id:
+        if (
+            len(partitions) == 1
+            and (own_partition := image.partition(*partitions[0]))
+            and own_partition.leader == self._node_id
+        ):
             self._write_here(pending, partitions)  # usual for a node alone
             return
         by_leader: dict[int, list[TopicPartition]] = {}

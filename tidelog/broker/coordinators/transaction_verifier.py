@@ -273,13 +273,13 @@ def _take(queue: deque[_Question]) -> list[_Question]:
     when they are of the same producer, and their partitions are asked for as one."""
     taken: list[_Question] = []
     later: list[_Question] = []
-    asked: dict[str, tuple[int, int, bool]] = {}
+    questions: dict[str, tuple[int, int, bool]] = {}
     count = 0
-    while queue and len(asked) < TRANSACTIONS_PER_REQUEST_MAX and count < PARTITIONS_PER_REQUEST_MAX:
+    while queue and len(questions) < TRANSACTIONS_PER_REQUEST_MAX and count < PARTITIONS_PER_REQUEST_MAX:
         question = queue.popleft()
         count += len(question.partitions)
         about = (question.producer_id, question.producer_epoch, question.adds)
-        (taken if asked.setdefault(question.txn_id, about) == about else later).append(question)
+        (taken if questions.setdefault(question.txn_id, about) == about else later).append(question)
     queue.extendleft(reversed(later))
     return taken
 

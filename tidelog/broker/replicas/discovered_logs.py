@@ -40,11 +40,11 @@ class DiscoveredLogs:
         """Open every log, with recovery after an unclean stop. It blocks: it runs on a thread, before any request."""
         for directory in self._directories:
             try:
-                for key, found in directory.load(config_for, now_ms).items():
-                    if found.flush_due:
+                for key, log in directory.load(config_for, now_ms).items():
+                    if log.flush_due:
                         # Records from before a kill were readable then. Without a sync now they wait for an append.
-                        found.flush()
-                    self._logs.setdefault(key, []).append((directory, found))
+                        log.flush()
+                    self._logs.setdefault(key, []).append((directory, log))
             except (OSError, CorruptLog) as error:
                 cause = error if isinstance(error, OSError) else OSError(str(error))
                 # Its frames would keep what was read of the log that could not be opened.
@@ -58,7 +58,7 @@ class DiscoveredLogs:
         A future log counts only if the metadata already names its directory: before that it may lack records.
         """
         candidates = self._logs.get(key, [])
-        ids = [found.topic_id for _, found in candidates]
+        ids = [log.topic_id for _, log in candidates]
         return topic_id in ids or bytes(16) in ids or ids == [None] or self._has_moved(key, topic_id, directory_id)
 
     def _has_moved(self, key: Key, topic_id: bytes, directory_id: bytes) -> bool:
@@ -77,8 +77,8 @@ class DiscoveredLogs:
 
     def forget(self, directory: LogDirectory) -> None:
         """The directory has failed: forget its logs."""
-        for key, found in list(self._logs.items()):
-            self._logs[key] = [each for each in found if each[0] is not directory]
+        for key, logs in list(self._logs.items()):
+            self._logs[key] = [each for each in logs if each[0] is not directory]
 
     def claim(self, key: Key, topic_id: bytes, directory_id: bytes) -> DiscoveredLog | None:
         """The log of this replica, preferably in the directory that the metadata names.
@@ -86,11 +86,11 @@ class DiscoveredLogs:
         Raises OSError for a shortage, which is no failure of the directory.
         """
         candidates = self._logs.get(key, [])
-        for directory, found in candidates:
+        for directory, log in candidates:
             # A loss of power or damage took only the file with the topic id; or it has no checksum yet, as Kafka's.
-            is_alone = found.topic_id is None and len(candidates) == 1
+            is_alone = log.topic_id is None and len(candidates) == 1
             try:
-                if is_alone or (found.topic_id == topic_id and not found.topic_id_has_checksum):
+                if is_alone or (log.topic_id == topic_id and not log.topic_id_has_checksum):
                     directory.set_topic_id(*key, topic_id)
             except OSError as error:
                 if is_exhaustion(error):
@@ -119,8 +119,8 @@ class DiscoveredLogs:
         The topic was deleted and created again while this node was down, or the file with the topic id is damaged.
         """
         for each in list(self._logs.get(key, [])):
-            directory, found = each
-            if found.topic_id not in (topic_id, bytes(16), None):
+            directory, log = each
+            if log.topic_id not in (topic_id, bytes(16), None):
                 self._set_aside(directory, key)
                 self._logs[key].remove(each)
 

@@ -154,39 +154,39 @@ class LogCleaner:
             return
         now_ms = self._last_look_ms = self._clock_ms()
         self._forget_removed_logs()
-        wanted = sorted(self._candidates(now_ms), key=lambda found: found[2].dirty_ratio, reverse=True)
+        candidates = sorted(self._candidates(now_ms), key=lambda candidate: candidate[2].dirty_ratio, reverse=True)
         threads = max(1, self._settings.integer("log.cleaner.threads"))
-        for directory, found, chosen in wanted[: max(0, threads - len(self._running))]:
-            self._begin(directory, found, chosen, now_ms, threads)
+        for directory, log, chosen in candidates[: max(0, threads - len(self._running))]:
+            self._begin(directory, log, chosen, now_ms, threads)
         self._look_later()
 
     def _candidates(self, now_ms: int) -> Iterator[tuple[LogDirectory, PartitionLog, CleanableRange]]:
         self.dirtiest_percent = self.delay_ms_max = 0
         for directory in self._directories:
-            for found in directory.logs.values():
+            for log in directory.logs.values():
                 if (
-                    not found.config.is_compacted
-                    or not found.may_be_cleaned
-                    or found.cleaned_offset >= found.segments.active.base_offset
-                    or found.failure is not None
-                    or found.directory in self._running
-                    or found in self.uncleanable
+                    not log.config.is_compacted
+                    or not log.may_be_cleaned
+                    or log.cleaned_offset >= log.segments.active.base_offset
+                    or log.failure is not None
+                    or log.directory in self._running
+                    or log in self.uncleanable
                 ):
                     continue
                 try:
-                    chosen = find_cleanable(found, now_ms)
+                    chosen = find_cleanable(log, now_ms)
                 except (CorruptIndex, OSError) as error:
-                    logger.warning("cannot clean %s now: %s", found.directory, error)
+                    logger.warning("cannot clean %s now: %s", log.directory, error)
                     continue
                 self.dirtiest_percent = max(self.dirtiest_percent, int(100 * chosen.dirty_ratio))
                 self.delay_ms_max = max(self.delay_ms_max, chosen.delay_ms)
-                if chosen.is_due(found.config.min_cleanable_dirty_ratio):
-                    yield directory, found, chosen
+                if chosen.is_due(log.config.min_cleanable_dirty_ratio):
+                    yield directory, log, chosen
 
     def _forget_removed_logs(self) -> None:
         if self.uncleanable:
-            there = {found for directory in self._directories for found in directory.logs.values()}
-            self.uncleanable = {found: why for found, why in self.uncleanable.items() if found in there}
+            there = {log for directory in self._directories for log in directory.logs.values()}
+            self.uncleanable = {log: why for log, why in self.uncleanable.items() if log in there}
 
     # -------------------------------------------------------------------------------------------------------- cleaning
 

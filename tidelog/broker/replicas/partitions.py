@@ -349,9 +349,9 @@ class Partitions:
 
     def remove_unavailable(self, topic: str, index: int, topic_id: bytes) -> bool:
         """Whether the replica was unavailable."""
-        found = (topic_id, index) in self._unavailable
+        is_unavailable = (topic_id, index) in self._unavailable
         self._unavailable.difference_update(((topic, index), (topic_id, index)))
-        return found
+        return is_unavailable
 
     def remove(self, partition: Partition, code: ErrorCode) -> None:
         """Forget a replica; its waiting requests fail. KAFKA_STORAGE_ERROR: its log exists but cannot be used."""

@@ -69,17 +69,17 @@ class RemovalChecks:
 
     def _is_awaited(self, partition: Partition) -> bool:
         """Whether the removal of replicas waits for this leader."""
-        placed = self._repairs.assignment_of(partition)
-        if placed is None or partition.offline or placed.leader != self._node_id:
+        assignment = self._repairs.assignment_of(partition)
+        if assignment is None or partition.offline or assignment.leader != self._node_id:
             return False
         if self._partitions.find(partition.topic_id, partition.index) is not partition:
             return False
-        staying = set(placed.replicas) - set(placed.removing_replicas)
+        staying = set(assignment.replicas) - set(assignment.removing_replicas)
         return (
-            bool(placed.removing_replicas)
-            and not placed.adding_replicas
+            bool(assignment.removing_replicas)
+            and not assignment.adding_replicas
             and self._node_id in staying
-            and staying <= set(placed.isr)
+            and staying <= set(assignment.isr)
         )
 
     async def _read_all(self) -> None:
@@ -132,6 +132,6 @@ class RemovalChecks:
 
     def _has_waited(self, partition: Partition, read_s: float) -> bool:
         """Whether no replica in sync may have the damaged records, and the others were given time to answer."""
-        placed = self._repairs.assignment_of(partition)
-        is_alone = placed is not None and set(placed.isr) == {self._node_id} and not placed.elr
+        assignment = self._repairs.assignment_of(partition)
+        is_alone = assignment is not None and set(assignment.isr) == {self._node_id} and not assignment.elr
         return is_alone and self._loop.time() - read_s > DEAD_REPLICAS_WAIT_S

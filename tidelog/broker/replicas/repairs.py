@@ -364,7 +364,7 @@ class Repairs:
         """
         up_to_log_end = self._is_up_to_log_end(partition, damage)
         lacked, readable = damage.first_offset, damage.end_offset - 1
-        found: list[tuple[int, int]] = []
+        ends: list[tuple[int, int]] = []
         offset = readable
         while True:
             first_offset = -1
@@ -376,11 +376,11 @@ class Repairs:
                     raise
             if lowest <= first_offset <= offset:  # even below `lacked`, where the replica's log starts in the batch
                 readable = first_offset
-                found.append((first_offset, offset))
+                ends.append((first_offset, offset))
             else:
                 lacked = offset
-            if not found or lacked + 1 >= readable:
-                return found if len(found) < 2 else [found[-1], found[0]]
+            if not ends or lacked + 1 >= readable:
+                return ends if len(ends) < 2 else [ends[-1], ends[0]]
             offset = (lacked + readable) // 2
 
     async def _finish(self, partition: Partition, repair: RangeRepair, name: str) -> None:
@@ -423,12 +423,12 @@ class Repairs:
         """
         log, leader_epoch = partition.log, partition.leader_epoch
         while first_offset < end_offset:
-            found = await self._first_after(partition, first_offset, end_offset)
+            batch = await self._first_after(partition, first_offset, end_offset)
             if partition.log is not log or partition.leads or partition.leader_epoch != leader_epoch:
                 return
-            if found is None or log.log_end_offset != first_offset:
+            if batch is None or log.log_end_offset != first_offset:
                 return
-            source, base_offset, data = found
+            source, base_offset, data = batch
             if base_offset > first_offset:
                 logger.info("%s: every replica in sync lacks offsets %d to %d", partition, first_offset, base_offset)
                 log.explain_gaps(base_offset)
@@ -456,7 +456,7 @@ class Repairs:
         wait for each other, and a replica that replaces a dead broker would wait for that broker. What only such a
         replica has is not taken, nor its lack accepted.
         """
-        found: list[tuple[int, int, bytes]] = []
+        batches: list[tuple[int, int, bytes]] = []
         for source in self.others(partition):
             try:
                 data = await self.fetch(partition, source, first_offset, up_to_log_end=False)
@@ -469,14 +469,14 @@ class Repairs:
                 continue
             base_offset = min(max(int.from_bytes(data[:8], "big"), first_offset), end_offset)
             if source in self._in_sync(partition):
-                found.append((source, base_offset, data))
-            elif base_offset < min((each[1] for each in found), default=end_offset):
+                batches.append((source, base_offset, data))
+            elif base_offset < min((each[1] for each in batches), default=end_offset):
                 logger.error(
                     "%s-%d: the leader lacks offsets %d to %d, which broker %d has", partition.topic, partition.index,
                     first_offset, end_offset, source,
                 )  # fmt: skip
                 return None
-        return min(found, key=lambda each: each[1], default=None)
+        return min(batches, key=lambda each: each[1], default=None)
 
     # ----------------------------------------------------------------------------------------------------- other nodes
 
@@ -486,15 +486,15 @@ class Repairs:
         return None if topic is None else topic.partitions.get(partition.index)
 
     def _in_sync(self, partition: Partition) -> set[int]:
-        placed = self.assignment_of(partition)
-        return set() if placed is None else set(placed.isr)
+        assignment = self.assignment_of(partition)
+        return set() if assignment is None else set(assignment.isr)
 
     def others(self, partition: Partition) -> list[int]:
         """The other replicas, in-sync ones first."""
-        placed = self.assignment_of(partition)
-        if placed is None:
+        assignment = self.assignment_of(partition)
+        if assignment is None:
             return []
-        in_sync_first = sorted(placed.replicas, key=lambda replica: replica not in placed.isr)
+        in_sync_first = sorted(assignment.replicas, key=lambda replica: replica not in assignment.isr)
         return [replica for replica in in_sync_first if replica != self._node_id]
 
     async def _copy_committed_if_refused(

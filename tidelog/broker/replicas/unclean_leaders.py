@@ -110,8 +110,8 @@ class UncleanLeaders:
 
     async def _extend(self, partition: Partition) -> bool:
         """Append the best tail of the other replicas. Whether there may be more."""
-        asked = (self._tail_of(partition, source) for source in self._repairs.others(partition))
-        tails = [tail for tail in await asyncio.gather(*asked) if tail is not None]
+        requests = (self._tail_of(partition, source) for source in self._repairs.others(partition))
+        tails = [tail for tail in await asyncio.gather(*requests) if tail is not None]
         if not tails or partition.offline:
             return False
         best, log = max(tails), partition.log

@@ -145,15 +145,15 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         """
         targets = await self._all_partitions() if partitions is None else as_partitions("partitions", partitions)
         producers = await self.describe_producers(targets)
-        found = [
+        open_ones = [
             (partition, producer)
             for partition, states in producers.items()
             for producer in states
             if producer.transaction_start_offset >= 0
         ]
-        if not found:
+        if not open_ones:
             return []
-        listings = await self.list_transactions(producer_ids={producer.producer_id for _, producer in found})
+        listings = await self.list_transactions(producer_ids={producer.producer_id for _, producer in open_ones})
         described = await self._describe([listing.transactional_id for listing in listings])
         by_producer_id = {
             description.producer_id: description
@@ -165,7 +165,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
                 raise KafkaError(error.code, f"transactional id {name!r}")
         transactions = [
             OpenTransaction(partition, producer, by_producer_id.get(producer.producer_id))
-            for partition, producer in found
+            for partition, producer in open_ones
         ]
         return sorted(transactions, key=lambda each: (each.partition, each.producer.transaction_start_offset))
 

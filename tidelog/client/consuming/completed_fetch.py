@@ -239,13 +239,13 @@ class CompletedFetch:
     ) -> Iterator[pa.RecordBatch]:
         topic, partition = self.partition
         # The position moves by the offsets, which the caller may not want.
-        wanted = columns if "offset" in columns else (*columns, "offset")
+        names = columns if "offset" in columns else (*columns, "offset")
         pieces = decode_columns(
             self._buffer,
             topic=topic,
             partition=partition,
             first_offset=self.position,
-            columns=wanted,
+            columns=names,
             data_batches=batches,
         )
         epochs = iter(batches)
@@ -253,7 +253,7 @@ class CompletedFetch:
         for piece in pieces:
             if not piece.num_rows:
                 continue
-            last_offset = piece.column(wanted.index("offset"))[-1].as_py()
+            last_offset = piece.column(names.index("offset"))[-1].as_py()
             while header is None or header.last_offset < last_offset:
                 if (following := next(epochs, None)) is None:
                     break
@@ -261,7 +261,7 @@ class CompletedFetch:
             self._move_behind(last_offset, end_offset, False)
             if header is not None:
                 self.leader_epoch = header.partition_leader_epoch
-            yield piece if wanted == columns else piece.select(list(columns))
+            yield piece if names == columns else piece.select(list(columns))
 
     def _crc_error(self, header: BatchHeader) -> KafkaError:
         problem = f"{self.partition}: the batch at offset {header.base_offset} fails its CRC"

@@ -344,8 +344,8 @@ class Cluster:
             connection.close()
 
     def _connections(self) -> list[Connection]:
-        found = [link.connection for link in self._links.values()] + [self._bootstrap]
-        return [connection for connection in found if connection is not None]
+        connections = [link.connection for link in self._links.values()] + [self._bootstrap]
+        return [connection for connection in connections if connection is not None]
 
     # -- metadata
 

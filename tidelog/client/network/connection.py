@@ -476,9 +476,9 @@ async def _addresses(host: str, port: int) -> list[str]:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         # The last of an IPv6 address's four parts is its scope.
-        texts = (f"{place[0]}%{place[3]}" if len(place) == 4 and place[3] else str(place[0]) for *_, place in found)
+        texts = (f"{place[0]}%{place[3]}" if len(place) == 4 and place[3] else str(place[0]) for *_, place in infos)
         return list(dict.fromkeys(texts))[:_ADDRESSES_MAX]
     return [host]
 

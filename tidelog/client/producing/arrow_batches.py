@@ -97,8 +97,8 @@ class ArrowBatches:
     def pieces(self, table: pa.Table | pa.RecordBatch, partition_count: int) -> Iterator[Rows]:
         """The rows in pieces that fill several batches of each partition and a part of the memory."""
         config = self._config
-        wanted = max(_PIECE_BYTES_MIN, _BATCHES_PER_PARTITION * self._batch_bytes * partition_count)
-        return iter_rows(table, min(wanted, _PIECE_BYTES_MAX, max(1, config.buffer_memory // 2)))
+        piece_bytes = max(_PIECE_BYTES_MIN, _BATCHES_PER_PARTITION * self._batch_bytes * partition_count)
+        return iter_rows(table, min(piece_bytes, _PIECE_BYTES_MAX, max(1, config.buffer_memory // 2)))
 
     def encode(
         self,

@@ -182,7 +182,7 @@ class RaftNode:
 
         Raises CorruptSnapshot, CorruptLog, InconsistentVoters.
         """
-        found = self.log.load(is_voter=self.raft.can_vote, keeps_writes=self._keeps_writes)
+        loaded = self.log.load(is_voter=self.raft.can_vote, keeps_writes=self._keeps_writes)
         if self.raft.can_vote and self.log.end_offset == 0:
             self.log.bootstrap_values()  # fails at once if they are damaged, because no controller could start
         if self.log.lacks_records and self._is_alone:
@@ -191,8 +191,8 @@ class RaftNode:
         # An observer gives no vote, and learns the epoch from the quorum: damage to the file must not stop it.
         state = self._read_vote() if self.raft.can_vote else None
         election = election_in(state, self._history, self.raft.can_vote)
-        if found is not None:
-            identity, snapshot = found
+        if loaded is not None:
+            identity, snapshot = loaded
             self._listener.on_snapshot(identity, snapshot.values, snapshot.last_timestamp_ms)
         self.raft.start(election, self.now_ms())
         self._flush()

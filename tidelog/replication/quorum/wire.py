@@ -377,7 +377,7 @@ def _first(endpoints: Sequence[Any]) -> Endpoint | None:
     return Endpoint(endpoints[0].host, endpoints[0].port) if endpoints else None
 
 
-def _nodes(kind: Callable[..., Any], answer: Any, wanted: bool) -> list[Any]:
-    if not wanted or answer.leader_id < 0 or answer.leader is None:
+def _nodes(kind: Callable[..., Any], answer: Any, is_supported: bool) -> list[Any]:
+    if not is_supported or answer.leader_id < 0 or answer.leader is None:
         return []
     return [kind(node_id=answer.leader_id, host=answer.leader.host, port=answer.leader.port)]

@@ -91,7 +91,7 @@ def groups(segments: Sequence[CleanerSegment], end_offset: int, segment_bytes: i
     """
     limit = min(segment_bytes, MAX_POSITION)
     ends = [segment.base_offset for segment in segments[1:]] + [end_offset]
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     start = 0
     while start < len(segments):
         size = segments[start].size_bytes
@@ -103,6 +103,6 @@ def groups(segments: Sequence[CleanerSegment], end_offset: int, segment_bytes: i
         ):
             size += segments[stop].size_bytes
             stop += 1
-        found.append((start, stop))
+        ranges.append((start, stop))
         start = stop
-    return found
+    return ranges

@@ -33,11 +33,11 @@ class CleanedTransactions:
         self._begin_until(header.last_offset)
         if not header.is_transactional:
             return False
-        found = self._aborted.get(header.producer_id)
-        if found is None:
+        aborted = self._aborted.get(header.producer_id)
+        if aborted is None:
             self._committing.add(header.producer_id)
             return False
-        self._aborted[header.producer_id] = (found[0], True)
+        self._aborted[header.producer_id] = (aborted[0], True)
         return True
 
     def on_control(self, header: BatchHeader, kind: ControlRecordType | None) -> tuple[bool, AbortedTransaction | None]:
@@ -49,9 +49,9 @@ class CleanedTransactions:
         if kind is None:
             return True, None
         if kind is ControlRecordType.ABORT:
-            found = self._aborted.pop(header.producer_id, None)
-            if found is not None and found[1]:
-                return False, found[0]
+            aborted = self._aborted.pop(header.producer_id, None)
+            if aborted is not None and aborted[1]:
+                return False, aborted[0]
             return True, None
         if kind is ControlRecordType.COMMIT:
             if header.producer_id in self._committing:

@@ -303,9 +303,9 @@ class Compaction:
         written, written_end = 0, new.base_offset
         last_with_batches = max((i for i, segment in enumerate(old) if segment.size_bytes), default=-1)
         for number, segment in enumerate(old):
-            for chunk, found in self._chunks(segment):
+            for chunk, positions in self._chunks(segment):
                 parts: list[CleanedBatch] = []
-                for position, header in found:
+                for position, header in positions:
                     is_last = number == last_with_batches and position + header.size_bytes == len(chunk)
                     is_last = is_last and self._read_to == segment.size_bytes
                     left = batches.clean(chunk, position, header, is_last)
@@ -367,18 +367,18 @@ class Compaction:
         try:
             position, want, offset = 0, self._piece_bytes, segment.base_offset
             while position < size:
-                wanted = min(want, size - position)
-                data = memoryview(file.read_at(wanted, position))
-                if len(data) < wanted:
+                size_bytes = min(want, size - position)
+                data = memoryview(file.read_at(size_bytes, position))
+                if len(data) < size_bytes:
                     raise CorruptRecord(f"{segment.path} is shorter than {size} bytes")
-                found, end, offset = _batches_in(data, offset)
+                batches, end, offset = _batches_in(data, offset)
                 if offset > segment.next_offset:
                     raise CorruptRecord(f"a batch beyond the end of {segment.path}, {segment.next_offset}")
-                if not found:
+                if not batches:
                     want = _size_of_first(data, size - position, segment.path)
                     continue
                 self._read_to = position + end
-                yield data[:end], found
+                yield data[:end], batches
                 position += end
                 want = self._piece_bytes
             if offset != segment.next_offset and not segment.may_end_early:
@@ -397,7 +397,7 @@ def _batches_in(data: memoryview, offset: int) -> tuple[list[tuple[int, BatchHea
 
     Raises CorruptRecord for a batch below `offset`.
     """
-    found = []
+    batches = []
     position, size = 0, len(data)
     while size - position >= HEADER_SIZE:
         header = read_header(data, position)
@@ -406,9 +406,9 @@ def _batches_in(data: memoryview, offset: int) -> tuple[list[tuple[int, BatchHea
             break
         if header.base_offset < offset or header.last_offset_delta < 0:
             raise CorruptRecord(f"a batch of offset {header.base_offset} where {offset} should follow")
-        found.append((position, header))
+        batches.append((position, header))
         position, offset = end, header.next_offset
-    return found, position, offset
+    return batches, position, offset
 
 
 def _size_of_first(data: memoryview, left: int, path: str) -> int:

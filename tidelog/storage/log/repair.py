@@ -246,10 +246,10 @@ class RangeRepair:
         of another, and hides that one. Logs with a batch of the same offset and leader epoch have the same batch there.
         """
         segment, damage = self.segment, self.damage
-        found = segment.file.read_at(HEADER_SIZE, damage.end_position)
-        if damage.end_position >= segment.size_bytes or len(found) < HEADER_SIZE or segment.may_have_gaps:
+        stored_header = segment.file.read_at(HEADER_SIZE, damage.end_position)
+        if damage.end_position >= segment.size_bytes or len(stored_header) < HEADER_SIZE or segment.may_have_gaps:
             return
-        own = BatchHeader._make(HEADER.unpack(found))
+        own = BatchHeader._make(HEADER.unpack(stored_header))
         is_same = (own.crc, own.size_bytes) == (header.crc, header.size_bytes)
         has_place = (own.base_offset, own.partition_leader_epoch) == (header.base_offset, header.partition_leader_epoch)
         if is_same or not has_place or crc32c(batch[ATTRIBUTES_OFFSET:]) != header.crc:

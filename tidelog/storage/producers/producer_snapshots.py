@@ -163,9 +163,9 @@ class ProducerSnapshots:
     def keep_only(self, base_offsets: Iterable[int]) -> None:
         """Delete strays: snapshots that belong to no segment, except the newest of them when it is ahead of all
         (ProducerStateManager.removeStraySnapshots)."""
-        wanted = set(base_offsets)
-        last_base = max(wanted, default=0)
-        strays = [offset for offset in self._offsets if offset not in wanted]
+        kept_offsets = set(base_offsets)
+        last_base = max(kept_offsets, default=0)
+        strays = [offset for offset in self._offsets if offset not in kept_offsets]
         for offset in strays:
             if offset != strays[-1] or offset < last_base:
                 self.delete(offset)

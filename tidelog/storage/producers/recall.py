@@ -103,9 +103,9 @@ class _Search:
             entry = self._passed_by.pop()[1]
             self._lacking[entry.producer_id] = entry
         for producer_id, entry in list(self._lacking.items()):
-            found = self._found.get(producer_id, [])
-            first_sequence = (found or entry.batches)[0][FIRST_SEQUENCE]
-            if len(found) + 1 >= BATCHES_RETAINED or first_sequence == 0 or producer_id in over:
+            batches = self._found.get(producer_id, [])
+            first_sequence = (batches or entry.batches)[0][FIRST_SEQUENCE]
+            if len(batches) + 1 >= BATCHES_RETAINED or first_sequence == 0 or producer_id in over:
                 del self._lacking[producer_id]
 
     def finish(self) -> None:

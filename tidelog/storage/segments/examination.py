@@ -89,8 +89,8 @@ class _Window:
         """The bytes from `position`, at least `size_bytes` of them unless the file ends before."""
         at = position - self._start
         if at < 0 or at + size_bytes > len(self._chunk):
-            wanted = min(max(_CHUNK_BYTES, size_bytes), self.size_bytes - position)
-            self._chunk, self._start, at = memoryview(self._read_at(wanted, position)), position, 0
+            window_bytes = min(max(_CHUNK_BYTES, size_bytes), self.size_bytes - position)
+            self._chunk, self._start, at = memoryview(self._read_at(window_bytes, position)), position, 0
         return self._chunk[at:]
 
     def header(self, position: int) -> BatchHeader | None:
@@ -416,7 +416,7 @@ class EpochEdges:
 
     def doubts(self, epoch_at: Callable[[int], int]) -> list[EpochDoubt]:
         """The single batches that contradict `epoch_at` (offset -> leader epoch, -1 unknown). Call it once."""
-        found: list[EpochDoubt] = []
+        doubts: list[EpochDoubt] = []
         edges, self._edges = self._edges, []
         for before, batch, following in edges:
             position, end_position, first_offset, end_offset, epoch = batch
@@ -426,8 +426,8 @@ class EpochEdges:
             if all(other is None or epoch_at(other[2]) == other[4] for other in (before, following)):
                 reason = f"leader epoch {epoch}, the epoch file says {known}"
                 damage = DamagedRange(position, end_position, first_offset, end_offset, reason)
-                found.append(EpochDoubt(damage, epoch, known, following))
-        return found
+                doubts.append(EpochDoubt(damage, epoch, known, following))
+        return doubts
 
 
 class Findings:

@@ -141,8 +141,8 @@ def _inspect(section: bytes, header: BatchHeader, now_ms: int, rules: AppendRule
         try:
             next(steps)
         except StopIteration as done:
-            found: _RecordSummary = done.value
-            return found
+            summary: _RecordSummary = done.value
+            return summary
 
 
 def _inspecting(

@@ -83,8 +83,8 @@ class LeaderEpochs:
         higher = bisect_right(self._epochs, epoch)
         if higher == len(self._epochs):
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
-        found = self._epochs[higher - 1] if higher else epoch
-        return found, self._starts[higher]
+        entry = self._epochs[higher - 1] if higher else epoch
+        return entry, self._starts[higher]
 
     def epoch_for_offset(self, offset: int) -> int:
         """The epoch of the record at `offset`, -1 if it is before the first entry."""

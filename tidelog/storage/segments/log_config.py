@@ -92,24 +92,24 @@ class LogConfig:
     @classmethod
     def from_topic_config(cls, values: Mapping[str, str]) -> LogConfig:
         """Kafka's topic configuration keys ("segment.bytes": "1024", ...) over the defaults; other keys are ignored."""
-        found: dict[str, object] = {
+        settings: dict[str, object] = {
             field: parse_integer(trim(values[key]), 64) for key, field in _INTEGERS.items() if key in values
         }
         if "message.timestamp.type" in values:
-            found["message_timestamp_type"] = values["message.timestamp.type"]
+            settings["message_timestamp_type"] = values["message.timestamp.type"]
         if "compression.type" in values:
-            found["compression_type"] = values["compression.type"]
+            settings["compression_type"] = values["compression.type"]
         if "cleanup.policy" in values:
-            found["cleanup_policy"] = frozenset(filter(None, split_list(values["cleanup.policy"])))
+            settings["cleanup_policy"] = frozenset(filter(None, split_list(values["cleanup.policy"])))
         if "preallocate" in values:
-            found["preallocate"] = trim(values["preallocate"]).lower() == "true"
+            settings["preallocate"] = trim(values["preallocate"]).lower() == "true"
         if VERIFICATION in values:
-            found["verifies_transactions"] = trim(values[VERIFICATION]).lower() == "true"
+            settings["verifies_transactions"] = trim(values[VERIFICATION]).lower() == "true"
         if "min.cleanable.dirty.ratio" in values:
-            found["min_cleanable_dirty_ratio"] = parse_double(values["min.cleanable.dirty.ratio"])
+            settings["min_cleanable_dirty_ratio"] = parse_double(values["min.cleanable.dirty.ratio"])
         if "internal.segment.bytes" in values:  # for tests: without the lower bound of segment.bytes
-            found["segment_bytes"] = parse_integer(trim(values["internal.segment.bytes"]))
-        config = cls(**found)  # type: ignore[arg-type]
+            settings["segment_bytes"] = parse_integer(trim(values["internal.segment.bytes"]))
+        config = cls(**settings)  # type: ignore[arg-type]
         if config.index_interval_bytes > INDEX_INTERVAL_BYTES_MAX:
             config = replace(config, index_interval_bytes=INDEX_INTERVAL_BYTES_MAX)
         if config.is_compacted and config.max_compaction_lag_ms < config.segment_ms:

@@ -371,18 +371,18 @@ def _whole_batches(segment: Segment, start: int, end: int, max_bytes: int, min_o
         return segment.size_bytes, segment.next_offset
     row = segment.offset_index.floor_value(bound)
     from_position = row[1] if row is not None and row[1] > start else start
-    found, next_offset = start, -1
+    start_position, next_offset = start, -1
     for position, base_offset, last_offset, batch_end in walk(segment, from_position):
         if row is not None and position == row[1] and last_offset != row[0]:
             raise CorruptIndex(segment.path, f"the index has offset {row[0]} at {position}, there is {base_offset}")
-        if position > start and position <= bound and found < position:
-            found, next_offset = position, base_offset
+        if position > start and position <= bound and start_position < position:
+            start_position, next_offset = position, base_offset
         if batch_end > bound:
-            if found == start and min_one_batch:
+            if start_position == start and min_one_batch:
                 return batch_end, last_offset + 1
-            return found, next_offset
-        found, next_offset = batch_end, last_offset + 1
-    return found, next_offset
+            return start_position, next_offset
+        start_position, next_offset = batch_end, last_offset + 1
+    return start_position, next_offset
 
 
 def walk(segment: Segment, position: int, *, wait: bool = False) -> Iterator[tuple[int, int, int, int]]:

@@ -53,8 +53,8 @@ class TransactionIndex:
     def check_file(self) -> None:
         """Raises CorruptTransactionIndex if the file is invalid or differs from the rows that were written."""
         if self.exists and not self._is_rebuilt:
-            found = self._read()
-            if self._data is not None and found != self._data:
+            entries = self._read()
+            if self._data is not None and entries != self._data:
                 raise CorruptTransactionIndex(f"{self.path} is not what was written")
 
     @property
@@ -122,7 +122,7 @@ class TransactionIndex:
 
     def collect(self, fetch_offset: int, upper_offset: int) -> tuple[list[AbortedTransaction], bool]:
         """The aborted transactions with records in [fetch_offset, upper_offset). Whether later segments have none."""
-        found: list[AbortedTransaction] = []
+        aborted: list[AbortedTransaction] = []
         data = self._loaded()
         # There may be very many, and every fetch of read_committed asks.
         begin = _first_from(data, fetch_offset) * _ROW.size
@@ -132,10 +132,10 @@ class TransactionIndex:
             for number, (first_offset, stable_offset) in enumerate(_BOUNDS.iter_unpack(piece)):
                 if first_offset < upper_offset:
                     _, *fields = _ROW.unpack_from(piece, number * _ROW.size)
-                    found.append(AbortedTransaction(*fields))
+                    aborted.append(AbortedTransaction(*fields))
                 if stable_offset >= upper_offset:
-                    return found, True
-        return found, False
+                    return aborted, True
+        return aborted, False
 
     def truncate_to(self, offset: int) -> None:
         """Forget the transactions whose marker is at `offset` or later."""

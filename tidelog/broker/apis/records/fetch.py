@@ -350,7 +350,7 @@ class _Fetch:
                 attempt.must_answer = attempt.is_full = True
                 break
             try:
-                fetched = self._read(entry, min(max(left_bytes, 0), entry.asked.partition_max_bytes), is_first)
+                fetched = self._read(entry, min(max(left_bytes, 0), entry.request.partition_max_bytes), is_first)
             except ColdRead as cold:
                 if 0 < attempt.total_bytes >= request.min_bytes and not answer_all:
                     attempt.is_full = True
@@ -391,7 +391,7 @@ class _Fetch:
                 partitions.append(fetched)
                 entry.sent_high_watermark = fetched.high_watermark
                 entry.sent_log_start_offset = fetched.log_start_offset
-            if news or entry.asked.fetch_offset < fetched.high_watermark:
+            if news or entry.request.fetch_offset < fetched.high_watermark:
                 if is_large:
                     self._remain_dirty(entry)
             elif not is_large:  # a large attempt did this at the read, so dirty partitions have changed since
@@ -410,7 +410,7 @@ class _Fetch:
         )
 
     def _read(self, entry: SessionPartition, max_bytes: int, min_one_batch: bool) -> FetchedPartition:
-        request = entry.asked
+        request = entry.request
         topic, index = entry.key
         partitions = self._services.partitions
         partition = None

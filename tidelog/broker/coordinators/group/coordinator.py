@@ -391,10 +391,10 @@ class GroupCoordinator:
                 return 0  # there may be very many, for as long as a follower hangs
             group.keys, group.has_tombstones = self.offsets.keys(group.group_id, group.topics), False
         keys = list(islice(group.keys, count_max))
-        found, is_left = self.offsets.tombstones_of_topics(group.group_id, group.topics, keys)
-        tombstones += found
+        due_tombstones, is_left = self.offsets.tombstones_of_topics(group.group_id, group.topics, keys)
+        tombstones += due_tombstones
         group.is_left |= is_left
-        group.has_tombstones |= bool(found)
+        group.has_tombstones |= bool(due_tombstones)
         if len(keys) < count_max:
             group.keys = None
         return len(keys)
@@ -475,8 +475,8 @@ class GroupCoordinator:
             deletion.error, errors = admin.offset_deletion_errors(group, ((topic, [index]) for topic, index in part))
             deletion.response.update(errors)
             part = [key for key in errors if errors[key] is ErrorCode.NONE]
-        found = [self.offsets.tombstone(group.group_id, *key) for key in part]
-        tombstones: list[GroupMetadata | OffsetCommit] = [each for each in found if each is not None]
+        group_tombstones = [self.offsets.tombstone(group.group_id, *key) for key in part]
+        tombstones: list[GroupMetadata | OffsetCommit] = [each for each in group_tombstones if each is not None]
         if is_last and deletion.is_whole:
             group.writes_in_flight += 1
             tombstones.append(GroupMetadata(group.group_id, None))

@@ -128,31 +128,31 @@ class TransactionCoordinatorService:
         The answer holds an error for each partition; nothing is raised. `transaction_version`: that
         of the client. `waits`: for the end of a short transition, such as the last markers.
         """
-        wanted = frozenset(partitions)
+        requested = frozenset(partitions)
         producer = ProducerIdentity(producer_id, producer_epoch)
         try:
             _check_id(transactional_id)
             index = self.partition_for(transactional_id)
             if verify_only:
                 verified: Errors = self._runtime.read(
-                    index, lambda coordinator: coordinator.verify_partitions(transactional_id, producer, wanted)
+                    index, lambda coordinator: coordinator.verify_partitions(transactional_id, producer, requested)
                 )
                 return verified
             answer = self._runtime.submit(
                 index,
                 lambda coordinator, token, now: coordinator.add_partitions(
-                    transactional_id, producer, wanted, transaction_version, token, now, waits
+                    transactional_id, producer, requested, transaction_version, token, now, waits
                 ),
             )
         except KafkaError as error:
-            return dict.fromkeys(wanted, error.code)
+            return dict.fromkeys(requested, error.code)
         if not isinstance(answer, Deferred):
-            return dict.fromkeys(wanted, answer)
+            return dict.fromkeys(requested, answer)
         deferred = Deferred()
 
         def answered(result: ErrorCode | KafkaError) -> None:
             code = result.code if isinstance(result, KafkaError) else result
-            deferred.complete(dict.fromkeys(wanted, code))
+            deferred.complete(dict.fromkeys(requested, code))
 
         answer.on_complete(answered)
         return deferred

@@ -48,12 +48,12 @@ class SessionPartition:
     `known_as`: the name of its topic, once the replica that was watched for it is gone.
     """
 
-    __slots__ = ("asked", "key", "known_as", "sent_high_watermark", "sent_log_start_offset", "session", "watched")
+    __slots__ = ("key", "known_as", "request", "sent_high_watermark", "sent_log_start_offset", "session", "watched")
 
-    def __init__(self, session: FetchSession, key: Key, asked: FetchPartition) -> None:
+    def __init__(self, session: FetchSession, key: Key, request: FetchPartition) -> None:
         self.session = session
         self.key = key
-        self.asked = asked
+        self.request = request
         self.sent_high_watermark = -1
         self.sent_log_start_offset = -1
         self.watched: WatchedPartition | None = None
@@ -85,12 +85,12 @@ class FetchSession:
 
     def ask(self, partitions: Iterable[tuple[Key, FetchPartition]]) -> None:
         """Store the partitions of a request. They become dirty, behind those that have waited longer."""
-        for key, asked in partitions:
+        for key, request in partitions:
             entry = self.partitions.get(key)
             if entry is None:
-                entry = self.partitions[key] = SessionPartition(self, key, asked)
+                entry = self.partitions[key] = SessionPartition(self, key, request)
             else:
-                entry.asked = asked
+                entry.request = request
             self.dirty.pop(key, None)
             self.dirty[key] = entry
 
@@ -109,8 +109,8 @@ class FetchSession:
 def _partitions_of(request: FetchRequest, uses_topic_ids: bool) -> Iterator[tuple[Key, FetchPartition]]:
     for topic in request.topics:
         name = topic.topic_id if uses_topic_ids else topic.topic
-        for asked in topic.partitions:
-            yield (name, asked.partition), asked
+        for entry in topic.partitions:
+            yield (name, entry.partition), entry
 
 
 def forgotten_in(request: FetchRequest, uses_topic_ids: bool) -> list[Key]:
@@ -184,20 +184,20 @@ class FetchSessions:
             self._partition_count += len(session.partitions)
         return session
 
-    def _make_place(self, wanted: FetchSession, now_ms: int) -> bool:
+    def _make_place(self, new_session: FetchSession, now_ms: int) -> bool:
         """Evict as many unused sessions as needed. Whether there is room for the new session afterwards."""
-        if self._has_room(wanted):
+        if self._has_room(new_session):
             return True
         for session in list(self._sessions.values()):
             if not session.waiters and now_ms - session.last_used_ms > EVICTION_MS_MIN:
                 self._remove(session.id)
                 self.evictions += 1
-                if self._has_room(wanted):
+                if self._has_room(new_session):
                     return True
         return False
 
-    def _has_room(self, wanted: FetchSession) -> bool:
-        partitions = self._partition_count + len(wanted.partitions)
+    def _has_room(self, new_session: FetchSession) -> bool:
+        partitions = self._partition_count + len(new_session.partitions)
         return len(self._sessions) < self._slots_max and partitions <= PARTITIONS_MAX
 
     def _free_id(self) -> int:

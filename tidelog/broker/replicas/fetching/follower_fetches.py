@@ -113,40 +113,45 @@ class FollowerFetches:
 
     def serve(self, request: FetchRequest, version: int, correlation_id: int, connection: Peer) -> Answer:
         """A follower's fetch of any version."""
-        asked = as_follower_request(request, version)
+        follower_request = as_follower_request(request, version)
         uses_topic_ids = version >= TOPIC_ID_FROM
         try:
-            session = self._resolve(asked, uses_topic_ids)
+            session = self._resolve(follower_request, uses_topic_ids)
         except KafkaError as error:
             self.answers.count_error(error.code)
             return encode_fetch_response(correlation_id, version, error.code, 0, [])
-        answer = self._take(session, asked, forgotten_in(request, uses_topic_ids), correlation_id, version)
-        if asked.session_epoch == EPOCH_INITIAL and any(entry.follower for entry in session.entries.values()):
+        answer = self._take(session, follower_request, forgotten_in(request, uses_topic_ids), correlation_id, version)
+        if follower_request.session_epoch == EPOCH_INITIAL and any(
+            entry.follower for entry in session.entries.values()
+        ):
             connection.send_much()
         return answer
 
     def serve_many(self, body: memoryview, correlation_id: int) -> Answer:
         """The same for the form of request that Tidelog's followers send; None for any other form."""
-        asked = decode_follower_request(body)
-        if asked is None or asked.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
+        request = decode_follower_request(body)
+        if request is None or request.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
             return None
         try:
-            session = self._resolve(asked, True)
+            session = self._resolve(request, True)
         except KafkaError as error:
             self.answers.count_error(error.code)
             return encode_fetch_response(correlation_id, VERSION, error.code, 0, [])
-        return self._take(session, asked, (), correlation_id, VERSION)
+        return self._take(session, request, (), correlation_id, VERSION)
 
-    def _resolve(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
-        if asked.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
-            replaced = self.sessions.get(asked.session_id)
-            if replaced is not None and replaced.replica_id == asked.replica_id:
+    def _resolve(self, request: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
+        if request.session_epoch in (EPOCH_INITIAL, EPOCH_FINAL):
+            replaced = self.sessions.get(request.session_id)
+            if replaced is not None and replaced.replica_id == request.replica_id:
                 self._close(replaced.id)
-            return self._begin(asked, uses_topic_ids)
-        session = self.sessions.get(asked.session_id)
-        if session is None or (session.replica_id, session.replica_epoch) != (asked.replica_id, asked.replica_epoch):
+            return self._begin(request, uses_topic_ids)
+        session = self.sessions.get(request.session_id)
+        if session is None or (session.replica_id, session.replica_epoch) != (
+            request.replica_id,
+            request.replica_epoch,
+        ):
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-        if session.epoch != asked.session_epoch:
+        if session.epoch != request.session_epoch:
             raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
@@ -155,14 +160,14 @@ class FollowerFetches:
             self._release(session)
         return session
 
-    def _begin(self, asked: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
+    def _begin(self, request: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
         self._close_ended(self._loop.time() * 1000)
         session_id = 0
-        if asked.session_epoch == EPOCH_INITIAL and asked.partitions and self._may_have_session(asked):
+        if request.session_epoch == EPOCH_INITIAL and request.partitions and self._may_have_session(request):
             while not session_id or session_id in self.sessions:
                 session_id = self._rng.randint(1, 2**31 - 1)
         defer = self._partitions.callbacks.defer
-        session = FollowerSession(session_id, asked.replica_id, asked.replica_epoch, defer, self._answer_parked)
+        session = FollowerSession(session_id, request.replica_id, request.replica_epoch, defer, self._answer_parked)
         session.waiting.on_abandon = partial(self._abandoned, session)
         session.uses_topic_ids = uses_topic_ids
         if session_id:
@@ -175,23 +180,27 @@ class FollowerFetches:
             if is_gone(session, broker_of(session.replica_id), now_ms):
                 self._close(session.id)
 
-    def _may_have_session(self, asked: FollowerRequest) -> bool:
-        if self.entry_count + len(asked.partitions) > ENTRIES_MAX:
+    def _may_have_session(self, request: FollowerRequest) -> bool:
+        if self.entry_count + len(request.partitions) > ENTRIES_MAX:
             return False
-        return has_place(asked, self._partitions.replica_ports.broker(asked.replica_id), self.sessions.values())
+        return has_place(request, self._partitions.replica_ports.broker(request.replica_id), self.sessions.values())
 
     def _take(
         self,
         session: FollowerSession,
-        asked: FollowerRequest,
+        request: FollowerRequest,
         forgotten: Iterable[Key],
         correlation_id: int,
         version: int,
     ) -> Answer:
         session.last_fetch_ms = now_ms = self._loop.time() * 1000
-        session.max_wait_ms, session.min_bytes, session.max_bytes = asked.max_wait_ms, asked.min_bytes, asked.max_bytes
+        session.max_wait_ms, session.min_bytes, session.max_bytes = (
+            request.max_wait_ms,
+            request.min_bytes,
+            request.max_bytes,
+        )
         entries_before = len(session.entries)
-        for partition in asked.partitions:
+        for partition in request.partitions:
             key: Key = (partition.topic_id, partition.partition)
             entry = session.entries.get(key)
             if entry is None:
@@ -217,7 +226,7 @@ class FollowerFetches:
             and (self.entry_count > ENTRIES_MAX or session.knows_too_little())
         ):
             self._end_with_this_answer(session)
-        return self._answer_or_park(session, correlation_id, version, is_full=asked.session_epoch <= 0)
+        return self._answer_or_park(session, correlation_id, version, is_full=request.session_epoch <= 0)
 
     def _end_with_this_answer(self, session: FollowerSession) -> None:
         """The answer names no session, so the follower's next request is a full one (KIP-227)."""
@@ -261,7 +270,7 @@ class FollowerFetches:
         entry.problem = entry.follower = None
         session.unsettled[entry] = None
         # The follower drops an answer that crossed this request, and with it the high watermark in that answer.
-        told, entry.sent_high_watermark = entry.sent_high_watermark, -1
+        sent_high_watermark, entry.sent_high_watermark = entry.sent_high_watermark, -1
         try:
             if partition is None or not partition.leads or partition.offline:
                 self._partitions.leader(*entry.key)  # raises the exact error
@@ -271,13 +280,11 @@ class FollowerFetches:
             follower = partition.in_sync.followers.get(session.replica_id)
             if follower is None or follower.broker_epoch != session.replica_epoch:
                 follower = partition.follower(session.replica_id, session.replica_epoch, entry.leader_epoch)
-            found, offset = partition.log, entry.fetch_offset
-            if entry.last_epoch >= 0 and (
-                entry.last_epoch != found.leader_epochs.latest or offset > found.log_end_offset
-            ):
+            log, offset = partition.log, entry.fetch_offset
+            if entry.last_epoch >= 0 and (entry.last_epoch != log.leader_epochs.latest or offset > log.log_end_offset):
                 entry.problem = partition.divergence(entry.last_epoch, offset)
             if entry.problem is None:
-                if not found.log_start_offset <= offset <= found.log_end_offset:
+                if not log.log_start_offset <= offset <= log.log_end_offset:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
                 entry.follower = follower
                 if follower.log_start_offset != entry.log_start_offset:
@@ -286,7 +293,9 @@ class FollowerFetches:
                 partition.follower_fetched(follower, offset, now_ms)
                 if not follower.in_maximal_isr:
                     session.outside[entry] = None
-                if offset == found.log_end_offset and not (self.tells_high_watermark and told != found.high_watermark):
+                if offset == log.log_end_offset and not (
+                    self.tells_high_watermark and sent_high_watermark != log.high_watermark
+                ):
                     session.dirty.pop(entry, None)
                     return
         except ColdRead as cold:  # a segment is examined before the follower truncates its log for it

@@ -164,11 +164,11 @@ def is_gone(session: FollowerSession, broker: BrokerImage | None, now_ms: float)
     return session.parked is None and now_ms - session.last_fetch_ms > SILENT_MS_MAX + wait_ms
 
 
-def has_place(asked: FollowerRequest, broker: BrokerImage | None, sessions: Collection[FollowerSession]) -> bool:
+def has_place(request: FollowerRequest, broker: BrokerImage | None, sessions: Collection[FollowerSession]) -> bool:
     """Whether this request may begin another session. Bounded, because any client can claim to be a broker."""
-    if broker is None or 0 <= asked.replica_epoch < broker.epoch or len(sessions) >= SESSIONS_MAX:
+    if broker is None or 0 <= request.replica_epoch < broker.epoch or len(sessions) >= SESSIONS_MAX:
         return False
-    of_broker = sum(session.replica_id == asked.replica_id for session in sessions)
+    of_broker = sum(session.replica_id == request.replica_id for session in sessions)
     return of_broker < SESSIONS_OF_BROKER_MAX
 
 
@@ -192,14 +192,14 @@ def as_follower_request(request: FetchRequest, version: int) -> FollowerRequest:
         [
             FollowerPartition(
                 topic.topic_id if by_id else topic.topic,  # type: ignore[arg-type]
-                asked.partition,
-                asked.current_leader_epoch,
-                asked.fetch_offset,
-                asked.last_fetched_epoch,
-                asked.log_start_offset,
-                asked.partition_max_bytes,
+                entry.partition,
+                entry.current_leader_epoch,
+                entry.fetch_offset,
+                entry.last_fetched_epoch,
+                entry.log_start_offset,
+                entry.partition_max_bytes,
             )
             for topic in request.topics
-            for asked in topic.partitions
+            for entry in topic.partitions
         ],
     )

@@ -105,8 +105,10 @@ def _batch_bytes(header: bytes) -> int:
     """The size of the batch that begins with these bytes; 0 if they are too short or no batch header."""
     if len(header) < HEADER_SIZE:
         return 0
-    found = BatchHeader._make(HEADER.unpack(header))
-    return found.size_bytes if found.magic == MAGIC and found.batch_length >= MIN_BATCH_LENGTH else 0
+    batch_header = BatchHeader._make(HEADER.unpack(header))
+    return (
+        batch_header.size_bytes if batch_header.magic == MAGIC and batch_header.batch_length >= MIN_BATCH_LENGTH else 0
+    )
 
 
 class ReplayedBatch(NamedTuple):
@@ -167,14 +169,14 @@ class MetadataLog:
         return (self._snapshots[0], self._snapshots[-1]) if self._snapshots else None
 
     def end_of_epoch(self, epoch: int) -> OffsetAndEpoch:
-        found, end_offset = self._log.end_offset_for_epoch(epoch)
-        if found < 0:
+        end_epoch, end_offset = self._log.end_offset_for_epoch(epoch)
+        if end_epoch < 0:
             return OffsetAndEpoch(self.last_epoch, self.end_offset)
         earliest = self._snapshots[0] if self._snapshots else None
-        if earliest is not None and found == epoch and end_offset == earliest.end_offset:
+        if earliest is not None and end_epoch == epoch and end_offset == earliest.end_offset:
             # The epoch is older than all records, and the snapshot at the log start holds its end.
             return OffsetAndEpoch(earliest.epoch, earliest.end_offset)
-        return OffsetAndEpoch(found, end_offset)
+        return OffsetAndEpoch(end_epoch, end_offset)
 
     # -- damage ------------------------------------------------------------------------------------------------------
 
@@ -460,9 +462,9 @@ class MetadataLog:
         for name in names:
             if ".checkpoint." in name:  # `.part`: incomplete; `.deleted`: Kafka would remove it soon
                 self._disk.remove(f"{self.directory}/{name}")
-        found = [identity for identity in map(parse_snapshot_name, names) if identity is not None]
-        self._snapshots = sorted(identity for identity in found if identity.end_offset >= self.start_offset)
-        for identity in found:
+        identities = [identity for identity in map(parse_snapshot_name, names) if identity is not None]
+        self._snapshots = sorted(identity for identity in identities if identity.end_offset >= self.start_offset)
+        for identity in identities:
             if identity.end_offset < self.start_offset:  # the records between it and the log are gone
                 self._disk.remove(self.path_of(identity))
         self._examine()

@@ -50,8 +50,8 @@ def add_voter(raft: RaftReplica, voter: Voter, now_ms: float) -> None:
 
 def remove_voter(raft: RaftReplica, key: ReplicaKey) -> None:
     voters = require_change(raft)
-    found = voters.get(key.id)
-    if found is None or found.key != key:
+    voter = voters.get(key.id)
+    if voter is None or voter.key != key:
         raise KafkaError(ErrorCode.VOTER_NOT_FOUND, f"node {key.id} with that directory is not a voter")
     if len(voters) == 1:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the last voter cannot be removed")
@@ -60,13 +60,13 @@ def remove_voter(raft: RaftReplica, key: ReplicaKey) -> None:
 
 def update_voter(raft: RaftReplica, voter: Voter) -> None:
     voters = require_change(raft)
-    found = voters.get(voter.key.id)
-    if found is None or found.key != voter.key:
+    present = voters.get(voter.key.id)
+    if present is None or present.key != voter.key:
         raise KafkaError(ErrorCode.VOTER_NOT_FOUND, f"node {voter.key.id} with that directory is not a voter")
     _require_version(raft, voter)
     if not voter.endpoints:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a voter without an address")
-    if voter != found:
+    if voter != present:
         raft.emit(AppendVoters(raft.epoch, voters.with_voter(voter)))
 
 

@@ -61,8 +61,8 @@ def snapshot_name(identity: SnapshotId) -> str:
 
 def parse_snapshot_name(name: str) -> SnapshotId | None:
     """None for any other file, including incomplete (`.part`) and deleted snapshots."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else SnapshotId(int(found[1]), int(found[2]))
+    match = _NAME.fullmatch(name)
+    return None if match is None else SnapshotId(int(match[1]), int(match[2]))
 
 
 def decode_snapshot(content: bytes) -> Snapshot:
