@@ -167,3 +167,28 @@ def test_a_verification_of_a_stopped_node_names_the_loss(made: Logs, lose: Loss)
     lose(made.folder / made.files("*.log")[-2])
     damaged = StoppedLog(made.disk, str(made.folder), facts)
     assert RECORDS in {problem.kind for problem in damaged.verify()}
+
+
+@pytest.mark.parametrize("ending", ["after a clean stop", "after a kill", "after a loss of power"])
+def test_a_log_cut_behind_a_segment_that_kafka_has_cleaned_ends_there_at_the_next_start(
+    made: Logs, ending: str
+) -> None:
+    """The segment ends before the next one begins, and nothing is missing: the start missed what lies between."""
+    made.close()
+    (made.folder / CLEANED_ENDS_FILE).unlink()
+    *_, cleaned, active = made.files("*.log")
+    last_batch(made.folder / cleaned)
+    log = made.open()
+    offset = int(active.removesuffix(".log"))
+    log.truncate_to(offset)
+    assert log.log_end_offset == offset
+    log.set_high_watermark(offset)
+    made.directory.write_checkpoints()
+    if ending == "after a clean stop":
+        made.close()
+    else:
+        made.kill()
+    log = made.open(machine_ran_on=ending == "after a kill")
+    assert not made.directory.shortened_logs
+    assert not log.damaged_ranges()
+    assert log.log_end_offset == offset

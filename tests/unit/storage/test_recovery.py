@@ -776,11 +776,11 @@ def test_records_after_a_truncation_below_the_log_start_are_kept_by_a_start(
     assert list(log.leader_epochs) == [(7, start)]
 
 
-@pytest.mark.parametrize("power_was_lost", [True, False])
+@pytest.mark.parametrize("loss", [b"", b"torn", None])
 def test_a_kill_of_a_log_whose_last_segment_has_no_records_any_more_misses_none(
-    logs: MakeLogs, power_was_lost: bool
+    logs: MakeLogs, loss: bytes | None
 ) -> None:
-    """It was truncated to where a segment begins, or lost what was not on the device: both may be above the high
+    """It was truncated to where a segment begins, or a loss of power left this of it: both may be above the high
     watermark.
     """
     made = logs()
@@ -790,8 +790,8 @@ def test_a_kill_of_a_log_whose_last_segment_has_no_records_any_more_misses_none(
     made.append(batch())
     made.log.set_high_watermark(1)
     made.directory.write_checkpoints()
-    if power_was_lost:
-        (made.folder / made.files("*.log")[-1]).write_bytes(b"")
+    if loss is not None:
+        (made.folder / made.files("*.log")[-1]).write_bytes(loss)
         made.kill()
         assert made.open().log_end_offset == 4
     else:
@@ -804,3 +804,14 @@ def test_a_kill_of_a_log_whose_last_segment_has_no_records_any_more_misses_none(
         assert offsets_of(records_of(made.log)) == list(range(end))
     made.append(batch())
     assert offsets_of(records_of(made.close_and_open())) == list(range(end + 1))
+
+
+def test_a_kill_before_the_first_record_of_a_segment_is_reported_once(logs: MakeLogs) -> None:
+    made = logs()
+    made.append(batch())
+    made.log.roll(NOW)
+    for reported in ({("t", 0)}, set()):
+        made.kill()
+        made.open(machine_ran_on=True)
+        assert made.directory.shortened_logs == reported
+        assert offsets_of(records_of(made.log)) == [0]

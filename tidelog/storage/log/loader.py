@@ -681,13 +681,13 @@ class _Loader:
                 self._end_in_damage(segments, tail, is_scanned=True)
                 later = segments[index + 1 :]
             segment.transaction_index.lacks_rows = any(each.damage for each in segments[: index + 1])
-            if tail is None and index and not later and not segment.size_bytes:
-                if self._may_have_held_records(segment):
+            if index and not later and not segment.size_bytes:
+                if tail is None and self._may_have_held_records(segment):
                     logger.error("%s is empty, but may have held acknowledged records", segment.path)
                     self.on_loss()
-                elif self._explains_loss and not is_behind_damage:
-                    self._remove([segment])  # to a start after a kill it would be one that has lost its records
-                    return segments[:-1], segment.base_offset
+                if not is_behind_damage and not segments[index - 1].may_end_early:
+                    self._remove([segment])  # to the next start it would be one that has lost its records
+                    return segments[:index], segment.base_offset
             next_offset = segments[-1].next_offset if tail is not None else segment.next_offset
             # A start does not scan a segment again after the next one is rolled, so its indexes must be on the device
             # then. An empty segment is scanned again, or it is synced after an append and a roll.
@@ -723,8 +723,8 @@ class _Loader:
     def _may_have_held_records(self, active: Segment) -> bool:
         """Whether the empty last segment of a killed process may have lost its records.
 
-        A new segment is created only for a record, and a truncation leaves none that is empty. One that is empty after
-        retention is not above the checkpointed high watermark.
+        A new segment is created only for a record, and neither a truncation nor a start leaves one that is empty. One
+        that is empty after retention is not above the checkpointed high watermark.
         """
         is_killed = self.ending is Ending.KILLED and not self.checkpoints.is_synced
         return is_killed and active.base_offset > self.checkpoints.high_watermark

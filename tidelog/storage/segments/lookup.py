@@ -322,14 +322,15 @@ def cut_at(segments: Segments, offset: int) -> tuple[Segment, int, int, tuple[Da
     """Where a log that is truncated to `offset` ends: its last segment, the size and the end offset of that segment,
     and the damage that is left in it. Raises CorruptIndex.
 
-    A segment without a record left goes, too: to a start after a kill an empty last one has lost its records.
+    A segment without a record left goes, too: to a start after a kill an empty last one has lost its records. It stays
+    where nothing else says where the log ends.
     """
     index = segments.floor_index(offset)
     segment = segments[index]
     position, end_offset = end_before(segment, offset)
-    if not position and index and not (segment.damage or segments[index - 1].damage):
-        segment = segments[index - 1]
-        position = segment.size_bytes
+    before = segments[max(index - 1, 0)]
+    if not position and index and not (segment.damage or before.damage or before.may_end_early):
+        segment, position = before, before.size_bytes
     return segment, position, end_offset, damage_before(segment, offset, position, end_offset)
 
 
