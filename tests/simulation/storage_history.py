@@ -24,7 +24,7 @@ from tidelog.protocol.batches.records import (
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.loader import Ending
-from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.partition_log import AppendInfo, PartitionLog
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 TOPIC = "t"
@@ -141,7 +141,7 @@ class History(LogHistory):
         batch.data = bytes(stamped)
         self.model.doubtful = batch
         try:
-            info = self.log.append_as_leader(memoryview(buffer), self.epoch, self.now_ms, from_client=from_client)
+            info = self.put(batch, buffer, from_client=from_client)
         except OSError:
             self.model.doubtful = None
             return
@@ -157,6 +157,10 @@ class History(LogHistory):
         elif batch.ends is not None:
             self.transactions.discard(batch.producer_id)
         self.promise()
+
+    def put(self, batch: AppendedBatch, buffer: bytearray, *, from_client: bool) -> AppendInfo:
+        """Append the batch, which is in the buffer as a client sends it. Raises OSError."""
+        return self.log.append_as_leader(memoryview(buffer), self.epoch, self.now_ms, from_client=from_client)
 
     def _data(self, producer_id: int, is_transactional: bool) -> AppendedBatch:
         rng = self.rng

@@ -165,3 +165,26 @@ def test_a_log_start_above_the_high_watermark_does_not_say_that_missing_files_we
     # Of a log that was open, the recovery point is the last offset: a lower bound of the log end.
     end_offset = COUNT if ending == "after a clean stop" else COUNT - 1
     assert damaged.end_offset == (int(names[1][:20]) if count == 1 else end_offset)
+
+
+@pytest.mark.parametrize("has_restarted", [False, True])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_records_behind_a_log_of_which_all_was_deleted_are_kept_by_a_start(
+    logs: MakeLogs, ending: str, has_restarted: bool
+) -> None:
+    """After an unclean election they may be of an earlier epoch than the deleted ones: a start cut them."""
+    made = logs()
+    made.append(batch(), batch(), epoch=9)
+    made.log.delete_records(2)
+    made.directory.write_checkpoints()
+    if has_restarted:
+        restart(made, "after a kill")
+    made.log.truncate_to(2)  # to the end of the last epoch that this log and its leader have
+    for offset in range(2, 5):
+        made.log.append_as_follower(batch(base_offset=offset, leader_epoch=7), NOW)
+    made.log.flush()
+    log = restart(made, ending)
+    assert not made.directory.shortened_logs
+    assert not any(segment.damage for segment in log.segments)
+    assert offsets_of(records_of(log)) == [2, 3, 4]
+    assert list(log.leader_epochs) == [(7, 2)]

@@ -246,12 +246,12 @@ class PartitionLog:
         admitted = admit_replicated(batches, self.log_end_offset, no_gap_from, epoch_max)
         if not admitted:
             return None
+        holds_deleted_only = self.segments.first.base_offset < self.log_start_offset == self.log_end_offset
+        if holds_deleted_only and not self.leader_epochs and self.failure is None:
+            self._start_over_at(self.log_end_offset)  # these may be of an earlier epoch, as in `_truncate_to`
         position, size, _, last_offset, _, _, _, _, _, last_epoch = admitted[-1]
-        end = position + size
-        data = batches if end == len(batches) else batches[:end]
-        has_markers = False
-        for _, _, _, _, _, attributes, _, _, _, _ in admitted:
-            has_markers = has_markers or bool(attributes & CONTROL_FLAG)
+        data = batches[: position + size]
+        has_markers = any(each[5] & CONTROL_FLAG for each in admitted)
         if len(data) <= self.segment_bytes and last_offset - admitted[0][2] <= MAX_RELATIVE_OFFSET:
             self.append_admitted(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
             if last_epoch > self.leader_epochs.latest:
