@@ -18,6 +18,7 @@ from tidelog.protocol.batches.records import ControlRecordType, encode_batch, en
 from tidelog.storage.cleaner.keys import BYTES_PER_KEY, PlainKeyTable
 from tidelog.storage.log.compaction import Compaction, find_cleanable
 from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
@@ -97,6 +98,8 @@ class CompactionHistory(LogHistory):
         self.compaction = None
         self.strays.clear()
         self.directory = LogDirectory.open(self.disk, PATH, node_id=1, cluster_id=None)
+        if self.machine_ran_on and not self.directory.was_clean:
+            self.directory.ending = Ending.KILLED
         logs = self.directory.load(lambda topic: self.config, self.now_ms)
         if self.directory.offline:
             raise Broken(f"EveryLogOpens: {self.directory.offline}")
@@ -295,6 +298,7 @@ class CompactionHistory(LogHistory):
     def end_process(self) -> None:
         self.steps.append("PROCESS ENDED")
         self.model.kept_end = self.log.log_end_offset
+        self.machine_ran_on = True
         self.disk.end_process()
         self.open()
 

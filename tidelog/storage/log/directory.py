@@ -143,7 +143,8 @@ class LogDirectory:
         """The broker epoch of the clean shutdown (KIP-966); -1 if it was not clean, or if the epoch is unknown."""
         if self.was_clean:
             disk.remove(f"{path}/{CLEAN_SHUTDOWN_FILE}")
-            disk.sync_directory(path)
+        # Also the checkpoints that a killed process has renamed: what this start believes must not go back later.
+        disk.sync_directory(path)
 
     @classmethod
     def open(
