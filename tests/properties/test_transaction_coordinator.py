@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.properties.transaction_history import History
+from tidelog.broker.coordinators import loading, runtime
+from tidelog.broker.coordinators.loading import replay_log
+from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.broker.coordinators.transaction import coordinator, records, transitions
 from tidelog.broker.coordinators.transaction.coordinator import TransactionalId, TransactionCoordinator
-from tidelog.broker.coordinators.transaction.states import TransactionState
+from tidelog.broker.coordinators.transaction.states import EXPIRABLE, TransactionState
 from tidelog.broker.coordinators.transaction.transitions import TransactionMetadata
 from tidelog.protocol.errors import ErrorCode
 
 STEPS = 120
+MOVES_IN_STEPS = 300
 SEEDS_OF_A_MISTAKE = 60
 
 
@@ -23,10 +29,39 @@ def run_histories(seeds: range, version: int) -> None:
         History(seed, version).run(STEPS)
 
 
+def run_in_steps(seeds: range, version: int) -> None:
+    for seed in seeds:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            lower_the_constants(monkeypatch, Random(seed))
+            History(seed, version, in_steps=True).run(MOVES_IN_STEPS)
+
+
+def lower_the_constants(monkeypatch: pytest.MonkeyPatch, choice: Random) -> None:
+    """Now and then one is left as it is."""
+    for module, name in (
+        (coordinator, "ABORTS_PER_TURN"),
+        (coordinator, "DEADLINES_PER_TURN"),
+        (coordinator, "IDS_CHECKED_PER_TURN"),
+        (coordinator, "TOMBSTONE_BYTES_PER_WRITE"),
+        (coordinator, "WAITING_ADDS_MAX"),
+        (runtime, "IDLE_STEPS_MAX"),
+        (runtime, "REPLAYED_PER_TURN"),
+    ):
+        monkeypatch.setattr(module, name, choice.choice((1, 1, 2, 3, getattr(module, name))))
+    per_step = choice.choice((1, 2, 3, loading.RECORDS_PER_STEP))
+    monkeypatch.setattr(runtime, "replay_log", partial(loading.replay_log, records_per_step=per_step))
+
+
 @pytest.mark.parametrize("version", [0, 1, 2])
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 2, 3))])
 def test_what_must_hold_in_every_history(version: int, chunk: int):
     run_histories(range(chunk * 10, chunk * 10 + 10), version)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 2, 3))])
+def test_what_must_hold_in_steps(version: int, chunk: int) -> None:
+    run_in_steps(range(chunk * 20, chunk * 20 + 20), version)
 
 
 def _adopt_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,3 +218,70 @@ def test_a_planted_mistake_is_found(plant: Callable[[pytest.MonkeyPatch], None],
     plant(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
         run_histories(range(SEEDS_OF_A_MISTAKE), 2)
+
+
+def _expire_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "EXPIRABLE", EXPIRABLE | {TransactionState.ONGOING})
+
+
+def _serve_before_the_log_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_step = CoordinatorRuntime._load_step
+
+    def hasty(self: Any, *arguments: Any) -> bool:
+        when_committed = self._ports.when_committed
+        self._ports.when_committed = lambda partition, offset, callback: callback(None)
+        try:
+            return load_step(self, *arguments)
+        finally:
+            self._ports.when_committed = when_committed
+
+    monkeypatch.setattr(CoordinatorRuntime, "_load_step", hasty)
+
+
+def _skip_a_record_between_two_steps_of_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lossy(coordinator: TransactionCoordinator, chunks: Any, records_per_step: int) -> Iterator[int]:
+        remaining = records_per_step
+
+        def replay(*arguments: Any) -> None:
+            nonlocal remaining
+            remaining = remaining - 1 if remaining else records_per_step
+            if remaining:
+                TransactionCoordinator.replay(coordinator, *arguments)
+
+        monkeypatch.setattr(coordinator, "replay", replay)
+        yield from replay_log(coordinator, chunks, records_per_step)
+        del coordinator.replay
+
+    monkeypatch.setattr(loading, "replay_log", lossy)
+
+
+def _forget_an_answer_when_the_partition_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = CoordinatorRuntime._close
+
+    def careless(self: Any, shard: Any, state: Any) -> None:
+        if len(shard.parked_requests) > 1:
+            shard.parked_requests.popitem()
+        close(self, shard, state)
+
+    monkeypatch.setattr(CoordinatorRuntime, "_close", careless)
+
+
+def _keep_the_memory_of_an_expired_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransactionCoordinator, "_forget", lambda self, name: self.ids.pop(name))
+
+
+MISTAKES_IN_STEPS = [
+    _expire_what_is_open,
+    _forget_an_answer_when_the_partition_moves,
+    _keep_the_memory_of_an_expired_id,
+    _serve_before_the_log_is_committed,
+    _skip_a_record_between_two_steps_of_a_load,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", MISTAKES_IN_STEPS)
+def test_a_mistake_in_steps_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        run_in_steps(range(SEEDS_OF_A_MISTAKE), 2)
