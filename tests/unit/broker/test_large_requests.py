@@ -13,6 +13,7 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
 from tidelog.broker.apis import config_changes, dispatch
+from tidelog.broker.apis.cluster import elect_leaders
 from tidelog.broker.apis.records import fetch, list_offsets, produce
 from tidelog.broker.apis.topics import create_topics
 from tidelog.broker.scheduling import fair_scheduler
@@ -240,6 +241,18 @@ async def test_too_many_features_are_refused(wire: Wire) -> None:
     request = UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=updates)
     answer = await wire.call(request, 1, UpdateFeaturesResponse)
     assert answer.error_code == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_too_many_elections_are_refused(wire: Wire, version: int) -> None:
+    """A refusal of 400,000, which fit a request, took half a second of the loop."""
+    most = elect_leaders.PARTITIONS_MAX
+    partitions = [TopicPartitions(topic=name, partitions=list(range(most - 10))) for name in "tu"]
+    request = ElectLeadersRequest(topic_partitions=partitions, timeout_ms=60_000)
+    answer = await wire.call(request, version, ElectLeadersResponse)
+    assert answer.error_code == (ErrorCode.POLICY_VIOLATION if version else 0)
+    assert [len(topic.partition_result) for topic in answer.replica_election_results] == [most - 10, 10]
+    assert answer.replica_election_results[0].partition_result[0].error_code == ErrorCode.POLICY_VIOLATION
 
 
 async def test_of_one_connection_one_large_fetch_waits_at_a_time(

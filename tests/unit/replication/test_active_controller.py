@@ -13,11 +13,12 @@ from tests.unit.replication.clusters import directory_id
 from tests.unit.replication.controller_harness import Broker, Member, Quorum, cluster
 from tests.unit.replication.test_isr_alterations import proposal
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tidelog.replication.controller import controller as controller_module
-from tidelog.replication.controller.decisions.state import NewTopic
+from tidelog.replication.controller.decisions.state import ControllerState, NewTopic
 
 
 async def new_topic(member, name="t", *assignments, **configs):
@@ -717,3 +718,32 @@ async def test_a_large_decision_on_what_was_never_committed_is_made_again():
     with pytest.raises(KafkaError):
         await lost
     assert not isinstance(answer["t"], KafkaError), answer["t"]
+
+
+async def test_new_partitions_are_not_refused_for_a_broker_that_is_fenced_between_the_steps():
+    """They were placed on it in one step, and in the next nobody lived who could lead them."""
+    _, member, _ = await cluster()
+    await new_topic(member, "t", (1,))
+    pauses = iter(range(100))
+
+    def fence_in_the_second():
+        if next(pauses) == 1:
+            member.controller.fence([2], "it is a test")
+
+    steps = await count_steps(member, fence_in_the_second)
+    request = CreatePartitionsRequest(topics=[CreatePartitionsTopic(name="t", count=2000, assignments=None)])
+    response = await asyncio.wait_for(member.controller.create_partitions(request), PATIENCE_S)
+    assert response.results[0].error_code == 0, response
+    assert steps() > 5
+    partitions = member.controller.image.topics_by_name["t"].partitions
+    assert {partition.leader for partition in partitions.values()} == {1, 3}
+
+
+async def test_too_many_manual_assignments_are_refused_before_each_is_checked(monkeypatch):
+    """49,000 took 0.2 s of the loop at once."""
+    _, member, _ = await cluster()
+    monkeypatch.setattr(ControllerState, "check_manual_assignment", None)
+    topic = NewTopic("t", assignments=[(index, [1]) for index in range(10_001)])
+    refused = (await member.controller.create_topics([topic]))["t"]
+    assert isinstance(refused, KafkaError)
+    assert refused.code is ErrorCode.POLICY_VIOLATION

@@ -5,7 +5,7 @@ Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -79,24 +79,27 @@ def _create(
         yield
     factor = len(topic.partitions[0].replicas)
     if topic_request.assignments is None:
-        assignments = place_replicas(state.placeable(), added_count, factor, state.rng)
+        replica_lists: Sequence[tuple[int, ...]] = place_replicas(state.placeable(), added_count, factor, state.rng)
     else:
-        assignments = _manual(state, topic_request, added_count, factor)
+        replica_lists = _manual(state, topic_request, added_count, factor)
+    # In the step in which they were placed: in the next one others may live.
+    isrs = [state.active(replicas) for replicas in replica_lists]
+    for index, isr in enumerate(isrs, start=present_count):
+        if isr:
+            continue
+        text = "All brokers are currently fenced or in controlled shutdown."
+        if topic_request.assignments is not None:
+            raise bad_assignment(
+                f"All brokers specified in the manual partition assignment for partition {index} "
+                "are fenced or in controlled shutdown."
+            )
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR, f"Unable to replicate the partition {factor} time(s): {text}"
+        )
     records: list[PartitionRecord] = []
-    for index, replicas in enumerate(assignments, start=present_count):
+    for index, (replicas, isr) in enumerate(zip(replica_lists, isrs), start=present_count):
         if index % NEW_PARTITIONS_AT_ONCE == 0:
             yield
-        isr = state.active(replicas)
-        if not isr:
-            text = "All brokers are currently fenced or in controlled shutdown."
-            if topic_request.assignments is not None:
-                raise bad_assignment(
-                    f"All brokers specified in the manual partition assignment for partition {index} "
-                    "are fenced or in controlled shutdown."
-                )
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICATION_FACTOR, f"Unable to replicate the partition {factor} time(s): {text}"
-            )
         records.append(state.partition_record(topic.topic_id, index, replicas, isr))
     return records
 

@@ -253,7 +253,9 @@ class ControllerState:
     def _create_topic(self, topic: NewTopic) -> Steps[CreatedTopic]:
         self._check_new_name(topic.name)
         configs = self._check_new_configs(topic.configs)
-        if NEW_PARTITIONS_AT_ONCE < topic.partition_count <= MAX_PARTITIONS_PER_REQUEST:
+        if len(topic.assignments) > MAX_PARTITIONS_PER_REQUEST:
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
+        if NEW_PARTITIONS_AT_ONCE < max(topic.partition_count, len(topic.assignments)) <= MAX_PARTITIONS_PER_REQUEST:
             yield
         if topic.assignments:
             assignments = self._manual_assignments(topic)
