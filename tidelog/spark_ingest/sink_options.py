@@ -110,6 +110,7 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
     "kafka.interceptor.classes": "there is no JVM to run them",
     "kafka.partitioner.class": "there is no JVM to run it; a column `partition` chooses for each row",
     "kafka.transactional.id": "exactlyOnce chooses one for each task; set transactionalIdPrefix",
+    "path": "rows go to a topic, which the option topic names; write save() and start() without a path",
 }
 _COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "key": ("string", "binary"),
@@ -150,8 +151,8 @@ class SinkOptions:
         """Check and convert. Raises ConfigError."""
         check_given(raw_options)
         options = lower_names(raw_options)
-        # Spark adds these for its own use.
-        for name in ("path", "checkpointlocation", "queryname"):
+        # Spark adds these of a stream for its own use.
+        for name in ("checkpointlocation", "queryname"):
             options.pop(name, None)
         for key in options:
             check_name(key, _SPELLING, KAFKA_SUPPORTED | KAFKA_CLIENT_WITHOUT_EFFECT, _FORBIDDEN, "sink")

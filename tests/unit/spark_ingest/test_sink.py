@@ -466,7 +466,7 @@ def test_speculation_is_refused_in_every_spelling_that_spark_takes(options, sett
 
 
 def test_the_options_that_spark_adds_for_itself_are_passed_over(broker):
-    added = {"queryname": "reports", "path": "x", "checkpointlocation": "y"}
+    added = {"queryname": "reports", "checkpointlocation": "y"}
     options = SinkOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": "t", **added})
     assert options == SinkOptions.parse({"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": "t"})
 

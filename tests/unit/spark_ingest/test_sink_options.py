@@ -55,6 +55,11 @@ def test_options_without_effect_are_taken_and_noted():
     ProducerConfig.from_options(options.producer)
 
 
+def test_a_path_is_refused_rather_than_passed_over():
+    with pytest.raises(ConfigError, match=r"option 'path' is not allowed.*the option topic"):
+        parsed(path="flights")
+
+
 def test_the_options_of_the_partitioner_reach_the_producer():
     options = parsed(
         **{"kafka.partitioner.ignore.keys": "true", "kafka.partitioner.adaptive.partitioning.enable": "false"}
