@@ -35,6 +35,7 @@ _ARGUMENTS: tuple[type, ...] = (
 _ADMIN_MODULES = (model, client, cluster, configs, features, groups, log_dirs, producers, transactions)
 # What the blocking clients call, and no program.
 _INTERNAL_METHODS = {
+    "abandon",
     "application_alive",
     "next_batch",
     "note_lost_record",
@@ -42,6 +43,7 @@ _INTERNAL_METHODS = {
     "report_unsent",
     "return_records",
     "send_pieces",
+    "warn_of_undelivered",
 }
 _INTERNAL_PARAMETERS = {"self", "ticket"}
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dis
+import gc
 import signal
 import sys
 import threading
+import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -311,3 +314,45 @@ def test_a_client_that_is_closed_by_a_finalizer_at_the_end_of_the_interpreter_do
         monkeypatch.undo()
         closing.close()
         closing.close()
+
+
+def drop(clients: list[Any]) -> None:
+    """Drop the last reference to the one client, and wait for the end of its thread."""
+    thread = clients[0]._thread._thread
+    clients.clear()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while thread.is_alive() and time.monotonic() < deadline_s:
+        gc.collect()
+        thread.join(0.05)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("client", [sync.Producer, sync.Consumer, sync.Admin, sync.RawReader])
+def test_a_client_that_is_dropped_ends_its_thread_and_says_so(client):
+    """Each one left a thread and some seven descriptors, for as long as the program ran."""
+    with served(t=1) as fake:
+        clients = [client(bootstrap_servers=fake.bootstrap)]
+        clients[0].start()
+        with pytest.warns(ResourceWarning, match=f"a blocking {client.__name__} was dropped without close"):
+            drop(clients)
+
+
+def test_a_producer_that_is_dropped_delivers_what_was_sent():
+    with served(t=1) as fake:
+        producers = [sync.Producer(bootstrap_servers=fake.bootstrap)]
+        errors: list[BaseException | None] = []
+        for _ in range(100):
+            producers[0].send("t", b"x", on_delivery=lambda metadata, error: errors.append(error))
+        with pytest.warns(ResourceWarning, match="a blocking Producer was dropped"):
+            drop(producers)
+        assert errors == [None] * 100
+
+
+def test_a_client_that_is_closed_is_no_dropped_one():
+    with served(t=1) as fake, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for client in (sync.Producer, sync.Consumer, sync.Admin, sync.RawReader):
+            with client(bootstrap_servers=fake.bootstrap) as closed:
+                assert closed._thread is not None
+            del closed
+            gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Callable
@@ -78,3 +79,23 @@ def test_a_client_that_was_made_but_not_started_starts_in_the_child() -> None:
     with served(t=1) as cluster:
         admin = sync.Admin(bootstrap_servers=cluster.bootstrap)
         assert in_child(admin.list_topics) == "['t']"
+
+
+def test_a_client_that_the_child_drops_goes_on_in_the_parent() -> None:
+    with served(t=1) as cluster, sync.Producer(bootstrap_servers=cluster.bootstrap) as producer:
+        producer.send_and_wait("t", b"1")
+        held = [producer]
+        del producer
+
+        def drop() -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                client = held.pop()
+                finalizer = client._finalizer
+                assert finalizer is not None
+                assert not finalizer.alive
+                del client
+                gc.collect()
+
+        assert in_child(drop) == "None"
+        held[0].send_and_wait("t", b"2")

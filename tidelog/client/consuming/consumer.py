@@ -176,6 +176,14 @@ class Consumer:
             # A task, which goes on where this call is cancelled again.
             await asyncio.wait([start_task(self._disconnect())])
 
+    async def abandon(self) -> None:
+        """End as a process that dies: without a commit, a listener, or a word to the group."""
+        self._closed = True
+        if self._cluster is None:
+            await self._shared_start.stop()
+        else:
+            await self._disconnect()
+
     async def _disconnect(self) -> None:
         """End the background work and the connections."""
         assert self._cluster is not None

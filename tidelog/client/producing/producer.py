@@ -162,9 +162,9 @@ class Producer:
 
     def _handle_loop_end(self) -> None:
         self._appender.handle_loop_end()
-        self._warn_of_undelivered()
+        self.warn_of_undelivered()
 
-    def _warn_of_undelivered(self, queued_count: int = 0) -> None:
+    def warn_of_undelivered(self, queued_count: int = 0) -> None:
         """The program ends without `close`: say so if records are left, as librdkafka does."""
         if queued_count or self._accumulator.incomplete_count:
             logger.warning("a producer was not closed, and its last records may be lost: call close() or flush()")

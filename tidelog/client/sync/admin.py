@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Never
 
 from tidelog.client.admin import client as admin
@@ -46,6 +46,9 @@ class Admin(BlockingClient):
 
     def close(self) -> None:
         self._close_with(self._admin.close)
+
+    def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        return self._admin.close
 
     def create_topics(self, topics: Iterable[NewTopic], **options: Any) -> dict[str, bytes]:
         return self._run(lambda: self._admin.create_topics(topics, **options))

@@ -132,6 +132,9 @@ class Consumer(BlockingClient):
             if is_first or not self._consumer.is_closing:
                 self._close_with(self._consumer.close, limit_s)
 
+    def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        return self._consumer.abandon  # no thread waits that could run a listener
+
     def subscribe(
         self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
     ) -> None:
@@ -310,18 +313,19 @@ class RawReader(BlockingClient):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self._config = ClientConfig.from_options(options)
-        self._cluster: Cluster | None = None
+        self._clusters: list[Cluster] = []
+        """The connected cluster, once there is one."""
 
     def start(self) -> None:
         """Connect to the cluster. Raises KafkaError(NETWORK_EXCEPTION)."""
         self._run(self._connected_cluster)
 
     async def _connected_cluster(self) -> Cluster:
-        if self._cluster is None:
+        if not self._clusters:
             cluster = Cluster(self._config)
             await cluster.start()
-            self._cluster = cluster
-        return self._cluster
+            self._clusters.append(cluster)
+        return self._clusters[0]
 
     def fetch(
         self,
@@ -365,8 +369,13 @@ class RawReader(BlockingClient):
                 self._run(close)
 
     def close(self) -> None:
-        async def close() -> None:
-            if self._cluster is not None:
-                await self._cluster.close()
+        self._close_with(self._final_call())
 
-        self._close_with(close)
+    def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        clusters = self._clusters
+
+        async def close() -> None:
+            for cluster in clusters:
+                await cluster.close()
+
+        return close

@@ -1,7 +1,8 @@
 """An event loop in a separate thread, and the base class of the blocking clients of `sync`.
 
-Invariant: `start` or the first call creates a client's thread, and `close` ends it. A fork copies no
-thread, so calls of a started client raise RuntimeError in the child; `close` returns there.
+Invariant: `start` or the first call creates a client's thread, and `close` ends it; so does the garbage collector
+where a program drops a client without `close`. A fork copies no thread, so calls of a started client raise
+RuntimeError in the child; `close` returns there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import atexit
 import logging
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -121,6 +123,15 @@ class LoopThread:
             self.stop_soon()
             self._thread.join()
 
+    def end_soon(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `call` and let the thread end, without a wait."""
+
+        def begin() -> None:
+            self.loop.create_task(call()).add_done_callback(lambda _: self._stop_loop())
+
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(begin)
+
     def stop_soon(self) -> None:
         """Let the thread end, without a wait: also where an interrupt came before the first line of `stop`."""
         with suppress(RuntimeError):  # the loop is closed
@@ -135,6 +146,7 @@ class BlockingClient:
     def __init__(self) -> None:
         _clients.add(self)
         self._thread: LoopThread | None = None
+        self._finalizer: weakref.finalize[..., BlockingClient] | None = None
         self._thread_lock = threading.RLock()
         self._closed = False
         self._closing_thread: threading.Thread | None = None
@@ -150,6 +162,15 @@ class BlockingClient:
             self._is_forked = True
             self._thread = self._ending_thread = None
             self._is_close_finished = True
+            self._forget_finalizer()
+
+    def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        """What ends the asynchronous client when the program has dropped this one. It must not refer to this one."""
+        raise NotImplementedError
+
+    def _forget_finalizer(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def _handle_exit(self) -> None:
         """The program ends. Called without `close` too."""
@@ -168,6 +189,10 @@ class BlockingClient:
                 raise RuntimeError("this client is closed")
             if self._thread is None:
                 self._thread = LoopThread()
+                self._finalizer = weakref.finalize(
+                    self, _end_dropped, self._thread, self._final_call(), type(self).__name__
+                )
+                self._finalizer.atexit = False  # the thread ends with the interpreter
             thread = self._thread
         return thread.run(call(), caller)
 
@@ -221,6 +246,7 @@ class BlockingClient:
                     self._close_waiters.wake()
                     if thread is not None:
                         thread.stop_soon()
+                    self._forget_finalizer()
         # A signal handler inside `close` and a callback on the loop must not wait for themselves.
         if not is_first and caller is not self._closing_thread and not (thread and thread.is_current):
             self._close_waiters.wait(lambda: self._is_close_finished, timeout_s)
@@ -243,6 +269,12 @@ class BlockingClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _end_dropped(thread: LoopThread, final_call: Callable[[], Coroutine[Any, Any, None]], client: str) -> None:
+    """The garbage collector has found a client, perhaps on the client's own thread."""
+    thread.end_soon(final_call)
+    warnings.warn(f"a blocking {client} was dropped without close()", ResourceWarning, stacklevel=1)
 
 
 _clients: weakref.WeakSet[BlockingClient] = weakref.WeakSet()
