@@ -302,15 +302,24 @@ async def test_brokers_that_die_at_once_are_fenced_in_one_decision(elr):
     assert partition().leader_epoch == 1  # one election, not two
 
 
-@pytest.mark.parametrize("previous", ["the same", "none"])
-async def test_the_first_of_those_that_died_at_once_leads_when_it_is_back(previous):
+async def test_with_whole_logs_the_first_of_those_that_died_at_once_leads_when_it_is_back():
     _, member, brokers = await cluster()
     await without_elr(member)
     partition = await new_topic(member, "t", (1, 2))
     member.controller.fence([1, 2], "both are gone")
-    epoch = brokers[2].epoch if previous == "the same" else -1
-    await Broker(2, incarnation=2).join(member.controller, previous_epoch=epoch)
+    await Broker(2, incarnation=2).join(member.controller, previous_epoch=brokers[2].epoch)
     assert (partition().leader, partition().isr) == (2, (1, 2))
+
+
+async def test_where_records_may_be_lost_the_first_of_those_that_died_at_once_waits_for_the_other():
+    _, member, brokers = await cluster()
+    await without_elr(member)
+    partition = await new_topic(member, "t", (1, 2))
+    member.controller.fence([1, 2], "both are gone")
+    await Broker(2, incarnation=2).join(member.controller)
+    assert (partition().leader, partition().isr) == (-1, (1,))
+    await Broker(1, incarnation=2).join(member.controller, previous_epoch=brokers[1].epoch)
+    assert (partition().leader, partition().isr) == (1, (1,))
 
 
 async def test_with_whole_logs_the_first_back_leads_as_an_eligible_replica():

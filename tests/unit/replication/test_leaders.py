@@ -16,6 +16,7 @@ from tidelog.replication.controller.decisions.leaders import (
     elect_preferred_leaders,
     elect_unclean_leaders,
     fence_brokers,
+    forget_incarnation,
     unfence_broker,
     update_leaders_and_isrs,
 )
@@ -70,6 +71,29 @@ def test_without_elr_an_isr_that_dies_together_stays_together():
     create(state, "t", (1, 2))
     apply(state, fence_brokers(state, [1, 2]))
     assert table(state) == [(-1, (1, 2))]
+    apply(state, unfence_broker(state, 2))
+    assert table(state) == [(2, (1, 2))]
+
+
+def test_without_elr_a_broker_that_may_have_lost_records_leaves_an_isr_that_died_together():
+    """It led as the first to return, and the whole replica cut what it had acknowledged."""
+    state = new_state(elr=False)
+    create(state, "t", (1, 2, 3))
+    apply(state, fence_brokers(state, [1, 2, 3]))
+    apply(state, forget_incarnation(state, 1, clean=False))
+    apply(state, unfence_broker(state, 1))
+    assert table(state) == [(-1, (2, 3))]
+    apply(state, forget_incarnation(state, 2, clean=False))
+    apply(state, forget_incarnation(state, 3, clean=False))
+    apply(state, unfence_broker(state, 3))
+    assert table(state) == [(3, (3,))], "the last one stays, or no replica could lead"
+
+
+def test_without_elr_the_first_to_return_with_whole_logs_leads():
+    state = new_state(elr=False)
+    create(state, "t", (1, 2))
+    apply(state, fence_brokers(state, [1, 2]))
+    apply(state, forget_incarnation(state, 2, clean=True))
     apply(state, unfence_broker(state, 2))
     assert table(state) == [(2, (1, 2))]
 

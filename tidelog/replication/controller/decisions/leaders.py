@@ -111,17 +111,19 @@ def forget_incarnation(state: ControllerState, broker_id: int, *, clean: bool) -
 
     After a clean stop the broker's logs are whole. It stays eligible, and keeps leading in the same
     epoch where it is the only ISR member, because no other replica can have led since. A leaderless
-    ISR died as a whole, and its first member to return is to lead. It stays as it is, unless its
-    members may have lost records and the ELR names the replicas that have not.
+    ISR died as a whole, and its first member to return with whole logs is to lead. A member that may
+    have lost records leaves it; without ELR the last member stays.
     """
     in_isr = state.index.in_isr(broker_id)
-    if clean or not state.elr_enabled:
+    if clean:
         topics = state.image.topics_by_id
         led_partitions = [
             (key, topics[key[0]].partitions[key[1]]) for key in in_isr if key not in state.index.leaderless
         ]
-        leaving_keys = [key for key, partition in led_partitions if not clean or partition.isr != (broker_id,)]
+        leaving_keys = [key for key, partition in led_partitions if partition.isr != (broker_id,)]
         return update_leaders_and_isrs(state, leaving_keys, gone=(broker_id,))
+    if not state.elr_enabled:
+        return update_leaders_and_isrs(state, in_isr, gone=(broker_id,))
     affected_partitions = dict.fromkeys((*in_isr, *state.index.in_elr(broker_id)))
     return update_leaders_and_isrs(state, affected_partitions, unclean_shutdown=(broker_id,))
 
