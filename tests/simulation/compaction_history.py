@@ -59,6 +59,7 @@ class CompactionHistory(LogHistory):
         )
         self.config = replace(self.config, **settings)
         self.keys = rng.choice((3, 8, 30))
+        self.epoch = 0
         self.model = CompactedModel(DELETE_RETENTION_MS)
         self.compaction: Compaction | None = None
         self.strays: list[str] = []
@@ -109,9 +110,10 @@ class CompactionHistory(LogHistory):
                 raise Broken("AcknowledgedRecordsArePresent: the whole log is gone")
             self.model = CompactedModel(DELETE_RETENTION_MS)
             found = self.directory.create_log(TOPIC, 0, bytes(15) + b"\x07", self.config, self.now_ms)
-            found.assign_epoch(0)
         self.log = found
         self.adopt()
+        self.epoch += self.rng.randint(0, 1)
+        self.log.assign_epoch(self.epoch)
 
     def log_is_in_a_swap(self) -> bool:
         compaction = self.compaction
@@ -144,7 +146,10 @@ class CompactionHistory(LogHistory):
         batch.base_offset = self.log.log_end_offset
         batch.last_offset = batch.base_offset + count - 1
         self.model.doubtful = batch
-        info = self.log.append_as_leader(memoryview(bytearray(batch.sent)), 0, self.now_ms, from_client=from_client)
+        batch.leader_epoch = self.epoch
+        info = self.log.append_as_leader(
+            memoryview(bytearray(batch.sent)), self.epoch, self.now_ms, from_client=from_client
+        )
         self.model.doubtful = None
         if info.duplicate or info.first_offset != batch.base_offset:
             raise Broken(f"AppendIsAnswered: {info} for offset {batch.base_offset}")
@@ -289,6 +294,8 @@ class CompactionHistory(LogHistory):
             self.disk.remove(path)
         self.adopt()
         self.log.high_watermark = high_watermark
+        self.epoch += 1
+        self.log.assign_epoch(self.epoch)
 
     def delete_records(self) -> None:
         if self.config.is_deleted_by_age_or_size:

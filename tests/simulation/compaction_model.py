@@ -156,7 +156,9 @@ class TheCleanPartIsClean:
 
 
 class SegmentsAreWhole:
-    """Batches lie within their segments, closed segments end where the next begins, and index rows are true."""
+    """Batches lie within their segments and are of the log's epochs, closed segments end where the next begins, and
+    index rows are true.
+    """
 
     def check(self, log: PartitionLog, model: CompactedModel, now_ms: int, rng: Random) -> None:
         segments = list(log.segments)
@@ -167,6 +169,9 @@ class SegmentsAreWhole:
                 places[header.last_offset] = position
                 require(header.base_offset >= offset, self, f"{segment.path}: {header.base_offset} after {offset}")
                 offset = header.next_offset
+                known = log.leader_epochs.epoch_for_offset(max(header.base_offset, log.log_start_offset))
+                is_known = known == header.partition_leader_epoch or offset <= log.log_start_offset
+                require(is_known, self, f"{segment.path}: epoch {known} at {header.base_offset}")
             if number + 1 < len(segments):
                 following = segments[number + 1].base_offset
                 require(offset == following, self, f"{segment.path} ends at {offset}, the next begins at {following}")
@@ -190,7 +195,7 @@ class ProducersAreRemembered:
         for producer_id, batch in model.last_batches(log.log_start_offset).items():
             before = log.log_end_offset
             try:
-                info = log.append_as_leader(memoryview(bytearray(batch.sent)), 0, now_ms)
+                info = log.append_as_leader(memoryview(bytearray(batch.sent)), batch.leader_epoch, now_ms)
             except KafkaError as error:
                 raise Broken(f"{type(self).__name__}: batch {batch.base_offset} of {producer_id}: {error}") from error
             is_known = info.duplicate and info.first_offset == batch.base_offset and log.log_end_offset == before

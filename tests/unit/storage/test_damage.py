@@ -370,10 +370,11 @@ def test_a_copy_of_another_leader_epoch_is_refused(made: Logs) -> None:
     assert log.damaged_ranges()
 
 
-def test_a_cut_below_damage_takes_it_along_and_a_cut_inside_keeps_what_is_below(made: Logs) -> None:
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_cut_below_damage_takes_it_along_and_a_cut_inside_keeps_what_is_below(made: Logs, number: int) -> None:
     made.close()
     path = made.folder / made.files("*.log")[1]
-    damage(path, 3, "zeros over batches")
+    damage(path, number, "zeros over batches")
     log = made.open()
     list(served(log))
     [(_, damaged)] = log.damaged_ranges()

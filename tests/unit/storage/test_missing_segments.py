@@ -269,3 +269,23 @@ def test_a_crash_while_a_log_is_emptied_leaves_no_damage(made: Logs, monkeypatch
     assert not made.log.damaged_ranges()
     assert ("t", 0) not in made.directory.shortened_logs
     assert made.log.log_start_offset == made.log.log_end_offset
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_files_that_were_never_on_the_device_are_not_called_missing_after_a_loss_of_power(
+    logs: MakeLogs, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = logs()
+    made.append(batch(2))
+    made.log.roll(NOW)
+    made.append(batch(2))
+    made.log.durability.files.epochs(made.log.leader_epochs).write()
+    made.kill()
+    for name in made.files("*.log")[:count]:
+        (made.folder / name).unlink()
+    for _ in range(2):
+        log = made.open()
+        assert (log.log_start_offset, log.log_end_offset) == (0, 0)
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        assert not made.directory.shortened_logs
+        made.kill()

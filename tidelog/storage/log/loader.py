@@ -389,11 +389,9 @@ class _Loader:
         transaction_indexes = set(_offsets_of(self.names, TRANSACTION_INDEX_SUFFIX))
         segments: list[Segment] = []
         for base_offset in sorted(_offsets_of(self.names, LOG_SUFFIX)):
-            segment = self._open_segment(
-                base_offset,
-                self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}"),
-                has_transaction_index=base_offset in transaction_indexes,
-            )
+            size_bytes = self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}")
+            has_index = base_offset in transaction_indexes
+            segment = self._open_segment(base_offset, size_bytes, has_transaction_index=has_index)
             if base_offset < max(self.checkpoints.cleaned_offset, self.gaps_explained_below):
                 segment.may_have_gaps = True
                 segment.may_end_early = self.may_end_early or base_offset < self.gaps_explained_below
@@ -445,7 +443,8 @@ class _Loader:
         missing.may_end_early = False
         missing.transaction_index.lacks_rows = True
         missing.damage = (DamagedRange(0, 0, missing.base_offset, end_offset, "the file of these records is missing"),)
-        logger.error("%s: %s", missing.path, describe(missing.damage[0]))
+        if not self._is_torn(missing.damage[0]):  # otherwise a scan ends the log there
+            logger.error("%s: %s", missing.path, describe(missing.damage[0]))
         return segments
 
     def _with_only(self) -> list[Segment]:
@@ -455,7 +454,8 @@ class _Loader:
         was_emptied = self.epochs_are_whole and not len(self.epochs)
         if was_emptied or not (is_end_known or len(self.epochs)):
             return []
-        logger.error("%s has no segment, but it had records", self.directory)
+        if is_end_known or not self._explains_loss:
+            logger.error("%s has no segment, but it had records", self.directory)
         if not is_end_known and self.ending is not Ending.POWER_LOSS:
             self.on_loss()
         return [self._begin_missing(start)]
