@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
+from tests.unit.replication.controller_harness import cluster
 from tidelog.broker.cluster import controller_channel
 from tidelog.broker.cluster.controller_channel import ControllerChannel, forwarding_ms
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -20,6 +21,7 @@ from tidelog.protocol.messages.describe_quorum import (
     DescribeQuorumResponseTopicData,
 )
 from tidelog.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
+from tidelog.replication.controller.controller import LARGE_UNDER_WAY_MAX
 from tidelog.replication.controller.decisions.state import NewTopic
 from tidelog.replication.ports import Endpoint, PeerUnreachable
 
@@ -197,3 +199,33 @@ async def test_what_changes_nothing_is_answered_at_once(api_key: int) -> None:
     frame = api_key.to_bytes(2, "big") + b"request"
     assert await asyncio.wait_for(controller.channel.forward(frame, "127.0.0.1"), PATIENCE_S) == b"answer"
     assert not controller.awaited
+
+
+async def test_small_requests_do_not_wait_behind_large_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These waited at the controller one behind another, and held all connections of this broker to it."""
+    _, member, _ = await cluster()
+    never = asyncio.Event()
+
+    async def pause() -> None:
+        await never.wait()
+
+    member.controller.pause = pause
+    controller = Controller()
+
+    async def exchange(endpoint: Endpoint, request: Any, version: int, **options: Any) -> EnvelopeResponse:
+        name = bytes(request.request_data).decode()
+        topic = NewTopic(name, 1 if name == "small" else 3000, 1)
+        try:
+            await member.controller.create_topics([topic])
+        except KafkaError as refusal:
+            return EnvelopeResponse(error_code=refusal.code)
+        return EnvelopeResponse(response_data=b"answer")
+
+    monkeypatch.setattr(controller.channel, "_exchange", exchange)
+    forward = controller.channel.forward
+    large = [asyncio.ensure_future(forward(f"large-{number}".encode(), "127.0.0.1")) for number in range(100)]
+    assert await asyncio.wait_for(forward(b"small", "127.0.0.1"), PATIENCE_S) == b"answer"
+    never.set()
+    outcomes = await asyncio.wait_for(asyncio.gather(*large, return_exceptions=True), PATIENCE_S)
+    assert {each.code for each in outcomes if isinstance(each, KafkaError)} == {ErrorCode.THROTTLING_QUOTA_EXCEEDED}
+    assert outcomes.count(b"answer") == LARGE_UNDER_WAY_MAX
