@@ -246,7 +246,7 @@ async def test_too_many_features_are_refused(wire: Wire) -> None:
 @pytest.mark.parametrize("version", [0, 2])
 async def test_too_many_elections_are_refused(wire: Wire, version: int) -> None:
     """A refusal of 400,000, which fit a request, took half a second of the loop."""
-    most = elect_leaders.PARTITIONS_MAX
+    most = elect_leaders.ELECTIONS_MAX
     partitions = [TopicPartitions(topic=name, partitions=list(range(most - 10))) for name in "tu"]
     request = ElectLeadersRequest(topic_partitions=partitions, timeout_ms=60_000)
     answer = await wire.call(request, version, ElectLeadersResponse)

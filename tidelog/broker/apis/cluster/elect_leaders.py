@@ -23,13 +23,13 @@ REQUEST = ElectLeadersRequest
 
 TOP_LEVEL_ERROR_FROM = 1
 # As many as a request may name that states more of each than a number. A refusal of 400,000 took half a second.
-PARTITIONS_MAX: Final = 50_000
+ELECTIONS_MAX: Final = 50_000
 
 
 async def handle(services: Services, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
     if request.topic_partitions != []:
         check_time(request.timeout_ms)
-    if sum(len(topic.partitions) for topic in request.topic_partitions or ()) > PARTITIONS_MAX:
+    if sum(len(topic.partitions) for topic in request.topic_partitions or ()) > ELECTIONS_MAX:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
     response: ElectLeadersResponse = await controller(services).elect_leaders(request, context.api_version)
     return response
@@ -37,7 +37,7 @@ async def handle(services: Services, context: RequestContext, request: ElectLead
 
 def refuse(request: ElectLeadersRequest, error: KafkaError, version: int) -> ElectLeadersResponse:
     results: list[ReplicaElectionResult] = []
-    left = PARTITIONS_MAX
+    left = ELECTIONS_MAX
     for topic in request.topic_partitions or ():
         partitions = [
             PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
