@@ -122,6 +122,9 @@ def test_a_close_that_is_interrupted_ends_the_thread_and_holds_up_no_other() -> 
         assert closed, f"step {step}"
         thread.join(PATIENCE_S)
         assert not thread.is_alive(), f"step {step}"
+        finalizer = client._finalizer
+        assert finalizer is not None
+        assert not finalizer.alive, f"step {step}"  # it would warn of a client left open
         if not was_interrupted:
             break
     assert step > 20

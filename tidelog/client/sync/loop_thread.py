@@ -250,6 +250,7 @@ class BlockingClient:
         # A signal handler inside `close` and a callback on the loop must not wait for themselves.
         if not is_first and caller is not self._closing_thread and not (thread and thread.is_current):
             self._close_waiters.wait(lambda: self._is_close_finished, timeout_s)
+        self._forget_finalizer()  # here, too: the first call may have been interrupted before it
 
     def start(self) -> None:
         raise NotImplementedError
