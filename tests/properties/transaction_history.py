@@ -338,6 +338,7 @@ class History:
 
     def _check_memory(self) -> None:
         service = self.world.service
+        assert (service._runtime._pending_bytes, service._runtime._parked_count) == (0, 0)
         held_bytes = sum(
             id_size_bytes(name) + partitions_size_bytes(metadata.partitions)
             for name, metadata in _committed(self.world).items()

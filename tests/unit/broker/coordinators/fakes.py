@@ -110,7 +110,9 @@ class FakePorts:
             if read_header(b).next_offset <= self.high_watermarks.get(partition, 0)
         ]
         self.logs[partition] = kept
-        self.end_offsets[partition] = read_header(kept[-1]).next_offset if kept else 0
+        self.end_offsets[partition] = end_offset = read_header(kept[-1]).next_offset if kept else 0
+        # It may have been in the midst of a batch.
+        self.high_watermarks[partition] = min(self.high_watermarks.get(partition, 0), end_offset)
         self._waiting.pop(partition, None)
 
     def read_log(self, partition: int) -> Iterator[memoryview]:
