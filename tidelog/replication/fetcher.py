@@ -109,10 +109,10 @@ class ReplicaFetchers:
         link.add(followed)
 
     def unfollow(self, partition: Partition) -> None:
-        found = self._followed.pop(partition, None)
-        if found is None:
+        link_and_partition = self._followed.pop(partition, None)
+        if link_and_partition is None:
             return
-        link, followed = found
+        link, followed = link_and_partition
         link.remove(followed)
         if not link.followed:
             self._loop_soon(link)

@@ -118,16 +118,16 @@ def first_at_or_after(
     """
     untrue: list[int] = []
     for segment in _confirm_all(segments, wait):
-        found = None
+        result = None
         if segment.size_bytes and max_timestamp_of(segment) >= timestamp:
-            found = _first_in_segment(segments, segment, timestamp, log_start_offset, wait, untrue)
+            result = _first_in_segment(segments, segment, timestamp, log_start_offset, wait, untrue)
         for damage in segment.damage:  # the damaged range may hold an earlier record
-            is_before = found is None or damage.first_offset < found.offset
+            is_before = result is None or damage.first_offset < result.offset
             is_older = damage.first_offset in accepted_losses and segment.is_older(damage, timestamp)
             if is_before and damage.end_offset > log_start_offset and not is_older:
                 raise DamagedRecords(segment.path, damage)
-        if found is not None:
-            return found
+        if result is not None:
+            return result
     return None
 
 
@@ -148,9 +148,9 @@ def _first_in_segment(
             offset = max(header.base_offset, log_start_offset)
             return TimestampOffset(header.max_timestamp, offset, header.partition_leader_epoch)
         search = _Search(timestamp, INT64_MAX, log_start_offset)
-        found = _first_in_batch(segments, segment, position, header, search, wait)
-        if found is not None:
-            return found
+        result = _first_in_batch(segments, segment, position, header, search, wait)
+        if result is not None:
+            return result
         untrue.append(header.base_offset)
         if len(untrue) > UNTRUE_HEADERS_MAX:
             raise KafkaError(ErrorCode.INVALID_RECORD, f"headers from {untrue[0]} on give times that no record has")
@@ -174,9 +174,9 @@ def end_of_epoch(log: EpochLog, epoch: int) -> tuple[int, int]:
     CorruptIndex for a segment that disagrees, and DamagedRecords if damage hides the batches.
     """
     segments, epochs, start = log.segments, log.leader_epochs, log.log_start_offset
-    found, end_offset = epochs.end_offset_for(epoch, log.log_end_offset)
+    end_epoch, end_offset = epochs.end_offset_for(epoch, log.log_end_offset)
     for offset in (end_offset - 1, end_offset):
-        if found < 0 or not start <= offset < log.log_end_offset:
+        if end_epoch < 0 or not start <= offset < log.log_end_offset:
             continue
         segment = segments[max(0, segments.floor_index(offset))]
         damage = damage_at(segment.damage, offset)
@@ -188,7 +188,7 @@ def end_of_epoch(log: EpochLog, epoch: int) -> tuple[int, int]:
                 reason = f"leader epoch {header.partition_leader_epoch} of offset {header.base_offset}, not {known}"
                 raise CorruptIndex(segment.path, reason)
             break
-    return found, end_offset
+    return end_epoch, end_offset
 
 
 class _Search(NamedTuple):
@@ -215,10 +215,10 @@ class SlowLookup(ColdRead):
 
     def warm(self) -> None:
         try:
-            found: _Outcome = self._look(self._file.read_at(self._size_bytes, self._position))
+            outcome: _Outcome = self._look(self._file.read_at(self._size_bytes, self._position))
         except Exception as error:
-            found = error
-        self._tell(found)
+            outcome = error
+        self._tell(outcome)
 
 
 def _first_in_batch(
@@ -226,12 +226,12 @@ def _first_in_batch(
 ) -> TimestampOffset | None:
     # The CRC does not cover base offset and epoch. After a truncation the same batch may be there in another epoch.
     key = (segment.path, position, header.crc, header.base_offset, header.partition_leader_epoch, *search)
-    found: _Outcome = segments.found_by_time.get(key, _NOT_SEARCHED)
-    if found is not _NOT_SEARCHED:
-        if isinstance(found, Exception):
+    outcome: _Outcome = segments.found_by_time.get(key, _NOT_SEARCHED)
+    if outcome is not _NOT_SEARCHED:
+        if isinstance(outcome, Exception):
             segments.found_by_time.pop(key, None)
-            raise found
-        return found
+            raise outcome
+        return outcome
     if wait or (header.record_count <= RECORDS_AT_ONCE_MAX and is_decompressed_at_once(header)):
         batch = batch_at(segment, position, header, wait=wait)
         try:
@@ -240,8 +240,8 @@ def _first_in_batch(
             if wait or error.code is not ErrorCode.MESSAGE_TOO_LARGE:
                 raise
 
-    def tell(found: _Outcome) -> None:
-        segments.found_by_time[key] = found
+    def tell(outcome: _Outcome) -> None:
+        segments.found_by_time[key] = outcome
         for oldest in list(segments.found_by_time)[:-_FOUND_MAX]:  # iterates over a copy: other threads add entries
             segments.found_by_time.pop(oldest, None)
 
@@ -289,13 +289,13 @@ def largest(
 
 def aborted_between(segments: Segments, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
     """The aborted transactions that have records in [from_offset, upper_offset)."""
-    found: list[AbortedTransaction] = []
+    aborted: list[AbortedTransaction] = []
     for segment in segments.from_offset(from_offset):
         rows, is_complete = segment.transaction_index.collect(from_offset, upper_offset)
-        found.extend(rows)
+        aborted.extend(rows)
         if is_complete:
             break
-    return found
+    return aborted
 
 
 def refresh_max_timestamp(segment: Segment) -> None:
