@@ -14,7 +14,10 @@ def main(arguments: list[str] | None = None) -> int:
         from tidelog.cli.commands import run
 
         return run(sys.argv[1:] if arguments is None else list(arguments))
-    except KeyboardInterrupt:  # before a command is there that handles it
+    except (KeyboardInterrupt, RuntimeError) as error:  # before a command is there that handles it
+        # CPython 3.11 raises a RuntimeError for an interrupt while it makes a class.
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         sys.stderr.write("tidelog: interrupted\n")
         return 1
 

@@ -140,6 +140,31 @@ def test_a_start_that_is_interrupted_says_so(tmp_path: Path):
         assert process.returncode == 0 or err == "tidelog: interrupted\n"
 
 
+INTERRUPTED_CLASS = """
+import sys, tidelog.cli.commands
+from tidelog.cli.main import main
+
+class Interrupted:
+    def __set_name__(self, owner, name):
+        raise KeyboardInterrupt
+
+def run(arguments):
+    type("Made", (), {"attribute": Interrupted()})
+
+tidelog.cli.commands.run = run
+sys.exit(main([]))
+"""
+
+
+def test_a_start_that_is_interrupted_while_a_class_is_made_says_so():
+    """CPython 3.11 raises a RuntimeError then, with the interrupt as its cause."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_CLASS],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "tidelog: interrupted\n")
+
+
 def test_a_producer_whose_broker_has_gone_says_why(tmp_path: Path):
     with EmbeddedBroker(tmp_path / "data", process=True) as broker:
         words = [sys.executable, "-m", "tidelog", "produce", "left", "-b", broker.bootstrap_servers]

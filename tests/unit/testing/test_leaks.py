@@ -73,12 +73,17 @@ def descriptors(pid: int) -> int:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The processes that this one started, and those they started; those that have ended but are not awaited too."""
+    """The processes that this one started, and those they started; those that have ended but are not awaited too.
+
+    Without Spark's JVM, which other tests have started, and which opens and closes files when it likes.
+    """
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                name, _, fields = (entry / "stat").read_text().rpartition(")")
+                if not name.endswith("(java"):
+                    parents[int(entry.name)] = int(fields.split()[1])
     found: list[int] = []
     generation = [ancestor]
     while generation:
