@@ -104,7 +104,7 @@ def test_records_after_a_log_of_which_all_was_deleted_bring_nothing_back(
         made.log.flush()
     else:
         restart(made, "after a clean stop")
-    assert not list(made.log.leader_epochs)
+    assert list(made.log.leader_epochs) == ([] if is_truncated else [(2, COUNT)])
     made.directory.write_checkpoints()
     made.append(batch(), batch(), epoch=4)
     made.directory.finish_checkpoints(begin_round(made))
@@ -188,3 +188,20 @@ def test_records_behind_a_log_of_which_all_was_deleted_are_kept_by_a_start(
     assert not any(segment.damage for segment in log.segments)
     assert offsets_of(records_of(log)) == [2, 3, 4]
     assert list(log.leader_epochs) == [(7, 2)]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_follower_of_which_all_was_deleted_goes_on_without_a_wait(logs: MakeLogs, ending: str) -> None:
+    """After a clean stop it did not know its last epoch: its next append synced the checkpoints of the directory."""
+    made = logs()
+    made.append(batch(), batch(), epoch=9)
+    made.log.delete_records(2)
+    restart(made, "after a clean stop")
+    restart(made, ending)
+    log = made.log
+    assert (log.log_start_offset, list(log.leader_epochs)) == (2, [(9, 2)])
+    log.write_checkpoint = lambda: pytest.fail("waits for the device")
+    for offset in range(2, 5):
+        log.append_as_follower(batch(base_offset=offset, leader_epoch=10), NOW)
+    assert offsets_of(records_of(restart(made, ending))) == [2, 3, 4]
+    assert list(made.log.leader_epochs) == [(10, 2)]
