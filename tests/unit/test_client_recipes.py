@@ -153,7 +153,7 @@ async def test_every_order_has_one_invoice_whatever_crashes(brokers: str, recipe
         await admin.create_topics([NewTopic("invoices", 2, configs={"max.message.bytes": "1000"})])
     transform = Transform()
     transform.crash_before = {b"%d" % number for number in (0, 137, 138, 299)}
-    await run(recipe("exactly_once"), transform, has_committed_all(brokers, "billing"))
+    await run(recipe("exactly_once"), transform, has_committed_all(brokers, "invoices"))
     assert not transform.crash_before
     assert not transform.refused_once
     assert max(transform.seen.values()) > 1, "no batch was read again: the crashes came to nothing"

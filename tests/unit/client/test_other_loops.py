@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import FAST
 from tests.unit.client.test_sync_fork import in_child
-from tidelog.client import Admin, Consumer, Producer
+from tidelog.client import Admin, Consumer, Producer, sync
 
 NOT_CLOSED = "a producer was not closed, and its last records may be lost: call close() or flush()"
 CLIENTS = pytest.mark.parametrize("client", [Producer, Consumer, Admin])
@@ -138,6 +139,24 @@ producer.send("t", b"left")
         command = [sys.executable, "-c", program]
         ended = subprocess.run(command, capture_output=True, check=False, text=True, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stderr.strip()) == (0, "" if end else NOT_CLOSED)
+
+
+def test_a_record_that_waits_for_its_topic_is_left_behind_too(caplog: pytest.LogCaptureFixture) -> None:
+    """It is neither in the queue nor in a batch: the warning at the end of a program passed over it."""
+    with served(t=1) as cluster:
+        cluster.auto_create_partitions = 0
+        producer = sync.Producer(bootstrap_servers=cluster.bootstrap, max_block_ms=int(PATIENCE_S * 1000))
+        producer.start()
+        future = producer.send("missing", b"left")
+        deadline_s = time.monotonic() + PATIENCE_S
+        while producer._waiting_task is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        caplog.clear()
+        producer._handle_exit()
+        assert [record.message for record in caplog.records] == [NOT_CLOSED]
+        producer.close(0)
+        assert future.done()
 
 
 async def test_a_client_that_was_made_in_one_loop_may_start_in_another() -> None:

@@ -482,7 +482,7 @@ class Producer(BlockingClient):
 
     def _handle_exit(self) -> None:
         if self._thread is not None:
-            self._producer.warn_of_undelivered(len(self._queue))
+            self._producer.warn_of_undelivered(len(self._queue) + (self._waiting_task is not None))
 
     def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return self._producer.close  # nothing is underway: a record's future refers to this client
