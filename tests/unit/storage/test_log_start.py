@@ -205,3 +205,14 @@ def test_a_follower_of_which_all_was_deleted_goes_on_without_a_wait(logs: MakeLo
         log.append_as_follower(batch(base_offset=offset, leader_epoch=10), NOW)
     assert offsets_of(records_of(restart(made, ending))) == [2, 3, 4]
     assert list(made.log.leader_epochs) == [(10, 2)]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_epoch_without_records_is_not_kept_behind_records_by_a_start(logs: MakeLogs, ending: str) -> None:
+    """Only records, also deleted ones, prove that the log has an epoch."""
+    made = logs()
+    made.append(batch(), batch(), epoch=2)
+    made.log.assign_epoch(5)
+    made.log.flush()
+    assert list(made.log.leader_epochs) == [(2, 0), (5, 2)]
+    assert list(restart(made, ending).leader_epochs) == [(2, 0)]
