@@ -160,11 +160,8 @@ class TransactionMarkers:
         if pending.is_over:
             return
         image = self._image()
-        if (
-            len(partitions) == 1
-            and (own_partition := image.partition(*partitions[0]))
-            and own_partition.leader == self._node_id
-        ):
+        partition_image = image.partition(*partitions[0]) if len(partitions) == 1 else None
+        if partition_image is not None and partition_image.leader == self._node_id:
             self._write_here(pending, partitions)  # usual for a node alone
             return
         by_leader: dict[int, list[TopicPartition]] = {}

@@ -177,7 +177,7 @@ class Consumer:
             await asyncio.wait([start_task(self._disconnect())])
 
     async def abandon(self) -> None:
-        """End as a process that dies: without a commit, a listener, or a word to the group."""
+        """End like a process that dies: no commit, no call of a listener, no LeaveGroup."""
         self._closed = True
         if self._cluster is None:
             await self._shared_start.stop()

@@ -165,7 +165,7 @@ class BlockingClient:
             self._forget_finalizer()
 
     def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        """What ends the asynchronous client when the program has dropped this one. It must not refer to this one."""
+        """The call that ends the asynchronous client of a dropped one. It must not refer to this object."""
         raise NotImplementedError
 
     def _forget_finalizer(self) -> None:
@@ -273,7 +273,7 @@ class BlockingClient:
 
 
 def _end_dropped(thread: LoopThread, final_call: Callable[[], Coroutine[Any, Any, None]], client: str) -> None:
-    """The garbage collector has found a client, perhaps on the client's own thread."""
+    """The garbage collector has collected a client, perhaps on the client's own thread: end its thread."""
     thread.end_soon(final_call)
     warnings.warn(f"a blocking {client} was dropped without close()", ResourceWarning, stacklevel=1)
 

@@ -22,7 +22,7 @@ from tidelog.protocol.messages.elect_leaders import (
 REQUEST = ElectLeadersRequest
 
 TOP_LEVEL_ERROR_FROM = 1
-# As many as a request may name that states more of each than a number. A refusal of 400,000 took half a second.
+# The number of elements in requests whose elements are more than a number. A refusal of 400,000 took half a second.
 ELECTIONS_MAX: Final = 50_000
 
 

@@ -449,7 +449,7 @@ class GroupCoordinator:
         if deletion.is_whole and not is_gone and deletion.error is ErrorCode.NONE:
             deletion.error = admin.deletion_error(group)
             if not group.is_being_deleted and group.writes_in_flight:
-                # Such as the end of another deletion: to write all tombstones again for each request fills the log.
+                # The write may be the end of another deletion. Each request would write all its tombstones again.
                 deletion.error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         count_max = min(DELETED_PER_STEP, _tombstones_per_write(group.group_id) - 1)
         part = list(islice(deletion.keys, count_max))

@@ -475,7 +475,7 @@ class TransactionCoordinator:
     # -- deadlines ---------------------------------------------------------------------------------------------------
 
     def next_deadline_ms(self) -> int | None:
-        # Whatever came between a replay and its on_committed, such as an answer that failed: markers are sent.
+        # An error between a replay and its `on_committed`, for instance in an answer, must not hold back the markers.
         return _AT_ONCE_MS if self._to_mark else self._timers.next_deadline_ms()
 
     def on_deadline(self, now: Now) -> Outcome:

@@ -82,19 +82,20 @@ def _create(
         replica_lists: Sequence[tuple[int, ...]] = place_replicas(state.placeable(), added_count, factor, state.rng)
     else:
         replica_lists = _manual(state, topic_request, added_count, factor)
-    # In the step in which they were placed: in the next one others may live.
+    # In the same step as the placement: other brokers may be live in the next one.
     isrs = [state.active(replicas) for replicas in replica_lists]
     for index, isr in enumerate(isrs, start=present_count):
         if isr:
             continue
-        text = "All brokers are currently fenced or in controlled shutdown."
         if topic_request.assignments is not None:
             raise bad_assignment(
                 f"All brokers specified in the manual partition assignment for partition {index} "
                 "are fenced or in controlled shutdown."
             )
         raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR, f"Unable to replicate the partition {factor} time(s): {text}"
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): "
+            "All brokers are currently fenced or in controlled shutdown.",
         )
     records: list[PartitionRecord] = []
     for index, (replicas, isr) in enumerate(zip(replica_lists, isrs), start=present_count):
