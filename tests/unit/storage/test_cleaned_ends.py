@@ -169,11 +169,18 @@ def test_a_verification_of_a_stopped_node_names_the_loss(made: Logs, lose: Loss)
     assert RECORDS in {problem.kind for problem in damaged.verify()}
 
 
-@pytest.mark.parametrize("ending", ["after a clean stop", "after a kill", "after a loss of power"])
-def test_a_log_cut_behind_a_segment_that_kafka_has_cleaned_ends_there_at_the_next_start(
-    made: Logs, ending: str
+ENDINGS = ["after a clean stop", "after a kill", "after a loss of power"]
+
+
+@pytest.mark.parametrize("next_ending", ENDINGS)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_log_cut_behind_a_segment_that_kafka_has_cleaned_ends_there_at_each_start(
+    made: Logs, ending: str, next_ending: str
 ) -> None:
-    """The segment ends before the next one begins, and nothing is missing: the start missed what lies between."""
+    """The segment ends before the next one begins, and nothing is missing: the start missed what lies between.
+
+    Only the empty segment says so. Taken by a start, it was missed by the next one.
+    """
     made.close()
     (made.folder / CLEANED_ENDS_FILE).unlink()
     *_, cleaned, active = made.files("*.log")
@@ -184,11 +191,13 @@ def test_a_log_cut_behind_a_segment_that_kafka_has_cleaned_ends_there_at_the_nex
     assert log.log_end_offset == offset
     log.set_high_watermark(offset)
     made.directory.write_checkpoints()
-    if ending == "after a clean stop":
-        made.close()
-    else:
-        made.kill()
-    log = made.open(machine_ran_on=ending == "after a kill")
-    assert not made.directory.shortened_logs
-    assert not log.damaged_ranges()
-    assert log.log_end_offset == offset
+    for each in (ending, next_ending):
+        if each == "after a clean stop":
+            made.close()
+        else:
+            made.kill()
+        log = made.open(machine_ran_on=each == "after a kill")
+        assert not made.directory.shortened_logs
+        assert not log.damaged_ranges()
+        assert log.log_end_offset == offset
+    assert [info.first_offset for info in made.append(keyed(("k1", "next")))] == [offset]

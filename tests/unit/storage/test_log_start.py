@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, records_of
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, records_of
+from tidelog.protocol.batches.record_batch import LENGTH_OFFSET
 from tidelog.storage.files.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, LOG_START_FILE, CheckpointTask
 from tidelog.storage.log.partition_log import PartitionLog
 
@@ -104,7 +105,7 @@ def test_records_after_a_log_of_which_all_was_deleted_bring_nothing_back(
         made.log.flush()
     else:
         restart(made, "after a clean stop")
-    assert list(made.log.leader_epochs) == ([] if is_truncated else [(2, COUNT)])
+    assert not list(made.log.leader_epochs)
     made.directory.write_checkpoints()
     made.append(batch(), batch(), epoch=4)
     made.directory.finish_checkpoints(begin_round(made))
@@ -190,21 +191,101 @@ def test_records_behind_a_log_of_which_all_was_deleted_are_kept_by_a_start(
     assert list(log.leader_epochs) == [(7, 2)]
 
 
+def follow(log: PartitionLog, epoch: int, count: int = 3) -> list[int]:
+    """Append from a leader of this epoch. The offsets."""
+    offsets = list(range(log.log_end_offset, log.log_end_offset + count))
+    for offset in offsets:
+        log.append_as_follower(batch(base_offset=offset, leader_epoch=epoch), NOW)
+    log.flush()
+    return offsets
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_follower_of_which_all_was_deleted_goes_on_without_a_wait(logs: MakeLogs, ending: str) -> None:
-    """After a clean stop it did not know its last epoch: its next append synced the checkpoints of the directory."""
+@pytest.mark.parametrize("why", ["it was stopped", "its leader lacks an epoch in which it led without a record"])
+@pytest.mark.parametrize("epoch", [9, 11])
+def test_a_follower_of_which_all_was_deleted_goes_on_without_a_wait(
+    logs: MakeLogs, epoch: int, why: str, ending: str
+) -> None:
+    """It does not know its last epoch then: its next append synced the checkpoints of the directory."""
+    made = logs()
+    made.append(batch(), epoch=5)
+    made.append(batch(), epoch=9)
+    made.log.delete_records(2)
+    made.directory.write_checkpoints()
+    if why == "it was stopped":
+        restart(made, "after a clean stop")
+    else:
+        made.log.assign_epoch(10)
+        made.log.truncate_to(2)
+    log, write_checkpoint = made.log, made.log.write_checkpoint
+    assert not list(log.leader_epochs)
+    log.write_checkpoint = lambda: pytest.fail("waits for the device")
+    offsets = follow(log, epoch)
+    log.write_checkpoint = write_checkpoint
+    assert offsets_of(records_of(restart(made, ending))) == offsets
+    assert list(made.log.leader_epochs) == [(epoch, 2)]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("where", ["in the segment", "before an empty segment", "in segments that retention took out"])
+def test_deleted_records_of_a_later_epoch_are_found_wherever_they_are(logs: MakeLogs, where: str, ending: str) -> None:
+    """No checkpoint has the log start yet: a start after a kill would have them back, and cut what follows."""
+    made = logs(retention_ms=1000)
+    made.append(batch(), epoch=5)
+    made.append(batch(), epoch=9)
+    log = made.log
+    if where == "in segments that retention took out":
+        log.maintain(NOW + 10_000)
+        assert log.segments.condemned
+    else:
+        log.delete_records(2)
+    if where == "before an empty segment":
+        log.roll(NOW)
+    log.flush()
+    log.truncate_to(2)
+    offsets = follow(log, 7)
+    log = restart(made, ending)
+    assert not made.directory.shortened_logs
+    assert not log.damaged_ranges()
+    assert offsets_of(records_of(log)) == offsets
+    assert list(log.leader_epochs) == [(7, 2)]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_deleted_record_of_unreadable_epoch_may_be_of_a_later_one(logs: MakeLogs, ending: str) -> None:
     made = logs()
     made.append(batch(), batch(), epoch=9)
     made.log.delete_records(2)
-    restart(made, "after a clean stop")
-    restart(made, ending)
-    log = made.log
-    assert (log.log_start_offset, list(log.leader_epochs)) == (2, [(9, 2)])
-    log.write_checkpoint = lambda: pytest.fail("waits for the device")
-    for offset in range(2, 5):
-        log.append_as_follower(batch(base_offset=offset, leader_epoch=10), NOW)
-    assert offsets_of(records_of(restart(made, ending))) == [2, 3, 4]
-    assert list(made.log.leader_epochs) == [(10, 2)]
+    made.log.truncate_to(2)
+    with (made.folder / made.files("*.log")[0]).open("r+b") as file:
+        file.seek(made.log.segments.first.size_bytes // 2 + LENGTH_OFFSET)
+        file.write(bytes(4))
+    offsets = follow(made.log, 7)
+    log = restart(made, ending)
+    assert not made.directory.shortened_logs
+    assert not any(segment.damage for segment in log.segments)
+    assert offsets_of(records_of(log)) == offsets
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_producers_are_known_behind_deleted_records_of_a_later_epoch(logs: MakeLogs, ending: str) -> None:
+    """As in Kafka, which truncates nothing then: a batch that is sent again must not be written twice."""
+    made = logs()
+    made.append(idempotent(0), idempotent(1), epoch=9)
+    made.append(idempotent(0, producer_id=8, transactional=True), epoch=9)
+    made.log.delete_records(3)
+    made.log.truncate_to(3)
+    offsets = follow(made.log, 7)
+    producers = made.log.producers
+    assert (producers.entries[7].last_sequence, producers.first_open_offset) == (1, 2)
+    assert made.log.append_as_leader(idempotent(1), 10, NOW).duplicate
+    made.append(marker(abort=True, producer_id=8), epoch=10, from_client=False)
+    assert producers.first_open_offset == -1
+    made.append(idempotent(2), epoch=10)
+    log = restart(made, ending)
+    assert not any(segment.damage for segment in log.segments)
+    assert offsets_of(records_of(log)) == [*offsets, 7]  # 6 is the marker's
+    assert log.producers.entries[7].last_sequence == 2
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

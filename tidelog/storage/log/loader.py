@@ -275,8 +275,7 @@ class _Loader:
             self._note_first_timestamp(active)
         if log_end_offset > log_start_offset and not self._epochs_reach(log_start_offset):
             self._rebuild_epochs(segments, log_start_offset)
-        keeps_last_epoch = segments[0].base_offset < log_start_offset == log_end_offset  # all records are deleted
-        self.epochs.truncate_from_end(log_end_offset + 1 if keeps_last_epoch else log_end_offset)
+        self.epochs.truncate_from_end(log_end_offset)
         self.epochs.truncate_from_start(log_start_offset)
         self.snapshots.keep_only(segment.base_offset for segment in segments)
         for base_offset in self.lost_transaction_indexes - {segment.base_offset for segment in segments}:

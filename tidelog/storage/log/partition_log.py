@@ -82,10 +82,8 @@ class PartitionLog:
         *,
         write_checkpoint: Callable[[], None],
     ) -> None:
-        self.disk = disk
-        self.directory = directory
-        self.topic = topic
-        self.partition = partition
+        self.disk, self.directory = disk, directory
+        self.topic, self.partition = topic, partition
         self.topic_id = loaded.topic_id
         self.topic_id_has_checksum = loaded.topic_id_has_checksum
         self.leader_epochs = loaded.leader_epochs
@@ -246,9 +244,11 @@ class PartitionLog:
         admitted = admit_replicated(batches, self.log_end_offset, no_gap_from, epoch_max)
         if not admitted:
             return None
-        holds_deleted_only = self.segments.first.base_offset < self.log_start_offset == self.log_end_offset
-        if holds_deleted_only and not self.leader_epochs and self.failure is None:
-            self._start_over_at(self.log_end_offset)  # these may be of an earlier epoch, as in `_truncate_to`
+        is_empty = self.log_start_offset == self.log_end_offset and not self.leader_epochs
+        if is_empty and self.failure is None and lookup.last_epoch(self.segments) > admitted[0][9]:
+            producers = list(self.producers.entries.values())
+            self._start_over_at(self.log_end_offset)  # deleted batches of a later epoch, as in `_truncate_to`
+            self.producers.load(producers, self.log_end_offset)  # they stay known, as behind retention
         position, size, _, last_offset, _, _, _, _, _, last_epoch = admitted[-1]
         data = batches[: position + size]
         has_markers = any(each[5] & CONTROL_FLAG for each in admitted)

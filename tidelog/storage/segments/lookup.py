@@ -334,6 +334,22 @@ def cut_at(segments: Segments, offset: int) -> tuple[Segment, int, int, tuple[Da
     return segment, position, end_offset, damage_before(segment, offset, position, end_offset)
 
 
+def last_epoch(segments: Segments) -> int:
+    """The leader epoch of the last batch in the files, which may be a deleted one; -1 if there is none, INT64_MAX if it
+    is unreadable. Waits for the device.
+    """
+    for segment in reversed((*segments.condemned, *segments)):
+        if segment.size_bytes:
+            epoch = INT64_MAX
+            try:
+                for _, header in headers(segment, position_of(segment, segment.next_offset - 1, wait=True)):
+                    epoch = header.partition_leader_epoch
+            except CorruptIndex:
+                return INT64_MAX
+            return epoch
+    return -1
+
+
 def end_before(segment: Segment, offset: int) -> tuple[int, int]:
     """(position of the batch that holds `offset` or comes after it, the offset at which the one before it ends).
 

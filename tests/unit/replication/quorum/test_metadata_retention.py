@@ -16,6 +16,7 @@ from tidelog.replication.quorum.raft.messages import AppendLeaderChange, FetchAn
 from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention, SnapshotFacts
 from tidelog.replication.quorum.raft.snapshot import SnapshotId, decode_snapshot, encode_snapshot, snapshot_name
 from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet, voters_from_record
+from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.segments.log_config import LogConfig
 
@@ -94,6 +95,24 @@ def test_the_log_is_shortened_to_the_oldest_snapshot_that_stays(home):
     assert 0 < len(remaining) < len(before)
     assert remaining == before[-len(remaining) :]
     assert not home.names(".deleted")
+
+
+def test_an_epoch_that_only_its_file_names_is_not_believed(tmp_path):
+    """It has no checksum. A later epoch than the quorum has had would make this the newest log in an election."""
+    home = Home(RefusingDisk(), tmp_path / "log")
+    home.append(41)
+    home.snapshot(10)
+    home.snapshot(41)
+    home.log.clean(NOTHING_KEPT, 1)
+    assert home.log.start_offset == home.log.end_offset == 41 > home.plain.segments.first.base_offset
+    home.plain.close()
+    home.directory.close()
+    path = tmp_path / "log" / "__cluster_metadata-0" / LEADER_EPOCH_FILE
+    assert path.read_text() == "0\n1\n1 41\n"
+    path.write_text("0\n1\n9 41\n")
+    home.open()
+    assert home.directory.was_clean
+    assert home.log.last_epoch == 1
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
