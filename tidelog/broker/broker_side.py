@@ -128,7 +128,7 @@ class BrokerSide:
         self.fetchers = self._make_fetchers(channels)
         self._hosting = Hosting(
             config.node_id, settings, directories, self.partitions, loop, ports.clock_ms, self._on_role,
-            fetchers=self.fetchers, assignments=self._assignments,
+            fetchers=self.fetchers, assignments=self._assignments, stopwatch=ports.stopwatch or loop.time,
         )  # fmt: skip
         self.moves = ReplicaMoves(
             settings, directories, self.partitions, self._assignments, loop, ports.clock_ms,

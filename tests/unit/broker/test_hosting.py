@@ -13,6 +13,8 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tests.unit.storage.batches import NOW, batch
+from tidelog.broker import broker_side
+from tidelog.broker.replicas.hosting import Hosting
 from tidelog.protocol.errors import ConfigError, ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
@@ -322,3 +324,19 @@ async def test_checkpoints_wait_for_the_device_on_another_thread_and_never_repla
     await asyncio.wait_for(written.wait(), PATIENCE_S)
     await until(lambda: not upkeep._checkpointing)
     assert "t 0 2" in high_watermarks.read_text()
+
+
+async def test_a_node_measures_how_long_its_new_logs_take(start_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a hundred are created in one turn of its loop, on busy processors too."""
+    stopwatches = []
+
+    class Watched(Hosting):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            stopwatches.append(self._stopwatch)
+
+    monkeypatch.setattr(broker_side, "Hosting", Watched)
+    await start_node()
+    (stopwatch,) = stopwatches
+    began_s = stopwatch()
+    await until(lambda: stopwatch() > began_s)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.old_truncation import truncate_by_high_watermark
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.replication.replicas import Replicas
+from tidelog.broker.replicas import hosting
 from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record import Record
 from tidelog.protocol.errors import ErrorCode
@@ -621,3 +623,44 @@ def test_partitions_that_an_answer_has_no_room_for_are_answered_next(size: int) 
     cluster.loop.run_for(300)
     ends = [follower.partitions.find("many", index) for index in range(6)]
     assert [each.log.log_end_offset for each in ends if each is not None] == [3] * 6
+
+
+@pytest.mark.parametrize(
+    ("log_ms", "at_once"), [(50, hosting.FEW_NEW_LOGS), (1, 21), (0, hosting.NEW_LOGS_PER_TURN_MAX)]
+)
+def test_new_logs_take_a_small_part_of_each_turn_however_long_one_takes(log_ms: int, at_once: int) -> None:
+    """A hundred took seconds on busy processors: the voters were silent, and the lead of the quorum moved."""
+    cluster = Replicas(1)
+    node = cluster.nodes[1]
+    node.hosting._stopwatch = lambda: len(node.directory.logs) * log_ms / 1000
+    cluster.add_topic(b"m" * 16, "many", 250)
+    node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"m" * 16: set(range(250))}))
+    counts = [len(node.directory.logs) - 1]
+    while counts[-1] < 250:
+        before = len(node.directory.logs)
+        cluster.loop.turn()
+        counts.append(len(node.directory.logs) - 1)
+        assert counts[-1] - before + 1 > 0
+    assert max(later - earlier for earlier, later in zip([0, *counts], counts)) == at_once
+    assert all(node.partitions.find(b"m" * 16, index) is not None for index in range(250))
+
+
+def test_new_logs_that_meet_a_shortage_wait_and_hold_up_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Replicas(1)
+    node = cluster.nodes[1]
+    node.hosting._stopwatch = lambda: len(node.directory.logs) / 100
+    cluster.add_topic(b"m" * 16, "many", 30)
+    create, tries = node.directory.create_log, []
+
+    def create_but_seldom(*arguments: Any) -> Any:
+        tries.append(arguments[1])
+        if len(tries) < 40 and arguments[1] % 2:
+            raise OSError(errno.EMFILE, "too many open files")
+        return create(*arguments)
+
+    monkeypatch.setattr(node.directory, "create_log", create_but_seldom)
+    node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"m" * 16: set(range(30))}))
+    cluster.loop.run_for(1500)
+    assert len(tries) < 20, "there is a pause after a shortage"
+    cluster.loop.run_for(20_000)
+    assert len(node.directory.logs) == 31

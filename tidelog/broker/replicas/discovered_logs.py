@@ -124,6 +124,11 @@ class DiscoveredLogs:
                 self._set_aside(directory, key)
                 self._logs[key].remove(each)
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether `set_rest_aside` has anything to look at."""
+        return bool(self._logs) or any(directory.vanished for directory in self._directories)
+
     def set_rest_aside(self, deferred: Collection[Key], lost: Collection[Key]) -> None:
         """Set aside unclaimed logs: the topic was deleted or the replica was moved away while this node was down.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
@@ -40,8 +41,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.hosting")
 
-# The bound of new logs in one turn of the loop; each log has several files.
+# The bounds of new logs in one turn of the loop. Each log has several files: where processors and disks are busy,
+# one takes 25 ms instead of half a millisecond, and a voter that creates a hundred is silent for longer than a session.
 NEW_LOGS_PER_TURN_MAX = 100
+NEW_LOGS_S = 0.02
+# So many are created however long they take.
+FEW_NEW_LOGS = 5
 # The pause after a shortage of file descriptors or memory.
 SHORTAGE_PAUSE_S = 1.0
 LogLocation = tuple["LogDirectory", "PartitionLog"]
@@ -65,6 +70,7 @@ class Hosting:
         *,
         fetchers: ReplicaFetchers | None = None,
         assignments: DirectoryAssignments | None = None,
+        stopwatch: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._node_id = node_id
         self._settings = settings
@@ -76,7 +82,9 @@ class Hosting:
         self._fetchers = fetchers
         self._assignments = assignments
         self._has_started = False
+        self._stopwatch = stopwatch
         self._new_logs_in_turn = 0
+        self._turn_began_s = 0.0
         self._deferred_partitions: dict[tuple[bytes, int], None] = {}
         if fetchers is not None:
             partitions.flushes.on_flushed = fetchers.resume
@@ -163,8 +171,7 @@ class Hosting:
             self._log_configs.clear()
             self._discovered_logs.set_former_aside(image.topics_by_name)
         self._image = image
-        if not self._deferred_partitions:
-            self._new_logs_in_turn = 0
+        self._begin_turn()
         for topic in delta.deleted_topics.values():
             self._log_configs.pop(topic.name, None)
             for index in topic.partitions:
@@ -187,7 +194,7 @@ class Hosting:
                 continue
             partition = self._partitions.find(topic.topic_id, index)
             if partition is None:
-                if self._has_started and self._new_logs_in_turn >= NEW_LOGS_PER_TURN_MAX:
+                if self._has_started and self._is_turn_over():
                     self._defer(topic, index)
                     continue
                 self._new_logs_in_turn += 1
@@ -201,6 +208,17 @@ class Hosting:
                 self._apply_role(partition, assignment)
                 self._report_directory(partition, assignment)
 
+    def _begin_turn(self) -> None:
+        self._new_logs_in_turn = 0
+        self._turn_began_s = self._stopwatch()
+
+    def _is_turn_over(self) -> bool:
+        """Whether the next new log is to wait for another turn of the loop."""
+        count = self._new_logs_in_turn
+        if count < FEW_NEW_LOGS:
+            return False
+        return count >= NEW_LOGS_PER_TURN_MAX or self._stopwatch() - self._turn_began_s >= NEW_LOGS_S
+
     def _defer(self, topic: TopicImage, index: int, pause_s: float = 0.0) -> None:
         """Defer a new replica to the loop's next turns: thousands of new logs would delay the
         heartbeats.
@@ -213,16 +231,23 @@ class Hosting:
         self._deferred_partitions[topic.topic_id, index] = None
 
     def _apply_deferred(self) -> None:
-        """Apply the newest image to the deferred partitions."""
-        self._new_logs_in_turn = 0
+        """Apply the newest image to as many deferred partitions as one turn may create."""
+        self._begin_turn()
         assert self._image is not None
-        deferred, self._deferred_partitions = self._deferred_partitions, {}
-        for topic_id, index in deferred:
+        waiting, self._deferred_partitions = self._deferred_partitions, {}
+        for topic_id, index in list(islice(waiting, NEW_LOGS_PER_TURN_MAX)):
+            if self._is_turn_over():
+                break
+            del waiting[topic_id, index]
             topic = self._image.topics_by_id.get(topic_id)
             if topic is not None:
                 self._apply_partitions(topic, (index,))
-        self._new_logs_in_turn = 0
-        if self._has_started:
+        # Those that met a shortage have a pause before the next turn.
+        if waiting and not self._deferred_partitions:
+            self._loop.call_soon(self._apply_deferred)
+        waiting.update(self._deferred_partitions)
+        self._deferred_partitions = waiting
+        if self._has_started and self._discovered_logs.has_rest:
             self._set_rest_aside()  # the start has kept the logs of those that it had to defer
 
     def _host(self, topic: TopicImage, index: int, assignment: PartitionImage) -> Partition | None:
