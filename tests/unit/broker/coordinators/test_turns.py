@@ -349,6 +349,34 @@ def test_an_offset_that_is_renewed_while_others_of_its_group_expire() -> None:
     assert "g" in world.coordinator().groups
 
 
+@pytest.mark.parametrize("commits_at_once", [True, False])
+def test_a_group_keeps_its_record_when_it_commits_while_its_offsets_expire(commits_at_once: bool) -> None:
+    """After the next load tools showed it without its protocol type, and it counted its generations anew."""
+    world = World()
+    world.leave("g", *world.stable())
+    world.commit(offsets={("t", index): 1 for index in range(OFFSETS)}, retention_ms=1, version=4)
+    world.ports.time_ms += HOUR_MS
+    world.ports.commits_at_once = commits_at_once
+    world.ports.turn()
+    world.commit(offsets={("t", 0) if commits_at_once else ("u", 0): 5})
+    offsets_moved(world)
+    world.restart()
+    assert [each.protocol_type for each in world.list_groups([], [])] == ["consumer"]
+    assert offset_count(world, 1) == 1
+
+
+def test_a_group_keeps_its_record_when_it_commits_before_its_offsets_expire() -> None:
+    world = World()
+    world.leave("g", *world.stable())
+    world.commit(retention_ms=1, version=4)
+    world.ports.commits_at_once = False
+    world.commit(offsets={("u", 0): 5})
+    world.advance(HOUR_MS)
+    world.restart()
+    assert [each.protocol_type for each in world.list_groups([], [])] == ["consumer"]
+    assert world.committed(topic="u") == 5
+
+
 def test_offsets_of_one_group_whose_topic_is_deleted() -> None:
     world = group_with_offsets()
     world.service.on_topics_deleted([("t", bytes(16))])

@@ -316,6 +316,8 @@ class GroupCoordinator:
         elif commits:
             write = OffsetWrite(commits, max(growth_bytes, 0))
             self.offsets.begin(write)
+            if self._group_to_expire is not None and self._group_to_expire.group.group_id == group_id:
+                self._group_to_expire.all_expired = False  # the step that looked at this offset may be over
             outcome.reply_when_stored(commits, caller.token, response, write)
             outcome.writes[-1].transaction = transaction
         else:

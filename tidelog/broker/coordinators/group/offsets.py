@@ -392,7 +392,7 @@ class OffsetStore:
         self, group: Group, keys: Iterable[tuple[str, int]], wall_ms: int, retention_ms: int
     ) -> tuple[list[OffsetCommit], bool]:
         """Records that delete those of these offsets that are expired, and whether all are, and the group waits for no
-        transaction.
+        transaction and no write.
 
         The retention time of an empty group's offsets starts when the group became empty. It starts
         at the commit for a group that never had members (manual assignment), and for topics without
@@ -401,16 +401,16 @@ class OffsetStore:
         it.
         """
         topics = self.of_group(group.group_id)
-        in_flight = self._in_flight.get(group.group_id, {})
-        waits_for_transaction = self._pending.has_group(group.group_id)
+        in_flight = self._in_flight_of(group.group_id)
+        is_waiting = bool(in_flight) or self._pending.has_group(group.group_id)
         empty_since_ms = -1
         if group.protocol_type is not None:
             if group.state is GroupState.EMPTY:
                 empty_since_ms = group.state_since_ms
             elif group.state is not GroupState.STABLE or group.subscribed_topics is None:
-                return [], not topics and not waits_for_transaction
+                return [], not topics and not is_waiting
         records: list[OffsetCommit] = []
-        all_expired = not waits_for_transaction
+        all_expired = not is_waiting
         for topic, index in keys:
             entry = topics.get(topic, {}).get(index)
             if entry is None:
