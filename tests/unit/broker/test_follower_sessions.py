@@ -13,6 +13,7 @@ from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchR
 VERSION = 18
 REAL = 2
 STRANGER = 77
+WAIT_OF_A_FOLLOWER_MS = 1000
 
 
 def ask(
@@ -157,3 +158,32 @@ def test_a_real_follower_that_lost_its_session_follows_on(cluster: Replicas, mon
     cluster.nodes[1].produce(b"b")
     cluster.loop.settle()
     assert cluster.nodes[2].values() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("broker_epoch", ["of another process", "unknown", "its own"])
+def test_a_late_fetch_holds_up_an_acknowledgement_only_until_the_followers_next_one(broker_epoch: str) -> None:
+    """It lowered the recorded end of the follower until the next append."""
+    cluster = Replicas(3)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(1)
+    cluster.cut.add((3, 1))
+    sent = cluster.nodes[1].produce(b"b", timeout_ms=60_000)
+    cluster.loop.run_for(1)
+    own = cluster.broker_epochs[REAL]
+    epoch = {"of another process": own + 1000, "unknown": -1, "its own": own}[broker_epoch]
+    assert errors(ask(cluster, REAL, epoch=epoch, offset=0)) == {0}
+    follower = cluster.nodes[1].partition.in_sync.followers[REAL]
+    assert follower.log_end_offset == 0
+    cluster.heal()
+    cluster.loop.run_for(WAIT_OF_A_FOLLOWER_MS)
+    assert (sent.code, follower.log_end_offset, follower.broker_epoch) == (0, 2, own)
+
+
+def test_a_session_that_was_left_behind_makes_no_follower_late() -> None:
+    """At the next append its last fetch counted as the follower's last one."""
+    cluster = Replicas(2, replica_lag_time_max_ms="2000")
+    assert ask(cluster, REAL, epoch=cluster.broker_epochs[REAL]).session_id
+    cluster.loop.run_for(5000)
+    cluster.nodes[1].produce(b"a")
+    cluster.nodes[1].partition.check_isr()
+    assert not cluster.nodes[1].proposals

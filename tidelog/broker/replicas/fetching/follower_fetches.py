@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable
 
+    from tidelog.replication.partition import Partition
 
 logger = logging.getLogger("tidelog.followers")
 
@@ -246,18 +247,26 @@ class FollowerFetches:
     def _let_in(self, session: FollowerSession, now_ms: float) -> None:
         """Record a fetch also for partitions outside the ISR that the request does not mention.
 
-        A fetch that does not mention a partition means that the follower's offset in it has not changed.
+        A fetch that does not mention a partition means that the follower's offset in it has not changed. In the ISR it
+        counts after another session has named a lower offset.
         """
         for entry in list(session.outside):
             partition, follower = entry.partition, entry.follower
             if partition is None or follower is None or not partition.leads:
                 del session.outside[entry]
-            elif follower.in_maximal_isr:
-                # The controller may still refuse a proposed ISR. Then no later event would repeat the proposal.
-                if follower.broker_id in partition.in_sync.isr:
+                continue
+            is_known = entry.problem is None and not entry.in_flight and entry not in session.dirty
+            if is_known and (entry.fetch_offset > follower.log_end_offset or not follower.in_maximal_isr):
+                try:
+                    partition.require_epoch(entry.leader_epoch)
+                    follower = partition.follower(session.replica_id, session.replica_epoch, entry.leader_epoch)
+                except KafkaError:  # a later leader epoch, or a later process of this broker
                     del session.outside[entry]
-            elif entry.problem is None and not entry.in_flight and entry not in session.dirty:
+                    continue
                 partition.follower_fetched(follower, entry.fetch_offset, now_ms)
+            # The controller may still refuse a proposed ISR. Then no later event would repeat the proposal.
+            if follower.in_maximal_isr and follower.broker_id in partition.in_sync.isr:
+                del session.outside[entry]
 
     # -------------------------------------------------------------------------------------------------- one partition
 
@@ -287,6 +296,8 @@ class FollowerFetches:
                 if not log.log_start_offset <= offset <= log.log_end_offset:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
                 entry.follower = follower
+                if offset < follower.log_end_offset:
+                    self._doubt_others(partition, session)
                 if follower.log_start_offset != entry.log_start_offset:
                     follower.log_start_offset = entry.log_start_offset
                     self._partitions.deletions.look(partition)
@@ -304,6 +315,16 @@ class FollowerFetches:
         except Exception as error:
             entry.problem = self._partitions.refusal(partition, error).code
         session.dirty[entry] = None
+
+    @staticmethod
+    def _doubt_others(partition: Partition, session: FollowerSession) -> None:
+        """Record the next fetch of the replica's other sessions: this one may have been late, or none of the replica's.
+
+        Otherwise an acknowledgement would wait for the next append.
+        """
+        for other in partition.watch.followers:
+            if other.session is not session and other.session.replica_id == session.replica_id:
+                other.session.outside[other] = None
 
     def role_changed(self, entry: FollowerEntry) -> None:
         """The replica has another role or leader epoch, or is gone. The follower learns of it at once."""

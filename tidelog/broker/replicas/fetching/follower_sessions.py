@@ -85,9 +85,10 @@ class FollowerEntry:
             session.linger.news += 1
             if self not in session.dirty:
                 session.dirty[self] = None
-                if self.follower is not None:
+                follower = self.follower
+                if follower is not None and session.last_fetch_ms > follower.last_caught_up_ms:
                     # The follower had all records at its last fetch, even if that fetch did not mention the partition.
-                    self.follower.last_caught_up_ms = session.last_fetch_ms
+                    follower.last_caught_up_ms = session.last_fetch_ms
             if session.parked is not None:
                 session.wake_soon(session.answer)
 
