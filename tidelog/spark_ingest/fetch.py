@@ -24,7 +24,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.options import MAX_BATCH_BYTES_OPTION, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
-from tidelog.spark_ingest.topic_watch import TopicGone, unless_gone
+from tidelog.spark_ingest.topic_watch import TopicGone, TopicWatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,15 +85,23 @@ def _read_range(
 ) -> Generator[pa.RecordBatch, None, None]:
     chunks = _chunks(cluster, options, offset_range, topic_id)
     try:
-        while (chunk := loop.run_until_complete(anext(chunks, None))) is not None:
-            # One step of the loop sends the request for the next chunk, which arrives while this
-            # one is decoded.
-            loop.run_until_complete(asyncio.sleep(0))
+        while (chunk := loop.run_until_complete(_next_of(chunks, steps=1))) is not None:
             for piece in _columns(chunk, options, offset_range, columns):
                 _check_times(piece, offset_range)
                 yield from slices(piece)
     finally:
         loop.run_until_complete(chunks.aclose())
+
+
+async def _next_of(chunks: AsyncGenerator[RawBatches, None], steps: int = 0) -> RawBatches | None:
+    """The next chunk, and None at the end.
+
+    One more step of the loop sends the request for the one after it, which arrives while this one is decoded.
+    """
+    chunk = await anext(chunks, None)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    return chunk
 
 
 def _columns(
@@ -121,10 +129,12 @@ def _check_times(batch: pa.RecordBatch, offset_range: OffsetRange) -> None:
     """Refuse timestamps that Spark cannot hold, as its own connector does. The decoder cuts them at the limit."""
     if "timestamp" not in batch.schema.names or not batch.num_rows:
         return
-    import pyarrow.compute as pc
+    import numpy as np
 
-    extremes = pc.min_max(batch.column("timestamp").cast("int64"))
-    if max(extremes["max"].as_py(), -extremes["min"].as_py()) >= _TIME_LIMIT_US:
+    # Arrow's functions take longer for each batch, and their import, or that of pandas by `to_numpy`, for each process.
+    column = batch.column("timestamp")
+    times = np.frombuffer(column.buffers()[1], np.int64)[column.offset :][: len(column)]
+    if max(int(times.max()), -int(times.min())) >= _TIME_LIMIT_US:
         partition = TopicPartition(offset_range.topic, offset_range.partition)
         raise KafkaError(
             ErrorCode.INVALID_TIMESTAMP,
@@ -151,12 +161,11 @@ async def _chunks(
     """Yield whole batches of the range, until the topic is gone."""
     partition = TopicPartition(offset_range.topic, offset_range.partition)
     try:
-        async with aclosing(_chunks_of_topic(cluster, options, offset_range, topic_id)) as chunks:
-
-            async def next_chunk() -> RawBatches | None:
-                return await anext(chunks, None)
-
-            while (chunk := await unless_gone(cluster, {partition.topic: topic_id}, next_chunk())) is not None:
+        async with (
+            aclosing(_chunks_of_topic(cluster, options, offset_range, topic_id)) as chunks,
+            TopicWatch(cluster, {partition.topic: topic_id}) as watch,
+        ):
+            while (chunk := await watch.unless_gone(_next_of(chunks))) is not None:
                 yield chunk
         return
     except TopicGone as gone:

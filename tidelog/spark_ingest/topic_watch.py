@@ -34,16 +34,40 @@ class TopicGone(KafkaError):
 
 async def unless_gone(cluster: Cluster, topic_ids: Mapping[str, bytes], work: Coroutine[Any, Any, Result]) -> Result:
     """The result of the work. Raises TopicGone as soon as one of these topics is gone; zeros stand for any id."""
-    tasks = work_task, watch_task = start_task(work), start_task(_wait_until_gone(cluster, topic_ids))
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not work_task.done():
-            raise watch_task.result()
-        return work_task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with TopicWatch(cluster, topic_ids) as watch:
+        return await watch.unless_gone(work)
+
+
+class TopicWatch:
+    """Looks at topics while pieces of work run one after the other."""
+
+    def __init__(self, cluster: Cluster, topic_ids: Mapping[str, bytes]) -> None:
+        self._cluster = cluster
+        self._topic_ids = topic_ids
+
+    async def __aenter__(self) -> TopicWatch:
+        self._task = start_task(_wait_until_gone(self._cluster, self._topic_ids))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await _end(self._task)
+
+    async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The same as the function `unless_gone`."""
+        task = start_task(work)
+        try:
+            await asyncio.wait((task, self._task), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise self._task.result()
+            return task.result()
+        finally:
+            if not task.done():
+                await _end(task)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _wait_until_gone(cluster: Cluster, topic_ids: Mapping[str, bytes]) -> TopicGone:

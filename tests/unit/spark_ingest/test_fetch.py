@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.client.model import EARLIEST_TIMESTAMP, NewTopic, OffsetAndTimestamp
 from tidelog.client.network import offsets, raw_fetch
 from tidelog.client.network.cluster import Cluster
@@ -49,6 +53,23 @@ def test_a_timestamp_that_spark_cannot_hold_is_an_error_and_no_other_time(node):
         read(node, "nanoseconds", 0, 3)
     assert read(node, "nanoseconds", 0, 3, columns=("value", "offset")).num_rows == 3
     assert read(node, "nanoseconds", 2, 3)["timestamp"].cast(pa.int64()).to_pylist() == [2**53 * 1000]
+
+
+def test_a_read_imports_neither_pandas_nor_the_functions_of_arrow(node, new_topic):
+    code = (
+        "import sys\n"
+        "from tidelog.spark_ingest.fetch import read_range\n"
+        "from tidelog.spark_ingest.options import SourceOptions\n"
+        "from tidelog.spark_ingest.planning import OffsetRange\n"
+        "servers, topic = sys.argv[1:]\n"
+        "options = SourceOptions.parse({'kafka.bootstrap.servers': servers, 'subscribe': topic}, 'batch')\n"
+        "batches = read_range(options, OffsetRange(topic, 0, 0, 10), ('value', 'timestamp'))\n"
+        "rows = sum(batch.num_rows for batch in batches)\n"
+        "print(rows, [name for name in ('pandas', 'pyarrow.compute') if name in sys.modules])"
+    )
+    arguments = [sys.executable, "-c", code, node.bootstrap_servers, new_topic(10)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == "10 []\n"
 
 
 def test_a_task_of_several_ranges_reads_one_after_the_other(node, new_topic):

@@ -22,7 +22,7 @@ from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.options import SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
 from tidelog.spark_ingest.stream import StreamDriver
-from tidelog.spark_ingest.topic_watch import TopicGone, check_gone, unless_gone
+from tidelog.spark_ingest.topic_watch import TopicGone, TopicWatch, check_gone, unless_gone
 
 OLD, NEW = bytes(15) + b"\1", bytes(15) + b"\2"
 UNKNOWN = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -134,6 +134,38 @@ def test_an_error_of_the_work_passes_up(monkeypatch):
     brokers: Any = Brokers(OLD, OLD)
     with pytest.raises(KafkaError, match="INVALID_TOPIC_EXCEPTION"):
         asyncio.run(unless_gone(brokers, {"t": OLD}, fail()))
+
+
+def test_a_watch_ends_the_piece_of_work_during_which_the_topic_goes(monkeypatch):
+    monkeypatch.setattr(topic_watch, "_LOOK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(topic_watch, "_CONFIRM_AFTER_S", 0.01)
+    brokers: Any = Brokers(OLD, UNKNOWN, UNKNOWN)
+
+    async def run() -> None:
+        async with TopicWatch(brokers, {"t": OLD}) as watch:
+            assert await watch.unless_gone(asyncio.sleep(0.05, "first")) == "first"
+            brokers.metadata.topics["t"] = TopicMetadata("t", NO_TOPIC_ID, UNKNOWN, False, ())
+            with pytest.raises(TopicGone, match="topic 't' was deleted"):
+                await watch.unless_gone(asyncio.sleep(PATIENCE_S, "second"))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_a_range_of_many_chunks_has_one_watch(node, new_topic, monkeypatch):
+    topic = new_topic(1000, batch_size=500)
+    real, begun = topic_watch._wait_until_gone, []
+
+    async def wait(cluster, topic_ids):
+        begun.append(topic_ids)
+        return await real(cluster, topic_ids)
+
+    monkeypatch.setattr(topic_watch, "_wait_until_gone", wait)
+    options = node.options(subscribe=topic, **{"kafka.max.partition.fetch.bytes": "2000"})
+    batches = list(read_range(options, OffsetRange(topic, 0, 0, 1000), ("offset",)))
+    assert sum(batch.num_rows for batch in batches) == 1000
+    assert len(batches) > 10
+    assert len(begun) == 1
 
 
 def delete(node, topic):
