@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +35,22 @@ _descriptors = len(os.listdir("/dev/fd"))
 
 def pytest_collection(session: pytest.Session) -> None:
     gc.disable()
+
+
+FAST_VARIANTS_MAX = 12
+"""Of a test with more parameters than this, as many are for `make check`. The rest are for `make test`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A checksum chooses them: the same each time, and not always the same value of one of two parameters."""
+    variants = defaultdict(list)
+    for item in items:
+        if not any(item.iter_markers("slow")) and not any(item.iter_markers("hunt")):
+            variants[item.nodeid.partition("[")[0]].append(item)
+    for tests in variants.values():
+        for item in sorted(tests, key=lambda item: crc32(item.nodeid.encode()))[FAST_VARIANTS_MAX:]:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(trylast=True)

@@ -29,6 +29,7 @@ def as_compiled(section: bytes, base_timestamp: int, kept: KeptRecords) -> tuple
     return kept.runs, kept.records, newest, kept.has_tombstone, kept.keyless
 
 
+@pytest.mark.slow
 @given(batches=st.lists(RECORDS, min_size=1, max_size=6), sparse=st.booleans(), from_offset=st.integers(0, 100))
 def test_the_two_tables_agree(
     batches: list[list[tuple[int, bytes | None, bytes | None]]], sparse: bool, from_offset: int

@@ -141,6 +141,7 @@ def test_full_batches_of_a_large_piece_are_not_copied() -> None:
         assert all(memoryview(each.buffer.obj).nbytes <= 10 * len(each.buffer) for each in encoded)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 90_000), min_size=1, max_size=40), st.sampled_from([65_536, 100_000, 300_000]))
 def test_large_batches_are_those_of_the_builder_and_keep_only_their_memory(sizes, limit):
     """With numba each is encoded where it stays, also beside records that are larger than a batch."""

@@ -46,6 +46,7 @@ def drain(fetch: CompletedFetch, plan: list[int | None]) -> list[tuple[Any, ...]
     return rows
 
 
+@pytest.mark.slow
 @given(st.lists(batch, min_size=1, max_size=5), st.integers(0, 40), steps)
 def test_any_alternation_is_every_record_once(batches, first, plan):
     original = columnar.PIECE_ROWS, columnar.PIECE_BYTES
@@ -64,6 +65,7 @@ def test_any_alternation_is_every_record_once(batches, first, plan):
         columnar.PIECE_ROWS, columnar.PIECE_BYTES = original  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @given(st.lists(batch, min_size=1, max_size=5), st.data(), steps, st.booleans())
 def test_a_damaged_byte_costs_columns_no_record_that_polls_hand_out(batches, data, plan, check_crcs):
     buffer = bytearray(encoded(batches))

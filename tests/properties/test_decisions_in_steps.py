@@ -377,6 +377,7 @@ async def on_any_image(self: Controller, decide: Decide) -> Any:
         await self.pause()
 
 
+@pytest.mark.slow
 async def test_it_finds_decisions_on_an_image_that_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Controller, "_decided_in_steps", on_any_image)
     found = 0

@@ -413,6 +413,7 @@ def run_all(seeds: range) -> None:
         run(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 5 * HISTORIES, HISTORIES))
 def test_answers_are_true(first: int) -> None:
     run_all(range(first, first + HISTORIES))

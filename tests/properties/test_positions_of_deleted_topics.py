@@ -119,6 +119,7 @@ class History(CoordinatorHistory):
         return {partition: position for partition, (_, position) in effective.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 5 * HISTORIES, HISTORIES))
 def test_the_present_topic_has_its_own_positions(seed: int):
     for number in range(seed, seed + HISTORIES):

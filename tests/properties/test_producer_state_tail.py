@@ -116,6 +116,7 @@ def test_the_state_after_a_truncation_is_that_of_the_rest(moves: list[Step], tai
     event("earlier state" if check(moves, max(0, len(moves) - tail), replicated) else "left to a replay")
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(steps(("batch",)), st.integers(1, 4), st.integers(0, 12))
 def test_a_tail_of_producers_without_transactions_is_not_replayed(
@@ -124,6 +125,7 @@ def test_a_tail_of_producers_without_transactions_is_not_replayed(
     assert check(moves, max(0, len(moves) - tail), replicated)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(steps(("transactional", "marker")), st.integers(1, 4), st.integers(0, 12))
 def test_a_tail_of_transactions_is_not_replayed(moves: list[Step], tail: int, replicated: int) -> None:

@@ -81,6 +81,7 @@ def outcome(decode, buffer):
         return "refused"
 
 
+@pytest.mark.slow
 @given(st.lists(batch, min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_broken_batches_are_refused_or_read_alike_on_both_paths(batches, rng: random.Random):
     """The compiled loops check no bounds by themselves, so this is also the search for reads outside the buffer."""

@@ -104,6 +104,7 @@ class VoterHistory(ClusterHistory):
             node.host.disk.sync_everything()
 
 
+@pytest.mark.slow
 def test_voters_really_change():
     seen: dict[tuple[int, ...], None] = {}
     for seed in range(FAST):

@@ -115,6 +115,7 @@ class Life:
         world.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_compacted_topic_and_a_groups_offsets(seed: int) -> None:
     with without_collector(), simulated_client():

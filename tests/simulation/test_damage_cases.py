@@ -250,6 +250,7 @@ def test_a_log_with_a_changed_bit_in_its_topic_id_keeps_its_records(is_kafkas: b
         assert content_of(play, 1, PARTITION_METADATA_FILE) == whole
 
 
+@pytest.mark.slow
 def test_damage_that_is_found_on_a_full_volume_is_repaired_there() -> None:
     """The rebuilt indexes have no space. That says nothing against the device, and takes no node down."""
     with stage(
@@ -286,6 +287,7 @@ def has_whole_copies(play: Stage) -> bool:
     return not any(faults_of_copies(play.cluster))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staying", [[1], [2], [2, 3], [3, 1]])
 def test_damage_that_nobody_has_met_is_repaired_before_the_whole_copies_are_removed(staying: list[int]) -> None:
     with stage((1, 2, 3, 4)) as play:
@@ -341,6 +343,7 @@ def test_a_removal_goes_on_with_another_leader() -> None:
         assert play.send(b"after") == 3
 
 
+@pytest.mark.slow
 def test_a_removal_does_not_wait_for_ever_for_replicas_that_are_dead() -> None:
     with stage() as play:
         play.up()

@@ -25,7 +25,7 @@ SEEDS = 300
 KILLS: dict[str, Any] = {"weights": {"kill": 10, "kill_leader": 10, "pause": 4}}
 
 
-@pytest.mark.parametrize("chosen", seeds("TIDELOG_TRANSACTION_SEEDS", chunk=2, fast=2, full=12))
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_TRANSACTION_SEEDS", chunk=2, fast=0, full=12))
 def test_transactions_survive_what_a_bad_world_does(chosen: range):
     for seed in chosen:
         TransactionHistory(seed).run()

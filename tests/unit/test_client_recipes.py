@@ -99,6 +99,7 @@ def has_committed_all(brokers: str, group: str) -> Any:
     return wait
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "group"),
     [("at_least_once", "billing"), ("partitions_side_by_side", "shipping"), ("at_most_once", "metrics")],

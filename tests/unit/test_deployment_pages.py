@@ -114,6 +114,7 @@ def test_the_unit_is_one(tmp_path: Path):
     assert [line for line in (done.stdout + done.stderr).splitlines() if "tidelog.service" in line] == []
 
 
+@pytest.mark.slow
 def test_the_container_starts_a_node_that_is_found_healthy(tmp_path: Path):
     (text,) = blocks(DEPLOYMENT, "dockerfile")
     entry, arguments, health = (
@@ -157,6 +158,7 @@ def test_the_container_starts_a_node_that_is_found_healthy(tmp_path: Path):
         process.communicate(timeout=PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_directory_is_backed_up_and_put_back(tmp_path: Path):
     home, archive = tmp_path / "tidelog", tmp_path / "backup.tar.gz"
 

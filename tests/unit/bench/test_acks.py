@@ -185,6 +185,7 @@ def test_the_tables_and_the_json_say_rates_ratios_and_laws():
     assert all(law["held"] for law in found["laws"])
 
 
+@pytest.mark.slow
 def test_the_chart_is_drawn_and_says_the_figures(tmp_path: Path):
     pytest.importorskip("matplotlib")
     chart.draw(measured(), tmp_path / "deep" / "acks.png")

@@ -120,6 +120,7 @@ def test_a_chart_takes_the_colour_of_the_page_and_fits_its_width() -> None:
     assert not re.search(r'\s(width|height)="', opening)
 
 
+@pytest.mark.slow
 def test_the_summary_shows_charts_that_are_files_of_their_own(tmp_path: Path) -> None:
     found = report()
     write(found, tmp_path)
@@ -134,6 +135,7 @@ def test_the_summary_shows_charts_that_are_files_of_their_own(tmp_path: Path) ->
     assert found.studies[0].charts[0].title in "".join(first.itertext())
 
 
+@pytest.mark.slow
 def test_a_study_that_is_not_complete_says_so() -> None:
     found = report()
     assert "Not complete" in as_html(found)

@@ -201,6 +201,7 @@ async def test_what_changes_nothing_is_answered_at_once(api_key: int) -> None:
     assert not controller.awaited
 
 
+@pytest.mark.slow
 async def test_small_requests_do_not_wait_behind_large_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """These waited at the controller one behind another, and held all connections of this broker to it."""
     _, member, _ = await cluster()

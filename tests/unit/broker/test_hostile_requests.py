@@ -141,6 +141,7 @@ async def test_an_answer_that_its_version_cannot_hold_is_an_error_and_the_connec
     await asyncio.wait_for(wire.call(MetadataRequest(topics=[]), 9, MetadataResponse), PATIENCE_S)
 
 
+@pytest.mark.slow
 async def test_naming_one_thing_twice_among_many_costs_no_time(wire: Any) -> None:
     names = [f"topic-{number}" for number in range(20_000)] + ["topic-0"]
     partitions = [ListOffsetsPartition(partition_index=i, timestamp=-1) for i in [*range(20_000), 0]]

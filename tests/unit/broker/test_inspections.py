@@ -126,6 +126,7 @@ async def test_a_node_stops_while_batches_are_looked_at(start_node: StartNode) -
     assert running.node._services.inspections._worker is None
 
 
+@pytest.mark.slow
 async def test_none_of_very_many_is_looked_at_on_the_loop(
     start_node: StartNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

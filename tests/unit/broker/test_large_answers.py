@@ -140,6 +140,7 @@ async def test_configs_asked_for_again_have_a_bound_of_their_own(wire: Wire, mon
     assert [each.error_code for each in answer.results] == [0, 0, ErrorCode.INVALID_REQUEST]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [4000, 400])
 async def test_large_requests_under_way_have_a_bound(
     running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch, groups: int

@@ -126,6 +126,7 @@ def large_requests() -> list[tuple[Any, int, Any]]:
     ]
 
 
+@pytest.mark.slow
 async def test_others_are_served_between_the_pieces(running: RunningNode, wire: Wire) -> None:
     """Each took 0.2 to 0.5 s of the loop, in which nobody else was served."""
     for request, version, response in large_requests():
@@ -243,6 +244,7 @@ async def test_too_many_features_are_refused(wire: Wire) -> None:
     assert answer.error_code == ErrorCode.INVALID_REQUEST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [0, 2])
 async def test_too_many_elections_are_refused(wire: Wire, version: int) -> None:
     """A refusal of 400,000, which fit a request, took half a second of the loop."""
@@ -397,6 +399,7 @@ def for_the_controller() -> list[tuple[Any, int, Any, Callable[[Any], int]]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(3))
 async def test_requests_for_the_controller_wait_undecoded_and_are_answered_in_steps(
     running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch, case: int

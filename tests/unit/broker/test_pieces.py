@@ -59,6 +59,7 @@ async def test_the_answer_is_the_same_as_in_one_go(wire: Wire, monkeypatch: pyte
     assert [await wire.call(request, version, response) for request, version, response in requests(20)] == whole
 
 
+@pytest.mark.slow
 async def test_others_are_served_between_the_pieces(running: RunningNode, wire: Wire) -> None:
     """Forty thousand groups took a second and a half of the loop, in which nobody else was served."""
     await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)

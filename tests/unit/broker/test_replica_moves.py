@@ -185,6 +185,7 @@ async def test_a_replica_that_was_taken_away_and_given_back_meanwhile_moves_all_
     assert len(answers) == 2
 
 
+@pytest.mark.slow
 async def test_what_is_written_meanwhile_moves_too(
     moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ async def test_more_partitions_than_a_transaction_holds_are_refused_in_short(rea
         assert errors == [("t", [E.INVALID_REQUEST]), ("u", [E.INVALID_REQUEST])]
 
 
+@pytest.mark.slow
 async def test_a_transaction_with_as_many_partitions_as_its_record_holds_can_be_aborted(
     running: RunningNode, ready: Wire
 ):

@@ -89,6 +89,7 @@ async def test_a_record_from_another_loop_joins_no_open_batch() -> None:
         assert sending.metrics().record_delivered_total == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @CLIENTS
 async def test_the_child_of_a_fork_leaves_a_client_to_the_parent(client: Any) -> None:

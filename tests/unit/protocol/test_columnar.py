@@ -256,6 +256,7 @@ def test_batches_that_are_larger_than_the_room_that_is_left_for_them_lose_nothin
     assert values == [b"%d" % (n % 10) * (n * 97 % 4000) for n in range(200)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_a_large_batch_that_is_broken_is_refused_in_whichever_part(monkeypatch, codec):
     monkeypatch.setattr(columnar, "PIECE_ROWS", 10)
@@ -297,6 +298,7 @@ def test_importing_it_loads_no_heavy_library():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_large_batch_is_not_held_while_the_next_one_is_decompressed():
     size = 32 << 20
     batch = bytes(encode_batch([(0, None, bytes(size // 32), ())] * 32, compression=codecs.GZIP))

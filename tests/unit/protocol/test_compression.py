@@ -61,6 +61,7 @@ def test_text_gets_smaller(codec):
     assert len(codecs.compress(codec, TEXT)) < len(TEXT) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", codecs.LEVELS)
 def test_every_level_comes_back_and_a_wrong_one_is_refused(codec):
     levels = codecs.LEVELS[codec]
@@ -85,6 +86,7 @@ def test_more_than_the_bound_is_refused(codec):
             assert failure.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_bomb_is_refused_without_holding_what_it_stands_for(codec):
     bomb = codecs.compress(codec, bytes(100_000_000))

@@ -80,6 +80,7 @@ def gaps(rows: list[Row]) -> list[tuple[int, int]]:
     return sorted((each for each in ends if each[1] > each[0]), key=lambda each: each[0] - each[1])
 
 
+@pytest.mark.slow
 def test_a_whole_read_is_what_a_consumer_finds(compacted):
     rows = compacted.rows()
     assert len(gaps(rows)) > 5
@@ -95,6 +96,7 @@ def test_a_range_that_begins_or_ends_in_a_gap_or_is_one_has_the_records_of_its_o
             assert compacted.read(start, end) == [row for row in rows if start <= row[0] < end], (start, end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_bytes", ["3000", "65536"])
 def test_successive_ranges_join_without_loss_or_repetition(compacted, chunk_bytes):
     cuts = sorted({0, RECORDS, *random.Random(5).sample(range(RECORDS), 25)})

@@ -47,6 +47,7 @@ LONG_VALUES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [BATCH, STREAM])
 def test_an_error_does_not_repeat_a_value_or_a_name_of_any_length(mode):
     given = [(name, value) for name in (*SPELLING, *KAFKA_SUPPORTED) for value in LONG_VALUES]

@@ -228,6 +228,7 @@ class Query:
         commit_micro_batch(self.options, self.name, batch, tasks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task_count", [1, 2, 3, 5])
 @pytest.mark.parametrize("crash", ["between_the_commits", "after_the_commits"])
 def test_a_micro_batch_that_is_divided_otherwise_when_it_is_replayed_is_written_once_or_refused(
@@ -287,6 +288,7 @@ def test_a_driver_that_lives_yet_cannot_commit_tasks_that_its_successor_lacks(op
     assert written(options, topic) == Counter(f"0/{row}".encode() for row in range(12))
 
 
+@pytest.mark.slow
 def test_a_run_looks_for_open_transactions_once(options, monkeypatch):
     """All brokers are asked for them."""
     looked, right = [], sink._abort_open
@@ -339,6 +341,7 @@ class Division:
         end_transactions(self.options, [each for each in ended if each is not None], committed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "committed", "now"),
     [
@@ -513,6 +516,7 @@ def test_the_level_of_the_codec_is_taken_and_those_of_others_are_not(broker, top
             SinkOptions.parse(given | {"kafka.compression.zstd.level": wrong})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_a_topic_that_takes_small_batches_only_gets_them(broker, topic, codec):
     """The sink's batches are larger than the topic takes: they are divided."""

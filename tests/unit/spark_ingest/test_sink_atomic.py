@@ -136,6 +136,7 @@ def test_no_rows_need_no_transaction(options, topic):
     assert written(options, topic) == Counter()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committed", ["none", "one task", "all"])
 def test_a_micro_batch_that_tasks_have_begun_is_not_written_as_one(options, topic, committed):
     batch = MicroBatch(options, topic, 0)
@@ -182,6 +183,7 @@ def test_tasks_go_on_at_once_after_a_driver_that_died_before_it_committed_all_as
     assert written(options, topic) == batch.expected() + Counter([b"0"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held_at", ["init_transactions", "begin_transaction", "send_offsets_to_transaction"])
 @pytest.mark.parametrize("is_as_one", [True, False])
 def test_of_a_driver_that_lives_yet_and_its_successor_in_the_other_way_one_writes(
@@ -226,6 +228,7 @@ def test_a_micro_batch_that_is_written_as_one_is_not_written_by_tasks(options, t
     assert written(options, topic) == batch.expected() + later.expected()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("now", [("a", "b", "c"), ("abc",), ("ab", "c"), ("a",), ()])
 def test_a_micro_batch_that_is_written_and_comes_with_more_rows_is_refused(options, topic, now):
     """As after a checkpoint was set back and more records came: the rows that were not written were lost."""

@@ -37,6 +37,7 @@ def run(code: str, *, in_task: bool = True) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_after_a_task_the_collector_passes_over_what_is_imported():
     before, after, frozen = map(
         int,
@@ -51,6 +52,7 @@ def test_after_a_task_the_collector_passes_over_what_is_imported():
     assert frozen > before * 0.9
 
 
+@pytest.mark.slow
 def test_it_is_done_again_only_after_more_imports_and_garbage_does_not_stay():
     printed = run("""
         import weakref
@@ -76,6 +78,7 @@ def test_it_is_done_again_only_after_more_imports_and_garbage_does_not_stay():
     assert printed == "True True"
 
 
+@pytest.mark.slow
 def test_a_task_that_fails_freezes_too_and_raises():
     printed = run("""
         try:

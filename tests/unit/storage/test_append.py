@@ -260,6 +260,7 @@ def test_what_decompresses_to_much_is_counted_only_where_records_are_looked_at()
     assert header.record_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", range(1, 5))
 def test_a_bomb_costs_no_more_than_its_bound(codec: int):
     bomb = batch(1, value=bytes(INSPECTED_BYTES_MAX + 1), compression=codec)

@@ -315,6 +315,7 @@ class TestWhatIsAround:
         assert len(contents(logs.log)) == 13
         assert logs.files("*.swap") == logs.files("*.cleaned") == []
 
+    @pytest.mark.slow
     def test_a_log_that_is_cut_at_any_step(self, tmp_path: Path):
         steps = 0
         while True:

@@ -59,6 +59,7 @@ def set_epoch(made: Logs, offset: int, epoch: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [-1, 0, 1, 2, 3, 5, 6, 7])
 def test_an_epoch_of_a_batch_that_is_wrong_is_found_and_repaired_wherever_it_is(made: Logs, epoch: int) -> None:
     copy = copy_of(made)
@@ -70,6 +71,7 @@ def test_an_epoch_of_a_batch_that_is_wrong_is_found_and_repaired_wherever_it_is(
         assert list(made.log.leader_epochs) == EPOCHS, offset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [-1, 0, 1, 2, 3, 5, 6, 7])
 def test_a_wrong_epoch_of_a_batch_is_found_by_the_scan_after_a_kill(made: Logs, epoch: int) -> None:
     """The scan took it for right, and the epoch file was written anew from it."""

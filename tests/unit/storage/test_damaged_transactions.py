@@ -134,6 +134,7 @@ def test_any_damaged_batch(made: Logs, ending: str, tmp_path: Path) -> None:
             put_back()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["{}.log", "{}.*"])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_any_missing_segment(made: Logs, ending: str, pattern: str, tmp_path: Path) -> None:

@@ -706,6 +706,7 @@ def test_an_index_of_transactions_that_a_truncation_emptied_goes_at_the_start_af
     assert not made.files("*.txnindex")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preallocate", [False, True])
 def test_a_kill_soon_after_the_start_after_a_loss_of_power_misses_no_records_again(
     logs: MakeLogs, preallocate: bool

@@ -238,6 +238,7 @@ class TestTransactionIndex:
             assert [row.first_offset for row in rows] == list(range(first - first % 2, first + 4, 2))
         assert time.process_time() - began_s < 2, "looking at all of them takes ten times as long"
 
+    @pytest.mark.slow
     def test_millions_of_aborted_transactions_take_little_more_memory_than_their_file(self, tmp_path: Path):
         path = tmp_path / "x.txnindex"
         path.write_bytes(b"".join(self.row_bytes(2 * number + 1, 2 * number) for number in range(50_000)))

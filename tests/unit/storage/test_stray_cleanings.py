@@ -227,6 +227,7 @@ def test_a_cleaning_that_meets_a_bug_is_taken_back(logs: Callable[..., Logs]):
     assert made.log.compaction is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [1, KEYS])
 def test_a_start_finishes_a_swap_of_which_a_power_loss_kept_any_renames(tmp_path: Path, keys: int):
     """Without its later segments, the first that the swap replaces is no copy of what was cleaned."""

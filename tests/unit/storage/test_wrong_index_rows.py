@@ -74,6 +74,7 @@ def test_no_wrong_row_hides_a_record_from_a_search_by_time(made):
         path.write_bytes(whole)
 
 
+@pytest.mark.slow
 def test_no_wrong_row_deletes_a_segment_too_early_or_keeps_it(made, tmp_path):
     is_over = NOW + RETENTION_MS + 10 * 12  # for the first segment, of twelve batches
     for path, at, bit in each_flip(made, "00000000000000000000.timeindex"):

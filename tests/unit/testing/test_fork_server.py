@@ -26,6 +26,7 @@ def test_a_fork_server_that_hangs_is_killed_at_its_end() -> None:
         server._process.kill()
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_end_the_fork_server_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ForkServer([], os.environ)
     try:
@@ -44,6 +45,7 @@ class Interrupt(Exception):
     """What a signal handler raises, as Ctrl-C and the time limits of tests do."""
 
 
+@pytest.mark.slow
 def test_an_interrupted_caller_leaves_no_process_and_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next caller had the process of the interrupted one, and killed and awaited that."""
 
@@ -93,6 +95,7 @@ def test_a_node_starts_where_the_working_directory_is_deleted(tmp_path: Path, mo
         assert broker.bootstrap_servers
 
 
+@pytest.mark.slow
 def test_a_fork_server_ends_quietly_when_its_caller_is_killed_amid_a_request(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

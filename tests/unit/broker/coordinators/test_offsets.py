@@ -375,6 +375,7 @@ class TestExpiry:
         world.advance(2 * DAY_MS)
         assert world.committed() == -1
 
+    @pytest.mark.slow
     def test_thousands_of_groups_expire_a_few_at_a_time(self):
         world = World(self.config)
         for number in range(1000):

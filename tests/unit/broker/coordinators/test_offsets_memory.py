@@ -155,6 +155,7 @@ def test_what_is_charged_for_open_transactions_is_no_less_than_what_is_taken(
     assert taken_bytes <= store.memory.held_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "topics", "partitions"), [(300, 1, 1), (3, 300, 1), (1, 1, 1000), (10, 10, 10)])
 def test_what_is_charged_is_no_less_than_what_is_taken(groups: int, topics: int, partitions: int):
     world = world_with(1 << 30)

@@ -116,6 +116,7 @@ def test_partitions_whose_logs_are_committed_together():
     assert active == list(range(1, PARTITIONS + 1))
 
 
+@pytest.mark.slow
 def test_partitions_that_are_loaded_together():
     world = world_with_offsets()
     world.ports._timers.clear()

@@ -188,6 +188,7 @@ def test_an_epoch_that_no_elections_explain_is_refused(tmp_path: Path, kind: str
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_quorum_goes_on_from_the_largest_epoch_that_it_takes(tmp_path: Path) -> None:
     async def run() -> None:
         quorum, members = await three(tmp_path)

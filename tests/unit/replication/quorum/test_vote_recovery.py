@@ -53,6 +53,7 @@ async def with_stopped_follower(tmp_path: Path) -> tuple[Quorum, list[bytes], Me
     return quorum, values, leader, follower, other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", LOSSES)
 def test_a_voter_without_its_vote_votes_again_when_all_others_have_answered(
     tmp_path: Path, lose: Callable[[Path], object]
