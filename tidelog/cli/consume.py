@@ -32,6 +32,8 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _POLL_MS = 200
 _POLL_RECORDS = 2000
+_JOIN_MS = 10_000
+"""The time that a group has to assign partitions. A new group waits for members for three of these seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,9 @@ class _Reading:
         else:
             number = int(selection.offset)
             begins = await consumer.beginning_offsets(chosen)
+            if beyond := sum(number > ends[partition] for partition in chosen):
+                text = f"offset {number} is beyond the end of {beyond} partition(s): reading from the end"
+                click.echo(text, err=True)
             for partition in chosen:
                 offset = number if number >= 0 else ends[partition] + number
                 consumer.seek(partition, min(max(begins[partition], offset), ends[partition]))
@@ -258,13 +263,15 @@ class _Reading:
 
     async def print_all(self, render: Render, stopping: asyncio.Event) -> int:
         loop, consumer, selection = asyncio.get_running_loop(), self._consumer, self._selection
-        last = loop.time()
+        started = last = loop.time()
         while not stopping.is_set() and not await self._is_at_end():
             most = selection.max_messages
             left = _POLL_RECORDS if most is None else min(_POLL_RECORDS, most - self._count)
             batches = await consumer.poll(timeout_ms=_POLL_MS, max_records=left)
             if batches:
                 self._print(batches, render)
+                last = loop.time()
+            elif selection.group is not None and not consumer.assignment() and last < started + _JOIN_MS / 1000:
                 last = loop.time()
             elif selection.timeout_ms is not None and loop.time() - last >= selection.timeout_ms / 1000:
                 break

@@ -253,6 +253,17 @@ def test_a_group_goes_on_where_it_was(cli: Cli):
     assert cli("consume", "grouped", "-g", "readers", "--timeout-ms", "300")[1] == b""
 
 
+def test_a_groups_silence_begins_when_it_has_assigned_partitions(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    with EmbeddedBroker(config={"group.initial.rebalance.delay.ms": 1500}) as broker:
+        monkeypatch.setenv("TIDELOG_BOOTSTRAP_SERVER", broker.bootstrap_servers)
+        cli("produce", "grouped", stdin=b"1\n2\n")
+        words = ("consume", "grouped", "-g", "readers", "--from-beginning", "--timeout-ms", "300")
+        assert cli(*words)[1] == b"1\n2\n"
+        cli("produce", "grouped", stdin=b"3\n")
+        monkeypatch.setattr("tidelog.cli.consume._JOIN_MS", 200)
+        assert cli(*words)[1] == b""  # a group that assigns nothing is not waited for without end
+
+
 def test_a_partition_that_is_not_there(cli: Cli):
     cli("topics", "create", "small", "-p", "1")
     assert cli("consume", "small", "-p", "3", "-e")[2] == "tidelog: UNKNOWN_TOPIC_OR_PARTITION: there is no small-3\n"
@@ -269,7 +280,10 @@ def test_a_group_of_a_topic_that_is_not_there(cli: Cli):
 
 def test_an_offset_beyond_the_end_waits_there(cli: Cli):
     cli("produce", "short", stdin=b"1\n2\n")
-    assert cli("consume", "short", "-o", "99", "--timeout-ms", "400")[:2] == (0, b"")
+    status, out, err = cli("consume", "short", "-o", "99", "--timeout-ms", "400")
+    assert (status, out) == (0, b"")
+    assert "offset 99 is beyond the end of 1 partition(s): reading from the end\n" in err
+    assert "beyond" not in cli("consume", "short", "-o", "2", "--timeout-ms", "1")[2]
     assert cli("consume", "short", "-o", "-99", "-e")[1] == b"1\n2\n"
 
 
