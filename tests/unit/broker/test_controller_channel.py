@@ -224,7 +224,9 @@ async def test_small_requests_do_not_wait_behind_large_ones_of_others(monkeypatc
 
     monkeypatch.setattr(controller.channel, "_exchange", exchange)
     forward = controller.channel.forward
-    large = [asyncio.ensure_future(forward(f"large-{number}".encode(), "127.0.0.1")) for number in range(100)]
+    count = LARGE_UNDER_WAY_MAX + 32
+    assert count < controller_channel.FORWARDED_REQUESTS_MAX
+    large = [asyncio.ensure_future(forward(f"large-{number}".encode(), "127.0.0.1")) for number in range(count)]
     assert await asyncio.wait_for(forward(b"small", "127.0.0.1"), PATIENCE_S) == b"answer"
     never.set()
     outcomes = await asyncio.wait_for(asyncio.gather(*large, return_exceptions=True), PATIENCE_S)

@@ -299,7 +299,7 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
         "broker.scheduling.fair_scheduler": {"REQUEST_BYTES_MAX": "2 MiB", "LARGE_ANSWERS_MAX": "4"},
         "broker.scheduling.large_answers": {"ANSWER_ELEMENTS_MAX": "50,000"},
         "broker.cluster.topic_creation": {"CREATIONS_MAX": "100"},
-        "broker.cluster.controller_channel": {"FORWARDED_REQUESTS_MAX": "32"},
+        "broker.cluster.controller_channel": {"FORWARDED_REQUESTS_MAX": "160"},
         "broker.apis.records.fetch": {"RESPONSE_BYTES_MAX": "2 MiB"},
         "broker.replicas.fetching.fetch_sessions": {"PARKED_MAX": "250,000", "PARTITIONS_MAX": "250,000"},
         "broker.replicas.fetching.follower_sessions": {

@@ -49,7 +49,7 @@ TICKS_PER_SESSION = 8
 TICK_MS_MIN, TICK_MS_MAX = 20, 250
 TRIES_IN_STEPS = 3
 # Far fewer than a broker forwards at a time (FORWARDED_REQUESTS_MAX): small requests must not wait behind them there.
-LARGE_UNDER_WAY_MAX = 16
+LARGE_UNDER_WAY_MAX = 100
 
 
 class Controller(ControllerCommands):

@@ -20,6 +20,7 @@ from tidelog.protocol.messages.metadata_records import PartitionRecord
 from tidelog.replication.controller.decisions.placement import place_replicas
 from tidelog.replication.controller.decisions.state import (
     ELEMENTS_AT_ONCE,
+    FEW_NEW_PARTITIONS,
     MAX_PARTITIONS_PER_REQUEST,
     NEW_PARTITIONS_AT_ONCE,
     ControllerState,
@@ -35,9 +36,15 @@ def create_partitions(state: ControllerState, request: CreatePartitionsRequest) 
     records: Records = []
     response = CreatePartitionsResponse()
     counts = Counter(topic.name for topic in request.topics)
-    for number, topic in enumerate({topic.name: topic for topic in request.topics}.values()):
-        if number and number % ELEMENTS_AT_ONCE == 0:
+    topics = {topic.name: topic for topic in request.topics}
+    if sum(_size_of(state, topic) for topic in topics.values()) > FEW_NEW_PARTITIONS:
+        yield
+    size = 0  # of the topics since the last pause
+    for number, topic in enumerate(topics.values()):
+        if number and (number % ELEMENTS_AT_ONCE == 0 or size >= NEW_PARTITIONS_AT_ONCE):
+            size = 0
             yield
+        size += len(topic.assignments or ())
         result = CreatePartitionsTopicResult(name=topic.name)
         response.results.append(result)
         try:
@@ -48,7 +55,13 @@ def create_partitions(state: ControllerState, request: CreatePartitionsRequest) 
             result.error_code, result.error_message = error.code, error.message
             continue
         records += new_records
+        size += len(new_records)
     return records, response
+
+
+def _size_of(state: ControllerState, topic_request: CreatePartitionsTopic) -> int:
+    topic = state.image.topics_by_name.get(topic_request.name)
+    return 1 if topic is None else max(topic_request.count - len(topic.partitions), 1)
 
 
 def _create(

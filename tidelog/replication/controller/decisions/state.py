@@ -57,6 +57,8 @@ Steps = Generator[None, None, tuple[Records, T]]
 """A decision that yields, so that others are served between two steps. It holds for the image with which it began."""
 ELEMENTS_AT_ONCE = 100
 NEW_PARTITIONS_AT_ONCE = 500
+# A creation of more yields before it begins: very many requests may arrive in one turn of the loop.
+FEW_NEW_PARTITIONS = 50
 
 
 def at_once(steps: Steps[T]) -> tuple[Records, T]:
@@ -222,11 +224,11 @@ class ControllerState:
 
     # -- topics ------------------------------------------------------------------------------------------------------
 
-    def create_topics(self, topics: Iterable[NewTopic]) -> tuple[Records, dict[str, CreatedTopic | KafkaError]]:
+    def create_topics(self, topics: Sequence[NewTopic]) -> tuple[Records, dict[str, CreatedTopic | KafkaError]]:
         """As `create_topics_in_steps`, in one."""
         return at_once(self.create_topics_in_steps(topics))
 
-    def create_topics_in_steps(self, topics: Iterable[NewTopic]) -> Steps[dict[str, CreatedTopic | KafkaError]]:
+    def create_topics_in_steps(self, topics: Sequence[NewTopic]) -> Steps[dict[str, CreatedTopic | KafkaError]]:
         """Decide on each topic separately; names are distinct (the API's handler refuses
         duplicates).
 
@@ -235,20 +237,31 @@ class ControllerState:
         records: Records = []
         results: dict[str, CreatedTopic | KafkaError] = {}
         partition_count = 0
+        if sum(map(self._size_of, topics)) > FEW_NEW_PARTITIONS:
+            yield
+        size = 0  # of the topics since the last pause
         for number, topic in enumerate(topics):
-            if number and number % ELEMENTS_AT_ONCE == 0:
+            if number and (number % ELEMENTS_AT_ONCE == 0 or size >= NEW_PARTITIONS_AT_ONCE):
+                size = 0
                 yield
+            size += len(topic.assignments) + len(topic.configs)
             try:
                 topic_records, created_topic = yield from self._create_topic(topic)
             except KafkaError as error:
                 results[topic.name] = error
                 continue
             partition_count += created_topic.partition_count
+            size += created_topic.partition_count
             if partition_count > MAX_PARTITIONS_PER_REQUEST:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
             results[topic.name] = created_topic
             records += topic_records
         return records, results
+
+    def _size_of(self, topic: NewTopic) -> int:
+        """What a decision on this topic looks at: partitions, replicas and configs."""
+        count = self.settings.default_partition_count if topic.partition_count == -1 else topic.partition_count
+        return max(count, len(topic.assignments), 1) + len(topic.configs)
 
     def _create_topic(self, topic: NewTopic) -> Steps[CreatedTopic]:
         self._check_new_name(topic.name)
