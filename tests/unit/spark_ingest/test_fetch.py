@@ -67,7 +67,9 @@ def test_a_read_imports_neither_pandas_nor_the_functions_of_arrow(node, new_topi
         "rows = sum(batch.num_rows for batch in batches)\n"
         "print(rows, [name for name in ('pandas', 'pyarrow.compute') if name in sys.modules])"
     )
-    arguments = [sys.executable, "-c", code, node.bootstrap_servers, new_topic(10)]
+    topic = new_topic(10)
+    read(node, topic, 0, 10)  # compiles the kernel, which takes long on a busy machine
+    arguments = [sys.executable, "-c", code, node.bootstrap_servers, topic]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout == "10 []\n"
 
