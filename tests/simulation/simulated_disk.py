@@ -116,9 +116,10 @@ Change = tuple[str, str, "Inode | Directory | None"]
 class Directory:
     """`pending`: (name that goes or "", name that comes or "", what it names), in order."""
 
-    __slots__ = ("durable", "entries", "pending")
+    __slots__ = ("durable", "entries", "number", "pending")
 
     def __init__(self) -> None:
+        self.number = next(_inode_numbers)
         self.entries: Entries = {}
         self.durable: Entries = {}
         self.pending: list[Change] = []
@@ -397,7 +398,10 @@ class SimulatedDisk:
         return self._inode(path).modified_ms
 
     def identity(self, path: str) -> str:
-        return str(self._inode(path).number)
+        parent, name = self._parent(path)
+        return str(
+            (self._directory(path) if isinstance(parent.entries.get(name), Directory) else self._inode(path)).number
+        )
 
     def mount_of(self, path: str) -> str:
         return str(self.mounts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.files.disk import OsDisk
-from tidelog.storage.files.incarnation import INCARNATION_FILE
+from tidelog.storage.files.incarnation import INCARNATION_FILE, write_incarnation
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.testing.ports import free_port
@@ -55,12 +56,10 @@ async def start_in_vain(start_node: Any, monkeypatch: pytest.MonkeyPatch, **conf
 
 
 def copy_as_killed(data: Path, killed: Path) -> None:
-    """What a kill at this moment would leave. The incarnation is the same file, as a copy of it does not count."""
-
-    def copy(source: str, target: str) -> None:
-        (os.link if Path(source).name == INCARNATION_FILE else shutil.copy2)(source, target)
-
-    shutil.copytree(data, killed, copy_function=copy)
+    """What a kill at this moment would leave. A copy of the incarnation does not count, so another is written."""
+    shutil.copytree(data, killed)
+    content = json.loads((data / INCARNATION_FILE).read_bytes())
+    write_incarnation(OsDisk(), str(killed), content["brokerEpoch"], content["bootId"])
 
 
 async def write(running: Any, batch: bytes, count: int = 20) -> int:

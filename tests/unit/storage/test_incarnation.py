@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +68,45 @@ def test_a_copy_with_the_inode_number_of_the_removed_file_vouches_for_nothing(tm
     assert surviving_epoch(OsDisk(), str(tmp_path), "boot") == -1
 
 
+def test_where_no_generation_is_told_the_birth_of_a_file_tells_it_from_the_next(tmp_path, monkeypatch):
+    """As on tmpfs and overlay."""
+
+    def refuse(descriptor, request, argument):
+        raise OSError(errno.ENOTTY, "Inappropriate ioctl for device")
+
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
+    disk, file = OsDisk(), tmp_path / "file"
+    file.write_bytes(b"")
+    first = disk.identity(str(file))
+    if run("stat", "-c", "%W", str(file)) in ("0\n", "-\n", "?\n"):
+        pytest.skip("this file system tells no time of birth")
+    status = file.stat()
+    time.sleep(0.02)
+    file.write_bytes(b"content")
+    file.rename(tmp_path / "renamed")
+    assert disk.identity(str(tmp_path / "renamed")) == first
+    (tmp_path / "renamed").unlink()
+    file.write_bytes(b"content")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert disk.identity(str(file)).rpartition(":")[2] != first.rpartition(":")[2]
+
+
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_a_copy_of_hard_links_vouches_for_nothing(tmp_path, is_renamed):
+    """Its file is the one of the process, but segments that began after the copy are not in it."""
+    home, backup = tmp_path / "home", tmp_path / "backup"
+    home.mkdir()
+    write_incarnation(OsDisk(), str(home), 7, "boot")
+    shutil.copytree(home, backup, copy_function=os.link)
+    home.rename(tmp_path / "moved")
+    if is_renamed:
+        backup.rename(home)
+    else:
+        shutil.copytree(backup, home, copy_function=os.link)
+    assert surviving_epoch(OsDisk(), str(home), "boot") == -1
+    assert surviving_epoch(OsDisk(), str(tmp_path / "moved"), "boot") == 7
+
+
 class MountedDisk(OsDisk):
     def __init__(self, mount: str) -> None:
         self.mount = mount
@@ -84,18 +127,20 @@ def test_where_the_system_tells_no_mounts_the_boot_decides(tmp_path):
     assert surviving_epoch(MountedDisk(""), str(tmp_path), "boot") == 7
 
 
-def test_a_file_of_an_earlier_release_names_no_mount_and_still_counts(tmp_path):
-    write_incarnation(OsDisk(), str(tmp_path), 7, "boot")
+@pytest.mark.parametrize("name", ["mount", "directory"])
+def test_a_file_of_an_earlier_release_names_less_and_still_counts(tmp_path, name):
+    write_incarnation(MountedDisk("30144"), str(tmp_path), 7, "boot")
     content = json.loads((tmp_path / INCARNATION_FILE).read_bytes())
-    del content["mount"]
+    del content[name]
     (tmp_path / INCARNATION_FILE).write_text(json.dumps(content))
     assert surviving_epoch(MountedDisk("30144"), str(tmp_path), "boot") == 7
 
 
-def run(*command: str) -> None:
+def run(*command: str) -> str:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode:
         pytest.skip(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 @contextmanager

@@ -35,6 +35,8 @@ _MOUNTS_OF = ("/sys/fs/ext4", "/sys/fs/xfs")
 """Linux has a directory here for each volume while it is mounted, wherever that is; each has a new inode."""
 _GET_GENERATION = 2 << 30 | struct.calcsize("l") << 16 | ord("v") << 8 | 1
 """FS_IOC_GETVERSION of Linux, which ext4, XFS and btrfs serve."""
+_EMPTY_PATH, _BIRTH_TIME, _STATX_BYTES, _BIRTH_TIME_AT = 0x1000, 0x800, 256, 80
+"""AT_EMPTY_PATH, STATX_BTIME and the layout of the answer of Linux's statx."""
 
 
 def is_exhaustion(error: BaseException) -> bool:
@@ -66,11 +68,26 @@ def _sync(sync: Callable[[int], None], descriptor: int) -> None:
 
 
 def _generation_of(descriptor: int) -> str:
-    """Another text for each file that gets the inode number of a removed one; empty if the file system tells none."""
+    """Another text for each file that gets the inode number of a removed one; empty if the file system tells none.
+
+    Its generation, or else its time of birth, which tmpfs and overlay tell.
+    """
     try:
         return fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))[:4].hex()
     except OSError:
+        return _birth_of(descriptor)
+
+
+def _birth_of(descriptor: int) -> str:
+    import ctypes
+
+    statx = getattr(ctypes.CDLL(None), "statx", None)
+    told = ctypes.create_string_buffer(_STATX_BYTES)
+    if statx is None or statx(descriptor, b"", _EMPTY_PATH, _BIRTH_TIME, told):
         return ""
+    (mask,) = struct.unpack_from("I", told)
+    seconds, nanoseconds = struct.unpack_from("qI", told, _BIRTH_TIME_AT)
+    return f"{seconds}.{nanoseconds}" if mask & _BIRTH_TIME else ""
 
 
 @contextmanager
@@ -168,7 +185,7 @@ class Disk(Protocol):
     def modified_ms(self, path: str) -> int: ...
 
     def identity(self, path: str) -> str:
-        """What a file keeps when it is renamed, and a copy of it does not have."""
+        """What a file or directory keeps when it is renamed, and a copy of it does not have."""
         ...
 
     def mount_of(self, path: str) -> str:

@@ -3,8 +3,9 @@
 The writes of a killed process stay in the page cache, so its logs have all acknowledged records unless the machine has
 restarted since. Then the next process may claim the epoch of the last one, as after a clean shutdown (KIP-966). The
 file counts only with the same boot id, so it needs no sync. Nor does it count if the volume was mounted since: one that
-an error made read-only has lost what was not synced. It names itself by its identity on the disk: a copy of a
-directory that was in use, copied back later, is older than the process's last writes, and its file does not count.
+an error made read-only has lost what was not synced. It names itself and its directory by their identities on the
+disk: a copy of a directory that was in use, copied back later, is older than the process's last writes, and its file
+does not count. In a copy of hard links the file is the same one, but the directory is not.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ def write_incarnation(disk: Disk, directory: str, broker_epoch: int, boot_id: st
     """Write the file. An empty `boot_id` means that it is unknown; then the file never counts."""
     path = f"{directory}/{INCARNATION_FILE}"
     disk.write_file(path + ".tmp", b"", sync=False)
-    identity = disk.identity(path + ".tmp")
-    mount = disk.mount_of(directory)
-    content = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id, "file": identity, "mount": mount}
+    content = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id, "file": disk.identity(path + ".tmp")}
+    content |= {"directory": disk.identity(directory), "mount": disk.mount_of(directory)}
     disk.write_file(path + ".tmp", json.dumps(content, separators=(",", ":")).encode(), sync=False)
     disk.rename(path + ".tmp", path)
 
@@ -48,8 +48,9 @@ def _epoch_since(disk: Disk, directory: str, boot_id: str) -> int | None:
     try:
         content = json.loads(data)
         is_this_one = content["bootId"] == boot_id and content["file"] == disk.identity(path)
-        mount = disk.mount_of(directory)
-        return int(content["brokerEpoch"]) if is_this_one and content.get("mount", mount) == mount else None
+        place = {"directory": disk.identity(directory), "mount": disk.mount_of(directory)}
+        is_here = all(content.get(name, value) == value for name, value in place.items())
+        return int(content["brokerEpoch"]) if is_this_one and is_here else None
     except (ValueError, KeyError, TypeError):
         return None
 
