@@ -397,11 +397,11 @@ class SimulatedDisk:
     def modified_ms(self, path: str) -> int:
         return self._inode(path).modified_ms
 
+    def changed_ms(self, path: str) -> int:
+        return self.modified_ms(path)
+
     def identity(self, path: str) -> str:
-        parent, name = self._parent(path)
-        return str(
-            (self._directory(path) if isinstance(parent.entries.get(name), Directory) else self._inode(path)).number
-        )
+        return str(self._inode(path).number)
 
     def mount_of(self, path: str) -> str:
         return str(self.mounts)

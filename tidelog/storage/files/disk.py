@@ -33,10 +33,6 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _MOUNTS_OF = ("/sys/fs/ext4", "/sys/fs/xfs")
 """Linux has a directory here for each volume while it is mounted, wherever that is; each has a new inode."""
-_GET_GENERATION = 2 << 30 | struct.calcsize("l") << 16 | ord("v") << 8 | 1
-"""FS_IOC_GETVERSION of Linux, which ext4, XFS and btrfs serve."""
-_EMPTY_PATH, _BIRTH_TIME, _STATX_BYTES, _BIRTH_TIME_AT = 0x1000, 0x800, 256, 80
-"""AT_EMPTY_PATH, STATX_BTIME and the layout of the answer of Linux's statx."""
 
 
 def is_exhaustion(error: BaseException) -> bool:
@@ -65,29 +61,6 @@ def _sync(sync: Callable[[int], None], descriptor: int) -> None:
         if is_exhaustion(error):
             raise OSError(errno.EIO, f"sync failed: {error.strerror}") from error
         raise
-
-
-def _generation_of(descriptor: int) -> str:
-    """Another text for each file that gets the inode number of a removed one; empty if the file system tells none.
-
-    Its generation, or else its time of birth, which tmpfs and overlay tell.
-    """
-    try:
-        return fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))[:4].hex()
-    except OSError:
-        return _birth_of(descriptor)
-
-
-def _birth_of(descriptor: int) -> str:
-    import ctypes
-
-    statx = getattr(ctypes.CDLL(None), "statx", None)
-    told = ctypes.create_string_buffer(_STATX_BYTES)
-    if statx is None or statx(descriptor, b"", _EMPTY_PATH, _BIRTH_TIME, told):
-        return ""
-    (mask,) = struct.unpack_from("I", told)
-    seconds, nanoseconds = struct.unpack_from("qI", told, _BIRTH_TIME_AT)
-    return f"{seconds}.{nanoseconds}" if mask & _BIRTH_TIME else ""
 
 
 @contextmanager
@@ -184,8 +157,12 @@ class Disk(Protocol):
 
     def modified_ms(self, path: str) -> int: ...
 
+    def changed_ms(self, path: str) -> int:
+        """When content, name, links, owner or times of a file changed last. No program can set it."""
+        ...
+
     def identity(self, path: str) -> str:
-        """What a file or directory keeps when it is renamed, and a copy of it does not have."""
+        """What a file keeps when it is renamed, and a copy of it does not have while the file is there."""
         ...
 
     def mount_of(self, path: str) -> str:
@@ -432,13 +409,12 @@ class OsDisk:
     def modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000
 
+    def changed_ms(self, path: str) -> int:
+        return os.stat(path).st_ctime_ns // 1_000_000
+
     def identity(self, path: str) -> str:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            status = os.fstat(descriptor)
-            return f"{status.st_dev}:{status.st_ino}:{_generation_of(descriptor)}"
-        finally:
-            os.close(descriptor)
+        status = os.stat(path)
+        return f"{status.st_dev}:{status.st_ino}"
 
     def mount_of(self, path: str) -> str:
         device = os.stat(path).st_dev

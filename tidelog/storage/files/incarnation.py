@@ -3,9 +3,9 @@
 The writes of a killed process stay in the page cache, so its logs have all acknowledged records unless the machine has
 restarted since. Then the next process may claim the epoch of the last one, as after a clean shutdown (KIP-966). The
 file counts only with the same boot id, so it needs no sync. Nor does it count if the volume was mounted since: one that
-an error made read-only has lost what was not synced. It names itself and its directory by their identities on the
-disk: a copy of a directory that was in use, copied back later, is older than the process's last writes, and its file
-does not count. In a copy of hard links the file is the same one, but the directory is not.
+an error made read-only has lost what was not synced. A copy of a directory that was in use, copied back later, is older
+than the process's last writes. So the file contains when it was written, and its inode. A copy of it, and a file that
+was copied over or linked since, has changed later.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from tidelog.storage.files.checkpoints import read_if_exists
 from tidelog.storage.files.disk import Disk
 
 INCARNATION_FILE: Final = "broker.incarnation"
+WRITTEN_WITHIN_MS: Final = 1_000
+"""The longest time from the creation of the file to its last change, which is its new name."""
 
 
 def write_incarnation(disk: Disk, directory: str, broker_epoch: int, boot_id: str) -> None:
     """Write the file. An empty `boot_id` means that it is unknown; then the file never counts."""
     path = f"{directory}/{INCARNATION_FILE}"
     disk.write_file(path + ".tmp", b"", sync=False)
-    content = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id, "file": disk.identity(path + ".tmp")}
-    content |= {"directory": disk.identity(directory), "mount": disk.mount_of(directory)}
+    content = {"version": 0, "brokerEpoch": broker_epoch, "bootId": boot_id, "mount": disk.mount_of(directory)}
+    content |= {"file": disk.identity(path + ".tmp"), "writtenMs": disk.changed_ms(path + ".tmp")}
     disk.write_file(path + ".tmp", json.dumps(content, separators=(",", ":")).encode(), sync=False)
     disk.rename(path + ".tmp", path)
 
@@ -47,10 +49,10 @@ def _epoch_since(disk: Disk, directory: str, boot_id: str) -> int | None:
         return None
     try:
         content = json.loads(data)
-        is_this_one = content["bootId"] == boot_id and content["file"] == disk.identity(path)
-        place = {"directory": disk.identity(directory), "mount": disk.mount_of(directory)}
-        is_here = all(content.get(name, value) == value for name, value in place.items())
-        return int(content["brokerEpoch"]) if is_this_one and is_here else None
+        is_same_boot = content["bootId"] == boot_id and content["mount"] == disk.mount_of(directory)
+        is_this_one = content["file"] == disk.identity(path)
+        is_unchanged = abs(disk.changed_ms(path) - content["writtenMs"]) <= WRITTEN_WITHIN_MS
+        return int(content["brokerEpoch"]) if is_same_boot and is_this_one and is_unchanged else None
     except (ValueError, KeyError, TypeError):
         return None
 
