@@ -187,3 +187,22 @@ def test_a_session_that_was_left_behind_makes_no_follower_late() -> None:
     cluster.nodes[1].produce(b"a")
     cluster.nodes[1].partition.check_isr()
     assert not cluster.nodes[1].proposals
+
+
+def test_a_late_fetch_lowers_the_low_watermark_only_until_the_followers_next_one() -> None:
+    """It kept it down, so that a repeated DeleteRecords waited for nothing."""
+    cluster = Replicas(3)
+    partition = cluster.nodes[1].partition
+    for value in (b"a", b"b", b"c"):
+        cluster.nodes[1].produce(value)
+    cluster.loop.run_for(WAIT_OF_A_FOLLOWER_MS)
+    cluster.nodes[1].partitions.delete_records(partition, 2)
+    cluster.loop.run_for(WAIT_OF_A_FOLLOWER_MS)
+    assert partition.low_watermark == 2
+    assert errors(ask(cluster, REAL, epoch=cluster.broker_epochs[REAL], offset=3)) == {0}
+    assert partition.low_watermark == 0
+    told: list[tuple[int, ErrorCode]] = []
+    cluster.nodes[1].partitions.deletions.wait(partition, 2, lambda *answer: told.append(answer))
+    cluster.loop.run_for(WAIT_OF_A_FOLLOWER_MS)
+    assert told == [(2, ErrorCode.NONE)]
+    assert partition.in_sync.followers[REAL].log_end_offset == 3

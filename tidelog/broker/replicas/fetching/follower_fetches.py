@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable
 
+    from tidelog.replication.isr import FollowerReplica
     from tidelog.replication.partition import Partition
 
 logger = logging.getLogger("tidelog.followers")
@@ -248,7 +249,7 @@ class FollowerFetches:
         """Record a fetch also for partitions outside the ISR that the request does not mention.
 
         A fetch that does not mention a partition means that the follower's offset in it has not changed. In the ISR it
-        counts after another session has named a lower offset.
+        counts after another session has named a lower offset or log start.
         """
         for entry in list(session.outside):
             partition, follower = entry.partition, entry.follower
@@ -256,14 +257,19 @@ class FollowerFetches:
                 del session.outside[entry]
                 continue
             is_known = entry.problem is None and not entry.in_flight and entry not in session.dirty
-            if is_known and (entry.fetch_offset > follower.log_end_offset or not follower.in_maximal_isr):
+            is_news = entry.fetch_offset > follower.log_end_offset or not follower.in_maximal_isr
+            starts_later = entry.log_start_offset > follower.log_start_offset
+            if is_known and (is_news or starts_later):
                 try:
                     partition.require_epoch(entry.leader_epoch)
                     follower = partition.follower(session.replica_id, session.replica_epoch, entry.leader_epoch)
                 except KafkaError:  # a later leader epoch, or a later process of this broker
                     del session.outside[entry]
                     continue
-                partition.follower_fetched(follower, entry.fetch_offset, now_ms)
+                if starts_later:
+                    self._note_start(partition, follower, entry)
+                if is_news:
+                    partition.follower_fetched(follower, entry.fetch_offset, now_ms)
             # The controller may still refuse a proposed ISR. Then no later event would repeat the proposal.
             if follower.in_maximal_isr and follower.broker_id in partition.in_sync.isr:
                 del session.outside[entry]
@@ -296,11 +302,9 @@ class FollowerFetches:
                 if not log.log_start_offset <= offset <= log.log_end_offset:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
                 entry.follower = follower
-                if offset < follower.log_end_offset:
+                if offset < follower.log_end_offset or entry.log_start_offset < follower.log_start_offset:
                     self._doubt_others(partition, session)
-                if follower.log_start_offset != entry.log_start_offset:
-                    follower.log_start_offset = entry.log_start_offset
-                    self._partitions.deletions.look(partition)
+                self._note_start(partition, follower, entry)
                 partition.follower_fetched(follower, offset, now_ms)
                 if not follower.in_maximal_isr:
                     session.outside[entry] = None
@@ -316,11 +320,16 @@ class FollowerFetches:
             entry.problem = self._partitions.refusal(partition, error).code
         session.dirty[entry] = None
 
+    def _note_start(self, partition: Partition, follower: FollowerReplica, entry: FollowerEntry) -> None:
+        if follower.log_start_offset != entry.log_start_offset:
+            follower.log_start_offset = entry.log_start_offset
+            self._partitions.deletions.look(partition)
+
     @staticmethod
     def _doubt_others(partition: Partition, session: FollowerSession) -> None:
         """Record the next fetch of the replica's other sessions: this one may have been late, or none of the replica's.
 
-        Otherwise an acknowledgement would wait for the next append.
+        Otherwise an acknowledgement would wait for the next append, and DeleteRecords for the next change of the start.
         """
         for other in partition.watch.followers:
             if other.session is not session and other.session.replica_id == session.replica_id:
