@@ -159,3 +159,22 @@ def test_a_future_log_is_found_again_and_can_be_discarded() -> None:
     assert again.futures == {}
     again.maintain(NOW + 1)
     assert not [entry for entry in world.disk.list_directory("/b") if entry.is_directory]
+
+
+def test_a_copy_of_which_all_was_deleted_begins_anew_before_records_of_an_earlier_epoch() -> None:
+    """An unclean election. The copy had them behind records of the later epoch: to a start after a kill, damage."""
+    world = World(config=LogConfig())
+    world.epoch = 9
+    world.append()
+    world.finish()
+    world.present.set_high_watermark(2)
+    world.present.delete_records(2)
+    assert not world.copy()
+    world.present.truncate_to(2)
+    for offset in (2, 3):
+        world.present.append_as_follower(batch(base_offset=offset, leader_epoch=7), NOW)
+    assert world.copy()
+    log = world.future.log
+    assert list(log.leader_epochs) == list(world.present.leader_epochs) == [(7, 2)]
+    assert (log.segments.first.base_offset, log.log_end_offset) == (2, 4)
+    world.finish()

@@ -105,7 +105,7 @@ def test_records_after_a_log_of_which_all_was_deleted_bring_nothing_back(
         made.log.flush()
     else:
         restart(made, "after a clean stop")
-    assert not list(made.log.leader_epochs)
+    assert list(made.log.leader_epochs) == ([] if is_truncated else [(2, COUNT)])
     made.directory.write_checkpoints()
     made.append(batch(), batch(), epoch=4)
     made.directory.finish_checkpoints(begin_round(made))
@@ -206,7 +206,7 @@ def follow(log: PartitionLog, epoch: int, count: int = 3) -> list[int]:
 def test_a_follower_of_which_all_was_deleted_goes_on_without_a_wait(
     logs: MakeLogs, epoch: int, why: str, ending: str
 ) -> None:
-    """It does not know its last epoch then: its next append synced the checkpoints of the directory."""
+    """Its next append synced the checkpoints of the directory."""
     made = logs()
     made.append(batch(), epoch=5)
     made.append(batch(), epoch=9)
@@ -218,12 +218,39 @@ def test_a_follower_of_which_all_was_deleted_goes_on_without_a_wait(
         made.log.assign_epoch(10)
         made.log.truncate_to(2)
     log, write_checkpoint = made.log, made.log.write_checkpoint
-    assert not list(log.leader_epochs)
+    assert list(log.leader_epochs) == ([(9, 2)] if why == "it was stopped" else [])
     log.write_checkpoint = lambda: pytest.fail("waits for the device")
     offsets = follow(log, epoch)
     log.write_checkpoint = write_checkpoint
     assert offsets_of(records_of(restart(made, ending))) == offsets
     assert list(made.log.leader_epochs) == [(epoch, 2)]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("where", ["in the segment", "before an empty segment", "in segments that retention took out"])
+def test_a_start_knows_the_last_epoch_of_a_log_of_which_all_was_deleted(
+    logs: MakeLogs, where: str, ending: str
+) -> None:
+    """The leader compares it with its log. After an unclean election the log of this replica may be another one, and
+    longer: it joined the ISR without what the leader had acknowledged below its log start.
+    """
+    made = logs(retention_ms=1000)
+    made.append(batch(), epoch=5)
+    made.append(batch(), epoch=9)
+    made.log.flush()
+    if where == "in segments that retention took out":
+        made.directory.maintain(NOW + 10_000)
+        assert not made.log.segments.condemned
+    else:
+        made.log.delete_records(2)
+    if where == "before an empty segment":
+        made.log.roll(NOW)
+    made.directory.write_checkpoints()
+    for _ in range(2):
+        log = restart(made, ending)
+        assert (log.log_start_offset, log.log_end_offset) == (2, 2)
+        assert list(log.leader_epochs) == [(9, 2)]
+        assert ending != "after a clean stop" or not log.leader_epochs.is_dirty  # there is nothing to write again
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -275,8 +275,8 @@ class _Loader:
             self._note_first_timestamp(active)
         if log_end_offset > log_start_offset and not self._epochs_reach(log_start_offset):
             self._rebuild_epochs(segments, log_start_offset)
-        self.epochs.truncate_from_end(log_end_offset)
-        self.epochs.truncate_from_start(log_start_offset)
+        filed = () if self.checkpoints.is_synced else self.filed_epochs or list(self.epochs)
+        self.epochs.limit_to(log_start_offset, log_end_offset, filed)
         self.snapshots.keep_only(segment.base_offset for segment in segments)
         for base_offset in self.lost_transaction_indexes - {segment.base_offset for segment in segments}:
             self.disk.remove(self._path_of(base_offset))

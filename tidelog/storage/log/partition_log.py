@@ -244,7 +244,7 @@ class PartitionLog:
         admitted = admit_replicated(batches, self.log_end_offset, no_gap_from, epoch_max)
         if not admitted:
             return None
-        is_empty = self.log_start_offset == self.log_end_offset and not self.leader_epochs
+        is_empty = self.log_start_offset == self.log_end_offset
         if is_empty and self.failure is None and lookup.last_epoch(self.segments) > admitted[0][9]:
             producers = list(self.producers.entries.values())
             self._start_over_at(self.log_end_offset)  # deleted batches of a later epoch, as in `_truncate_to`

@@ -7,7 +7,7 @@ leader-epoch-checkpoint. Invariant: epochs and start offsets both rise strictly 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from tidelog.storage.segments.append import Batch
@@ -112,6 +112,18 @@ class LeaderEpochs:
         starts[0] = start_offset
         self._changed()
         return True
+
+    def limit_to(self, log_start_offset: int, log_end_offset: int, filed: Sequence[tuple[int, int]]) -> None:
+        """Forget the epochs outside of the log. Where all its records were deleted, the last one of `filed` stays.
+
+        The leader compares its log with this epoch. Otherwise a follower goes on at its log start, and lacks what the
+        leader of another history has below it.
+        """
+        is_kept = bool(filed) and 0 < log_start_offset == log_end_offset == filed[-1][1]
+        self.truncate_from_end(log_end_offset + is_kept)
+        self.truncate_from_start(log_start_offset)
+        if is_kept and not self._epochs:
+            self.assign(*filed[-1])
 
     def forget_above(self, epoch_max: int, filed: Iterable[tuple[int, int]]) -> int:
         """Forget the epochs above `epoch_max`, which never existed. The start offset of the first of them, -1: none.

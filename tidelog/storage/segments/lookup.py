@@ -335,9 +335,11 @@ def cut_at(segments: Segments, offset: int) -> tuple[Segment, int, int, tuple[Da
 
 
 def last_epoch(segments: Segments) -> int:
-    """The leader epoch of the last batch in the files, which may be a deleted one; -1 if there is none, INT64_MAX if it
-    is unreadable. Waits for the device.
+    """The last leader epoch of the log. Where it has none, that of the last batch in the files, which may be a deleted
+    one; -1 if there is none, INT64_MAX if it is unreadable. Waits for the device.
     """
+    if segments.leader_epochs:
+        return segments.leader_epochs.latest
     for segment in reversed((*segments.condemned, *segments)):
         if segment.size_bytes:
             epoch = INT64_MAX
