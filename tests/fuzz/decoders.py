@@ -8,7 +8,7 @@ first bytes of an input choose between the cases of its target, the rest is the 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from random import Random
 from struct import Struct
 from typing import Any, cast
@@ -86,6 +86,7 @@ class _Owner:
 
     frame_bytes_max = FRAME_BYTES_MAX
     dispatch_pipelined: Any = None
+    keys_of_nodes: Collection[int] = ()
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.apis.api_tables import BROKER_APIS, CONTROLLER_APIS, FORWARDED
-from tidelog.broker.apis.dispatch import Dispatcher
+from tidelog.broker.apis.dispatch import KEYS_OF_NODES, Dispatcher
 from tidelog.broker.apis.services import Services, missing
 from tidelog.broker.broker_side import BrokerSide
 from tidelog.broker.cluster.controller_channel import ControllerChannel
@@ -232,16 +232,16 @@ class Node:
             **({"lost_brokers": broker.lost_brokers} if broker else {}),
         )
         callbacks = broker.partitions.callbacks if broker else DeferredCallbacks(loop)
+        limits = server_limits(self.settings, ports.files_max)
         if config.is_controller:
             dispatcher = self._controller_dispatcher = Dispatcher(services, CONTROLLER_APIS, FORWARDED)
             services.embedded = dispatcher.embedded
             self._dispatchers.append(dispatcher)
-            limits = server_limits(self.settings, ports.files_max)
             self._controller_server = Server(limits, dispatcher.dispatch_cold, loop.time, callbacks, scheduler)
+            self._controller_server.keys_of_nodes = KEYS_OF_NODES
         if config.is_broker:
             dispatcher = Dispatcher(services, BROKER_APIS, FORWARDED)
             self._dispatchers.append(dispatcher)
-            limits = server_limits(self.settings, ports.files_max)
             own = [listener for listener in config.listeners if listener.name not in config.controller_listener_names]
             protected = config.inter_broker_listener if len(own) > 1 else None
             self._broker_server = Server(

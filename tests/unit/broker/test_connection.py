@@ -9,7 +9,7 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from typing import Any, cast
 
@@ -81,6 +81,7 @@ class Owner:
 
     frame_bytes_max = 200_000
     dispatch_pipelined: Any = None
+    keys_of_nodes: Collection[int] = ()
 
     def __init__(self, receive_bytes_max: int = 1 << 30) -> None:
         self.frames: list[bytes] = []

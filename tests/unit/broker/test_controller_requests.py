@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -17,8 +18,10 @@ from tests.properties.test_messages_against_kio import MESSAGES, filled
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire
 from tidelog.broker.apis import dispatch
 from tidelog.broker.apis.api_tables import CONTROLLER_APIS
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
@@ -140,6 +143,43 @@ async def test_clients_take_no_places_of_nodes(start_node: StartNode, monkeypatc
     for wire in wires:
         async with asyncio.timeout(PATIENCE_S):
             await wire.receive(CreateTopicsResponse, 7)
+
+
+async def test_the_requests_by_which_nodes_live_do_not_wait_for_clients(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live brokers were fenced: their heartbeats waited ten seconds behind clients, in the same queue."""
+    running = await start_node(**CONTROLLER)
+    waited: list[bool] = []
+
+    def wait(self: FairScheduler, wake: Callable[[], None], *, of_node: bool = False, **options: bool) -> None:
+        waited.append(of_node)
+        wake()
+
+    monkeypatch.setattr(FairScheduler, "wait", wait)
+    services = running.node._services
+    assert services is not None
+    of_nodes = [(BrokerHeartbeatRequest(), 1, BrokerHeartbeatResponse), (VoteRequest(), 0, VoteResponse)]
+    of_all = [(FetchRequest(), 12, FetchResponse), (ApiVersionsRequest(), 0, ApiVersionsResponse)]
+    found = []
+    for listener, calls in (("CONTROLLER", of_nodes + of_all), ("PLAINTEXT", of_all)):
+        running.port = running.node._bound_ports[listener]
+        wire = await running.connect()
+        for request, version, response in calls:
+            waited.clear()
+            async with asyncio.timeout(PATIENCE_S):
+                while not waited:  # other work may have ended the long turn
+                    services.scheduler.is_turn_long = True
+                    await wire.call(request, version, response)
+            found.append((listener, type(request).__name__, waited[:1]))
+    assert found == [
+        ("CONTROLLER", "BrokerHeartbeatRequest", [True]),
+        ("CONTROLLER", "VoteRequest", [True]),
+        ("CONTROLLER", "FetchRequest", [False]),
+        ("CONTROLLER", "ApiVersionsRequest", [False]),
+        ("PLAINTEXT", "FetchRequest", [False]),
+        ("PLAINTEXT", "ApiVersionsRequest", [False]),
+    ]
 
 
 @pytest.mark.parametrize("api", CONTROLLER_APIS, ids=name_of)

@@ -21,11 +21,11 @@ from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
 from tidelog.broker.network.receive_buffers import READ_S_PER_BYTE
 from tidelog.broker.scheduling.fair_scheduler import LONG_TURN_S, QUEUE_S, FairScheduler
 
-PRODUCE, METADATA = 0, 3
-COST_S = {PRODUCE: 10e-6, METADATA: 150e-6}
+PRODUCE, FETCH, METADATA, ALTER_PARTITION, HEARTBEAT = 0, 1, 3, 56, 63
+COST_S = {PRODUCE: 10e-6, FETCH: 10e-6, METADATA: 150e-6, ALTER_PARTITION: 150e-6, HEARTBEAT: 150e-6}
 READS_IN_A_ROW = 32
 # All lines and what is read, each with as much as goes over its time at the most.
-PATIENCE_S = 4 * (QUEUE_S + COST_S[METADATA]) + LONG_TURN_S + 500e-6
+PATIENCE_S = 6 * (QUEUE_S + COST_S[METADATA]) + LONG_TURN_S + 500e-6
 
 
 class Machine(Owner):
@@ -46,7 +46,7 @@ class Machine(Owner):
         self.now += COST_S[key]
         self.served.append(connection)
         self.served_at[connection] = self.now
-        if key == METADATA:
+        if key > FETCH:
             self.scheduler.add_work(COST_S[key])  # as dispatch does
             return bytearray(b"answered")
         return b"answered"
@@ -125,6 +125,53 @@ def test_a_produce_does_not_wait_for_a_thousand_who_ask_at_the_same_moment() -> 
     for _ in range(400):
         machine.turn()
     assert all(client.answers for client in machine.clients)
+
+
+@pytest.mark.parametrize(("others", "key"), [(METADATA, HEARTBEAT), (METADATA, FETCH), (HEARTBEAT, FETCH)])
+def test_a_node_does_not_wait_for_thousands_of_clients(others: int, key: int) -> None:
+    """Heartbeats waited behind 4,000 connections, each with one small request, and live brokers were fenced.
+
+    The quorum's fetches do not wait for a stranger's heartbeats either: the lead would move.
+    """
+    machine = Machine()
+    machine.keys_of_nodes = frozenset({FETCH, HEARTBEAT})
+    for _ in range(1000):
+        Client(machine, flood=request(others))
+    for _ in range(20):
+        machine.turn()
+    assert longest_wait(machine, 20, key) < PATIENCE_S
+
+
+@pytest.mark.parametrize(
+    ("others", "key", "size_bytes"), [(METADATA, ALTER_PARTITION, 17_000), (ALTER_PARTITION, HEARTBEAT, 20)]
+)
+def test_a_large_request_of_a_node_waits_neither_for_clients_nor_before_heartbeats(
+    others: int, key: int, size_bytes: int
+) -> None:
+    machine = Machine()
+    machine.keys_of_nodes = frozenset({ALTER_PARTITION, HEARTBEAT})
+    for client in [Client(machine, flood=request(others, 17_000)) for _ in range(400)]:
+        client.connection._resize(32 * 1024)
+    for _ in range(20):
+        machine.turn()
+    began = machine.now
+    node = Client(machine, request(key, size_bytes))
+    node.connection._resize(32 * 1024)
+    while not node.answers:
+        machine.turn()
+        assert machine.now - began < PATIENCE_S
+
+
+def test_a_connection_without_a_request_does_not_wait() -> None:
+    """Its answer was complete in a long turn: it waited behind clients before its next heartbeat could be read."""
+    machine = Machine()
+    client = Client(machine)
+    client.connection.rest()
+    client.connection._resting = False
+    machine.scheduler.is_turn_long = True
+    client.connection._resume()
+    assert client.transport.reading
+    assert len(machine.scheduler) == 0
 
 
 def test_one_request_is_served_soon_while_many_send_large_ones() -> None:

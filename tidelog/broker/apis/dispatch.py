@@ -39,9 +39,9 @@ _NO_HEADER = "request shorter than its header"
 API_VERSIONS = 18
 # The maximum of running tasks of cold APIs, over all connections. More are refused with THROTTLING_QUOTA_EXCEEDED.
 COLD_TASKS_MAX = 4096
-# The same for requests between nodes, so that clients cannot take the places of heartbeats and votes.
+# The same for requests between nodes at the controllers: clients cannot take the places of heartbeats and votes.
 NODES_TASKS_MAX = 2 * COLD_TASKS_MAX
-_OF_NODES = frozenset({ApiKey.BROKER_HEARTBEAT, *(row.REQUEST.API_KEY for row in CONTROLLER_ROWS)})
+KEYS_OF_NODES = frozenset({ApiKey.BROKER_HEARTBEAT, *(row.REQUEST.API_KEY for row in CONTROLLER_ROWS)})
 # Of a request for the active controller. Larger ones begin, and have their answers encoded, one in a turn of the loop:
 # very many may wait for the same commit.
 AT_ONCE_BYTES_MAX = 256
@@ -375,7 +375,7 @@ class _Api:
         # Forward the frame unchanged. An API with FORWARDS_ITSELF checks the request first and forwards the rest.
         self.is_forwarded = self.key in forwarded and not getattr(module, "FORWARDS_ITSELF", False)
         self.takes_turns = self.key in forwarded or self.key == ApiKey.ENVELOPE
-        self.tasks_max = NODES_TASKS_MAX if self.key in _OF_NODES else COLD_TASKS_MAX
+        self.tasks_max = NODES_TASKS_MAX if self.key in KEYS_OF_NODES else COLD_TASKS_MAX
         self.name: str = request.__name__.removesuffix("Request")
         self.counters = requests.of(self.name, request.VERSIONS)
         self.versions: range = request.VERSIONS

@@ -12,7 +12,7 @@ import logging
 import mmap
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -68,6 +68,8 @@ class ConnectionOwner(Protocol):
     frame_bytes_max: int
     callbacks: DeferredCallbacks
     scheduler: FairScheduler
+    keys_of_nodes: Collection[int]
+    """The APIs by which nodes live. Their requests do not wait behind those of clients."""
     dispatch_pipelined: Callable[[Sequence[memoryview], KafkaConnection], Sequence[Answer] | None] | None
     """Handles several requests together, if it can; returns the answers to those at the start that it has handled."""
 
@@ -639,18 +641,22 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _wait_in_line(self, *, is_first: bool) -> None:
         self.rest()
         view, start = self._view, self._start
-        for_records, is_large = False, False
+        of_node = for_records = is_large = False
         if self._end - start >= _FRAME_HEAD.size:
             size, key = _FRAME_HEAD.unpack_from(view, start)[:2]
             for_records = key <= ApiKey.FETCH
+            # Not with the quorum's fetches: a stranger's thousands of heartbeats hold up other heartbeats only.
+            of_node = key in self._owner.keys_of_nodes and not for_records
             # Not before others' heartbeats: a hundred of these take seconds.
             is_large = size > WHOLE_BYTES_MAX and not for_records
         wake = self._wake_for_one if is_first else self.wake
-        self._owner.scheduler.wait(wake, is_first=is_first and not is_large, for_records=for_records)
+        first = is_first and not is_large
+        self._owner.scheduler.wait(wake, is_first=first, for_records=for_records, of_node=of_node)
 
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:
-            if self._owner.scheduler.is_turn_long:
+            # Without a request it does not wait: the next one shows in which queue.
+            if self._owner.scheduler.is_turn_long and self._end > self._start:
                 self._wait_in_line(is_first=True)
             else:
                 self._process()

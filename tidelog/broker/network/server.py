@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -94,6 +94,7 @@ class Server:
     ) -> None:
         self.dispatch = dispatch
         self.dispatch_pipelined = dispatch_pipelined
+        self.keys_of_nodes: Collection[int] = ()
         self.callbacks = callbacks
         self.scheduler = scheduler
         self.frame_bytes_max = limits.frame_bytes_max
