@@ -215,7 +215,7 @@ async def test_small_requests_do_not_wait_behind_large_ones_of_others(monkeypatc
 
     async def exchange(endpoint: Endpoint, request: Any, version: int, **options: Any) -> EnvelopeResponse:
         name = bytes(request.request_data).decode()
-        topic = NewTopic(name, 1 if name == "small" else 51, 1)
+        topic = NewTopic(name, 1 if name == "small" else 61, 1)
         try:
             await member.controller.create_topics([topic])
         except KafkaError as refusal:

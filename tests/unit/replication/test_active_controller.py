@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +13,10 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.replication.clusters import directory_id
 from tests.unit.replication.controller_harness import Broker, Member, Quorum, cluster
 from tests.unit.replication.test_isr_alterations import proposal
+from tidelog.broker.cluster.topic_creation import TopicCreator
+from tidelog.broker.config.node_config import NodeConfig
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidelog.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tidelog.protocol.messages.unregister_broker import UnregisterBrokerRequest
@@ -774,15 +778,32 @@ async def test_many_topics_of_few_partitions_are_decided_on_in_steps(topic_count
 
 
 @pytest.mark.parametrize(
-    "topic", [NewTopic("t", 51, 1), NewTopic("t", -1, 1), NewTopic("t", 1, 1, configs=[("a", "b")] * 60)]
+    "topic", [NewTopic("t", 61, 1), NewTopic("t", -1, 1), NewTopic("t", 1, 1, configs=[("a", "b")] * 60)]
 )
 async def test_a_creation_that_is_not_small_does_nothing_before_its_turn(monkeypatch, topic):
     """1,500 requests of 36 bytes for 500 partitions each were decided on in a few turns, and the lead moved."""
     _, member, _ = await cluster()
     state = member.controller._state
-    state.settings.default_partition_count = 60
+    state.settings.default_partition_count = 61
     monkeypatch.setattr(ControllerState, "_create_topic", None)  # cannot be called
     assert next(state.create_topics_in_steps([topic]), "a step") is None
+
+
+async def test_the_topics_of_coordinators_do_not_wait_for_large_creations(monkeypatch):
+    """They count 53 and 55 with their configs. They were refused while a hundred waited: a first group had to wait."""
+    _, member, _ = await cluster()
+    tasks, forever = await large_decisions_that_wait(member, controller_module.LARGE_UNDER_WAY_MAX)
+    one_replica = {"offsets.topic.replication.factor": "1", "transaction.state.log.replication.factor": "1"}
+    creator = TopicCreator(NodeConfig.load(None, one_replica), cast(Any, None))
+    for name in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
+        topic = creator._topic(name)
+        created = (await asyncio.wait_for(member.controller.create_topics([topic]), PATIENCE_S))[name]
+        assert not isinstance(created, KafkaError)
+        assert created.partition_count == 50
+    forever.set()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_forty_clients_create_thousands_of_partitions_at_the_same_time():
