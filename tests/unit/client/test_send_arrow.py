@@ -15,6 +15,8 @@ from tests.unit.client.test_producer import producer, values
 from tests.unit.client.transacting import cluster_of, transactional
 from tidelog.client.assignment import column_partitions
 from tidelog.client.assignment.partitioner import RoundRobinPartitioner, StickyPartitioner, positive_hash
+from tidelog.client.config import ProducerConfig
+from tidelog.client.producing import arrow_batches
 from tidelog.client.producing.arrow_batches import ArrowBatches
 from tidelog.client.producing.send_group import BatchSendError
 from tidelog.protocol.batches import columnar_encoder, columnar_input
@@ -78,10 +80,31 @@ async def test_the_compiled_loops_are_loaded_beside_the_event_loop(monkeypatch: 
         return False
 
     monkeypatch.setattr(columnar_encoder, "has_numba", has_numba)
-    async with FakeCluster(t=1) as cluster, producer(cluster) as sending:
-        await (await sending.send_arrow("t", table_of(3, key=[b"k"] * 3)))
+    monkeypatch.setattr(arrow_batches, "_loaded_batch_bytes", set())
+    async with FakeCluster(t=1) as cluster:
+        async with producer(cluster) as sending:
+            await (await sending.send_arrow("t", table_of(3, key=[b"k"] * 3)))
         assert threads[0] is not threading.current_thread()
         assert threads[-1] is threading.current_thread()
+        threads.clear()
+        async with producer(cluster) as second:  # as the tasks of Spark, each with a producer, in one process
+            await (await second.send_arrow("t", table_of(3, key=[b"k"] * 3)))
+        assert set(threads) == {threading.current_thread()}
+
+
+def test_a_producer_with_other_batches_loads_the_compiled_loops_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = columnar_encoder.ColumnEncoder.encode
+
+    def counted(self: columnar_encoder.ColumnEncoder, *arguments: Any) -> Any:
+        encoded.append(self._batch_bytes)
+        return encode(self, *arguments)
+
+    monkeypatch.setattr(columnar_encoder.ColumnEncoder, "encode", counted)
+    monkeypatch.setattr(arrow_batches, "_loaded_batch_bytes", set())
+    for batch_size in (200_000, 200_000, 300_000):
+        ArrowBatches(ProducerConfig(batch_size=batch_size)).load_kernel()
+    assert (encoded.count(200_000), encoded.count(300_000)) == (3, 3)
 
 
 async def test_a_table_waits_for_the_compiled_loops_no_longer_than_max_block_ms(

@@ -31,6 +31,8 @@ nor memory. Two such batches fit into a request of the default `max_request_size
 _BATCH_BYTES_ZSTD = 128 * 1024
 """At its default level zstd takes 1.5 times the time for larger inputs, and saves little with them."""
 _BATCH_BYTES_MIN = 128 * 1024
+_loaded_batch_bytes: set[int] = set()
+"""The sizes of batches for which this process has loaded the loops. They stay: a later producer need not wait again."""
 
 
 class TableSummary(NamedTuple):
@@ -54,8 +56,11 @@ class ArrowBatches:
     def load_kernel(self) -> None:
         """Import and compile what `check` and `encode` use: seconds at the first time. May run on a thread of its own.
 
-        Raises ImportError without pyarrow or numpy, and what a numba that does not work raises.
+        Raises ImportError without pyarrow or numpy, and what a numba that does not work raises. Returns at once where
+        a producer with batches of the same size has loaded them in this process.
         """
+        if self._batch_bytes in _loaded_batch_bytes:
+            return
         import numpy as np
         import pyarrow as pa
 
@@ -74,6 +79,7 @@ class ArrowBatches:
                 hash_keys(rows.keys, 1, partitions)
                 for batch_bytes in (1, self._batch_bytes):
                     ColumnEncoder(batch_bytes).encode(rows, partitions)
+        _loaded_batch_bytes.add(self._batch_bytes)
 
     def check(self, table: pa.Table | pa.RecordBatch) -> TableSummary:
         """Check every row. Raises TypeError and ValueError for wrong columns, KafkaError(MESSAGE_TOO_LARGE),
