@@ -19,7 +19,7 @@ from tests.doses import dose
 # One place decides how hard properties are tried: `make check` uses "fast", `make test` "full", a hunt "deep". The
 # first two try the same examples each time, so that what fails is what was changed; `make properties` tries others.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("fast", max_examples=30, derandomize=True, deadline=None, suppress_health_check=_QUIET)
+settings.register_profile("fast", max_examples=20, derandomize=True, deadline=None, suppress_health_check=_QUIET)
 settings.register_profile("full", max_examples=100, derandomize=True, deadline=None, suppress_health_check=_QUIET)
 settings.register_profile("deep", max_examples=dose("TIDELOG_EXAMPLES"), deadline=None, suppress_health_check=_QUIET)
 # Hypothesis also tries the constants of the modules that are loaded, which depend on the tests that ran before in the
@@ -37,7 +37,7 @@ def pytest_collection(session: pytest.Session) -> None:
     gc.disable()
 
 
-FAST_VARIANTS_MAX = 12
+FAST_VARIANTS_MAX = 8
 """Of a test with more parameters than this, as many are for `make check`. The rest are for `make test`."""
 
 

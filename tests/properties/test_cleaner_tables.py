@@ -57,6 +57,7 @@ def test_the_two_tables_agree(
                 assert not found.records or found.max_timestamp == wanted[2]
 
 
+@pytest.mark.slow
 @given(data=st.binary(max_size=200), count=st.integers(1, 20))
 def test_what_is_no_record_is_refused_by_both(data: bytes, count: int):
     header = read_header(encode_batch([(0, b"k", b"v", ())]))._replace(record_count=count, last_offset_delta=count - 1)

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ def append_together(logs: Logs, batches: list[bytes], epoch: int, now_ms: int) -
     return answers
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 2**32),
     st.sampled_from(

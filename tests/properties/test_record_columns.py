@@ -51,6 +51,7 @@ def test_both_ways_make_the_same_records(batch, skipped):
     assert [type(each) for each in compiled] == [type(each) for each in plain]
 
 
+@pytest.mark.slow
 @given(large_batch, st.randoms(use_true_random=False))
 def test_what_the_split_takes_of_a_broken_batch_is_what_the_plain_decoder_reads(batch, rng: random.Random):
     header = read_header(batch)._replace(attributes=0)

@@ -51,6 +51,7 @@ def columns(buffer, has_numba: bool, **options):
 PATHS = [True, False] if columnar._has_numba() else [False]
 
 
+@pytest.mark.slow
 @given(st.lists(batch, max_size=4), st.integers(0, 60), st.integers(0, 60))
 def test_columns_are_the_records(batches, first, length):
     import pyarrow as pa

@@ -148,6 +148,7 @@ class Transform(Handler):
         return b"invoice " + record.value
 
 
+@pytest.mark.slow
 async def test_every_order_has_one_invoice_whatever_crashes(brokers: str, recipe: Any) -> None:
     await fill(brokers)
     async with Admin(bootstrap_servers=brokers) as admin:
@@ -176,6 +177,7 @@ class Enough(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "library"), [("pandas_frames", "pandas"), ("polars_frames", "polars"), ("duckdb_counts", "duckdb")]
 )

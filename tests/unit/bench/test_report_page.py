@@ -84,6 +84,7 @@ def test_studies_of_an_earlier_report_are_kept_with_their_origin() -> None:
     assert "Kept from an earlier run: monday, report --full." in as_html(later, "report.json")
 
 
+@pytest.mark.slow
 def test_texts_are_escaped() -> None:
     page = as_html(report(), "report.json")
     assert "<b>c</b>" not in page

@@ -133,6 +133,7 @@ def test_a_topic_that_was_filled_in_part_is_not_read_by_the_next_row(tmp_path: P
     assert topics == [f"+{topic}", f"-{topic}"]
 
 
+@pytest.mark.slow
 def test_the_log_of_the_process_is_kept_over_its_restarts(tmp_path: Path):
     with session(tmp_path) as spark:
         for _ in range(2):

@@ -92,6 +92,7 @@ async def test_a_loss_is_not_forgotten_by_a_clean_stop_before_the_registration(
     assert claims[1:] == [-1]
 
 
+@pytest.mark.slow
 async def test_a_claim_outlives_a_start_that_came_to_nothing(
     start_node: Any, make_batch: MakeBatch, tmp_path: Path, claims: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ async def test_a_claim_outlives_a_start_that_came_to_nothing(
     assert claims[2:] == [epoch]
 
 
+@pytest.mark.slow
 async def test_one_of_several_directories_that_was_copied_back_ends_the_claim(
     start_node: Any, make_batch: MakeBatch, tmp_path: Path, claims: list[int]
 ) -> None:
@@ -163,6 +165,7 @@ async def test_a_controller_that_was_killed_knows_damage_at_the_end_of_its_log(s
         await start_node(**config, **{"log.dirs": str(killed)})
 
 
+@pytest.mark.slow
 async def test_a_shortage_at_a_claim_does_not_set_the_log_aside(
     start_node: Any, make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

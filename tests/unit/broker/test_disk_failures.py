@@ -522,6 +522,7 @@ async def test_a_start_with_a_bad_directory_serves_the_rest_and_makes_nothing_an
     assert fetched(await wire.call(fetch("one"), 11, FetchResponse)) == [b"x"]
 
 
+@pytest.mark.slow
 async def test_a_directory_that_fails_while_it_is_opened_is_let_go_of(
     start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
 ) -> None:
@@ -613,6 +614,7 @@ async def test_a_topic_that_may_lose_records_is_filled_anew_in_an_empty_director
     assert await send(wire, "two", placed.batch) == (STORAGE_ERROR, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["clean", "killed"])
 async def test_the_only_replica_whose_log_is_gone_does_not_begin_an_empty_one(
     start: Start, homes: list[Path], make_batch: MakeBatch, ending: str, caplog: pytest.LogCaptureFixture
@@ -640,6 +642,7 @@ async def test_the_only_replica_whose_log_is_gone_does_not_begin_an_empty_one(
     assert await send(wire, "one", placed.batch) == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remedy", ["unclean", "deleted"])
 async def test_a_log_that_is_gone_can_be_given_up(
     start: Start, homes: list[Path], make_batch: MakeBatch, remedy: str

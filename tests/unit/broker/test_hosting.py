@@ -208,6 +208,7 @@ async def test_a_start_writes_the_checkpoints_once_for_all_replicas_of_topics_th
     assert len(list(node.node._broker.partitions.hosted())) == len(names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["another id", "merged"])
 async def test_a_node_with_one_directory_reports_it_when_it_was_another_before(
     start_node: Any, make_batch: MakeBatch, tmp_path: Path, how: str

@@ -242,6 +242,7 @@ async def test_how_far_it_is_can_be_told_and_it_may_be_held_back(
     assert moving.told() == moving.id_of(source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [1, 9])
 async def test_records_are_deleted_once_they_are_from_the_copy_too(
     moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, offset: int

@@ -135,6 +135,7 @@ async def test_a_fault_in_a_refresh_does_not_end_the_refreshes(caplog):
         await cluster.close()
 
 
+@pytest.mark.slow
 async def test_a_broker_that_cannot_be_reached_at_its_advertised_address_is_logged(caplog, monkeypatch) -> None:
     monkeypatch.setattr(cluster_module, "_UNREACHABLE_S", 0.1)
     async with FakeCluster(nodes=2) as fake:

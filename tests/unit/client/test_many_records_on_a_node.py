@@ -34,6 +34,7 @@ async def read(brokers: str, count: int, **options: Any) -> list[Any]:
     return records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"compression_type": "zstd"}, {"transactional_id": "x"}, {"acks": "1"}])
 async def test_a_table_is_in_the_log_as_it_was(brokers: str, options: dict[str, Any]) -> None:
     pa = pytest.importorskip("pyarrow")

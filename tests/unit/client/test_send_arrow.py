@@ -107,6 +107,7 @@ def test_a_producer_with_other_batches_loads_the_compiled_loops_for_them(monkeyp
     assert (encoded.count(200_000), encoded.count(300_000)) == (3, 3)
 
 
+@pytest.mark.slow
 async def test_a_table_waits_for_the_compiled_loops_no_longer_than_max_block_ms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

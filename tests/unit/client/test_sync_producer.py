@@ -231,6 +231,7 @@ def test_the_start_by_the_first_record_takes_no_longer_than_a_send_may():
     sending.close()
 
 
+@pytest.mark.slow
 def test_records_of_a_missing_topic_wait_at_the_same_time_and_do_not_keep_others_for_long(cluster, caplog):
     caplog.set_level(logging.CRITICAL, "tidelog")
     count = 40

@@ -140,6 +140,7 @@ async def refusal(calling: Any, name: str, positional: list[Any], named: dict[st
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("client", "name", "parameters"), list(methods()))
 async def test_a_wrong_argument_is_refused_in_words_that_name_it(
     client: Callable[..., Any], name: str, parameters: list[str], monkeypatch: pytest.MonkeyPatch

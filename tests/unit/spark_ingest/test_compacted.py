@@ -87,6 +87,7 @@ def test_a_whole_read_is_what_a_consumer_finds(compacted):
     assert compacted.read(0, RECORDS) == rows
 
 
+@pytest.mark.slow
 def test_a_range_that_begins_or_ends_in_a_gap_or_is_one_has_the_records_of_its_offsets(compacted):
     rows = compacted.rows()
     for first, last in gaps(rows)[:5]:

@@ -55,6 +55,7 @@ def test_a_timestamp_that_spark_cannot_hold_is_an_error_and_no_other_time(node):
     assert read(node, "nanoseconds", 2, 3)["timestamp"].cast(pa.int64()).to_pylist() == [2**53 * 1000]
 
 
+@pytest.mark.slow
 def test_a_read_imports_neither_pandas_nor_the_functions_of_arrow(node, new_topic):
     code = (
         "import sys\n"
@@ -74,6 +75,7 @@ def test_a_read_imports_neither_pandas_nor_the_functions_of_arrow(node, new_topi
     assert done.stdout == "10 []\n"
 
 
+@pytest.mark.slow
 def test_a_task_of_several_ranges_reads_one_after_the_other(node, new_topic):
     topic = new_topic(20, 0, 30)
     node.topic(f"{topic}-gone", 5)
@@ -237,6 +239,7 @@ def delete(node, topic):
         admin.delete_topics([topic])
 
 
+@pytest.mark.slow
 def test_offsets_of_a_topic_are_not_read_from_another_one_of_its_name(node, new_topic):
     topic = new_topic(20)
     first_id = topic_id_of(node, topic)
@@ -270,6 +273,7 @@ def test_a_deleted_topic_is_left_out_where_loss_is_tolerated(node, new_topic):
     assert failure.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+@pytest.mark.slow
 def test_offsets_beyond_the_end_of_a_log_are_lost_and_not_waited_for_in_vain(node, new_topic):
     topic = new_topic(30)
     delete(node, topic)

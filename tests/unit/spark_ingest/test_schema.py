@@ -74,6 +74,7 @@ def test_a_column_that_stands_twice_is_refused():
         projection(types.StructType().add("value", "binary").add("key", "binary").add("value", "binary"))
 
 
+@pytest.mark.slow
 def test_the_module_spark_finds_is_cheap_and_holds_the_source():
     script = (
         "import sys, pyspark_tidelog\n"

@@ -502,6 +502,7 @@ def test_a_micro_batch_of_several_topics_is_remembered_where_one_of_them_is_dele
     assert written(options, names[2]) == Counter([b"c"])
 
 
+@pytest.mark.slow
 def test_the_level_of_the_codec_is_taken_and_those_of_others_are_not(broker, topic):
     """Spark's connector passes these options of Kafka's producer on."""
     given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic, "kafka.compression.type": "zstd"}

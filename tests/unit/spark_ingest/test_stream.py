@@ -169,6 +169,7 @@ def test_a_new_partition_without_its_first_records_is_data_loss(node, new_topic)
         assert stream.ranges({}, end) == [(topic, 0, 4, 9)]
 
 
+@pytest.mark.slow
 def test_a_deleted_topic_is_data_loss_or_leaves_the_stream(node, new_topic):
     topic = new_topic(2)
     for fails in ("true", "false"):
@@ -190,6 +191,7 @@ def test_a_deleted_topic_is_data_loss_or_leaves_the_stream(node, new_topic):
             assert stream.ranges(latest, again) == [(f"{topic}-gone", 0, 0, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_subscribed", [True, False])
 def test_a_new_topic_that_is_deleted_before_its_batch_is_replayed_leaves_the_batch_where_loss_is_tolerated(
     node, new_topic, is_subscribed

@@ -173,6 +173,7 @@ def delete(node, topic):
         admin.delete_topics([topic])
 
 
+@pytest.mark.slow
 def test_a_task_whose_topic_is_deleted_says_so_and_does_not_wait_for_records(node, new_topic):
     topic = new_topic(1000, batch_size=500)
     timeout_ms = int(PATIENCE_S * 1000)
@@ -189,6 +190,7 @@ def test_a_task_whose_topic_is_deleted_says_so_and_does_not_wait_for_records(nod
         list(read_range(strict, OffsetRange(topic, 0, 0, 1000), ("offset",)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fatal", [True, False])
 def test_a_topic_that_is_deleted_while_its_offsets_are_looked_up(node, new_topic, monkeypatch, is_fatal):
     topic = new_topic(3)
