@@ -85,7 +85,7 @@ def _read_range(
 ) -> Generator[pa.RecordBatch, None, None]:
     chunks = _chunks(cluster, options, offset_range, topic_id)
     try:
-        while (chunk := loop.run_until_complete(_next_of(chunks, steps=1))) is not None:
+        while (chunk := loop.run_until_complete(_next_of(chunks, asks_for_another=True))) is not None:
             for piece in _columns(chunk, options, offset_range, columns):
                 _check_times(piece, offset_range)
                 yield from slices(piece)
@@ -93,13 +93,13 @@ def _read_range(
         loop.run_until_complete(chunks.aclose())
 
 
-async def _next_of(chunks: AsyncGenerator[RawBatches, None], steps: int = 0) -> RawBatches | None:
+async def _next_of(chunks: AsyncGenerator[RawBatches, None], *, asks_for_another: bool = False) -> RawBatches | None:
     """The next chunk, and None at the end.
 
-    One more step of the loop sends the request for the one after it, which arrives while this one is decoded.
+    One step of the loop sends the request for the one after it, which arrives while this one is decoded.
     """
     chunk = await anext(chunks, None)
-    for _ in range(steps):
+    if asks_for_another:
         await asyncio.sleep(0)
     return chunk
 

@@ -645,7 +645,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if self._end - start >= _FRAME_HEAD.size:
             size, key = _FRAME_HEAD.unpack_from(view, start)[:2]
             for_records = key <= ApiKey.FETCH
-            # Not with the quorum's fetches: a stranger's thousands of heartbeats hold up other heartbeats only.
+            # The quorum's fetches stay in the queue of Fetch: a stranger's thousands of heartbeats do not hold them up.
             of_node = key in self._owner.keys_of_nodes and not for_records
             # Not before others' heartbeats: a hundred of these take seconds.
             is_large = size > WHOLE_BYTES_MAX and not for_records
@@ -655,7 +655,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:
-            # Without a request it does not wait: the next one shows in which queue.
+            # Only a request says which queue is the connection's: without one it does not wait.
             if self._owner.scheduler.is_turn_long and self._end > self._start:
                 self._wait_in_line(is_first=True)
             else:

@@ -48,7 +48,7 @@ RECORDS_PER_BATCH = 20_000
 TICKS_PER_SESSION = 8
 TICK_MS_MIN, TICK_MS_MAX = 20, 250
 TRIES_IN_STEPS = 3
-# Far fewer than a broker forwards at a time (FORWARDED_REQUESTS_MAX): small requests must not wait behind them there.
+# Fewer than a broker forwards at a time (FORWARDED_REQUESTS_MAX): small requests must not wait behind them there.
 LARGE_UNDER_WAY_MAX = 100
 
 

@@ -18,7 +18,7 @@ from tidelog.storage.files.disk import Disk
 
 INCARNATION_FILE: Final = "broker.incarnation"
 WRITTEN_WITHIN_MS: Final = 1_000
-"""The longest time from the creation of the file to its last change, which is its new name."""
+"""The longest time from the creation of the file to its renaming, which is its last change."""
 
 
 def write_incarnation(disk: Disk, directory: str, broker_epoch: int, boot_id: str) -> None:

@@ -275,6 +275,7 @@ class _Loader:
             self._note_first_timestamp(active)
         if log_end_offset > log_start_offset and not self._epochs_reach(log_start_offset):
             self._rebuild_epochs(segments, log_start_offset)
+        # No checksum guards the file of the epochs: a wrong one would make the metadata log the newest in an election.
         filed = () if self.checkpoints.is_synced else self.filed_epochs or list(self.epochs)
         self.epochs.limit_to(log_start_offset, log_end_offset, filed)
         self.snapshots.keep_only(segment.base_offset for segment in segments)

@@ -120,7 +120,7 @@ class LeaderEpochs:
         leader of another history has below it.
         """
         is_kept = bool(filed) and 0 < log_start_offset == log_end_offset == filed[-1][1]
-        self.truncate_from_end(log_end_offset + is_kept)
+        self.truncate_from_end(log_end_offset + 1 if is_kept else log_end_offset)
         self.truncate_from_start(log_start_offset)
         if is_kept and not self._epochs:
             self.assign(*filed[-1])
