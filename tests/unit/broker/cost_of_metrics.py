@@ -30,7 +30,7 @@ VERSION = 9
 
 class Peer:
     host, listener_name = "127.0.0.1", "PLAINTEXT"
-    is_gone = False
+    is_gone = is_of_voter = False
 
     def close(self) -> None:
         raise AssertionError("the produce failed")

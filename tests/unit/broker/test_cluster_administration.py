@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from tidelog.broker.apis.cluster import broker_heartbeat, describe_cluster, enve
 from tidelog.broker.apis.cluster_roles import controller
 from tidelog.broker.apis.topics import create_partitions
 from tidelog.broker.cluster.heartbeats import HeartbeatConnections
+from tidelog.broker.cluster.voter_connections import VoterConnections
 from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.api import CONTROLLER_SERVED, SERVED
 from tidelog.protocol.codec.schema import Message
@@ -80,6 +81,7 @@ def services_of(asked: Asked | None, image: MetadataImage | None = None) -> Any:
         image=lambda: image,
         config=SimpleNamespace(controller_listener_names=frozenset({"CONTROLLER"})),
         heartbeats=HeartbeatConnections(lambda *broker: asked.broker_connection_lost(*broker) if asked else None),
+        voter_connections=VoterConnections(cast(Any, asked)),
     )
 
 

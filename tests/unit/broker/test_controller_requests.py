@@ -182,6 +182,58 @@ async def test_the_requests_by_which_nodes_live_do_not_wait_for_clients(
     ]
 
 
+async def test_the_fetches_of_a_voter_do_not_wait_for_those_of_others(
+    controller: tuple[RunningNode, Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4,000 connections fetched the metadata log: voters waited for four seconds, and the lead moved."""
+    running, _ = controller
+    metadata, services = running.node._metadata, running.node._services
+    assert metadata is not None
+    assert services is not None
+    waited: list[bool] = []
+
+    def wait(self: FairScheduler, wake: Callable[[], None], *, of_voter: bool, **options: bool) -> None:
+        waited.append(of_voter)
+        wake()
+
+    monkeypatch.setattr(FairScheduler, "wait", wait)
+    raft = metadata.raft
+    own = raft.raft.own
+
+    async def fetch(wire: Wire, replica_id: int, version: int = 18) -> bool:
+        asked = FetchPartition(
+            partition=0,
+            current_leader_epoch=raft.raft.epoch,
+            fetch_offset=raft.log.end_offset,
+            last_fetched_epoch=raft.raft.epoch,
+            replica_directory_id=own.directory_id,
+            partition_max_bytes=1000,
+        )
+        state = ReplicaState(replica_id=replica_id, replica_epoch=-1)
+        request = FetchRequest(
+            max_bytes=1000,
+            **({"replica_state": state} if version >= 15 else {"replica_id": replica_id}),
+            topics=[FetchTopic(topic_id=METADATA_TOPIC_ID, partitions=[asked])],
+        )
+        waited.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            while not waited:  # other work may have ended the long turn
+                services.scheduler.is_turn_long = True
+                answer = await wire.call(request, version, FetchResponse)
+                assert answer.responses[0].partitions[0].error_code == 0, answer
+        return waited[0]
+
+    wires = [await running.connect() for _ in range(4)]
+    assert not await fetch(wires[0], own.id + 1)
+    assert not await fetch(wires[0], own.id + 1)  # no voter
+    assert not await fetch(wires[1], own.id)
+    assert await fetch(wires[1], own.id)
+    assert not await fetch(wires[2], own.id, 14)
+    assert await fetch(wires[2], own.id, 14)
+    assert not await fetch(wires[3], own.id)
+    assert not await fetch(wires[3], own.id)  # two others have the places
+
+
 @pytest.mark.parametrize("api", CONTROLLER_APIS, ids=name_of)
 async def test_every_api_of_the_controller_answers_what_means_nothing(
     controller: tuple[RunningNode, Wire], api: Any, caplog: pytest.LogCaptureFixture

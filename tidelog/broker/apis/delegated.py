@@ -55,10 +55,15 @@ class DelegatedApi(Generic[Role]):
     refuse: Refuse
     role: Callable[[Services], Role]
     ask: Callable[[Role, Any, int], Awaitable[Any]]
+    answered: Callable[[Services, RequestContext, Any, Any], None] | None = None
+    """Called with the request and the role's response."""
 
     async def handle(self, services: Services, context: RequestContext, request: Any) -> Any:
         """The role's response. Raises its KafkaError, NOT_CONTROLLER if another node is the active controller."""
-        return await self.ask(self.role(services), request, context.api_version)
+        response = await self.ask(self.role(services), request, context.api_version)
+        if self.answered is not None:
+            self.answered(services, context, request, response)
+        return response
 
 
 def _refuse_fetch(request: Any, error: KafkaError, version: int) -> FetchResponse:
@@ -143,7 +148,15 @@ CONTROLLER_ROWS: Final[tuple[DelegatedApi[Any], ...]] = (
         lambda raft, request, version: raft.end_quorum_epoch(request, version),
     ),
     # Replicas of the metadata log fetch from its leader; members of the quorum send version 12 or higher.
-    DelegatedApi(FetchRequest, _refuse_fetch, quorum, lambda raft, request, version: raft.fetch(request, version)),
+    DelegatedApi(
+        FetchRequest,
+        _refuse_fetch,
+        quorum,
+        lambda raft, request, version: raft.fetch(request, version),
+        lambda services, context, request, response: services.voter_connections.on_fetch(
+            context.connection, request, response, context.api_version
+        ),
+    ),
     # A part of a snapshot of the metadata log.
     _quorum(
         FetchSnapshotRequest,

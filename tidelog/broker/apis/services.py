@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.broker.cluster.heartbeats import HeartbeatConnections
 from tidelog.broker.cluster.lost_brokers import LostBrokers
 from tidelog.broker.cluster.topic_creation import TopicCreator
+from tidelog.broker.cluster.voter_connections import VoterConnections
 from tidelog.broker.network.counters import RequestCounters
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 
@@ -86,10 +87,12 @@ class Services:
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False, repr=False)
     topic_creation: TopicCreator = field(init=False, repr=False)
     heartbeats: HeartbeatConnections = field(init=False, repr=False)
+    voter_connections: VoterConnections = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.topic_creation = TopicCreator(self.config, self.controller_channel)
         self.heartbeats = HeartbeatConnections(self._broker_connection_lost)
+        self.voter_connections = VoterConnections(self.raft)
 
     def quorum_leader_id(self) -> int:
         """The present leader of the metadata quorum, -1 if unknown."""

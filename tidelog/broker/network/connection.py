@@ -133,7 +133,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
         "_keeps_maps", "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_private_bytes", "_resting",
-        "_start", "_transport", "_unpipelined_reads", "_view", "_writable", "active", "host", "listener_name",
+        "_start", "_transport", "_unpipelined_reads", "_view", "_writable", "active", "host", "is_of_voter",
+        "listener_name",
     )  # fmt: skip
     awaited = property(lambda self: find_awaited(self._pending))
 
@@ -141,6 +142,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._owner = owner
         self.listener_name = listener_name
         self.host = ""
+        self.is_of_voter = False
         self.active = True  # since the server's last sweep of idle connections
         self._transport: asyncio.Transport | None = None
         self._buffer: bytearray | mmap.mmap = bytearray()
@@ -651,7 +653,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
             is_large = size > WHOLE_BYTES_MAX and not for_records
         wake = self._wake_for_one if is_first else self.wake
         first = is_first and not is_large
-        self._owner.scheduler.wait(wake, is_first=first, for_records=for_records, of_node=of_node)
+        self._owner.scheduler.wait(
+            wake, is_first=first, for_records=for_records, of_node=of_node, of_voter=self.is_of_voter and for_records
+        )
 
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:

@@ -27,6 +27,8 @@ class Peer(Protocol):
 
     host: str
     listener_name: str
+    is_of_voter: bool
+    """Its fetches of the metadata log do not wait behind those of others."""
 
     @property
     def is_gone(self) -> bool:
