@@ -33,7 +33,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check check-code check-tests format bench clients \
-        bench-report hunt sim kill-test cluster-test transactions spark-chaos compat compat-table fuzz properties other-hunts build clean
+        bench-report hunt sim kill-test damage cluster-test transactions spark-chaos compat compat-table fuzz properties other-hunts build clean
 
 help:
 	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth; BROKERS=3: a cluster)"
@@ -47,6 +47,7 @@ help:
 	@echo "make compat     stock clients and Kafka's own tools against Tidelog"
 	@echo "make kill-test  a hundred hard kills of a node with a producer running"
 	@echo "make cluster-test  200 faults in a cluster of seven, 50 failovers, the named cases of replication"
+	@echo "make damage     files of one replica or of two damaged under clients, a hundred cases"
 	@echo "make transactions  random transactions of several clients, every history judged"
 	@echo "make chaos      pipelined producers under kills and pauses, Java's too (MINUTES=5 RUNS=20)"
 	@echo "make spark-chaos  a Spark job from topic to topic, killed at every step, and its brokers (MINUTES=5)"
@@ -104,7 +105,7 @@ bench-report: $(VENV)/.dev-installed
 	$(BIN)/python -m tidelog.bench report $(ARGS)
 
 # Hunts try the same again and again, or need programs that are not Python's. Those that measure time run by themselves.
-hunt: sim kill-test cluster-test transactions compat fuzz other-hunts
+hunt: sim kill-test damage cluster-test transactions compat fuzz other-hunts
 
 chaos: $(VENV)/.dev-installed
 	TIDELOG_CHAOS_MINUTES=$(or $(MINUTES),5) TIDELOG_CHAOS_RUNS=$(or $(RUNS),20) \
@@ -119,8 +120,11 @@ sim: $(VENV)/.dev-installed
 kill-test: $(VENV)/.dev-installed
 	$(HUNT) -s tests/cluster/test_kill_restart.py $(ARGS)
 
+damage: $(VENV)/.dev-installed
+	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(HUNT) $(SPREAD) tests/cluster/test_damage.py $(ARGS)
+
 cluster-test: $(VENV)/.dev-installed
-	$(HUNT) -s tests/cluster --ignore tests/cluster/test_kill_restart.py $(ARGS)
+	$(HUNT) -s tests/cluster $(addprefix --ignore=tests/cluster/,test_kill_restart.py test_damage.py) $(ARGS)
 
 transactions: $(VENV)/.dev-installed
 	$(if $(SEED),TIDELOG_SEED=$(SEED)) $(HUNT) -s tests/transactions $(ARGS)

@@ -19,8 +19,8 @@ from tests.doses import dose
 # One place decides how hard properties are tried: `make check` uses "fast", `make test` "full", a hunt "deep". The
 # first two try the same examples each time, so that what fails is what was changed; `make properties` tries others.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("fast", max_examples=20, derandomize=True, deadline=None, suppress_health_check=_QUIET)
-settings.register_profile("full", max_examples=100, derandomize=True, deadline=None, suppress_health_check=_QUIET)
+settings.register_profile("fast", max_examples=10, derandomize=True, deadline=None, suppress_health_check=_QUIET)
+settings.register_profile("full", max_examples=50, derandomize=True, deadline=None, suppress_health_check=_QUIET)
 settings.register_profile("deep", max_examples=dose("TIDELOG_EXAMPLES"), deadline=None, suppress_health_check=_QUIET)
 # Hypothesis also tries the constants of the modules that are loaded, which depend on the tests that ran before in the
 # process. Without them the same examples are tried wherever a test runs.

@@ -23,7 +23,7 @@ FIRST = int(os.environ.get("TIDELOG_SEED") or 1)
 CASES = 1 if os.environ.get("TIDELOG_SEED") else dose("TIDELOG_DAMAGE")
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize("name", NAMED)
 def test_damage_that_was_seen_to_hurt(name: str, tmp_path: Path) -> None:
     outcome = run_one(NAMED[name], tmp_path)

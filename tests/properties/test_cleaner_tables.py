@@ -69,6 +69,7 @@ def test_what_is_no_record_is_refused_by_both(data: bytes, count: int):
         assert 6 * count <= len(data)
 
 
+@pytest.mark.slow
 def test_a_full_table_takes_no_more_and_says_up_to_where():
     none: Headers = ()
     batch = encode_batch([(0, b"%d" % n, b"v", none) for n in range(100)])

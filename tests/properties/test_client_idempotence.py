@@ -408,8 +408,10 @@ def test_a_log_is_not_asked_while_the_broker_remembers(seed):
     run_calm(ProducerSession(idempotent=True), seed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+LONG_RUNS = [pytest.param(seed, marks=pytest.mark.slow if seed < 4 else pytest.mark.hunt) for seed in range(20)]
+
+
+@pytest.mark.parametrize("seed", LONG_RUNS)
 def test_long_runs(seed):
     rng = Random(seed)
     World((rng.randrange(240) for _ in range(8_000)), ProducerSession(idempotent=True)).run(3_000)

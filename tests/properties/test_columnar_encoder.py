@@ -83,6 +83,7 @@ def built(encoded: Any) -> bytes:
     return bytes(builder.build())
 
 
+@pytest.mark.slow
 @given(
     tables,
     st.sampled_from([pa.binary(), pa.large_binary()]),
@@ -127,6 +128,7 @@ def test_damaged_offsets_are_refused_and_never_followed(data, offsets):
             list(iter_rows(table, 2**20))
 
 
+@pytest.mark.slow
 def test_full_batches_of_a_large_piece_are_not_copied() -> None:
     count, limit = 6_000, 128 * 1024
     table = pa.table({"value": pa.array([bytes([at % 6]) * 1_000 for at in range(count)], pa.binary())})

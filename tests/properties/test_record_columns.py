@@ -40,6 +40,7 @@ def decoders() -> tuple[RecordDecoder, RecordDecoder]:
     return plain, compiled
 
 
+@pytest.mark.slow
 @given(large_batch, st.sampled_from([-1, 0, 1, 40]))
 def test_both_ways_make_the_same_records(batch, skipped):
     header = read_header(batch)

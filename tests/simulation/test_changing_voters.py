@@ -123,7 +123,7 @@ def test_voters_really_change():
     assert len(seen) > 3, seen
 
 
-@pytest.mark.parametrize("chosen", seeds("TIDELOG_VOTER_SEEDS", chunk=5, fast=0, full=10))
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_VOTER_SEEDS", chunk=5, fast=0, full=5))
 def test_a_cluster_survives_while_its_voters_change(chosen: range):
     for seed in chosen:
         VoterHistory(seed).run()

@@ -21,7 +21,7 @@ from tests.simulation.cluster_history import ClusterHistory
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("chosen", seeds("TIDELOG_CLUSTER_SEEDS", chunk=3, fast=3, full=30))
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_CLUSTER_SEEDS", chunk=3, fast=3, full=9))
 def test_a_cluster_survives_what_a_bad_world_does(chosen: range):
     for seed in chosen:
         ClusterHistory(seed).run()

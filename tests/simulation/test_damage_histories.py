@@ -39,7 +39,7 @@ def test_every_copy_of_a_quiet_cluster_is_whole_until_one_is_damaged() -> None:
 
 
 @pytest.mark.skipif(not REPAIRS, reason="replicas do not repair themselves yet")
-@pytest.mark.parametrize("chosen", seeds("TIDELOG_DAMAGE_SEEDS", chunk=5, fast=0, full=10))
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_DAMAGE_SEEDS", chunk=5, fast=0, full=5))
 def test_nothing_is_lost_to_a_bad_disk(chosen: range) -> None:
     for seed in chosen:
         DamageHistory(seed).run()
@@ -74,7 +74,7 @@ def test_a_seed_with_a_bad_disk_does_the_same_again() -> None:
 STALE: dict[str, Any] = {"weights": {"damage_beside_a_stale_replica": 10, "kill_leader": 1}}
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 def test_a_copy_of_a_stale_replica_that_is_taken_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(2):
         DamageHistory(seed, **STALE).run()  # without the mistake they break nothing
@@ -94,13 +94,13 @@ REMOVING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("chosen", seeds("TIDELOG_DAMAGE_SEEDS", chunk=5, fast=0, full=10))
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_DAMAGE_SEEDS", chunk=5, fast=0, full=5))
 def test_nothing_is_lost_to_a_bad_disk_that_stays_alone(chosen: range) -> None:
     for seed in chosen:
         DamageHistory(seed, **REMOVING).run()
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 def test_a_removal_of_whole_copies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     DamageHistory(18, **REMOVING).run()
     planted.remove_replicas_unread(monkeypatch)

@@ -38,7 +38,7 @@ def history(seed: int, **options: Any) -> ClusterHistory:
     )
 
 
-@pytest.mark.parametrize("chosen", seeds("TIDELOG_DIRECTORY_SEEDS", chunk=2, fast=2, full=12))
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_DIRECTORY_SEEDS", chunk=2, fast=2, full=4))
 def test_nothing_acknowledged_is_lost_with_a_directory(chosen: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas move between the directories meanwhile, slowly enough for something to happen on the way."""
     monkeypatch.setattr(replica_moves, "STEP_BYTES", 500)

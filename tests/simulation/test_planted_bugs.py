@@ -48,7 +48,7 @@ def hunt(options: dict[str, Any], names: tuple[str, ...], seeds: int = SEEDS) ->
     pytest.fail(f"not caught by {names} in {seeds} histories, only by {sorted(others)}")
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize(("plant", "names", "options"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_caught(
     plant: Plant, names: tuple[str, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

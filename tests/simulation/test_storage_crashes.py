@@ -220,7 +220,7 @@ DEEP_PLANTS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize(
     ("plant", "invariant", "weights", "settings"), DEEP_PLANTS, ids=lambda value: getattr(value, "__name__", "")
 )

@@ -25,7 +25,7 @@ SEEDS = 300
 KILLS: dict[str, Any] = {"weights": {"kill": 10, "kill_leader": 10, "pause": 4}}
 
 
-@pytest.mark.parametrize("chosen", seeds("TIDELOG_TRANSACTION_SEEDS", chunk=2, fast=0, full=12))
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_TRANSACTION_SEEDS", chunk=2, fast=0, full=4))
 def test_transactions_survive_what_a_bad_world_does(chosen: range):
     for seed in chosen:
         TransactionHistory(seed).run()
@@ -67,7 +67,7 @@ PLANTS: list[tuple[Plant, tuple[str, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.hunt
 @pytest.mark.parametrize(("plant", "names", "options"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_mistake_is_found(
     plant: Plant, names: tuple[str, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

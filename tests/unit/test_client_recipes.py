@@ -202,6 +202,7 @@ async def test_tables_go_into_frames_and_queries(brokers: str, recipe: Any, name
         assert sorted(int(value) for value in values) == list(range(RECORDS))
 
 
+@pytest.mark.slow
 async def test_tables_are_copied_to_another_topic(brokers: str, recipe: Any) -> None:
     pytest.importorskip("pyarrow")
     await fill(brokers)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import FAST_VARIANTS_MAX, pytest_collection_modifyitems
 from tests.doses import DOSES, dose, seeds
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -52,3 +53,33 @@ def test_a_dose_is_taken_by_a_test_and_is_larger_when_large(variable: str) -> No
     users = [path for path in TESTS.rglob("*.py") if f'("{variable}"' in path.read_text()]
     assert [path for path in users if path.name != "test_doses.py"]
     assert DOSES[variable].small < DOSES[variable].large
+
+
+class Variant:
+    """What the choice of variants reads of a test, and what it writes."""
+
+    def __init__(self, nodeid: str, *marks: str) -> None:
+        self.nodeid = nodeid
+        self.marks = list(marks)
+
+    def iter_markers(self, name: str) -> list[str]:
+        return [mark for mark in self.marks if mark == name]
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append(name)
+
+
+def test_make_check_takes_a_few_variants_of_a_test() -> None:
+    many: list[Any] = [Variant(f"test_a.py::test_many[{number}]") for number in range(FAST_VARIANTS_MAX + 5)]
+    few: list[Any] = [Variant(f"test_a.py::test_few[{number}]") for number in range(FAST_VARIANTS_MAX)]
+    hunts: list[Any] = [Variant(f"test_a.py::test_hunt[{number}]", "hunt") for number in range(2 * FAST_VARIANTS_MAX)]
+    pytest_collection_modifyitems([*many, *few, *hunts])
+    assert [test.marks for test in few] == [[]] * FAST_VARIANTS_MAX
+    assert [test.marks for test in hunts] == [["hunt"]] * (2 * FAST_VARIANTS_MAX)
+    chosen = {test.nodeid for test in many if not test.marks}
+    assert len(chosen) == FAST_VARIANTS_MAX
+    assert [test.marks for test in many if test.nodeid not in chosen] == [["slow"]] * 5
+
+    again: list[Any] = [Variant(test.nodeid) for test in reversed(many)]
+    pytest_collection_modifyitems(again)
+    assert {test.nodeid for test in again if not test.marks} == chosen, "whatever the order"

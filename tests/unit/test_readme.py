@@ -28,6 +28,7 @@ def bootstrap() -> Iterator[str]:
         yield broker.bootstrap_servers
 
 
+@pytest.mark.slow
 def test_the_python_of_the_quick_start_runs(bootstrap: str):
     (code,) = [block for block in blocks("python") if "asyncio.run" in block]
     done = subprocess.run(
@@ -43,6 +44,7 @@ def test_the_python_of_the_quick_start_runs(bootstrap: str):
     assert read.endswith("b'en' b'hello'")
 
 
+@pytest.mark.slow
 def test_the_embedded_broker_of_the_quick_start_runs():
     (code,) = [block for block in blocks("python") if "EmbeddedBroker" in block]
     done = subprocess.run(

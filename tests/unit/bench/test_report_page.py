@@ -94,6 +94,7 @@ def test_texts_are_escaped() -> None:
     assert "a\\|b" in as_markdown(report())
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_network() -> None:
     page = as_html(report(), "report.json")
     assert "default-src 'none'" in page
@@ -103,6 +104,7 @@ def test_the_page_needs_no_network() -> None:
     assert "@import" not in page
 
 
+@pytest.mark.slow
 def test_every_id_of_a_page_is_there_once() -> None:
     page = as_html(report())
     ids = re.findall(r'\bid="([^"]*)"', page)

@@ -402,6 +402,7 @@ def test_a_running_broker_makes_it_whole_again(
     assert verify(capsys, replica.path)[:2] == (0, [])
 
 
+@pytest.mark.slow
 def test_what_another_cluster_or_topic_has_is_not_taken(
     broker: EmbeddedBroker, replica: Replica, capsys: pytest.CaptureFixture[str]
 ):
@@ -424,6 +425,7 @@ def test_what_another_cluster_or_topic_has_is_not_taken(
     assert content(replica.folder) == before
 
 
+@pytest.mark.slow
 def test_nothing_is_repaired_where_nobody_answers(replica: Replica, capsys: pytest.CaptureFixture[str]):
     flips_in_two_segments(replica)
     before = content(replica.folder)
@@ -437,6 +439,7 @@ def test_nothing_is_repaired_where_nobody_answers(replica: Replica, capsys: pyte
     assert content(replica.folder) == before
 
 
+@pytest.mark.slow
 def test_a_torn_end_is_left_to_the_next_start_while_damage_before_it_is_repaired(
     broker: EmbeddedBroker, replica: Replica, capsys: pytest.CaptureFixture[str]
 ):

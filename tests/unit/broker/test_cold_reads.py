@@ -101,6 +101,7 @@ async def test_many_records_are_looked_at_beside_the_loop(
     assert threading.current_thread() not in threads
 
 
+@pytest.mark.slow
 async def test_a_search_ends_though_others_crowd_out_what_it_found(
     wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

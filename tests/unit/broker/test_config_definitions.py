@@ -160,6 +160,7 @@ def test_a_rule_over_two_keys_takes_the_brokers_value_for_the_one_not_set():
     assert topic_config_problem({"min.compaction.lag.ms": "10"}) is None
 
 
+@pytest.mark.slow
 def test_the_configuration_page_is_what_the_tables_and_the_code_say():
     page = configuration_page.PAGE.read_text(encoding="utf-8")
     assert page == configuration_page.render(), "run: python -m tests.unit.broker.configuration_page"

@@ -137,6 +137,7 @@ def test_other_keys_without_effect_are_named_when_they_ask_for_something():
     assert keys_without_effect(config) == ["client.quota.callback.class", "num.io.threads", "quota.window.num"]
 
 
+@pytest.mark.slow
 def test_the_list_of_keys_without_effect_is_what_the_code_does_not_read():
     _, effective = configuration_page.effective_keys()
     assert {name for name in BROKER if has_effect(name)} == effective

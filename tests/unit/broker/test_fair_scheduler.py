@@ -193,6 +193,7 @@ def test_a_connection_without_a_request_does_not_wait() -> None:
     assert len(machine.scheduler) == 0
 
 
+@pytest.mark.slow
 def test_one_request_is_served_soon_while_many_send_large_ones() -> None:
     machine = Machine()
     half = request(PRODUCE, 64_000_000)[:20_000_000]
@@ -202,6 +203,7 @@ def test_one_request_is_served_soon_while_many_send_large_ones() -> None:
     assert not any(client.unsent for client in machine.clients[:20])
 
 
+@pytest.mark.slow
 def test_who_stands_in_line_is_served_in_order() -> None:
     machine = Machine()
     clients = [Client(machine, request(PRODUCE) * 400) for _ in range(50)]
@@ -215,6 +217,7 @@ def test_who_stands_in_line_is_served_in_order() -> None:
     assert counts == [400] * 50
 
 
+@pytest.mark.slow
 def test_who_stands_in_line_is_served_though_others_come_without_end() -> None:
     machine = Machine()
     early = [Client(machine, request(METADATA) * 100) for _ in range(30)]

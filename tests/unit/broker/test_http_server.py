@@ -155,6 +155,7 @@ async def test_who_has_asked_is_answered_while_others_open_connections(server: H
         writer.close()
 
 
+@pytest.mark.slow
 async def test_who_asks_and_takes_nothing_gives_way_too(server: HttpServer, address: Address):
     for path in (b"/large",) * (CONNECTIONS_MAX + 1):
         greedy = socket.socket()

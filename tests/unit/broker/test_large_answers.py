@@ -97,6 +97,7 @@ async def test_others_are_served_while_few_bytes_ask_for_much(
     assert await served_meanwhile(running, wire, all_offsets(), 9, OffsetFetchResponse) >= len(GROUPS) // 2
 
 
+@pytest.mark.slow
 async def test_groups_are_listed_in_pieces(running: RunningNode, wire: Wire) -> None:
     await wire.create_topic("t")
     await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)

@@ -318,6 +318,7 @@ async def test_waits_that_end_in_the_same_moment_do_not_take_one_long_turn_of_th
     assert max(map(tried.count, tried)) <= 3
 
 
+@pytest.mark.slow
 async def test_answers_that_wait_for_the_same_commit_are_made_one_in_a_turn(
     running: RunningNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

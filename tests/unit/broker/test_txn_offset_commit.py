@@ -160,6 +160,7 @@ async def test_verification_can_be_switched_off(start_node: StartNode):
     assert not coordinator.asked
 
 
+@pytest.mark.slow
 async def test_very_many_offsets_are_told_apart_in_one_pass(wire: Wire, coordinator: FakeCoordinator):
     """A client may name a partition, or topics that do not exist, as often as it likes. Others wait meanwhile."""
     count = 5_000

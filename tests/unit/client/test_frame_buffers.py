@@ -41,6 +41,7 @@ def test_few_buffers_of_a_bounded_size_are_kept() -> None:
     assert [len(buffer) for buffer in buffers._spare_buffers] == [2 * MIB, 3 * MIB, 4 * MIB]
 
 
+@pytest.mark.slow
 def test_columns_that_are_read_to_the_end_leave_no_view() -> None:
     pytest.importorskip("pyarrow")
     from tidelog.client.consuming.completed_fetch import CompletedFetch

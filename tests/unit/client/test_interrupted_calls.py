@@ -88,6 +88,7 @@ def test_no_interrupt_of_an_iteration_loses_a_record() -> None:
         assert read == list(range(len(read)))
 
 
+@pytest.mark.slow
 def test_no_interrupt_of_a_transaction_keeps_the_next_one_from_its_begin() -> None:
     with served(t=1) as cluster:
         cluster.finalized_features, cluster.finalized_features_epoch = {"transaction.version": 2}, 0
@@ -102,6 +103,7 @@ def test_no_interrupt_of_a_transaction_keeps_the_next_one_from_its_begin() -> No
             hunt(transact, transact, 20)
 
 
+@pytest.mark.slow
 def test_a_close_that_is_interrupted_ends_the_thread_and_holds_up_no_other() -> None:
     async def nothing() -> None:
         pass

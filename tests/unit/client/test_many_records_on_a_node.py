@@ -65,6 +65,7 @@ async def test_a_table_is_in_the_log_as_it_was(brokers: str, options: dict[str, 
         assert numbers == sorted(numbers)
 
 
+@pytest.mark.slow
 async def test_the_blocking_producer_sends_many_after_its_records(brokers: str) -> None:
     pa = pytest.importorskip("pyarrow")
     await create_topic(brokers)

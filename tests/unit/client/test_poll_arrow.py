@@ -30,6 +30,7 @@ async def read_table(reading: Consumer, count: int, **options: Any) -> Any:
     return pa.concat_tables(tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_numba", [True, False])
 async def test_a_table_has_what_polls_have(has_numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if has_numba:

@@ -73,6 +73,7 @@ async def test_more_records_than_memory_wait_for_it() -> None:
         assert values(cluster) == numbered(1_000)
 
 
+@pytest.mark.slow
 async def test_an_iterator_is_read_as_memory_becomes_free() -> None:
     """All of it was read before the first record was sent, whatever `buffer_memory` said."""
     underway: list[int] = []

@@ -42,6 +42,7 @@ def in_child(work: Callable[[], Any]) -> str:
         os.waitpid(pid, 0)
 
 
+@pytest.mark.slow
 def test_a_started_client_is_refused_in_the_child_and_goes_on_in_the_parent() -> None:
     with served(t=1) as cluster:
         options = {"bootstrap_servers": cluster.bootstrap}

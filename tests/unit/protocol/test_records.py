@@ -317,6 +317,7 @@ def test_old_formats_are_refused():
     assert refusal(batch) is ErrorCode.INVALID_RECORD
 
 
+@pytest.mark.slow
 def test_flipped_bytes_never_raise_anything_but_a_kafka_error():
     rng = random.Random(5)
     refusals = set()

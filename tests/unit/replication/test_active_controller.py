@@ -684,6 +684,7 @@ async def large_decisions_that_wait(member, count, **options):
     return tasks, forever
 
 
+@pytest.mark.slow
 async def test_few_large_decisions_wait(monkeypatch):
     """4,000 requests of 33 bytes took ten minutes, and all the places for requests of the node, heartbeats' too."""
     monkeypatch.setattr(controller_module, "LARGE_UNDER_WAY_MAX", 3)

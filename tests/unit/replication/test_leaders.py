@@ -261,6 +261,7 @@ def _imbalanced(index):
     return {broker_id: (set(keys), preferring) for broker_id, keys, preferring in index.imbalanced()}
 
 
+@pytest.mark.slow
 def test_ten_thousand_partitions_are_created_and_failed_over_quickly(state):
     started = time.process_time()
     for number in range(10):

@@ -571,6 +571,7 @@ def test_with_flush_messages_acks_1_waits_for_the_leaders_device_alone() -> None
     assert (one.code, every.code) == (0, None)
 
 
+@pytest.mark.slow
 def test_thousands_of_new_partitions_do_not_keep_a_node_from_anything_else() -> None:
     cluster = Replicas(2)
     turns: list[int] = []

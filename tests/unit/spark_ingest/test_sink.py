@@ -262,6 +262,7 @@ def test_tasks_of_a_micro_batch_that_was_not_going_to_be_committed_may_be_others
     assert written(options, topic) == Counter(f"0/{row}".encode() for row in range(12))
 
 
+@pytest.mark.slow
 def test_a_restart_with_fewer_tasks_ends_the_transactions_of_the_others(options, topic):
     """Readers with read_committed stood at them until their timeout, 15 minutes, while the query went on."""
     query = Query(options, "fewer-tasks")
@@ -304,6 +305,7 @@ def test_a_run_looks_for_open_transactions_once(options, monkeypatch):
     assert looked == [0, 3]
 
 
+@pytest.mark.slow
 def test_a_driver_whose_micro_batch_is_over_aborts_nothing_of_its_successor(options, topic):
     query = Query(options, "over")
     first = query.write(0, 1)
@@ -374,6 +376,7 @@ def test_a_micro_batch_that_is_committed_whole_may_have_fewer_rows_in_its_replay
     assert written(options, topic) == Counter([b"a", b"b", b"c", b"d", b"e", b"f"])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_older_than_the_topic_is_refused(options, topic):
     """Spark plans such micro-batches anew: to take them for written would lose their rows."""
     query = Query(options, "set-back")
@@ -487,6 +490,7 @@ def test_rows_of_many_topics_reach_theirs_in_order(broker, topic):
         assert found == [b"%d" % row for row in (number, number + 3, number + 6)] * 2
 
 
+@pytest.mark.slow
 def test_a_micro_batch_of_several_topics_is_remembered_where_one_of_them_is_deleted(broker, topic):
     """Its number lay with the first topic alone, and went with it: the rows of the others were written again."""
     names = [f"{topic}-{number}" for number in range(3)]

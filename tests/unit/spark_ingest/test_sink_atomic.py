@@ -217,6 +217,7 @@ def before_the_end(options: SinkOptions, query: str, tasks: Any) -> None:
     asyncio.run(sink._begin_commit(options, query, 0, tasks, transactions))
 
 
+@pytest.mark.slow
 def test_a_micro_batch_that_is_written_as_one_is_not_written_by_tasks(options, topic):
     run(options, topic, 0, held("0/0", "0/1"))
     batch = MicroBatch(options, topic, 0)

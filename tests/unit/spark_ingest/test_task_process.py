@@ -90,6 +90,7 @@ def test_a_task_that_fails_freezes_too_and_raises():
     assert printed == "True"
 
 
+@pytest.mark.slow
 def test_the_process_of_a_program_is_left_alone():
     printed = run(
         """

@@ -137,6 +137,7 @@ def test_nothing_of_tidelog_is_loaded():
 """
 
 
+@pytest.mark.slow
 def test_a_run_without_the_fixtures_loads_only_the_plugin(tmp_path: Path) -> None:
     assert "1 passed" in run_pytest(tmp_path, UNUSED, "-p", "no:unraisableexception", "-p", "no:threadexception")
 

@@ -623,6 +623,7 @@ def test_an_add_does_not_wait_for_an_id_that_expires():
     assert not world.coordinator()._waiting_count
 
 
+@pytest.mark.slow
 def test_thousands_of_ids_expire_in_batches_that_the_log_takes():
     world = TransactionWorld(TransactionCoordinatorConfig(transactional_id_expiration_ms=1))
     for number in range(2_500):

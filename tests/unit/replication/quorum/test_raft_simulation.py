@@ -29,6 +29,7 @@ def test_changing_voters_keep_every_promise(chosen: range):
         World(seed, dynamic=True).history()
 
 
+@pytest.mark.slow
 def test_a_seed_replays_exactly():
     steps = []
     for _ in range(2):
@@ -172,6 +173,7 @@ def figure_8(seed: int) -> World:
     return world
 
 
+@pytest.mark.slow
 def test_a_record_of_an_older_epoch_is_not_committed_by_counting(monkeypatch):
     overwritten = any(entry[1] == "of 3" for seed in range(25) for entry in figure_8(seed).truth)
     assert overwritten, "the case is not met"
