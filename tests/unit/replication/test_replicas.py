@@ -415,6 +415,26 @@ def test_a_consumer_is_sent_to_the_replica_in_its_rack() -> None:
     assert leader.fetch(0, rack="b").preferred_read_replica == -1
 
 
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_followers_of_which_consumers_read_learn_of_several_high_watermarks_at_once(count: int) -> None:
+    """Only one was told at once. Where two partitions were written together, the fetch waited for its end."""
+    cluster = Replicas(2, replica_selector_class="org.apache.kafka.common.replica.RackAwareReplicaSelector")
+    cluster.add_topic(b"M" * 16, "many", count)
+    for node in cluster.nodes.values():
+        node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: set(range(count))}))
+    cluster.loop.run_for(1000)
+    leader, follower = (node.partitions for node in cluster.nodes.values())
+    for partition in leader.hosted():
+        if partition.topic == "many":
+            leader.append(partition, memoryview(encode_batch([Record(0, 0, None, b"x")])), 0, -1)
+    cluster.loop.settle()
+    marks = [partition.log.high_watermark for partition in follower.hosted() if partition.topic == "many"]
+    assert marks == [1] * count
+    sent = len(cluster.requests)
+    cluster.loop.run_for(2000)
+    assert len(cluster.requests) - sent <= 5, "then it waits again"
+
+
 def test_a_follower_is_sent_as_much_as_a_response_may_carry_and_comes_back_for_the_rest() -> None:
     cluster = Replicas(2, log_segment_bytes="1048576")
     cluster.stop(2, power=True)

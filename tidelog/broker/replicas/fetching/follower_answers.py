@@ -74,7 +74,11 @@ class FollowerAnswers:
     """Calls `wake(session)` when a throttled partition may be sent again."""
 
     def __init__(
-        self, partitions: HostedReplicas, loop: asyncio.AbstractEventLoop, wake: Callable[[FollowerSession], None]
+        self,
+        partitions: HostedReplicas,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[FollowerSession], None],
+        tells_high_watermark: bool = False,
     ) -> None:
         self.throttle = Throttle()
         self.bytes_out = 0
@@ -84,6 +88,7 @@ class FollowerAnswers:
         self._partitions = partitions
         self._loop = loop
         self._wake = wake
+        self._tells_high_watermark = tells_high_watermark
 
     def frames(
         self, session: FollowerSession, correlation_id: int, version: int, must_answer: bool, is_full: bool = False
@@ -99,6 +104,7 @@ class FollowerAnswers:
         budget_bytes = min(max(session.max_bytes, 0), RESPONSE_BYTES_MAX)
         answered: list[tuple[FollowerEntry, FetchedPartition]] = []
         total_bytes = 0
+        tells_marks = self._tells_high_watermark and session.id != 0
         for entry in list(session.dirty):
             if self._is_held_back(entry) and not is_full:
                 continue
@@ -114,7 +120,8 @@ class FollowerAnswers:
             total_bytes += fetched.size_bytes
             must_answer = must_answer or bool(
                 fetched.error_code or fetched.diverging or fetched.log_start_offset > entry.log_start_offset >= 0
-            )
+                or (tells_marks and fetched.high_watermark != entry.sent_high_watermark)
+            )  # fmt: skip
             answered.append((entry, fetched))
         if not must_answer and total_bytes < session.min_bytes:
             return None

@@ -68,7 +68,7 @@ class FollowerFetches:
         tells_high_watermark: bool = False,
     ) -> None:
         self.tells_high_watermark = tells_high_watermark
-        self.answers = FollowerAnswers(partitions, loop, self._answer_parked)
+        self.answers = FollowerAnswers(partitions, loop, self._answer_parked, tells_high_watermark)
         self._partitions = partitions
         self._loop = loop
         self._rng = rng
