@@ -6,7 +6,12 @@ import pytest
 
 from tests.unit.replication.replicas import TOPIC_ID, Replicas
 from tidelog.broker.replicas.fetching import follower_fetches, follower_sessions
-from tidelog.broker.replicas.fetching.follower_sessions import SESSIONS_OF_BROKER_MAX, SILENT_MS_MAX, WAIT_MS_MAX
+from tidelog.broker.replicas.fetching.follower_sessions import (
+    EPOCH_FINAL,
+    SESSIONS_OF_BROKER_MAX,
+    SILENT_MS_MAX,
+    WAIT_MS_MAX,
+)
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
 
@@ -206,3 +211,49 @@ def test_a_late_fetch_lowers_the_low_watermark_only_until_the_followers_next_one
     cluster.loop.run_for(WAIT_OF_A_FOLLOWER_MS)
     assert told == [(2, ErrorCode.NONE)]
     assert partition.in_sync.followers[REAL].log_end_offset == 3
+
+
+SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+
+
+@pytest.mark.parametrize("cause", ["its fetch alone", "consumers of followers", "a write that waited"])
+def test_a_follower_that_never_reaches_the_end_is_not_caught_up_by_the_high_watermark_that_it_moves(cause: str) -> None:
+    """It stayed in the ISR where consumers read from followers, or where a write waited for the high watermark."""
+    cluster = Replicas(2, replica_lag_time_max_ms="2000")
+    followers(cluster).tells_high_watermark = cause == "consumers of followers"
+    cluster.cut.add((REAL, 1))
+    leader, own = cluster.nodes[1], cluster.broker_epochs[REAL]
+    for _ in range(20):
+        leader.produce(b"a", acks=1)
+    session_id = ask(cluster, REAL, epoch=own).session_id
+    for offset in range(1, 8):
+        if cause == "a write that waited":
+            leader.partition.watch.writes.add(offset, lambda error: leader.produce(b"b", acks=1))
+        cluster.loop.run_for(500)
+        ask(cluster, REAL, epoch=own, offset=offset, session=(session_id, offset))
+        assert leader.marks[0] == offset
+        leader.partition.check_isr()
+    assert [proposal.removes for _, proposal in leader.proposals] == [(REAL,)]
+
+
+def test_news_of_a_high_watermark_alone_does_not_keep_a_late_fetch_in_force() -> None:
+    """The session forgot to record the follower's end again, and an acknowledgement waited for the next append."""
+    cluster = Replicas(2, replica_selector_class=SELECTOR)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(WAIT_OF_A_FOLLOWER_MS)
+    (session,) = followers(cluster).sessions.values()
+    (entry,) = session.entries.values()
+    own = cluster.broker_epochs[REAL]
+    ask(cluster, REAL, epoch=own, offset=0)
+    session.dirty[entry] = None  # as with other partitions that have such news, so that no answer leaves at once
+    ask(cluster, REAL, epoch=own, session=(session.id, session.epoch), count=0)
+    assert cluster.nodes[1].partition.in_sync.followers[REAL].log_end_offset == 1
+
+
+def test_without_a_session_a_fetch_waits_also_where_followers_are_told_of_high_watermarks() -> None:
+    """Nothing is kept of what it was told. Answered at once, the follower would ask again without end."""
+    cluster = Replicas(2, replica_selector_class=SELECTOR)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(WAIT_OF_A_FOLLOWER_MS)
+    with pytest.raises(AssertionError, match="it waits"):
+        ask(cluster, REAL, epoch=cluster.broker_epochs[REAL], session=(0, EPOCH_FINAL), wait_ms=500, offset=1)

@@ -256,7 +256,9 @@ class FollowerFetches:
             if partition is None or follower is None or not partition.leads:
                 del session.outside[entry]
                 continue
-            is_known = entry.problem is None and not entry.in_flight and entry not in session.dirty
+            # A new high watermark makes an entry dirty, too, and the follower does not mention it for that.
+            has_all = entry not in session.dirty or entry.fetch_offset == partition.log.log_end_offset
+            is_known = entry.problem is None and not entry.in_flight and has_all
             is_news = entry.fetch_offset > follower.log_end_offset or not follower.in_maximal_isr
             starts_later = entry.log_start_offset > follower.log_start_offset
             if is_known and (is_news or starts_later):
@@ -283,6 +285,8 @@ class FollowerFetches:
         if partition is None:
             partition = self._partitions.watch_as_follower(entry)
         entry.problem = entry.follower = None
+        # Until this fetch is recorded: what the high watermark causes must not count this follower as caught up.
+        session.dirty[entry] = None
         session.unsettled[entry] = None
         # The follower drops an answer that crossed this request, and with it the high watermark in that answer.
         sent_high_watermark, entry.sent_high_watermark = entry.sent_high_watermark, -1
@@ -312,13 +316,11 @@ class FollowerFetches:
                     self.tells_high_watermark and sent_high_watermark != log.high_watermark
                 ):
                     session.dirty.pop(entry, None)
-                    return
         except ColdRead as cold:  # a segment is examined before the follower truncates its log for it
             self._partitions.run_cold(cold, lambda: None)
             entry.problem = ErrorCode.KAFKA_STORAGE_ERROR
         except Exception as error:
             entry.problem = self._partitions.refusal(partition, error).code
-        session.dirty[entry] = None
 
     def _note_start(self, partition: Partition, follower: FollowerReplica, entry: FollowerEntry) -> None:
         if follower.log_start_offset != entry.log_start_offset:
