@@ -450,7 +450,7 @@ class ForgetsTheGap(ProducerSession):
 
     def handle_failure(self, batch: Batch) -> None:
         super().handle_failure(batch)
-        self._pending_restarts.pop(batch.partition, None)
+        self.pending_restarts.pop(batch.partition, None)
         if batch.partition in self._partitions:
             self._partitions[batch.partition].has_gap = False
 

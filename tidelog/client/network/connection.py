@@ -15,7 +15,8 @@ import re
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from struct import Struct
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from tidelog.client.network.frame_buffers import FrameBuffers
 from tidelog.client.network.output_queue import Buffer, OutputQueue
@@ -30,14 +31,24 @@ Address = TypeVar("Address")
 MAX_IN_FLIGHT = 128
 _RECEIVE_BUFFER_BYTES = 64 * 1024
 _CORRELATION_MASK = 0x7FFFFFFF
-_CORRELATION_ID_START, _CORRELATION_ID_END = 8, 12
+_CORRELATION_ID_START = 8
+_INT32 = Struct(">i")
 _API_VERSIONS = 18
 _WRITE_BUFFER_BYTES = 1024 * 1024
 _ADDRESS_WAIT_S = 0.5
 _ADDRESSES_MAX = 32
 
 
-def request_header_version(request: type[Message], version: int) -> int:
+class Request(Protocol):
+    """What a connection writes: a `Message`, or what writes the bytes of one."""
+
+    API_KEY: ClassVar[int | None]
+    FLEXIBLE_FROM: ClassVar[int]
+
+    def write_pieces(self, out: bytearray, version: int) -> list[Buffer]: ...
+
+
+def request_header_version(request: type[Request], version: int) -> int:
     """2 from the first flexible version on, else 1."""
     return 2 if version >= request.FLEXIBLE_FROM else 1
 
@@ -53,24 +64,30 @@ def response_header_version(response: type[Message], version: int) -> int:
 class _PendingRequest:
     """One request that waits for its response."""
 
-    __slots__ = ("correlation_id", "deadline", "future", "response", "version")
+    __slots__ = ("correlation_id", "deadline", "future", "read", "response", "version")
 
     def __init__(
         self,
         correlation_id: int,
         response: type[Message],
         version: int,
-        future: asyncio.Future[Message] | ResponseCallback[Message],
+        future: asyncio.Future[Message] | ResponseCallback,
         deadline: float,
+        read: FrameReader | None,
     ) -> None:
         self.correlation_id = correlation_id
         self.response = response
         self.version = version
         self.future = future
         self.deadline = deadline
+        self.read = read
 
 
-class ResponseCallback(Generic[Response]):
+FrameReader = Callable[[bytes | memoryview], Any]
+"""Reads a response of a usual form from its frame; None for one that has to be decoded as a message."""
+
+
+class ResponseCallback:
     """In place of a request's future: calls `handle(response, None)` as soon as the response is read.
 
     A future would take one more pass of the event loop. `handle(None, error)` is called by the loop,
@@ -79,15 +96,15 @@ class ResponseCallback(Generic[Response]):
 
     __slots__ = ("_handle", "_is_done", "_loop")
 
-    def __init__(self, handle: Callable[[Response | None, Exception | None], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[Any, Exception | None], None]) -> None:
         self._handle = handle
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._is_done = False
 
     def done(self) -> bool:
         return self._is_done
 
-    def set_result(self, response: Response, /) -> None:
+    def set_result(self, response: Any, /) -> None:
         self._is_done = True
         try:
             self._handle(response, None)
@@ -118,7 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         self.finalized_features_epoch = -1
         self._versions: dict[int, tuple[int, int]] = {}
         self._common_versions: dict[tuple[int, int], int] = {}
-        self._frame_starts: dict[tuple[int, int], bytes] = {}
+        self._frame_starts: dict[tuple[int | None, int], bytes] = {}
         """By API key and version a request's first bytes: room for the size, then its header."""
         self._transport: asyncio.Transport | None = None
         self._output: OutputQueue | None = None
@@ -183,8 +200,9 @@ class Connection(asyncio.BufferedProtocol):
     # -- frames
 
     def _split_frames(self) -> None:
-        while self._end - self._start >= 4 and not self.closed:
-            size = int.from_bytes(self._receive_buffer[self._start : self._start + 4], "big", signed=True)
+        buffer = self._receive_buffer
+        while (unread := self._end - self._start) >= 4 and not self.closed:
+            (size,) = _INT32.unpack_from(buffer, self._start)
             if not 0 <= size <= self._max_frame_bytes:
                 self._fail(
                     ErrorCode.NETWORK_EXCEPTION,
@@ -192,31 +210,30 @@ class Connection(asyncio.BufferedProtocol):
                 )
                 return
             frame_start = self._start + 4
-            if self._end - frame_start >= size:
-                self._start = frame_start + size
-                self._handle_frame(bytes(self._receive_buffer[frame_start : frame_start + size]))
+            if unread - 4 >= size:
+                self._start = frame_end = frame_start + size
+                self._handle_frame(bytes(buffer[frame_start:frame_end]))
             elif size + 4 > _RECEIVE_BUFFER_BYTES:
                 # Read into a separate buffer: record batches may remain views of it.
                 self._large = self._frame_buffers.take(size)
                 self._large_filled = self._end - frame_start
-                self._large[: self._large_filled] = self._receive_buffer[frame_start : self._end]
+                self._large[: self._large_filled] = buffer[frame_start : self._end]
                 self._start = self._end = 0
                 return
             else:
                 return
 
     def _handle_frame(self, frame: bytes | memoryview) -> None:
-        pending = self._pending.popleft() if self._pending else None
-        correlation_id = int.from_bytes(frame[:4], "big", signed=True)
-        if pending is None or len(frame) < 4 or pending.correlation_id != correlation_id:
-            if pending is not None:
-                self._pending.appendleft(pending)
+        correlation_id = _INT32.unpack_from(frame)[0] if len(frame) >= 4 else -1
+        if not self._pending or self._pending[0].correlation_id != correlation_id:
             self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} answered {correlation_id} out of turn")
             return
+        pending = self._pending.popleft()
         if pending.future.done():
             return
         try:
-            pending.future.set_result(self._decode(pending, frame))
+            response = None if pending.read is None else pending.read(frame)
+            pending.future.set_result(self._decode(pending, frame) if response is None else response)
         except (MalformedMessage, KafkaError) as error:
             pending.future.set_exception(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{self.address}: {error}"))
             self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} sent an answer that cannot be read")
@@ -290,25 +307,37 @@ class Connection(asyncio.BufferedProtocol):
 
     def send_with_callback(
         self,
-        request: Message,
+        request: Request,
         response: type[Response],
         version: int,
         timeout_ms: float,
-        handle: Callable[[Response | None, Exception | None], None],
+        handle: Callable[[Any, Exception | None], None],
+        read: FrameReader | None = None,
     ) -> None:
-        """Write the request now. `handle` gets the response while it is read, or the error that `send` gives."""
-        self._send(request, response, version, timeout_ms, ResponseCallback(handle))
+        """Write the request now. `handle` gets the response while it is read, or the error that `send` gives.
 
-    def _send(self, request: Message, response: type[Response], version: int, timeout_ms: float, future: Any) -> None:
+        Where `read` understands the response, `handle` gets what it returns.
+        """
+        self._send(request, response, version, timeout_ms, ResponseCallback(self._loop, handle), read)
+
+    def _send(
+        self,
+        request: Request,
+        response: type[Response],
+        version: int,
+        timeout_ms: float,
+        future: Any,
+        read: FrameReader | None = None,
+    ) -> None:
         if len(self._pending) >= MAX_IN_FLIGHT:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{self.address} owes {MAX_IN_FLIGHT} answers already")
         self._write(request, version)
         deadline = self.last_used + timeout_ms / 1000
-        self._pending.append(_PendingRequest(self._correlation_id, response, version, future, deadline))
+        self._pending.append(_PendingRequest(self._correlation_id, response, version, future, deadline, read))
         if self._timer is None or deadline < self._timer_due_s:
             self._start_timer(deadline)
 
-    def send_without_response(self, request: Message, version: int) -> None:
+    def send_without_response(self, request: Request, version: int) -> None:
         """Write a request that has no response (Produce with acks=0)."""
         self._write(request, version)
 
@@ -318,25 +347,21 @@ class Connection(asyncio.BufferedProtocol):
         """Send in the highest common version and wait for the response."""
         return await self.send(request, response, self.version_of(type(request), max_version), timeout_ms)
 
-    def _write(self, request: Message, version: int) -> None:
+    def _write(self, request: Request, version: int) -> None:
         if self.closed or self._output is None:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{self.address} is not connected")
-        request_type = type(request)
         self._correlation_id = (self._correlation_id + 1) & _CORRELATION_MASK
-        key = request_type.API_KEY or 0, version
-        frame = bytearray(self._frame_starts.get(key) or self._frame_start(request_type, version))
-        frame[_CORRELATION_ID_START:_CORRELATION_ID_END] = self._correlation_id.to_bytes(4, "big")
-        pieces: list[Buffer] = [frame]
-        if request_type.HAS_RECORDS:
-            pieces = request.write_pieces(frame, version)
-        else:
-            request.write(frame, version)
-        frame[:4] = (sum(map(len, pieces)) - 4).to_bytes(4, "big")
+        key = request.API_KEY, version
+        frame = bytearray(self._frame_starts.get(key) or self._frame_start(type(request), version))
+        _INT32.pack_into(frame, _CORRELATION_ID_START, self._correlation_id)
+        pieces = request.write_pieces(frame, version)
+        _INT32.pack_into(frame, 0, sum(map(len, pieces)) - 4)
         self.last_used = self._loop.time()
         self._output.write(pieces)
 
-    def _frame_start(self, request_type: type[Message], version: int) -> bytes:
-        api_key = request_type.API_KEY or 0
+    def _frame_start(self, request_type: type[Request], version: int) -> bytes:
+        api_key = request_type.API_KEY
+        assert api_key is not None
         header = RequestHeader(request_api_key=api_key, request_api_version=version, client_id=self._client_id)
         frame = bytearray(4)
         header.write(frame, request_header_version(request_type, version))

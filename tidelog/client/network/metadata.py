@@ -73,10 +73,11 @@ class ClusterMetadata(NamedTuple):
 
     def leader(self, partition: TopicPartition) -> int:
         """The leader's node id, -1 without a known leader."""
-        topic = self.topics.get(partition.topic)
-        if topic is None or not 0 <= partition.partition < len(topic.partitions):
+        name, number = partition
+        topic = self.topics.get(name)
+        if topic is None or not 0 <= number < len(topic.partitions):
             return -1
-        return topic.partitions[partition.partition].leader
+        return topic.partitions[number].leader
 
     def leader_epoch(self, partition: TopicPartition) -> int:
         topic = self.topics.get(partition.topic)

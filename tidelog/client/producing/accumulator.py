@@ -41,7 +41,6 @@ class ProducerBatch(Generic[Ticket]):
         "first_record",
         "group",
         "in_flight",
-        "is_awaited",
         "is_complete",
         "may_be_in_log",
         "number",
@@ -77,8 +76,6 @@ class ProducerBatch(Generic[Ticket]):
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.in_flight = False
-        self.is_awaited = False
-        """A caller waits for one of its records: it is due without linger."""
         self.is_complete = False
         self.parts: list[ProducerBatch[Ticket]] = []
         """The batches into which this batch was split."""
@@ -150,7 +147,7 @@ class Accumulator(Generic[Ticket]):
         self._queues: dict[TopicPartition, PartitionQueue[Ticket]] = {}
         self._active_queues: dict[TopicPartition, PartitionQueue[Ticket]] = {}
         self._flush_end_number = 0
-        self._incomplete_count = 0
+        self.incomplete_count = 0
         self.used_bytes = 0
         self.opened_batch_count = 0
         """The number of batches ever opened. A caller detects a new batch by its change."""
@@ -241,7 +238,7 @@ class Accumulator(Generic[Ticket]):
     def _open_batch(self, queue: PartitionQueue[Ticket], builder: BatchBuilder, now_ms: float) -> ProducerBatch[Ticket]:
         batch: ProducerBatch[Ticket] = ProducerBatch(self.opened_batch_count, queue.partition, builder, now_ms)
         self.opened_batch_count += 1
-        self._incomplete_count += 1
+        self.incomplete_count += 1
         queue.open_batch = batch
         queue.waiting_batches.append(batch)
         self._active_queues[queue.partition] = queue
@@ -262,7 +259,9 @@ class Accumulator(Generic[Ticket]):
         head = queue.head
         if head.attempts:
             return max(0.0, head.retry_at_ms - now_ms)
-        if head is not queue.open_batch or head.number < self._flush_end_number or self.is_exhausted or head.is_awaited:
+        if head is not queue.open_batch or head.delivery.is_awaited:
+            return 0.0
+        if head.number < self._flush_end_number or self.is_exhausted:
             return 0.0
         return max(0.0, head.created_ms + self._linger_ms - now_ms)
 
@@ -273,9 +272,8 @@ class Accumulator(Generic[Ticket]):
         batch.in_flight = True
         batch.attempts += 1
         queue.in_flight.append(batch)
-        self._active_queues.pop(queue.partition, None)
-        if queue.waiting_batches:
-            self._active_queues[queue.partition] = queue
+        if queue.waiting_batches:  # it is the last one of the active queues now
+            self._active_queues[queue.partition] = self._active_queues.pop(queue.partition)
         return batch
 
     def prefer(self, batch: ProducerBatch[Ticket]) -> None:
@@ -344,7 +342,7 @@ class Accumulator(Generic[Ticket]):
         batch.parts = parts
         for part in parts:
             self._insert_in_order(queue, part)
-        self._incomplete_count += len(parts) - 1
+        self.incomplete_count += len(parts) - 1
         if batch.group is None:
             batch.delivery.split([(part.delivery, part.record_count) for part in parts])
         return parts
@@ -352,13 +350,12 @@ class Accumulator(Generic[Ticket]):
     def complete(self, batch: ProducerBatch[Ticket]) -> None:
         """Complete a batch that succeeded or failed for good, and free its memory."""
         assert not batch.is_complete, "a batch ends once"
-        queue = self._queues[batch.partition]
         if batch.in_flight:
             self._remove_in_flight(batch)
         else:
-            self._remove_waiting(queue, batch)
+            self._remove_waiting(self._queues[batch.partition], batch)
         batch.is_complete = True
-        self._incomplete_count -= 1
+        self.incomplete_count -= 1
         self.used_bytes -= batch.charged_bytes
 
     def _remove_in_flight(self, batch: ProducerBatch[Ticket]) -> PartitionQueue[Ticket]:
@@ -385,12 +382,6 @@ class Accumulator(Generic[Ticket]):
                     batches.append(batch)
         return batches
 
-    def send_soon(self, partition: TopicPartition) -> None:
-        """Make the records of the partition that were appended so far due at once."""
-        queue = self._queues.get(partition)
-        if queue is not None and queue.open_batch is not None:
-            queue.open_batch.is_awaited = True
-
     def flush(self) -> None:
         """Make all records appended so far due at once.
 
@@ -403,10 +394,6 @@ class Accumulator(Generic[Ticket]):
         for queue in self._queues.values():
             yield from queue.in_flight
             yield from queue.waiting_batches
-
-    @property
-    def incomplete_count(self) -> int:
-        return self._incomplete_count
 
     def forget(self, partition: TopicPartition) -> None:
         """Drop the queue of an unused partition, unless it has batches that are not complete."""

@@ -43,6 +43,7 @@ class BatchDelivery:
         "_observers",
         "_timestamps",
         "error",
+        "is_awaited",
         "is_settled",
         "partition",
         "parts",
@@ -57,6 +58,8 @@ class BatchDelivery:
         self._observers: list[Observer] = []
         self.parts: list[tuple[BatchDelivery, int]] = []
         """The deliveries of a batch that is split, each with the number of its records."""
+        self.is_awaited = False
+        """A caller waits for one of the records: the batch is due without linger."""
         self.is_settled = False
         self.error: KafkaError | None = None
 

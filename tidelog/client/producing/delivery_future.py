@@ -79,7 +79,7 @@ class DeliveryFuture(asyncio.Future[RecordMetadata]):
         return self._settled("Exception is not set.").error
 
     def _settled(self, otherwise: str) -> BatchDelivery:
-        if self.cancelled():
+        if self._observation is not None and self._observation.is_cancelled:
             raise self._make_cancelled_error()
         delivery = self._settling()
         if not delivery.is_settled:
@@ -127,18 +127,15 @@ class DeliveryFuture(asyncio.Future[RecordMetadata]):
         observation = self._observed()
         observation.is_cancelled = True
         observation.cancel_message = msg
-        self._notify()
+        self.handle_settled()
         return True
-
-    def handle_settled(self) -> None:
-        """Wake the tasks and call the callbacks soon. As an observer of the delivery."""
-        self._notify()
 
     def handle_split(self) -> None:
         """Observe the part that has the record. As an observer of the delivery."""
         self._settling().observe(self)
 
-    def _notify(self) -> None:
+    def handle_settled(self) -> None:
+        """Wake the tasks and call the callbacks soon. As an observer of the delivery."""
         observation = self._observation
         if observation is None:
             return

@@ -291,13 +291,10 @@ class Producer:
             topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
         if self._config.linger_ms is None:
-            self._send_soon(future.partition)
+            future._delivery.is_awaited = True
+            if self._sender is not None:
+                self._sender.wake()
         return await future  # type: ignore[no-any-return]
-
-    def _send_soon(self, partition: TopicPartition) -> None:
-        self._accumulator.send_soon(partition)
-        if self._sender is not None:
-            self._sender.wake()
 
     def _send_appended(self) -> None:
         """Send all records appended so far without linger: the blocking client waits for one of them."""

@@ -145,22 +145,19 @@ class ProducerSession:
         self._transactional = transactional
         self._limit = max_in_flight
         self._partitions: dict[TopicPartition, _PartitionSequences] = {}
-        self._pending_restarts: dict[TopicPartition, None] = {}
-        self._inquiries: dict[TopicPartition, int] = {}
+        self.pending_restarts: dict[TopicPartition, None] = {}
+        """Partitions that wait for `restart_partitions`."""
+        self.open_inquiries: dict[TopicPartition, int] = {}
+        """Partitions whose leader must be asked, now or once their batches in flight have returned."""
         self._next_inquiry = 0
-        self._producer_id = -1
-        self._producer_epoch = -1
+        self._set_identity(-1, -1)
 
     # -- identity
 
-    @property
-    def needs_identity(self) -> bool:
+    def _set_identity(self, producer_id: int, producer_epoch: int) -> None:
+        self.identity = producer_id, producer_epoch
+        self.needs_identity = self._idempotent and producer_id < 0
         """InitProducerId must succeed before anything is sent."""
-        return self._idempotent and self._producer_id < 0
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        return self._producer_id, self._producer_epoch
 
     def adopt_identity(self, producer_id: int, producer_epoch: int) -> None:
         """Set the identity from InitProducerId, or of the next transaction from EndTxn.
@@ -170,8 +167,7 @@ class ProducerSession:
         if self._transactional:
             assert not any(state.unsettled_batches for state in self._partitions.values()), "a transaction is open"
             self._partitions.clear()
-        self._producer_id = producer_id
-        self._producer_epoch = producer_epoch
+        self._set_identity(producer_id, producer_epoch)
 
     def drop_identity(self) -> None:
         """The cluster is another one now: there the identity may be that of another producer, and a batch of either
@@ -181,9 +177,9 @@ class ProducerSession:
         """
         if not self._idempotent or self._transactional:
             return
-        self._producer_id = self._producer_epoch = -1
-        self._inquiries.clear()
-        self._pending_restarts.update(
+        self._set_identity(-1, -1)
+        self.open_inquiries.clear()
+        self.pending_restarts.update(
             (partition, None) for partition, state in self._partitions.items() if state.unsettled_batches
         )
 
@@ -198,7 +194,9 @@ class ProducerSession:
             return True
         if not self._idempotent:
             return sum(sent.in_flight for sent in state.unsettled_batches) < self._limit
-        if batch.partition in self._pending_restarts or batch.partition in self._inquiries:
+        if (self.pending_restarts and batch.partition in self.pending_restarts) or (
+            self.open_inquiries and batch.partition in self.open_inquiries
+        ):
             return False
         if state.has_other_log and any(sent.in_flight for sent in state.unsettled_batches):
             # The new log accepts any sequence first, and an earlier batch that comes back would be out of order there.
@@ -246,10 +244,10 @@ class ProducerSession:
     def _assign_sequence(state: _PartitionSequences, batch: Batch) -> None:
         batch.producer_id = state.producer_id
         batch.producer_epoch = state.producer_epoch
-        batch.base_sequence = state.next_sequence
+        batch.base_sequence = sequence = state.next_sequence
         batch.may_be_in_log = False
         state.window.append(batch.order)
-        state.next_sequence = (state.next_sequence + batch.record_count) & _SEQUENCE_MASK
+        state.next_sequence = (sequence + batch.builder.record_count) & _SEQUENCE_MASK
 
     # -- results
 
@@ -260,7 +258,7 @@ class ProducerSession:
         if self._idempotent:
             if batch is state.last_batch_in_log:
                 state.last_batch_in_log = None
-            state.acknowledged_end = (batch.base_sequence + batch.record_count) & _SEQUENCE_MASK
+            state.acknowledged_end = (batch.base_sequence + batch.builder.record_count) & _SEQUENCE_MASK
             state.is_confirmed = True
             self._after_settling(batch.partition, state)
         elif not state.unsettled_batches:
@@ -318,9 +316,9 @@ class ProducerSession:
 
     def _restart_or_inquire(self, state: _PartitionSequences, partition: TopicPartition, node_id: int) -> None:
         if not state.unsettled_batches[0].may_be_in_log or state.checked_node_id == node_id:
-            self._pending_restarts[partition] = None
-        elif partition not in self._inquiries:
-            self._inquiries[partition] = self._next_inquiry
+            self.pending_restarts[partition] = None
+        elif partition not in self.open_inquiries:
+            self.open_inquiries[partition] = self._next_inquiry
             self._next_inquiry += 1
 
     def handle_split(self, batch: Batch, parts: Sequence[Batch]) -> None:
@@ -360,16 +358,19 @@ class ProducerSession:
             del self._partitions[batch.partition]
 
     def _after_settling(self, partition: TopicPartition, state: _PartitionSequences) -> None:
-        oldest = state.unsettled_batches[0].order if state.unsettled_batches else None
-        while state.window and (oldest is None or state.window[0] < oldest):
-            state.window.popleft()
-        if not state.unsettled_batches:
-            self._inquiries.pop(partition, None)
-        if state.has_gap and not state.unsettled_batches:
+        if state.unsettled_batches:
+            oldest = state.unsettled_batches[0].order
+            while state.window and state.window[0] < oldest:
+                state.window.popleft()
+            return
+        state.window.clear()
+        if self.open_inquiries:
+            self.open_inquiries.pop(partition, None)
+        if state.has_gap:
             if state.acknowledged_end == state.next_sequence:
                 state.has_gap = False
             elif not self._transactional:
-                self._pending_restarts[partition] = None
+                self.pending_restarts[partition] = None
 
     # -- inquiries of the log
 
@@ -379,19 +380,14 @@ class ProducerSession:
         """
         return [
             (partition, number)
-            for partition, number in self._inquiries.items()
-            if partition not in self._pending_restarts
+            for partition, number in self.open_inquiries.items()
+            if partition not in self.pending_restarts
             and not any(batch.in_flight for batch in self._partitions[partition].unsettled_batches)
         ]
 
-    @property
-    def has_inquiries(self) -> bool:
-        """Whether a partition's leader must be asked, now or once its batches in flight have returned."""
-        return bool(self._inquiries)
-
     def is_open(self, partition: TopicPartition, inquiry: int) -> bool:
         """Whether this inquiry still needs a result."""
-        return self._inquiries.get(partition) == inquiry
+        return self.open_inquiries.get(partition) == inquiry
 
     def producer_id_of(self, partition: TopicPartition) -> int:
         """The producer id of the partition's unsettled batches."""
@@ -416,7 +412,7 @@ class ProducerSession:
         """
         if not self.is_open(partition, inquiry):
             return None
-        del self._inquiries[partition]
+        del self.open_inquiries[partition]
         state = self._partitions[partition]
         batches_in_log = [
             batch for batch in state.unsettled_batches if _is_in_log(batch, producer_epoch, last_sequence)
@@ -434,7 +430,7 @@ class ProducerSession:
         """
         if not self.is_open(partition, inquiry):
             return []
-        del self._inquiries[partition]
+        del self.open_inquiries[partition]
         return [batch for batch in self._partitions[partition].unsettled_batches if batch.may_be_in_log]
 
     # -- restarts
@@ -448,7 +444,7 @@ class ProducerSession:
         """
         partitions_at_rest = [
             partition
-            for partition in self._pending_restarts
+            for partition in self.pending_restarts
             if not any(batch.in_flight for batch in self._partitions[partition].unsettled_batches)
         ]
         if not partitions_at_rest or self.needs_identity:
@@ -462,14 +458,9 @@ class ProducerSession:
             for batch in state.unsettled_batches:
                 self._assign_sequence(state, batch)
         for partition in partitions_at_rest:
-            del self._pending_restarts[partition]
-            self._inquiries.pop(partition, None)
+            del self.pending_restarts[partition]
+            self.open_inquiries.pop(partition, None)
         return partitions_at_rest
-
-    @property
-    def has_pending_restart(self) -> bool:
-        """Whether a partition waits for `restart_partitions`."""
-        return bool(self._pending_restarts)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the sequences of deleted or idle partitions, unless they have unsettled batches.
@@ -488,17 +479,18 @@ class ProducerSession:
                 state.has_other_log = True
             else:
                 del self._partitions[partition]
-                self._pending_restarts.pop(partition, None)
-                self._inquiries.pop(partition, None)
+                self.pending_restarts.pop(partition, None)
+                self.open_inquiries.pop(partition, None)
                 needs_new_epoch = needs_new_epoch or (state.producer_id, state.producer_epoch) == self.identity
-        if needs_new_epoch and self._producer_id >= 0:
+        if needs_new_epoch and self.identity[0] >= 0:
             self._next_epoch()
 
     def _next_epoch(self) -> bool:
-        if self._producer_epoch >= _MAX_EPOCH:
-            self._producer_id = self._producer_epoch = -1
+        producer_id, producer_epoch = self.identity
+        if producer_epoch >= _MAX_EPOCH:
+            self._set_identity(-1, -1)
             return False
-        self._producer_epoch += 1
+        self._set_identity(producer_id, producer_epoch + 1)
         return True
 
 

@@ -74,6 +74,7 @@ class RecordAppender:
         self._opened_count_at_yield = 0
         self._cluster: Cluster | None = None
         self._sender: Sender | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._memory_lock = asyncio.Lock()
         self._is_held = False
         """The next append first yields to the event loop, or raises because of `close` or of another loop."""
@@ -86,6 +87,7 @@ class RecordAppender:
         """Use these from now on. They are connected."""
         self._cluster = cluster
         self._sender = sender
+        self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
         """Take no more records. Appends that wait raise RuntimeError."""
@@ -197,7 +199,8 @@ class RecordAppender:
         self._check_loop()
         accumulator = self._accumulator
         if not self.waiting_count:
-            now_ms = asyncio.get_running_loop().time() * 1000
+            assert self._loop is not None, "there is no queue before the start"
+            now_ms = self._loop.time() * 1000
             batch = accumulator.append(queue, timestamp_ms, key, value, headers, ticket, now_ms)
             if batch is not None:
                 if accumulator.opened_batch_count != self._last_opened_count:

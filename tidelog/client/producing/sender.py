@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,12 +22,13 @@ from typing import Any
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.connection import Connection
+from tidelog.client.network.connection import Connection, Request
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.outcomes import start_task
 from tidelog.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
 from tidelog.client.producing.interceptors import Interceptors
 from tidelog.client.producing.log_inquirer import LogInquirer
+from tidelog.client.producing.one_batch import FIRST_VERSION, OneBatchRequest, one_batch_form
 from tidelog.client.producing.producer_session import ProducerSession, Verdict
 from tidelog.client.producing.send_group import SendGroup
 from tidelog.client.producing.sender_totals import SenderTotals
@@ -145,18 +147,19 @@ class Sender:
             self._is_in_pass = False
 
     def _send_due(self) -> None:
+        session = self._session
         now_ms = self._loop.time() * 1000
         if now_ms >= self._next_expiry_check_ms:
             self._next_expiry_check_ms = now_ms + _EXPIRY_CHECK_MS
             self._expire(now_ms)
-        if self._session.has_pending_restart:
-            for partition in self._session.restart_partitions():
-                logger.info("%s: sequences start anew under producer epoch %d", partition, self._session.identity[1])
-        if self._session.has_inquiries:
-            self._log_inquirer.start(self._session.inquiries())
+        if session.pending_restarts:
+            for partition in session.restart_partitions():
+                logger.info("%s: sequences start anew under producer epoch %d", partition, session.identity[1])
+        if session.open_inquiries:
+            self._log_inquirer.start(session.inquiries())
         if self.on_pass is not None:
             self.on_pass()
-        if self._session.needs_identity:
+        if session.needs_identity:
             if self._transactions is None and self._accumulator.incomplete_count:
                 self._request_identity()
         else:
@@ -171,28 +174,29 @@ class Sender:
         due_nodes: set[int] = set()
         accumulator, session, metadata = self._accumulator, self._session, self._cluster.metadata
         transactions = self._transactions
-        soonest_ms = float("inf")
+        soonest_ms = math.inf
         for queue in accumulator.active_queues():
             wait_ms = accumulator.ready_in_ms(queue, now_ms)
             if wait_ms > 0:
                 soonest_ms = min(soonest_ms, wait_ms)
-            elif transactions is not None and not transactions.may_send(
-                queue.partition, is_resend=queue.head.base_sequence >= 0
+                continue
+            head = queue.head
+            if transactions is not None and not transactions.may_send(
+                queue.partition, is_resend=head.base_sequence >= 0
             ):
                 continue
+            leader = metadata.leader(queue.partition)
+            due_nodes.add(leader)
+            if not session.may_send(head):
+                continue
+            if leader < 0:
+                self._cluster.request_refresh()
             else:
-                leader = metadata.leader(queue.partition)
-                due_nodes.add(leader)
-                if not session.may_send(queue.head):
-                    continue
-                if leader < 0:
-                    self._cluster.request_refresh()
-                else:
-                    by_node.setdefault(leader, []).append(queue)
+                by_node.setdefault(leader, []).append(queue)
         if self._config.partitioner_availability_timeout_ms:
             since_ms = self._stuck_since_ms
             self._stuck_since_ms = {node_id: since_ms.get(node_id, now_ms) for node_id in due_nodes}
-        if soonest_ms < float("inf"):
+        if soonest_ms < math.inf:
             self._wake_at(now_ms + soonest_ms)
         return by_node
 
@@ -222,11 +226,10 @@ class Sender:
         remaining_bytes = self._config.max_request_size - _REQUEST_OVERHEAD_BYTES
         batches: list[Batch] = []
         for queue in queues:
-            size_bytes = queue.head.size_bytes + _PARTITION_OVERHEAD_BYTES
-            if batches and size_bytes > remaining_bytes:
+            if batches and queue.head.size_bytes + _PARTITION_OVERHEAD_BYTES > remaining_bytes:
                 break
-            remaining_bytes -= size_bytes
             batch = self._accumulator.take(queue)
+            remaining_bytes -= batch.size_bytes + _PARTITION_OVERHEAD_BYTES
             self._session.prepare_send(batch, now_ms)
             batches.append(batch)
         if self._transactions is not None:
@@ -238,11 +241,27 @@ class Sender:
     def _send(self, connection: Connection, batches: list[Batch]) -> None:
         try:
             version = self._produce_version(connection)
-            ids = {batch.partition.topic: self._cluster.metadata.topic_id(batch.partition.topic) for batch in batches}
+            topic_id_of = self._cluster.metadata.topic_id
+            ids = {batch.partition.topic: topic_id_of(batch.partition.topic) for batch in batches}
             if version > _LAST_VERSION_WITH_NAMES and NO_TOPIC_ID in ids.values():
                 version = connection.version_of(ProduceRequest, _LAST_VERSION_WITH_NAMES)
             by_id = version > _LAST_VERSION_WITH_NAMES
-            request = self._request(batches, ids)
+            timeout_ms = self._config.request_timeout_ms
+            request: Request
+            read = None
+            if len(batches) == 1 and version >= FIRST_VERSION:
+                batch = batches[0]
+                form = one_batch_form(
+                    batch.partition,
+                    ids[batch.partition.topic] if by_id else NO_TOPIC_ID,
+                    version,
+                    self._config.transactional_id,
+                    self._acks,
+                    timeout_ms,
+                )
+                request, read = OneBatchRequest(form, self._records_of(batch)), form.read
+            else:
+                request = self._request(batches, ids)
             self.totals.requests += 1
             if self._acks == 0:
                 connection.send_without_response(request, version)
@@ -250,8 +269,7 @@ class Sender:
                 handle = partial(
                     self._handle_response, connection.node_id, batches, ids if by_id else None, time.monotonic() * 1000
                 )
-                timeout_ms = self._config.request_timeout_ms
-                connection.send_with_callback(request, ProduceResponse, version, timeout_ms, handle)
+                connection.send_with_callback(request, ProduceResponse, version, timeout_ms, handle, read)
                 self.totals.requests_in_flight += 1
                 return
         except KafkaError as error:
@@ -279,17 +297,20 @@ class Sender:
             topic = topics.get(name)
             if topic is None:
                 topic = topics[name] = TopicProduceData(name=name, topic_id=ids[name])
-            records = batch.builder.build(batch.producer_id, batch.producer_epoch, batch.base_sequence)
-            self.totals.bytes_sent += len(records)
-            if batch.attempts > 1:
-                self.totals.records_retried += batch.record_count
-            topic.partition_data.append(PartitionProduceData(index=number, records=records))
+            topic.partition_data.append(PartitionProduceData(index=number, records=self._records_of(batch)))
         return ProduceRequest(
             transactional_id=self._config.transactional_id,
             acks=self._acks,
             timeout_ms=self._config.request_timeout_ms,
             topic_data=list(topics.values()),
         )
+
+    def _records_of(self, batch: Batch) -> bytearray:
+        records = batch.builder.build(batch.producer_id, batch.producer_epoch, batch.base_sequence)
+        self.totals.bytes_sent += len(records)
+        if batch.attempts > 1:
+            self.totals.records_retried += batch.record_count
+        return records
 
     # -- responses
 
@@ -299,13 +320,15 @@ class Sender:
         batches: list[Batch],
         ids: dict[str, bytes] | None,
         sent_ms: float,
-        response: ProduceResponse | None,
+        response: ProduceResponse | tuple[int, int] | None,
         error: Exception | None,
     ) -> None:
         try:
             # uvloop's `time` counts whole milliseconds.
             self.totals.handle_end(time.monotonic() * 1000 - sent_ms, response is not None)
-            if response is not None:
+            if isinstance(response, tuple):
+                self._handle_acknowledgement(batches[0], *response)
+            elif response is not None:
                 self._settle(node_id, batches, ids, response)
             else:
                 code = error.code if isinstance(error, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
@@ -350,7 +373,7 @@ class Sender:
         self._complete_acknowledged(batch, base_offset, log_append_time_ms)
 
     def _complete_acknowledged(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
-        self.totals.records_delivered += batch.record_count
+        self.totals.records_delivered += batch.builder.record_count
         self._session.handle_acknowledgement(batch)
         self._complete(batch)
         if batch.group is not None:

@@ -39,7 +39,8 @@ class SenderTotals:
         if is_answered:
             self.answered_requests += 1
             self.latency_sum_ms += latency_ms
-            self.latency_max_ms = max(self.latency_max_ms, latency_ms)
+            if latency_ms > self.latency_max_ms:
+                self.latency_max_ms = latency_ms
 
     def snapshot(
         self, buffer_bytes: int, used_bytes: int, incomplete_batches: int, waiting_calls: int
