@@ -13,10 +13,14 @@ from tests.unit.broker.metadata_services import running_services
 from tidelog.broker.apis.api_tables import CONTROLLER_APIS, FORWARDED
 from tidelog.broker.apis.cluster import envelope
 from tidelog.broker.apis.dispatch import Dispatcher
+from tidelog.broker.apis.topics import alter_configs, incremental_alter_configs
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages import alter_configs as alter_messages
+from tidelog.protocol.messages import incremental_alter_configs as incremental_messages
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tidelog.protocol.messages.envelope import EnvelopeRequest
+from tidelog.replication.controller.metadata.image import TOPIC_RESOURCE
 
 CREATE = CreateTopicsRequest(
     topics=[CreatableTopic(name="t", num_partitions=1, replication_factor=1)], timeout_ms=10_000
@@ -30,15 +34,15 @@ class Client:
     listener_name = "PLAINTEXT"
 
 
-def losing_once(controller: Any) -> None:
+def losing_once(controller: Any, command: str = "create_topics") -> None:
     """What is under way is refused once, as it is when another node begins to lead."""
-    create_topics = controller.create_topics
+    carry_out = getattr(controller, command)
 
     async def lost(*arguments: Any, **options: Any) -> Any:
-        controller.create_topics = create_topics
+        setattr(controller, command, carry_out)
         raise KafkaError(ErrorCode.NOT_CONTROLLER, "This node is not the active controller.")
 
-    controller.create_topics = lost
+    setattr(controller, command, lost)
 
 
 async def test_whoever_forwarded_it_is_told_and_not_the_client(tmp_path: Path) -> None:
@@ -92,3 +96,33 @@ async def test_a_node_that_led_itself_asks_the_next_controller(tmp_path: Path) -
         assert [(topic.name, topic.error_code) for topic in response.topics] == [("t", 0)]
         assert "t" in services.image().topics_by_name
         await dispatcher.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "messages", "command"),
+    [
+        (alter_configs, alter_messages, "alter_configs"),
+        (incremental_alter_configs, incremental_messages, "incremental_alter_configs"),
+    ],
+)
+async def test_a_change_of_configs_is_the_next_controllers_too(
+    tmp_path: Path, module: Any, messages: Any, command: str
+) -> None:
+    """The broker checks it first, and sends what is left itself: NOT_CONTROLLER reached clients."""
+    async with running_services(tmp_path) as services:
+        services.embedded = Dispatcher(services, CONTROLLER_APIS, FORWARDED).embedded
+        await services.embedded(FRAME, "127.0.0.1")
+        config = messages.AlterableConfig(name="retention.ms", value="86400000")
+        resource = messages.AlterConfigsResource(resource_type=TOPIC_RESOURCE, resource_name="t", configs=[config])
+        change = module.REQUEST(resources=[resource])
+        for listener in ("", "PLAINTEXT"):
+            losing_once(services.controller, command)
+            context = RequestContext(change.API_KEY, 1, 1, "client", "127.0.0.1", listener)
+            answer = asyncio.ensure_future(module.handle(services, context, change))
+            if not listener:  # the broker that forwarded it tries again
+                with pytest.raises(KafkaError) as refused:
+                    await answer
+                assert refused.value.code == ErrorCode.NOT_CONTROLLER
+        responses = (await asyncio.wait_for(answer, PATIENCE_S)).responses
+        assert [each.error_code for each in responses] == [0]
+        assert services.image().topic_config("t") == {"retention.ms": "86400000"}

@@ -82,11 +82,18 @@ async def _decided(
 ) -> Sequence[Any]:
     rest = type(request)(resources=resources, validate_only=request.validate_only)
     channel = services.controller_channel
-    if not context.listener_name or channel.is_local():
-        active = controller(services)
-        incremental = request.API_KEY == ApiKey.INCREMENTAL_ALTER_CONFIGS
-        response = await (active.incremental_alter_configs(rest) if incremental else active.alter_configs(rest))
-    else:
+    is_forwarded = not context.listener_name
+    response: Any = None
+    if is_forwarded or channel.is_local():
+        try:
+            active = controller(services)
+            incremental = request.API_KEY == ApiKey.INCREMENTAL_ALTER_CONFIGS
+            response = await (active.incremental_alter_configs(rest) if incremental else active.alter_configs(rest))
+        except KafkaError as error:
+            # Where this node has lost the lead meanwhile, the next controller decides, as for all other requests.
+            if error.code != ErrorCode.NOT_CONTROLLER or is_forwarded:
+                raise
+    if response is None:
         response = await channel.forward_message(rest, context.api_version, context.client_host)
     return response.responses  # type: ignore[no-any-return]
 
