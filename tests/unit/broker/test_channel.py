@@ -303,3 +303,30 @@ async def test_a_name_is_looked_up_on_the_threads_given_and_its_next_address_is_
             assert await channels.probe(endpoint._replace(host="a-name.example")) is PortState.ACCEPTS
             await channels.close()
     assert threads == ["names_0"]
+
+
+async def test_a_new_connection_takes_the_place_of_the_one_that_is_unused_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """160 to each controller that had led lately left no place for the heartbeats to the next one."""
+    monkeypatch.setattr(channel, "CHANNELS_MAX", 3)
+    async with peer(heartbeats) as endpoint, peer(silence) as silent:
+        channels = Channels(asyncio.get_running_loop(), "tidelog-1")
+
+        async def beat(lane: str, at: Endpoint = endpoint) -> None:
+            await channels.exchange(at, BrokerHeartbeatRequest(), 1, timeout_ms=int(PATIENCE_S * 1000), lane=lane)
+
+        busy = asyncio.create_task(beat("busy", silent))
+        await asyncio.sleep(0)
+        for lane in ("first", "second", "first", "third"):
+            await beat(lane)
+        assert [lane for _, lane in channels._channels] == ["busy", "first", "third"]
+        for lane in ("first", "third"):
+            channels._channel(endpoint, lane).request(
+                HEARTBEAT, 1, BrokerHeartbeatRequest().encode(1), lambda body: None
+            )
+        with pytest.raises(PeerUnreachable, match="too many"):
+            await beat("second")
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+        await channels.close()

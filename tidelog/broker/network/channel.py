@@ -304,17 +304,20 @@ class Channels:
             raise PeerUnreachable(f"{endpoint}: {error}") from None
 
     def _channel(self, endpoint: Endpoint, lane: str) -> Channel:
-        channel = self._channels.get((endpoint, lane))
+        channel = self._channels.pop((endpoint, lane), None)
         if channel is None:
             if len(self._channels) >= CHANNELS_MAX:
-                raise PeerUnreachable(f"{endpoint}: too many connections to other nodes")
+                # After several changes of the lead most are to earlier controllers.
+                unused = next((each for each in self._channels.values() if not each.unanswered), None)
+                if unused is None:
+                    raise PeerUnreachable(f"{endpoint}: too many connections to other nodes")
+                unused.give_up("others are needed")
 
             def forget(broken: Channel) -> None:
                 self._channels.pop((endpoint, lane), None)
 
-            channel = self._channels[endpoint, lane] = Channel(
-                self._loop, endpoint, self._client_id, forget, self._resolver
-            )
+            channel = Channel(self._loop, endpoint, self._client_id, forget, self._resolver)
+        self._channels[endpoint, lane] = channel  # the one used last is the last
         return channel
 
     async def probe(self, endpoint: Endpoint, timeout_ms: int = 1000) -> PortState:
