@@ -389,7 +389,7 @@ class ReplicaFetcher:
             if records:
                 self._fetchers.bytes_in += len(records)
                 if _OFFSET.unpack_from(records)[0] < log.log_end_offset != log.log_start_offset:
-                    self._overlapped(followed, records)
+                    self._overlapped(followed, records, log_start_offset)
                     return
                 partition.append_as_follower(records, self._clock_ms())
                 followed.request_number = NOT_REQUESTED
@@ -456,11 +456,11 @@ class ReplicaFetcher:
         self._set_aside(followed)
         self._fetchers.truncations.do(followed, truncate_if_followed)
 
-    def _overlapped(self, followed: FollowedPartition, records: memoryview) -> None:
+    def _overlapped(self, followed: FollowedPartition, records: memoryview, leader_start: int) -> None:
         """Handle records that this log already has: a repeated response, or a batch that spans this log's end.
 
         Raises CORRUPT_MESSAGE for a batch that overlaps committed records, because no leader sends one. Committed
-        records are not truncated for it.
+        records are not truncated for it, except where the leader has deleted all of them, up to inside of the batch.
         """
         log = followed.log
         if followed.requested_offset != log.log_end_offset:
@@ -468,6 +468,9 @@ class ReplicaFetcher:
             self._changed[followed] = None
             return
         base_offset = check_first_holds(records, log.log_end_offset)
+        if leader_start >= log.log_end_offset:
+            self._truncate(followed, leader_start, empties=True)
+            return
         if base_offset < max(log.high_watermark, log.log_start_offset):
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a batch of offset {base_offset}, which is committed here")
         self._truncate(followed, base_offset)

@@ -540,3 +540,13 @@ class Partition:
         if fetch_offset < self.log.log_start_offset:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {fetch_offset} is no longer in the log")
         return (epoch, end_offset) if epoch < last_fetched_epoch or end_offset < fetch_offset else None
+
+    def beginning(self) -> tuple[int, int]:
+        """The `divergence` of an empty log without an epoch that begins above this one: it begins again where this one
+        does.
+
+        Nothing tells that the records between were in its history. After an unclean election they may be acknowledged
+        ones of this leader, and it would join the ISR without them. A member of the ISR has shown that it had them.
+        """
+        log = self.log
+        return max(log.leader_epochs.epoch_for_offset(log.log_start_offset), 0), log.log_start_offset

@@ -326,6 +326,79 @@ def test_a_log_that_begins_above_the_followers_end_is_taken_over_from_there() ->
     assert cluster.nodes[2].values() == [b"3", b"4"]
 
 
+def begun_anew() -> Replicas:
+    """Node 2 was away and begins anew at offset 4, where all is deleted: it knows no epoch. Node 3 has all records."""
+    cluster = Replicas(3)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(600)
+    cluster.stop(2)
+    cluster.fenced |= {2, 3}
+    cluster.alter(isr=(1,))
+    for value in (b"b", b"c", b"d"):
+        cluster.nodes[1].produce(value)
+    cluster.loop.run_for(600)
+    cluster.cut.add((3, 1))
+    cluster.nodes[1].log.delete_records(4)
+    cluster.start(2)
+    cluster.loop.run_for(600)
+    log = cluster.nodes[2].log
+    assert (log.log_start_offset, log.log_end_offset, list(log.leader_epochs)) == (4, 4, [])
+    return cluster
+
+
+def test_a_log_begun_anew_joins_no_leader_of_another_history_without_its_records() -> None:
+    """It fetched on at its start after an unclean election, and lacked what the leader had acknowledged below."""
+    cluster = begun_anew()
+    cluster.nodes[3].log.truncate_to(1)  # it was away, too
+    cluster.stop(1)
+    cluster.heal()
+    cluster.elect(3, [3], tell=[3])
+    acknowledged = [cluster.nodes[3].produce(b"%d" % n) for n in range(5)]
+    cluster.loop.settle()
+    assert [each.code for each in acknowledged] == [0] * 5
+    cluster.tell([2])
+    cluster.loop.run_for(600)
+    assert cluster.nodes[2].values() == cluster.nodes[3].values() == [b"a", b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_log_begun_anew_stays_where_it_is_in_the_isr_of_a_leader_that_begins_earlier() -> None:
+    """It would be elected with an end below the high watermark."""
+    cluster = begun_anew()
+    cluster.stop(1)
+    cluster.heal()
+    cluster.elect(3, [2, 3])
+    cluster.loop.run_for(600)
+    assert [cluster.nodes[n].log.log_start_offset for n in (2, 3)] == [4, 0]
+    cluster.nodes[3].produce(b"e")
+    cluster.loop.run_for(600)
+    assert cluster.nodes[2].values() == [b"e"]
+
+
+def test_a_follower_whose_records_are_all_deleted_at_the_leader_begins_inside_of_its_batch() -> None:
+    """Of another history, after an unclean election. It called the batch corrupt at each fetch."""
+    cluster = Replicas(2)
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.run_for(600)
+    cluster.cut.add((2, 1))
+    cluster.fenced.add(2)
+    cluster.alter(isr=(1,))
+    for value in (b"x", b"y", b"z"):
+        cluster.nodes[1].produce(value)
+    cluster.loop.settle()
+    cluster.nodes[1].checkpoint()
+    cluster.stop(1)
+    cluster.heal()
+    cluster.elect(2, [2])
+    cluster.nodes[2].produce(b"p", b"q", b"r", b"s")
+    cluster.loop.settle()
+    cluster.nodes[2].log.delete_records(3)
+    cluster.start(1)
+    cluster.loop.run_for(3000)
+    assert cluster.nodes[1].log.log_start_offset == 3
+    assert cluster.nodes[1].marks == (5, 5)
+    assert cluster.nodes[1].log.read(3, 1000, 5).regions == cluster.nodes[2].log.read(3, 1000, 5).regions
+
+
 @pytest.mark.parametrize("leaders_log", ["begins later", "ends earlier"])
 def test_of_many_logs_one_is_truncated_in_a_turn_of_the_loop(leaders_log: str) -> None:
     """Each waits for the device: a follower of 300 that came back after the retention was fenced meanwhile."""

@@ -300,7 +300,10 @@ class FollowerFetches:
             if follower is None or follower.broker_epoch != session.replica_epoch:
                 follower = partition.follower(session.replica_id, session.replica_epoch, entry.leader_epoch)
             log, offset = partition.log, entry.fetch_offset
-            if entry.last_epoch >= 0 and (entry.last_epoch != log.leader_epochs.latest or offset > log.log_end_offset):
+            if entry.last_epoch < 0:
+                if offset == entry.log_start_offset > log.log_start_offset and not follower.in_maximal_isr:
+                    entry.problem = partition.beginning()
+            elif entry.last_epoch != log.leader_epochs.latest or offset > log.log_end_offset:
                 entry.problem = partition.divergence(entry.last_epoch, offset)
             if entry.problem is None:
                 if not log.log_start_offset <= offset <= log.log_end_offset:
