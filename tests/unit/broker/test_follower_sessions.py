@@ -257,3 +257,34 @@ def test_without_a_session_a_fetch_waits_also_where_followers_are_told_of_high_w
     cluster.loop.run_for(WAIT_OF_A_FOLLOWER_MS)
     with pytest.raises(AssertionError, match="it waits"):
         ask(cluster, REAL, epoch=cluster.broker_epochs[REAL], session=(0, EPOCH_FINAL), wait_ms=500, offset=1)
+
+
+def test_a_follower_whose_connection_breaks_is_late_only_after_the_whole_lag_time() -> None:
+    """In a quiet partition it counted as caught up when it had last copied a record, and left the ISR at once."""
+    cluster = Replicas(2, replica_lag_time_max_ms="2000")
+    leader = cluster.nodes[1]
+    leader.produce(b"a")
+    cluster.loop.run_for(60_000)
+    cluster.cut.add((REAL, 1))
+    for link in cluster.links:
+        link.close()
+    cluster.loop.settle()
+    assert not followers(cluster).sessions
+    leader.produce(b"b", timeout_ms=60_000)
+    cluster.loop.run_for(1400)
+    leader.partition.check_isr()
+    assert not leader.proposals
+    cluster.loop.run_for(1000)
+    leader.partition.check_isr()
+    assert [proposal.removes for _, proposal in leader.proposals] == [(REAL,)]
+
+
+def test_a_follower_outside_the_isr_does_not_count_as_caught_up_because_a_leader_epoch_begins() -> None:
+    """News of the old epoch counted it so, and acknowledgements waited for it for the whole lag time."""
+    cluster = Replicas(2, replica_lag_time_max_ms="2000")
+    leader = cluster.nodes[1]
+    leader.produce(b"a")
+    cluster.loop.run_for(WAIT_OF_A_FOLLOWER_MS)
+    cluster.cut.add((REAL, 1))
+    cluster.elect(1, [1], tell=[1])
+    assert leader.produce(b"b").code == 0

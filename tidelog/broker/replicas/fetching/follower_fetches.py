@@ -356,6 +356,7 @@ class FollowerFetches:
         entry = session.entries.pop(key, None)
         if entry is not None:
             self.entry_count -= 1
+            entry.note_caught_up()
             for place in (session.dirty, session.in_flight, session.outside, session.unsettled):
                 place.pop(entry, None)
             if entry.partition is not None:

@@ -84,13 +84,21 @@ class FollowerEntry:
             session = self.session
             session.linger.news += 1
             if self not in session.dirty:
+                self.note_caught_up()
                 session.dirty[self] = None
-                follower = self.follower
-                if follower is not None and session.last_fetch_ms > follower.last_caught_up_ms:
-                    # The follower had all records at its last fetch, even if that fetch did not mention the partition.
-                    follower.last_caught_up_ms = session.last_fetch_ms
             if session.parked is not None:
                 session.wake_soon(session.answer)
+
+    def note_caught_up(self) -> None:
+        """Call it before the entry becomes dirty or ends.
+
+        A follower without news had all records at its last fetch, even if that fetch did not mention the partition.
+        """
+        session, follower = self.session, self.follower
+        if self.in_flight or self in session.dirty or self.problem is not None or follower is None:
+            return
+        if session.last_fetch_ms > follower.last_caught_up_ms:
+            follower.last_caught_up_ms = session.last_fetch_ms
 
 
 class FollowerSession:
