@@ -36,6 +36,8 @@ _RECORDS_AT_BY_NAME, _RECORDS_AT_BY_ID = 13, 29  # and the bytes of the name, wi
 _ONE_PRODUCED = [Struct(f">ii{length}sqqq9s") for length in range(0x90)]
 _ONE_PRODUCED_END = bytes((1, 0, 0, 0, 0, 0, 0, 0, 0))
 _KNOWN_PARTITIONS_MAX = 1024
+_KNOWN_HEAD_BYTES_MAX = 256
+_HEAD_AT = 8  # behind API key, version and correlation id
 _ANSWERED_ACKS = (-1, 1)
 # A fetch of one partition outside of a session: wait, least and most bytes, isolation, session id and epoch, topics,
 # the name (by its length) or id, partitions, index, leader epoch, offset, last epoch, log start, most bytes, and
@@ -178,6 +180,61 @@ def decode_one_produce(frame: memoryview, position: int, version: int) -> OnePro
         return None  # `decode_produce` says what is wrong with it
 
 
+# Reads a frame: API key and version, correlation id, the head, and two bytes at the size of the records. The head is
+# all between correlation id and records.
+Layout = Callable[[memoryview], tuple[int, int, bytes, int, int]]
+_known_heads: dict[tuple[int, bytes], tuple[str | bytes, int, int, int, int]] = {}
+"""(Version, head) of a `OneProduce` without a transaction: topic, index, acks, timeout, where its records begin."""
+
+
+@lru_cache(maxsize=_KNOWN_HEAD_BYTES_MAX)
+def _layout(head_bytes: int) -> Layout:
+    return cast(Layout, Struct(f">ii{head_bytes}sBB").unpack_from)
+
+
+def note_head(frame: memoryview, position: int, version: int, one: OneProduce) -> Layout | None:
+    """The layout with which `decode_alike` knows requests that begin as this one; None if it never does.
+
+    `one`: what `decode_one_produce` has found in the body at `position`.
+    """
+    head_bytes = position - _HEAD_AT
+    head_bytes += _RECORDS_AT_BY_NAME + frame[position + 8] if version < TOPIC_ID_FROM else _RECORDS_AT_BY_ID
+    topic, index, _, acks, timeout_ms, transactional_id = one
+    if transactional_id is not None or head_bytes > _KNOWN_HEAD_BYTES_MAX:
+        return None
+    layout = _layout(head_bytes)
+    _, _, head, _, _ = layout(frame)
+    if len(_known_heads) >= _KNOWN_PARTITIONS_MAX:
+        _known_heads.clear()
+    _known_heads[version, head] = (topic, index, acks, timeout_ms, _HEAD_AT + head_bytes + 1)
+    return layout
+
+
+def decode_alike(frame: memoryview, layout: Layout) -> tuple[int, int, OneProduce] | None:
+    """Version, correlation id and `OneProduce` of a request that differs from a noted one only in correlation id and
+    records; None for any other.
+
+    A client repeats all other bytes in each request to a partition, so they are decoded once.
+    """
+    try:
+        version, correlation_id, head, size, size_high = layout(frame)
+        known = _known_heads.get((version, head))  # a Produce's key is 0
+        if known is None:
+            return None
+        topic, index, acks, timeout_ms, start = known
+        if size >= 0x80:
+            if size_high >= 0x80:
+                return None
+            size += (size_high << 7) - 0x80
+            start += 1
+        end = start + size - 1
+        if frame[end:] != _NO_TAGS_THRICE or not size or frame[start + ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG:
+            return None
+        return version, correlation_id, (topic, index, frame[start:end], acks, timeout_ms, None)
+    except (IndexError, StructError):
+        return None
+
+
 class PipelinedProduces(NamedTuple):
     """Several requests of one client for one partition, each with the form of a `OneProduce` without a transaction."""
 
@@ -204,14 +261,14 @@ def decode_pipelined_produces(frames: Sequence[memoryview], position: int, versi
         return None
     by_name = version < TOPIC_ID_FROM
     records_at = position + (_RECORDS_AT_BY_NAME + first[position + 8] if by_name else _RECORDS_AT_BY_ID)
-    unpack = Struct(f">4si{records_at - 8}sBB").unpack_from
-    first_key_and_version, _, first_rest, _, _ = unpack(first)
+    layout = _layout(records_at - _HEAD_AT)
+    first_key_and_version, _, first_head, _, _ = layout(first)
     correlation_ids, batches = [], []
     for frame in frames:
         if len(frame) < records_at + 5:
             break
-        key_and_version, correlation_id, rest, size, size_high = unpack(frame)
-        if rest != first_rest or key_and_version != first_key_and_version:
+        key_and_version, correlation_id, head, size, size_high = layout(frame)
+        if head != first_head or key_and_version != first_key_and_version:
             break
         start = records_at + 1
         if size >= 0x80:
@@ -220,7 +277,7 @@ def decode_pipelined_produces(frames: Sequence[memoryview], position: int, versi
             size += (size_high << 7) - 0x80
             start += 1
         end = start + size - 1
-        if not size or end + 3 != len(frame) or frame[end] or frame[end + 1] or frame[end + 2]:
+        if frame[end:] != _NO_TAGS_THRICE or not size:
             break
         correlation_ids.append(correlation_id)
         batches.append(frame[start:end])

@@ -241,12 +241,16 @@ def decode_one_fetched(body: memoryview) -> tuple[int, bytes, int, int, int, mem
         return None
     position = _ONE_RESPONSE.size
     if length >= 0x80:
-        try:
-            length, position = continue_uvarint(body, position, length)
-        except (IndexError, MalformedMessage):
-            return None
+        if body[position] < 0x80:
+            length += (body[position] << 7) - 0x80
+            position += 1
+        else:
+            try:
+                length, position = continue_uvarint(body, position, length)
+            except (IndexError, MalformedMessage):
+                return None
     end = position + length - 1
-    if end < position or end + 3 != size or body[end] or body[end + 1] or body[end + 2]:
+    if end < position or body[end:] != _NO_TAGS:
         return None
     return session_id, topic_id, index, high_watermark, log_start, body[position:end]
 

@@ -21,6 +21,7 @@ from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.replication.isr import InSyncReplicas
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.pipelined_append import append_pipelined
+from tidelog.storage.log.usual_append import append_usual
 from tidelog.storage.producers.producer_state import FIRST_OFFSET, LAST_OFFSET
 from tidelog.storage.producers.refused_batches import RefusedBatches, sequenced_header
 from tidelog.storage.segments.append import check_first_holds
@@ -214,13 +215,16 @@ class Partition:
                 f"requirement of {self.min_insync_replicas} for partition {self.topic}-{self.index}",
             )
         log = self.log
-        info = log.append_as_leader(
-            batches, self.leader_epoch, now_ms, from_client=from_client, transaction=transaction
-        )
+        # `PartitionLog.append_as_leader` begins with `append_usual`; nearly every produce saves its call.
+        info = append_usual(log, batches, self.leader_epoch, now_ms, from_client, transaction)
+        if info is None:
+            info = log.append_as_leader(
+                batches, self.leader_epoch, now_ms, from_client=from_client, transaction=transaction
+            )
         if not self.awaits_followers:
             if in_sync.followers or log.durability.blocked_from >= 0 or not self.leads:
                 self._move_high_watermark()
-            elif log.high_watermark < log.log_end_offset:
+            else:
                 log.set_high_watermark(log.log_end_offset)  # a shortcut for an only replica
         return info
 

@@ -18,10 +18,14 @@ from tests.unit.broker.conftest import RunningNode, StartNode, Wire
 from tests.unit.broker.test_connection import Owner, connect, feed, framed
 from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce, produced
 from tests.unit.storage.batches import NOW, batch, idempotent
+from tidelog.broker.apis.records import produce as produce_api
 from tidelog.broker.network.connection import IN_FLIGHT_MAX, UNPIPELINED_READS, KafkaConnection
 from tidelog.broker.replicas.partitions import Partitions
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
+from tidelog.protocol import hot
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.hot import decode_one_produce
+from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceRequest, ProduceResponse
 from tidelog.replication.partition import Partition
@@ -162,7 +166,7 @@ def test_those_that_the_last_one_needs_are_called_before_it_is_parked() -> None:
 
 VERSION = 12
 PRODUCE_HEAD = Struct(">hhih")
-CLIENT: Any = SimpleNamespace(listener_name="PLAINTEXT", host="")
+CLIENT: Any = SimpleNamespace(listener_name="PLAINTEXT", host="", produce_layout=None)
 
 
 @contextmanager
@@ -208,6 +212,36 @@ async def test_pipelined_produces_are_appended_together(
     assert counters.versions[VERSION] == sum(counters.durations.counts) == 10
     traffic = node._broker.partitions.traffic["t"]
     assert (traffic.records_in, traffic.bytes_in) == (20, 10 * len(batch(2)))
+
+
+async def test_a_request_like_an_earlier_one_is_not_decoded_again(
+    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wire.create_topic("t", 2)
+    await wire.create_topic("u", 1)
+    node: Any = running.node
+    decoded: list[Any] = []
+    monkeypatch.setattr(hot, "_known_heads", {})  # another test may have sent the same
+
+    def decode_one(*arguments: Any) -> Any:
+        decoded.append(decode_one_produce(*arguments))
+        return decoded[-1]
+
+    monkeypatch.setattr(produce_api, "decode_one_produce", decode_one)
+    for name in ("t", "u", "t", "u"):
+        await ask(wire, [produce(name, bytes(batch(2)))])
+    assert len(decoded) == 2
+    # Neither a request of another kind nor a refusal between them changes an answer.
+    assert await ask(wire, [produce("t", bytes(batch()), bytes(batch()))]) == [(0, 4), (0, 0)]
+    assert await ask(wire, [produce("t", bytes(idempotent(0, transactional=True)))]) == [(53, -1)]
+    assert len(fetched(await wire.call(fetch("t"), 12, FetchResponse))) == 5
+    assert await ask(wire, [produce("t", bytes(batch()))]) == [(0, 5)]
+    assert await ask(wire, [produce("t", bytes(batch())[:-1])]) == [(87, -1)]
+    assert await ask(wire, [produce("t", bytes(batch()))]) == [(0, 6)]
+    await wire.call(DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=5000), 6, DeleteTopicsResponse)
+    assert await ask(wire, [produce("t", bytes(batch()))]) == [(3, -1)]
+    counters = node._services.requests.produce
+    assert counters.versions[VERSION] == sum(counters.durations.counts) == 10
 
 
 @pytest.mark.parametrize("transactional_id", [None, "tx"])

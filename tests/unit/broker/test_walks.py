@@ -83,6 +83,8 @@ async def test_the_walk_of_a_produce(wire: Any, make_batch: Any) -> None:
             wire.send(produce("walked", make_batch(b"5")), 9)
         for _ in range(2):
             await wire.receive(ProduceResponse, 9)
+        for _ in range(2):  # the second is known from the first
+            await wire.call(produce("walked", make_batch(b"6")), 9, ProduceResponse)
     assert [each.base_offset for topic in one.responses for each in topic.partition_responses] == [0]
     assert [each.base_offset for topic in two.responses for each in topic.partition_responses] == [1, 0]
     assert len(walk("The walk of a Produce")) > 12

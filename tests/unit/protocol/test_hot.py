@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidelog.protocol import hot
 from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.hot import (
     FetchedPartition,
     NodeAddress,
     ProducedPartition,
+    decode_alike,
     decode_one_produce,
     decode_pipelined_produces,
     decode_produce,
     encode_fetch_response,
     encode_one_produced,
     encode_produce_response,
+    note_head,
 )
 from tidelog.protocol.messages import fetch as fetch_messages
 from tidelog.protocol.messages import produce as produce_messages
@@ -153,6 +156,83 @@ def test_each_byte_that_makes_a_request_different_ends_the_pipelined_ones(size: 
         assert_decoded_as_each_alone([first, bytearray(first), other], version)
     for cut in range(8, len(first)):
         assert_decoded_as_each_alone([first, bytearray(first), first[:cut]], version)
+
+
+def is_known_as_decoded(first: bytearray, other: bytearray, version: int) -> bool:
+    """Whether `decode_alike` knows the second request after the first. If so, it decodes it as `decode_one_produce`."""
+    one = decode_one_produce(memoryview(first), HEADER_BYTES, version)
+    assert one is not None
+    layout = note_head(memoryview(first), HEADER_BYTES, version, one)
+    assert layout is not None
+    known = decode_alike(memoryview(other), layout)
+    if known is not None:
+        # The header has the same lengths, so the body begins at the same place.
+        assert other[:4] == bytes((0, 0, 0, known[0])), "it is a Produce of this version"
+        assert (other[8:10], other[17]) == (first[8:10], first[17])
+        assert known[1] == int.from_bytes(other[4:8], "big", signed=True)
+        assert known[2] == decode_one_produce(memoryview(other), HEADER_BYTES, known[0])
+    return known is not None
+
+
+@pytest.mark.parametrize("version", [9, 12, 13])
+@pytest.mark.parametrize("acks", [-1, 1])
+@pytest.mark.parametrize("size", [23, 100, 126, 127, 128, 16_382])
+def test_a_request_alike_is_known_whatever_its_records_are(size: int, acks: int, version: int) -> None:
+    first = one_produce("topic", 3, bytes(80), acks, 1, version)
+    other = one_produce("topic", 3, b"r" * 22 + bytes(size - 22), acks, 70_000, version)
+    assert is_known_as_decoded(first, other, version)
+
+
+def test_requests_of_a_topic_are_known_in_turn() -> None:
+    frames = [one_produce(topic, index, bytes(80)) for topic in ("topic", "other") for index in range(3)]
+    for frame in frames:
+        is_known_as_decoded(frame, frame, 12)
+    for frame in frames:
+        assert all(is_known_as_decoded(frame, other, 12) for other in frames)
+
+
+@pytest.mark.parametrize("version", [12, 13])
+@pytest.mark.parametrize("size", [30, 200])
+def test_each_byte_that_makes_a_request_different_is_noticed(size: int, version: int) -> None:
+    first = one_produce("alike", 0, bytes(size), version=version)
+    known = 0
+    for place in range(len(first)):
+        for bit in range(8):
+            other = bytearray(first)
+            other[place] ^= 1 << bit
+            known += is_known_as_decoded(first, other, version)
+    at = len(first) - 3 - size  # where the records begin
+    flags = 1  # the bit that says that the batch is of a transaction
+    assert known == 8 * (4 + size) - flags, "the bytes of the correlation id and of the records"
+    assert first[at : at + size] == bytes(size)
+    for cut in range(len(first)):
+        assert not is_known_as_decoded(first, first[:cut], version)
+    assert not is_known_as_decoded(first, first + b"\0", version)
+
+
+def test_a_transaction_and_a_long_name_are_never_known() -> None:
+    batch = bytes(22) + b"\x10" + bytes(60)
+    plain = one_produce("topic", 0, bytes(83))
+    assert not is_known_as_decoded(plain, one_produce("topic", 0, batch), 12)
+    partition = produce_messages.PartitionProduceData(index=0, records=batch)
+    topics = [produce_messages.TopicProduceData(name="topic", partition_data=[partition])]
+    message = produce_messages.ProduceRequest(transactional_id="id", acks=-1, timeout_ms=1, topic_data=topics)
+    frame = memoryview(b"\0\0\0\x0c" + bytes(4) + b"\0\x07a-probe\0" + message.encode(12))
+    one = decode_one_produce(frame, HEADER_BYTES, 12)
+    assert one is not None
+    assert note_head(frame, HEADER_BYTES, 12, one) is None
+    client_id = b"c" * 300
+    frame = memoryview(plain[:8] + (300).to_bytes(2, "big") + client_id + plain[17:])
+    one = decode_one_produce(frame, 311, 12)
+    assert one is not None
+    assert note_head(frame, 311, 12, one) is None
+
+
+def test_few_heads_are_kept() -> None:
+    for index in range(3000):
+        frame = one_produce("many", index, bytes(80))
+        assert is_known_as_decoded(frame, frame, 12)
+        assert len(hot._known_heads) <= 1024
 
 
 def test_transactions_are_not_pipelined() -> None:

@@ -228,5 +228,22 @@ def test_an_answer_with_one_partition(
     assert (*decoded[:5], bytes(decoded[5])) == (session_id, topic_id, index, mark, start, data)
 
 
+@pytest.mark.parametrize("size", [1, 126, 127, 200, 16_382, 16_383, 20_000])
+def test_an_answer_of_one_partition_ends_with_its_records(size: int) -> None:
+    """The tags that a Kafka broker may send behind them are left to the compiled codec, and so is a wrong size."""
+    made = hot.encode_one_fetched(1, 2, b"T" * 16, 0, 9, 9, 0, [bytes(size)], size)
+    assert isinstance(made, bytes)
+    body = made[9:]
+    decoded = hot.decode_one_fetched(memoryview(body))
+    assert decoded is not None
+    assert len(decoded[5]) == size
+    for place in (-3, -2, -1):
+        other = bytearray(body)
+        other[place] = 1
+        assert hot.decode_one_fetched(memoryview(other)) is None
+    assert hot.decode_one_fetched(memoryview(body[:-1])) is None
+    assert hot.decode_one_fetched(memoryview(body + b"\0")) is None
+
+
 def test_an_answer_with_nothing() -> None:
     assert hot.encode_nothing_fetched(7, 9)[9:] == FetchResponse(session_id=9).encode(18)

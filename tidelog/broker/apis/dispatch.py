@@ -28,7 +28,7 @@ from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, Arrays, is_large, join, split
 from tidelog.protocol.api import ApiKey, request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM
+from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM, decode_alike
 
 logger = logging.getLogger("tidelog.dispatch")
 
@@ -81,31 +81,37 @@ class Dispatcher:
 
     def dispatch(self, frame: memoryview, connection: Peer) -> Answer:
         began = self._stopwatch()
-        try:
-            key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
-        except StructError:
-            raise MalformedMessage(_NO_HEADER) from None
-        position = 10 + client_id_bytes if client_id_bytes > 0 else 10
-        if key == produce.API_KEY and version in produce.VERSIONS:
-            if version >= PRODUCE_FLEXIBLE_FROM:
-                # The tagged fields of the header, nearly always one byte for none.
-                if position < len(frame) and not frame[position]:
-                    position += 1
-                else:
-                    position = _skip_header_tags(frame, position)
-            answer = produce.serve(self._services, frame, position, version, correlation_id, connection)
+        layout = connection.produce_layout
+        alike = decode_alike(frame, layout) if layout is not None else None
+        if alike is not None:
+            version, correlation_id, one = alike
+            answer = produce.serve_one(self._services, one, version, correlation_id, connection)
             counters = self._produces
-            counters.versions[version] += 1
-        elif key == fetch.API_KEY and version in fetch.VERSIONS:
-            if version >= FETCH_FLEXIBLE_FROM:
-                if position < len(frame) and not frame[position]:
-                    position += 1
-                else:
-                    position = _skip_header_tags(frame, position)
-            answer, counters = fetch.serve(self._services, frame[position:], version, correlation_id, connection)
-            counters.versions[version] += 1
         else:
-            return self._serve(frame, connection, key, version, correlation_id, client_id_bytes)
+            try:
+                key, version, correlation_id, client_id_bytes = _HEADER.unpack_from(frame)
+            except StructError:
+                raise MalformedMessage(_NO_HEADER) from None
+            position = 10 + client_id_bytes if client_id_bytes > 0 else 10
+            if key == produce.API_KEY and version in produce.VERSIONS:
+                if version >= PRODUCE_FLEXIBLE_FROM:
+                    # The tagged fields of the header, nearly always one byte for none.
+                    if position < len(frame) and not frame[position]:
+                        position += 1
+                    else:
+                        position = _skip_header_tags(frame, position)
+                answer = produce.serve(self._services, frame, position, version, correlation_id, connection)
+                counters = self._produces
+            elif key == fetch.API_KEY and version in fetch.VERSIONS:
+                if version >= FETCH_FLEXIBLE_FROM:
+                    if position < len(frame) and not frame[position]:
+                        position += 1
+                    else:
+                        position = _skip_header_tags(frame, position)
+                answer, counters = fetch.serve(self._services, frame[position:], version, correlation_id, connection)
+            else:
+                return self._serve(frame, connection, key, version, correlation_id, client_id_bytes)
+        counters.versions[version] += 1
         if type(answer) is not bytes and isinstance(answer, Deferred) and answer.response is None:
             answer.timing = (counters, began)
             return answer

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
     from tidelog.broker.scheduling.fair_scheduler import FairScheduler
-    from tidelog.protocol.hot import Buffer
+    from tidelog.protocol.hot import Buffer, Layout
 
 logger = logging.getLogger("tidelog.connection")
 
@@ -58,7 +58,7 @@ CORKED_BYTES_MAX = 256 * 1024
 # Pipelined requests without an answer; beyond it the connection is not read until some are answered.
 IN_FLIGHT_MAX = 1024
 
-_FRAME_SIZE = Struct(">i")
+_frame_size = Struct(">i").unpack_from
 _FRAME_HEAD = Struct(">ih")  # size and API key
 
 
@@ -134,7 +134,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
         "_keeps_maps", "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_private_bytes", "_resting",
         "_start", "_transport", "_unpipelined_reads", "_view", "_writable", "active", "host", "is_of_voter",
-        "listener_name",
+        "listener_name", "produce_layout",
     )  # fmt: skip
     awaited = property(lambda self: find_awaited(self._pending))
 
@@ -143,6 +143,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.listener_name = listener_name
         self.host = ""
         self.is_of_voter = False
+        self.produce_layout: Layout | None = None  # for `Dispatcher.dispatch` alone
         self.active = True  # since the server's last sweep of idle connections
         self._transport: asyncio.Transport | None = None
         self._buffer: bytearray | mmap.mmap = bytearray()
@@ -209,26 +210,27 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return self._view[end:capacity]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
+        end = self._end = self._end + nbytes
         self.active = True
         if self._resting and self._transport is not None:
             # uvloop starts to read after `connection_made`, even if that has paused reading.
             self._transport.pause_reading()
             return
-        scheduler = self._owner.scheduler
+        owner = self._owner
+        scheduler = owner.scheduler
         if nbytes >= READ_LARGE_BYTES:
             scheduler.add_work(nbytes * READ_S_PER_BYTE)
         if scheduler.is_turn_long:
             self._wait_in_line(is_first=True)
             return
-        if self._end == self._capacity_bytes < BUFFER_USUAL_BYTES:
+        if end == self._capacity_bytes < BUFFER_USUAL_BYTES:
             self._resize(BUFFER_USUAL_BYTES)
             if self._closed:
                 return
-        callbacks = self._owner.callbacks
+        callbacks = owner.callbacks
         callbacks.collecting = True
         try:
-            if self._end != nbytes or self._pending or self._paused_reading or not self._process_single(nbytes):
+            if end != nbytes or self._pending or self._paused_reading or not self._process_single(nbytes):
                 self._process()
         finally:
             callbacks.collecting = False
@@ -254,35 +256,33 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
         False, without a change, for any other buffer.
         """
-        view = self._view
-        if (
-            not 12 <= size_bytes <= PIPELINED_FRAME_BYTES_MAX
-            or _FRAME_SIZE.unpack_from(view)[0] != size_bytes - 4
-            or size_bytes - 4 > self._owner.frame_bytes_max
-        ):
+        view, owner = self._view, self._owner
+        size = _frame_size(view)[0]
+        if size + 4 != size_bytes or not 8 <= size <= PIPELINED_FRAME_BYTES_MAX or size > owner.frame_bytes_max:
             return False
         try:
-            answer = self._owner.dispatch(view[4:size_bytes], self)
+            answer = owner.dispatch(view[4:size_bytes], self)
         except Exception as error:
             self._close_for(error)
             return True
         finally:
             self._end = 0
-        if answer is NOT_YET:
-            self._end = size_bytes
-            self._wait_for_room()
-            return True
         transport = self._transport
         if type(answer) is bytes and self._private_bytes < 0 and transport is not None and not self._closed:
             transport.write(answer)
             return True
-        callbacks = self._owner.callbacks
+        if answer is NOT_YET:
+            self._end = size_bytes
+            self._wait_for_room()
+            return True
+        callbacks = owner.callbacks
         if callbacks.waiting and isinstance(answer, Deferred):
             callbacks.run()  # as in `_process`
         self._answer(answer)
         if self._out:
             self._flush()
-        self._update_reading()
+        if self._exclusive or self._resting or self._closed or not self._writable:  # one answer waits at most
+            self._update_reading()
         return True
 
     def _process(self, request_budget: int = TURN_REQUESTS_MAX) -> None:
@@ -294,7 +294,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._corked = True
         try:
             while end - start >= 4:
-                size = _FRAME_SIZE.unpack_from(view, start)[0]
+                size = _frame_size(view, start)[0]
                 if not 8 <= size <= self._owner.frame_bytes_max:
                     raise MalformedMessage(f"frame of {size} bytes (socket.request.max.bytes)")
                 stop = start + 4 + size
@@ -373,10 +373,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
         ends: list[int] = []
         count_max = min(request_budget, IN_FLIGHT_MAX - len(pending))
         position = start
-        while len(frames) < count_max and end - position >= 4:
-            size = _FRAME_SIZE.unpack_from(view, position)[0]
+        size_max = min(PIPELINED_FRAME_BYTES_MAX, owner.frame_bytes_max)
+        for _ in range(count_max):
+            if end - position < 4:
+                break
+            size = _frame_size(view, position)[0]
             stop = position + 4 + size
-            if not 8 <= size <= PIPELINED_FRAME_BYTES_MAX or stop > end or size > owner.frame_bytes_max:
+            if not 8 <= size <= size_max or stop > end:
                 break
             frames.append(view[position + 4 : stop])
             ends.append(stop)

@@ -115,20 +115,23 @@ class Partitions:
 
     def leader(self, topic: str | bytes, index: int) -> Partition:
         """The partition that this node leads, by topic name or 16-byte id. Raises the KafkaError for the client."""
-        indexes = self._hosted.get(topic)
-        partition = indexes.get(index) if indexes is not None else None
-        if partition is None:
-            if (topic, index) in self._unavailable:
-                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
-            if self._known_elsewhere(topic, index):
-                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            unknown_id = indexes is None and isinstance(topic, bytes)
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID if unknown_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        try:
+            partition = self._hosted[topic][index]
+        except KeyError:
+            raise self._no_replica(topic, index) from None
         if partition.offline:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
         if not partition.leads:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return partition
+
+    def _no_replica(self, topic: str | bytes, index: int) -> KafkaError:
+        if (topic, index) in self._unavailable:
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+        if self._known_elsewhere(topic, index):
+            return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        unknown_id = topic not in self._hosted and isinstance(topic, bytes)
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_ID if unknown_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     def readable(self, topic: str | bytes, index: int) -> Partition:
         """The replica on this node, leader or not, for a consumer that may read from followers (KIP-392)."""
@@ -184,8 +187,8 @@ class Partitions:
             refusal = self.refusal(partition, error)
             partition.watch.traffic.refused(refusal.code, len(batches))
             raise refusal from None
-        written = info.written
-        self._appended(partition, len(batches), info.first_offset, info.last_offset + 1, written, high_watermark)
+        first_offset, last_offset, _, _, _, written = info
+        self._appended(partition, len(batches), first_offset, last_offset + 1, written, high_watermark)
         return info
 
     def append_pipelined(

@@ -47,13 +47,13 @@ def check_records(data: Buffer, position: int, end: int, count: int) -> None:
 
     Raises INVALID_RECORD.
     """
-    if count * MIN_RECORD_BYTES > end - position:
-        raise _invalid(f"{count} records in {end - position} bytes")
+    size = end - position
+    if count == 1 and size >= 8 and not data[end - 1] and _keyless_record_size(_first_eight(data, position)[0]) == size:
+        return
+    if count * MIN_RECORD_BYTES > size:
+        raise _invalid(f"{count} records in {size} bytes")
     try:
         if count == 1:
-            size = end - position
-            if size >= 8 and not data[end - 1] and _keyless_record_size(_first_eight(data, position)[0]) == size:
-                return
             if _is_usual_record(data, position, end):
                 return
             position = _read_record(data, position, end)[0]

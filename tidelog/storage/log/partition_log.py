@@ -168,14 +168,14 @@ class PartitionLog:
 
     def set_high_watermark(self, offset: int) -> int:
         """Move the high watermark, limited to the offsets of the log. Returns the new value."""
-        high_watermark = offset if offset < self.log_end_offset else self.log_end_offset
-        if high_watermark < self.log_start_offset:
-            high_watermark = self.log_start_offset
-        self.high_watermark = high_watermark
+        offset = offset if offset < self.log_end_offset else self.log_end_offset
+        if offset < self.log_start_offset:
+            offset = self.log_start_offset
+        self.high_watermark = offset
         producers = self.producers
-        if producers.has_transactions:
-            producers.on_high_watermark(high_watermark)
-        return high_watermark
+        if producers.ongoing or producers.unreplicated:
+            producers.on_high_watermark(offset)
+        return offset
 
     @property
     def last_stable_offset(self) -> int:

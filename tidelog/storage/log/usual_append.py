@@ -23,7 +23,7 @@ from tidelog.protocol.batches.record_batch import (
     stamp_head,
 )
 from tidelog.storage.producers.producer_state import EndMarker
-from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, admit_own, admit_usual
+from tidelog.storage.segments.append import IN_TRANSACTION, NO_APPEND_TIME, PLAIN, AppendInfo, admit_own, admit_usual
 
 if TYPE_CHECKING:
     from tidelog.storage.log.flush import Durability
@@ -65,10 +65,12 @@ def append_usual(
     transaction: TransactionAppend | None,
 ) -> AppendInfo | None:  # fmt: skip
     """`PartitionLog.append_as_leader`. None, without a change, for a batch in another form or state of the log."""
-    if not from_client and transaction is not None:
+    if from_client:
+        usual = admit_usual(batch, now_ms, log.rules, PLAIN if transaction is None else IN_TRANSACTION)
+    elif transaction is not None:
         return _append_marker(log, batch, leader_epoch, now_ms, transaction)
-    flag = TRANSACTIONAL_FLAG if transaction is not None else 0
-    usual = admit_usual(batch, now_ms, log.rules, flag) if from_client else admit_own(batch, log.rules)
+    else:
+        usual = admit_own(batch, log.rules)
     if usual is None:
         return None
     last_delta, max_timestamp, producer_id, producer_epoch, base_sequence = usual
@@ -86,12 +88,11 @@ def append_usual(
     ):
         return None
     producers = log.producers
-    is_transactional = False
     if producer_id >= 0:
         if log.lacks_producers:
             return None
-        if transaction is not None and batch[ATTRIBUTES_LOW_OFFSET] & flag:
-            is_transactional = True
+        is_transactional = transaction is not None and batch[ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG != 0
+        if transaction is not None and is_transactional:
             repeated = producers.check_transactional(
                 producer_id, producer_epoch, base_sequence, last_delta, True, now_ms, transaction.verification,
                 log.config.verifies_transactions,

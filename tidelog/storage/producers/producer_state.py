@@ -111,7 +111,7 @@ class ProducerState:
     """All producers of one partition, and its transactions that are open or not yet replicated."""
 
     __slots__ = (
-        "_forget_above", "_ongoing", "_transitions", "_unreplicated", "end_offset", "entries", "refused",
+        "_forget_above", "_transitions", "end_offset", "entries", "ongoing", "refused", "unreplicated",
         "verifications",
     )  # fmt: skip
 
@@ -122,8 +122,8 @@ class ProducerState:
         """Verifications of transactions that are about to begin here; not part of the state."""
         self.entries: dict[int, ProducerEntry] = {}
         self._forget_above = PRODUCERS_MAX
-        self._ongoing: dict[int, int] = {}  # first offset -> producer id, in rising order of offset
-        self._unreplicated: dict[int, int] = {}  # first offset -> offset of the marker that is above the high watermark
+        self.ongoing: dict[int, int] = {}  # first offset -> producer id, in rising order of offset
+        self.unreplicated: dict[int, int] = {}  # first offset -> offset of the marker that is above the high watermark
         self._transitions: Transitions[ProducerEntry] = Transitions()
         self.end_offset = 0
 
@@ -132,8 +132,8 @@ class ProducerState:
 
     def clear(self, end_offset: int) -> None:
         self.entries.clear()
-        self._ongoing.clear()
-        self._unreplicated.clear()
+        self.ongoing.clear()
+        self.unreplicated.clear()
         self._transitions.clear(end_offset)
         self.end_offset = end_offset
 
@@ -147,7 +147,7 @@ class ProducerState:
     def _find_ongoing(self) -> None:
         opened = (e for e in self.entries.values() if e.transaction_first_offset >= 0)
         in_order = sorted(opened, key=lambda e: e.transaction_first_offset)
-        self._ongoing = {entry.transaction_first_offset: entry.producer_id for entry in in_order}
+        self.ongoing = {entry.transaction_first_offset: entry.producer_id for entry in in_order}
 
     # Batches of data
 
@@ -313,7 +313,7 @@ class ProducerState:
         entry.last_timestamp = timestamp
         if is_transactional and entry.transaction_first_offset < 0:
             entry.transaction_first_offset = first_offset
-            self._ongoing[first_offset] = producer_id
+            self.ongoing[first_offset] = producer_id
         if is_transactional:
             if first_sequence < 0:  # coordinators write without sequences
                 batches[-1] = (NO_SEQUENCE, NO_SEQUENCE, first_offset, last_offset, timestamp)
@@ -365,9 +365,9 @@ class ProducerState:
         entry.transaction_first_offset = NO_OFFSET
         if first_offset < 0:
             return None
-        del self._ongoing[first_offset]
-        self._unreplicated[first_offset] = marker.offset
-        stable = next(iter(self._ongoing), marker.offset + 1)
+        del self.ongoing[first_offset]
+        self.unreplicated[first_offset] = marker.offset
+        stable = next(iter(self.ongoing), marker.offset + 1)
         return CompletedTransaction(marker.producer_id, first_offset, marker.offset, marker.is_abort, stable)
 
     def replay(self, header: BatchHeader, marker: EndMarker | None) -> CompletedTransaction | None:
@@ -424,7 +424,7 @@ class ProducerState:
                 self.entries[producer_id] = entry
         self._find_ongoing()
         end_offset = earlier.end_offset
-        self._unreplicated = {first: last for first, last in self._unreplicated.items() if last < end_offset}
+        self.unreplicated = {first: last for first, last in self.unreplicated.items() if last < end_offset}
         self._transitions.forget_from(end_offset)
         self.end_offset = end_offset
 
@@ -434,37 +434,37 @@ class ProducerState:
     def first_unstable_offset(self) -> int:
         """The first offset of a transaction that is open, or whose marker is not replicated; -1 without one."""
         ongoing = self.first_open_offset
-        if not self._unreplicated:
+        if not self.unreplicated:
             return ongoing
-        unreplicated = min(self._unreplicated)
+        unreplicated = min(self.unreplicated)
         return unreplicated if ongoing < 0 else min(ongoing, unreplicated)
 
     @property
     def first_open_offset(self) -> int:
         """The first offset of the oldest open transaction, -1 without one."""
-        return next(iter(self._ongoing), NO_OFFSET)
+        return next(iter(self.ongoing), NO_OFFSET)
 
     @property
     def open_transaction_count(self) -> int:
-        return len(self._ongoing)
+        return len(self.ongoing)
 
     @property
     def has_transactions(self) -> bool:
-        return bool(self._ongoing) or bool(self._unreplicated)
+        return bool(self.ongoing) or bool(self.unreplicated)
 
     @property
     def oldest_transaction_timestamp(self) -> int:
         """The last timestamp of the producer of the oldest open transaction, -1 without one."""
-        for producer_id in self._ongoing.values():
+        for producer_id in self.ongoing.values():
             return self.entries[producer_id].last_timestamp
         return -1
 
     def on_high_watermark(self, high_watermark: int) -> None:
         """Forget completed transactions whose markers are below the high watermark, and so replicated."""
-        if self._unreplicated:
-            done = [first for first, last in self._unreplicated.items() if last < high_watermark]
+        if self.unreplicated:
+            done = [first for first, last in self.unreplicated.items() if last < high_watermark]
             for first_offset in done:
-                del self._unreplicated[first_offset]
+                del self.unreplicated[first_offset]
         self._transitions.forget_below(high_watermark)
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> int:

@@ -34,6 +34,7 @@ from tidelog.protocol.batches.record_batch import (
     MAGIC_OFFSET,
     MIN_BATCH_LENGTH,
     NO_TIMESTAMP,
+    TRANSACTIONAL_FLAG,
     BatchHeader,
     CorruptRecord,
     check_magic,
@@ -55,6 +56,9 @@ from tidelog.storage.segments.log_config import INT64_MAX
 
 NO_APPEND_TIME: Final = -1
 _MAX_COMPRESSION: Final = 4
+PLAIN: Final = frozenset(range(_MAX_COMPRESSION + 1))
+"""The attributes of a batch without flags, one for each compression."""
+IN_TRANSACTION: Final = PLAIN | {TRANSACTIONAL_FLAG | compression for compression in PLAIN}
 _FRAME: Final = Struct(">iib")  # batch length, leader epoch, magic
 _MIN_MESSAGE_LENGTH: Final = 14  # in the oldest format (LegacyRecord.RECORD_OVERHEAD_V0)
 # The records of a compressed batch are counted up to this compressed size and this decompressed size.
@@ -88,36 +92,35 @@ UsualBatch = tuple[int, int, int, int, int]
 """Last offset delta, maximum timestamp, producer id, producer epoch, base sequence."""
 
 
-def admit_usual(batch: memoryview, now_ms: int, rules: AppendRules, flag: int = 0) -> UsualBatch | None:
+def admit_usual(batch: memoryview, now_ms: int, rules: AppendRules, usual: frozenset[int] = PLAIN) -> UsualBatch | None:
     """The fields that the log needs of a batch in the usual form; None for any other form, which `admit` checks.
 
-    The usual form is one whole batch without flags other than `flag`, for a topic that stores batches unchanged. The
+    The usual form is one whole batch whose attributes are in `usual`, for a topic that stores batches unchanged. The
     checks are those of `admit` in one pass, because this runs for every produce. It stamps nothing. Raises
     INVALID_RECORD, as `admit` does, if the records differ from the header.
     """
     size = len(batch)
     if size < HEADER_SIZE or not rules.takes_as_sent:
         return None
-    fields = _unpack(batch)
     (
         base_offset, length, _, magic, crc, attributes, last_delta, _, max_timestamp, producer_id, producer_epoch,
         base_sequence, count,
-    ) = fields  # fmt: skip
+    ) = _unpack(batch)  # fmt: skip
     if (
         length + LOG_OVERHEAD != size
         or magic != MAGIC
         or base_offset
-        or not 0 <= attributes & ~flag <= _MAX_COMPRESSION
+        or attributes not in usual
         or last_delta + 1 != count
         or count <= 0
         or size > rules.max_message_bytes
         or max_timestamp > now_ms + rules.after_max_ms
-        or producer_id >= 0 > base_sequence
+        or base_sequence < 0 <= producer_id
         or _crc32c(batch[ATTRIBUTES_OFFSET:]) != crc
     ):
         return None
     if attributes & COMPRESSION_MASK:
-        _check_compressed(batch, 0, BatchHeader._make(fields))
+        _check_compressed(batch, 0, read_header(batch))
     else:
         check_records(batch, HEADER_SIZE, size, count)
     return last_delta, max_timestamp, producer_id, producer_epoch, base_sequence

@@ -36,6 +36,7 @@ from tidelog.protocol.hot import (
     decode_produce,
     encode_one_produced,
     encode_produce_response,
+    note_head,
 )
 from tidelog.replication.partition import ACKS_ALL
 from tidelog.storage.producers.refused_batches import sequenced_header
@@ -93,7 +94,17 @@ def serve(
     """Append all batches of a request, whose body begins at `position`. Raises MalformedMessage."""
     one = decode_one_produce(frame, position, version)
     if one is None:
-        return _serve_many(services, frame[position:], version, correlation_id, connection)
+        connection.produce_layout = None
+    else:
+        connection.produce_layout = note_head(frame, position, version, one)
+        answer = serve_one(services, one, version, correlation_id, connection)
+        if answer is not None:
+            return answer
+    return _serve_many(services, frame[position:], version, correlation_id, connection)
+
+
+def serve_one(services: Services, one: OneProduce, version: int, correlation_id: int, connection: Peer) -> Answer:
+    """Append the batch of a request of one partition. None, without a change, if `serve` must handle the request."""
     topic, index, records, acks, timeout_ms, transactional_id = one
     partitions = services.partitions
     given: TransactionAppend | None = None
@@ -104,7 +115,7 @@ def serve(
         if transactional_id is not None:
             verified = _verify_one(services, partition, one, version, correlation_id, connection)
             if not isinstance(verified, TransactionAppend):
-                return verified or _serve_many(services, frame[position:], version, correlation_id, connection)
+                return verified
             given = verified
         info = partitions.append(partition, records, services.clock_ms(), acks, True, given)
     except NeedsInspection as needed:
