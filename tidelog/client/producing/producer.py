@@ -47,6 +47,7 @@ from tidelog.client.producing.record_arguments import (
     as_records,
     build_batch,
 )
+from tidelog.client.producing.record_waiter import RecordWaiter
 from tidelog.client.producing.send_group import BatchOutcome, GroupFuture, SendGroup
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY, Sender
 from tidelog.client.producing.sender_totals import SenderTotals
@@ -260,10 +261,13 @@ class Producer:
                 future.add_done_callback(callback)
             return future  # type: ignore[no-any-return]
         except BaseException as error:
-            if isinstance(error, KafkaError):
-                self.note_lost_record(error, transaction)
-            self.report_unsent(error)
+            self._handle_unsent(error, transaction)
             raise
+
+    def _handle_unsent(self, error: BaseException, transaction: int | None) -> None:
+        if isinstance(error, KafkaError):
+            self.note_lost_record(error, transaction)
+        self.report_unsent(error)
 
     def report_unsent(self, error: BaseException, count: int = 1) -> None:
         """Tell the interceptors of records that have no place in a batch, because of an error or a cancelled call."""
@@ -287,14 +291,24 @@ class Producer:
 
         Without a `linger_ms` its batch is sent in the next turn of the event loop.
         """
-        future: Any = await self.send(
-            topic, value, key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-        )
+        if get_ident() != self._thread_id:
+            self._shared_start.check_loop()
+        transaction: int | None = None
+        try:
+            place = self._append(topic, value, key, headers, partition, timestamp_ms, None)
+            if place.__class__ is not ProducerBatch:
+                transaction = self.open_transaction
+                place = await place
+        except BaseException as error:
+            self._handle_unsent(error, transaction)
+            raise
+        waiter = RecordWaiter(place.delivery, len(place.tickets) - 1, self._new_future.loop)
         if self._config.linger_ms is None:
-            future._delivery.is_awaited = True
-            if self._sender is not None:
-                self._sender.wake()
-        return await future  # type: ignore[no-any-return]
+            place.delivery.is_awaited = True
+            assert self._sender is not None
+            self._sender.wake()
+        await waiter.future
+        return waiter.result()
 
     def _send_appended(self) -> None:
         """Send all records appended so far without linger: the blocking client waits for one of them."""

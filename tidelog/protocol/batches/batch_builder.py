@@ -114,15 +114,15 @@ class BatchBuilder:
         self.record_count = 0
         self._level = level
         self._max_size_bytes = max_size_bytes
-        self._flags = (
-            compression
-            | (LOG_APPEND_TIME_FLAG if timestamp_type == LOG_APPEND_TIME else 0)
-            | (TRANSACTIONAL_FLAG if transactional else 0)
-            | (CONTROL_FLAG if control else 0)
-        )
+        self._flags = compression
+        if timestamp_type == LOG_APPEND_TIME:
+            self._flags |= LOG_APPEND_TIME_FLAG
+        if transactional:
+            self._flags |= TRANSACTIONAL_FLAG
+        if control:
+            self._flags |= CONTROL_FLAG
         self._buffer = bytearray(HEADER_SIZE)
-        self._base_timestamp = NO_TIMESTAMP
-        self._max_timestamp = NO_TIMESTAMP
+        self._base_timestamp = self._max_timestamp = NO_TIMESTAMP
         self._compressed: tuple[int, bytes] = (0, b"")
 
     @property
