@@ -38,6 +38,9 @@ _ONE_PRODUCED_END = bytes((1, 0, 0, 0, 0, 0, 0, 0, 0))
 _KNOWN_PARTITIONS_MAX = 1024
 _KNOWN_HEAD_BYTES_MAX = 256
 _HEAD_AT = 8  # behind API key, version and correlation id
+_TOPIC_AT = 8  # in the body without a transaction: behind its absent id, acks, timeout, number of topics
+_TOPIC_ID_BYTES = 16
+_PARTITION_BYTES = 5  # the number of partitions and the index
 _ANSWERED_ACKS = (-1, 1)
 # A fetch of one partition outside of a session: wait, least and most bytes, isolation, session id and epoch, topics,
 # the name (by its length) or id, partitions, index, leader epoch, offset, last epoch, log start, most bytes, and
@@ -182,41 +185,47 @@ def decode_one_produce(frame: memoryview, position: int, version: int) -> OnePro
 
 # Reads a frame: API key and version, correlation id, the head, and two bytes at the size of the records. The head is
 # all between correlation id and records.
-Layout = Callable[[memoryview], tuple[int, int, bytes, int, int]]
+_Layout = Callable[[memoryview], tuple[int, int, bytes, int, int]]
 _known_heads: dict[tuple[int, bytes], tuple[str | bytes, int, int, int, int]] = {}
 """(Version, head) of a `OneProduce` without a transaction: topic, index, acks, timeout, where its records begin."""
 
 
 @lru_cache(maxsize=_KNOWN_HEAD_BYTES_MAX)
-def _layout(head_bytes: int) -> Layout:
-    return cast(Layout, Struct(f">ii{head_bytes}sBB").unpack_from)
+def _layout(topic_end: int) -> _Layout:
+    """The layout of a frame by the place behind its topic's name or id."""
+    return cast(_Layout, Struct(f">ii{topic_end - _HEAD_AT + _PARTITION_BYTES}sBB").unpack_from)
 
 
-def note_head(frame: memoryview, position: int, version: int, one: OneProduce) -> Layout | None:
-    """The layout with which `decode_alike` knows requests that begin as this one; None if it never does.
+def note_head(frame: memoryview, position: int, version: int, one: OneProduce) -> int:
+    """Note the head of a request, of which `decode_one_produce` has found `one` in the body at `position`.
 
-    `one`: what `decode_one_produce` has found in the body at `position`.
+    Returns `topic_at`, with which `decode_alike` knows such requests of this client: where the name of its topic begins
+    with its length, or the negated place behind its id; 0: it knows none.
     """
-    head_bytes = position - _HEAD_AT
-    head_bytes += _RECORDS_AT_BY_NAME + frame[position + 8] if version < TOPIC_ID_FROM else _RECORDS_AT_BY_ID
     topic, index, _, acks, timeout_ms, transactional_id = one
-    if transactional_id is not None or head_bytes > _KNOWN_HEAD_BYTES_MAX:
-        return None
-    layout = _layout(head_bytes)
-    _, _, head, _, _ = layout(frame)
+    if version < TOPIC_ID_FROM:
+        topic_at = position + _TOPIC_AT
+        topic_end = topic_at + frame[topic_at]
+    else:
+        topic_end = position + _TOPIC_AT + _TOPIC_ID_BYTES
+        topic_at = -topic_end
+    if transactional_id is not None or topic_end > _KNOWN_HEAD_BYTES_MAX:
+        return 0
+    _, _, head, _, _ = _layout(topic_end)(frame)
     if len(_known_heads) >= _KNOWN_PARTITIONS_MAX:
         _known_heads.clear()
-    _known_heads[version, head] = (topic, index, acks, timeout_ms, _HEAD_AT + head_bytes + 1)
-    return layout
+    _known_heads[version, head] = (topic, index, acks, timeout_ms, topic_end + _PARTITION_BYTES + 1)
+    return topic_at
 
 
-def decode_alike(frame: memoryview, layout: Layout) -> tuple[int, int, OneProduce] | None:
+def decode_alike(frame: memoryview, topic_at: int) -> tuple[int, int, OneProduce] | None:
     """Version, correlation id and `OneProduce` of a request that differs from a noted one only in correlation id and
     records; None for any other.
 
     A client repeats all other bytes in each request to a partition, so they are decoded once.
     """
     try:
+        layout = _layout(topic_at + frame[topic_at] if topic_at > 0 else -topic_at)
         version, correlation_id, head, size, size_high = layout(frame)
         known = _known_heads.get((version, head))  # a Produce's key is 0
         if known is None:
@@ -261,7 +270,7 @@ def decode_pipelined_produces(frames: Sequence[memoryview], position: int, versi
         return None
     by_name = version < TOPIC_ID_FROM
     records_at = position + (_RECORDS_AT_BY_NAME + first[position + 8] if by_name else _RECORDS_AT_BY_ID)
-    layout = _layout(records_at - _HEAD_AT)
+    layout = _layout(records_at - _PARTITION_BYTES)
     first_key_and_version, _, first_head, _, _ = layout(first)
     correlation_ids, batches = [], []
     for frame in frames:

@@ -31,7 +31,7 @@ VERSION = 9
 class Peer:
     host, listener_name = "127.0.0.1", "PLAINTEXT"
     is_gone = is_of_voter = False
-    produce_layout: Any = None
+    produce_topic_at = 0
 
     def close(self) -> None:
         raise AssertionError("the produce failed")

@@ -166,7 +166,7 @@ def test_those_that_the_last_one_needs_are_called_before_it_is_parked() -> None:
 
 VERSION = 12
 PRODUCE_HEAD = Struct(">hhih")
-CLIENT: Any = SimpleNamespace(listener_name="PLAINTEXT", host="", produce_layout=None)
+CLIENT: Any = SimpleNamespace(listener_name="PLAINTEXT", host="", produce_topic_at=0)
 
 
 @contextmanager
@@ -218,7 +218,7 @@ async def test_a_request_like_an_earlier_one_is_not_decoded_again(
     running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await wire.create_topic("t", 2)
-    await wire.create_topic("u", 1)
+    await wire.create_topic("another", 1)
     node: Any = running.node
     decoded: list[Any] = []
     monkeypatch.setattr(hot, "_known_heads", {})  # another test may have sent the same
@@ -228,7 +228,7 @@ async def test_a_request_like_an_earlier_one_is_not_decoded_again(
         return decoded[-1]
 
     monkeypatch.setattr(produce_api, "decode_one_produce", decode_one)
-    for name in ("t", "u", "t", "u"):
+    for name in ("t", "another", "t", "another"):
         await ask(wire, [produce(name, bytes(batch(2)))])
     assert len(decoded) == 2
     # Neither a request of another kind nor a refusal between them changes an answer.

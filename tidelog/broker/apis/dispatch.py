@@ -81,8 +81,8 @@ class Dispatcher:
 
     def dispatch(self, frame: memoryview, connection: Peer) -> Answer:
         began = self._stopwatch()
-        layout = connection.produce_layout
-        alike = decode_alike(frame, layout) if layout is not None else None
+        topic_at = connection.produce_topic_at
+        alike = decode_alike(frame, topic_at) if topic_at else None
         if alike is not None:
             version, correlation_id, one = alike
             answer = produce.serve_one(self._services, one, version, correlation_id, connection)

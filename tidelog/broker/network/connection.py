@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
     from tidelog.broker.scheduling.fair_scheduler import FairScheduler
-    from tidelog.protocol.hot import Buffer, Layout
+    from tidelog.protocol.hot import Buffer
 
 logger = logging.getLogger("tidelog.connection")
 
@@ -134,7 +134,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
         "_keeps_maps", "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_private_bytes", "_resting",
         "_start", "_transport", "_unpipelined_reads", "_view", "_writable", "active", "host", "is_of_voter",
-        "listener_name", "produce_layout",
+        "listener_name", "produce_topic_at",
     )  # fmt: skip
     awaited = property(lambda self: find_awaited(self._pending))
 
@@ -143,7 +143,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.listener_name = listener_name
         self.host = ""
         self.is_of_voter = False
-        self.produce_layout: Layout | None = None  # for `Dispatcher.dispatch` alone
+        self.produce_topic_at = 0  # for `Dispatcher.dispatch` alone
         self.active = True  # since the server's last sweep of idle connections
         self._transport: asyncio.Transport | None = None
         self._buffer: bytearray | mmap.mmap = bytearray()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from tidelog.protocol.errors import KafkaError
-from tidelog.protocol.hot import Buffer, Layout
+from tidelog.protocol.hot import Buffer
 
 if TYPE_CHECKING:
     from tidelog.broker.network.counters import ApiCounters
@@ -29,8 +29,8 @@ class Peer(Protocol):
     listener_name: str
     is_of_voter: bool
     """Its fetches of the metadata log do not wait behind those of others."""
-    produce_layout: Layout | None
-    """The form of its last Produce, for the next one (`protocol/hot.py:decode_alike`)."""
+    produce_topic_at: int
+    """What its last Produce says of the next one (`protocol/hot.py:note_head`)."""
 
     @property
     def is_gone(self) -> bool:

@@ -94,9 +94,9 @@ def serve(
     """Append all batches of a request, whose body begins at `position`. Raises MalformedMessage."""
     one = decode_one_produce(frame, position, version)
     if one is None:
-        connection.produce_layout = None
+        connection.produce_topic_at = 0
     else:
-        connection.produce_layout = note_head(frame, position, version, one)
+        connection.produce_topic_at = note_head(frame, position, version, one)
         answer = serve_one(services, one, version, correlation_id, connection)
         if answer is not None:
             return answer
