@@ -30,7 +30,7 @@ VERSION = 9
 
 class Peer:
     host, listener_name = "127.0.0.1", "PLAINTEXT"
-    is_gone = is_of_voter = False
+    is_gone, known_key = False, -1
     produce_topic_at = 0
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from tidelog.broker.apis.cluster import broker_heartbeat, describe_cluster, enve
 from tidelog.broker.apis.cluster_roles import controller
 from tidelog.broker.apis.topics import create_partitions
 from tidelog.broker.cluster.heartbeats import HeartbeatConnections
-from tidelog.broker.cluster.voter_connections import VoterConnections
+from tidelog.broker.cluster.known_connections import KnownConnections
 from tidelog.broker.network.request import RequestContext
 from tidelog.protocol.api import CONTROLLER_SERVED, SERVED
 from tidelog.protocol.codec.schema import Message
@@ -53,6 +53,9 @@ class Asked:
 
         return command
 
+    def now_ms(self) -> float:
+        return 0.0
+
     def broker_connection_lost(self, broker_id: int, broker_epoch: int) -> None:
         self.lost.append((broker_id, broker_epoch))
 
@@ -60,6 +63,7 @@ class Asked:
 class Connection:
     host = "127.0.0.1"
     listener_name = "CONTROLLER"
+    known_key = -1
 
     def __init__(self) -> None:
         self.callbacks: list[Any] = []
@@ -81,7 +85,7 @@ def services_of(asked: Asked | None, image: MetadataImage | None = None) -> Any:
         image=lambda: image,
         config=SimpleNamespace(controller_listener_names=frozenset({"CONTROLLER"})),
         heartbeats=HeartbeatConnections(lambda *broker: asked.broker_connection_lost(*broker) if asked else None),
-        voter_connections=VoterConnections(cast(Any, asked)),
+        known_connections=KnownConnections(cast(Any, asked)),
     )
 
 

@@ -182,7 +182,7 @@ async def test_the_requests_by_which_nodes_live_do_not_wait_for_clients(
     ]
 
 
-async def test_the_fetches_of_a_voter_do_not_wait_for_those_of_others(
+async def test_the_requests_of_voters_and_brokers_do_not_wait_for_those_of_others(
     controller: tuple[RunningNode, Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4,000 connections fetched the metadata log: voters waited for four seconds, and the lead moved."""
@@ -192,8 +192,8 @@ async def test_the_fetches_of_a_voter_do_not_wait_for_those_of_others(
     assert services is not None
     waited: list[bool] = []
 
-    def wait(self: FairScheduler, wake: Callable[[], None], *, of_voter: bool, **options: bool) -> None:
-        waited.append(of_voter)
+    def wait(self: FairScheduler, wake: Callable[[], None], *, is_known: bool, **options: bool) -> None:
+        waited.append(is_known)
         wake()
 
     monkeypatch.setattr(FairScheduler, "wait", wait)
@@ -232,6 +232,21 @@ async def test_the_fetches_of_a_voter_do_not_wait_for_those_of_others(
     assert await fetch(wires[2], own.id, 14)
     assert not await fetch(wires[3], own.id)
     assert not await fetch(wires[3], own.id)  # two others have the places
+
+    async def beat(wire: Wire) -> bool:
+        request = BrokerHeartbeatRequest(
+            broker_id=own.id, broker_epoch=services.broker_epoch(), current_metadata_offset=2**40
+        )
+        waited.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            while not waited:
+                services.scheduler.is_turn_long = True
+                answer = await wire.call(request, 1, BrokerHeartbeatResponse)
+                assert answer.error_code == 0, answer
+        return waited[0]
+
+    wires = [await running.connect() for _ in range(3)]
+    assert [(await beat(wire), await beat(wire)) for wire in wires] == [(False, True), (False, True), (False, False)]
 
 
 @pytest.mark.parametrize("api", CONTROLLER_APIS, ids=name_of)

@@ -153,7 +153,7 @@ CONTROLLER_ROWS: Final[tuple[DelegatedApi[Any], ...]] = (
         _refuse_fetch,
         quorum,
         lambda raft, request, version: raft.fetch(request, version),
-        lambda services, context, request, response: services.voter_connections.on_fetch(
+        lambda services, context, request, response: services.known_connections.on_fetch(
             context.connection, request, response, context.api_version
         ),
     ),

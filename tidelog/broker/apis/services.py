@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.cluster.heartbeats import HeartbeatConnections
+from tidelog.broker.cluster.known_connections import KnownConnections
 from tidelog.broker.cluster.lost_brokers import LostBrokers
 from tidelog.broker.cluster.topic_creation import TopicCreator
-from tidelog.broker.cluster.voter_connections import VoterConnections
 from tidelog.broker.network.counters import RequestCounters
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 
@@ -87,12 +87,12 @@ class Services:
     embedded: Callable[[bytes, str], Awaitable[bytes]] = field(init=False, repr=False)
     topic_creation: TopicCreator = field(init=False, repr=False)
     heartbeats: HeartbeatConnections = field(init=False, repr=False)
-    voter_connections: VoterConnections = field(init=False, repr=False)
+    known_connections: KnownConnections = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.topic_creation = TopicCreator(self.config, self.controller_channel)
         self.heartbeats = HeartbeatConnections(self._broker_connection_lost)
-        self.voter_connections = VoterConnections(self.raft)
+        self.known_connections = KnownConnections(self.raft)
 
     def quorum_leader_id(self) -> int:
         """The present leader of the metadata quorum, -1 if unknown."""

@@ -133,7 +133,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
         "_keeps_maps", "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_private_bytes", "_resting",
-        "_start", "_transport", "_unpipelined_reads", "_view", "_writable", "active", "host", "is_of_voter",
+        "_start", "_transport", "_unpipelined_reads", "_view", "_writable", "active", "host", "known_key",
         "listener_name", "produce_topic_at",
     )  # fmt: skip
     awaited = property(lambda self: find_awaited(self._pending))
@@ -142,7 +142,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._owner = owner
         self.listener_name = listener_name
         self.host = ""
-        self.is_of_voter = False
+        self.known_key = -1
         self.produce_topic_at = 0  # for `Dispatcher.dispatch` alone
         self.active = True  # since the server's last sweep of idle connections
         self._transport: asyncio.Transport | None = None
@@ -646,19 +646,18 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _wait_in_line(self, *, is_first: bool) -> None:
         self.rest()
         view, start = self._view, self._start
-        of_node = for_records = is_large = False
+        of_node = for_records = is_large = is_known = False
         if self._end - start >= _FRAME_HEAD.size:
             size, key = _FRAME_HEAD.unpack_from(view, start)[:2]
             for_records = key <= ApiKey.FETCH
             # The quorum's fetches stay in the queue of Fetch: a stranger's thousands of heartbeats do not hold them up.
             of_node = key in self._owner.keys_of_nodes and not for_records
+            is_known = key == self.known_key
             # Not before others' heartbeats: a hundred of these take seconds.
             is_large = size > WHOLE_BYTES_MAX and not for_records
         wake = self._wake_for_one if is_first else self.wake
         first = is_first and not is_large
-        self._owner.scheduler.wait(
-            wake, is_first=first, for_records=for_records, of_node=of_node, of_voter=self.is_of_voter and for_records
-        )
+        self._owner.scheduler.wait(wake, is_first=first, for_records=for_records, of_node=of_node, is_known=is_known)
 
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:

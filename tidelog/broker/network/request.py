@@ -27,8 +27,8 @@ class Peer(Protocol):
 
     host: str
     listener_name: str
-    is_of_voter: bool
-    """Its fetches of the metadata log do not wait behind those of others."""
+    known_key: int
+    """The API whose requests on this connection do not wait behind those of others; -1 for none."""
     produce_topic_at: int
     """What its last Produce says of the next one (`protocol/hot.py:note_head`)."""
 

@@ -4,9 +4,9 @@ A connection that sends one small request at a time never waits here. A connecti
 at once, or if its request arrives in a turn of the loop that is already long. So the next connection finds the loop
 free after a few milliseconds, however much the others have sent. There are six queues, for first and for further
 requests, each for those between nodes, for Produce and Fetch, and for all else: a node lives by its heartbeats and
-votes, and a Produce costs a tenth of most other requests. A seventh is for the fetches of few connections, those of
-voters of the metadata quorum. Coroutines wait in two queues of their own. A turn continues only the first of each,
-because the time until its next pause is unknown.
+votes, and a Produce costs a tenth of most other requests. Two more are for the first fetches and heartbeats of few
+connections, which are known as those of voters and brokers. Coroutines wait in two queues of their own. A turn
+continues only the first of each, because the time until its next pause is unknown.
 Invariants: each queue is served in order; a connection is in at most one queue, and there once; every turn of the loop
 serves every queue.
 """
@@ -54,7 +54,7 @@ class FairScheduler:
         self.is_turn_long = False
         self._call_soon = call_soon
         self._stopwatch = stopwatch
-        self._queues: tuple[deque[Wake], ...] = tuple(deque() for _ in range(7))
+        self._queues: tuple[deque[Wake], ...] = tuple(deque() for _ in range(8))
         self._paused_for_records: deque[asyncio.Future[None]] = deque()
         self._paused: deque[asyncio.Future[None]] = deque()  # all other coroutines
         self._request_bytes = 0
@@ -72,11 +72,11 @@ class FairScheduler:
         return sum(map(len, self._queues)) + len(self._paused_for_records) + len(self._paused)
 
     def wait(
-        self, wake: Wake, *, is_first: bool, for_records: bool, of_node: bool = False, of_voter: bool = False
+        self, wake: Wake, *, is_first: bool, for_records: bool, of_node: bool = False, is_known: bool = False
     ) -> None:
         """Enqueue a connection. `wake` serves a part of its requests; with `is_first` it serves one request."""
         kind = 0 if of_node else 1 if for_records else 2
-        self._queues[6 if of_voter else kind if is_first else 3 + kind].append(wake)
+        self._queues[3 + kind if not is_first else 6 + for_records if is_known else kind].append(wake)
         self._arm()
         self.add_work(0.0)
 

@@ -23,4 +23,5 @@ async def handle(
     if context.connection is not None:
         services.heartbeats.on_heartbeat(context.connection, request.broker_id, request.broker_epoch)
     response: BrokerHeartbeatResponse = await active.broker_heartbeat(request, context.api_version)
+    services.known_connections.on_heartbeat(context.connection, request.broker_id)
     return response

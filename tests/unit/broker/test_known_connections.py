@@ -1,4 +1,4 @@
-"""Which connections have the places of a voter in the queue of voters' fetches."""
+"""Which connections have the places of voters and brokers in the queues of their fetches and heartbeats."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from tidelog.broker.cluster.voter_connections import PLACE_MS, VOTER_CONNECTIONS_MAX, VoterConnections
+from tidelog.broker.cluster.known_connections import CONNECTIONS_MAX, PLACE_MS, KnownConnections
 from tidelog.broker.network.request import Peer
+from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import (
     EpochEndOffset,
@@ -28,20 +29,25 @@ DIRECTORIES = {1: b"1" * 16, 2: b"2" * 16}
 class Connection:
     def __init__(self, host: str = "10.0.0.1") -> None:
         self.host = host
-        self.is_of_voter = False
+        self.known_key = -1
         self.is_gone = False
 
 
 class Controller:
     def __init__(self) -> None:
         self.now = 0.0
-        self.places = VoterConnections(self)
+        self.places = KnownConnections(self)
 
     def voters(self) -> VoterSet:
         return VoterSet(Voter(ReplicaKey(each, directory)) for each, directory in DIRECTORIES.items())
 
     def now_ms(self) -> float:
         return self.now
+
+    def beat(self, connection: Connection, broker_id: int = 1) -> bool:
+        """Whether the connection has a place then."""
+        self.places.on_heartbeat(cast(Peer, connection), broker_id)
+        return connection.known_key == ApiKey.BROKER_HEARTBEAT
 
     def fetch(
         self, connection: Connection, voter_id: int = 1, directory: bytes = b"", version: int = 18, **data: Any
@@ -55,7 +61,7 @@ class Controller:
             request.replica_id = voter_id
         response = FetchResponse(responses=[FetchableTopicResponse(partitions=[PartitionData(**data)])])
         self.places.on_fetch(cast(Peer, connection), request, response, version)
-        return connection.is_of_voter
+        return connection.known_key == ApiKey.FETCH
 
 
 @pytest.fixture
@@ -66,7 +72,7 @@ def controller() -> Controller:
 @pytest.fixture
 def first(controller: Controller) -> list[Connection]:
     """They have all the places of voter 1."""
-    connections = [Connection() for _ in range(VOTER_CONNECTIONS_MAX)]
+    connections = [Connection() for _ in range(CONNECTIONS_MAX)]
     assert all(controller.fetch(each) for each in connections)
     return connections
 
@@ -84,12 +90,12 @@ def test_those_that_come_later_take_no_place_of_a_voter_that_fetches(
 
 def test_a_stranger_has_the_places_of_one_voter_only(controller: Controller, first: list[Connection]) -> None:
     assert controller.fetch(first[0], 2)
-    assert all(controller.fetch(Connection(), 2) for _ in range(VOTER_CONNECTIONS_MAX))
+    assert all(controller.fetch(Connection(), 2) for _ in range(CONNECTIONS_MAX))
     controller.now += PLACE_MS
     controller.fetch(first[0], 2)
     controller.now += 1
     assert controller.fetch(Connection(), 1)  # it fetches as voter 1 no longer
-    assert not first[0].is_of_voter
+    assert first[0].known_key == -1
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ def test_a_fetch_that_is_refused_as_a_whole_takes_no_place(controller: Controlle
     connection = Connection()
     response = FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
     controller.places.on_fetch(cast(Peer, connection), FetchRequest(), response, 18)
-    assert not connection.is_of_voter
+    assert connection.known_key == -1
 
 
 @pytest.mark.parametrize(("voter_id", "directory"), [(3, b"3" * 16), (1, b"another" * 2 + b"!!")])
@@ -126,7 +132,17 @@ def test_a_voter_that_connects_again_does_not_race_with_other_hosts(
     assert not controller.fetch(Connection("10.0.0.2"))
     again = Connection()
     assert controller.fetch(again)
-    assert not first[0].is_of_voter
+    assert first[0].known_key == -1
     again.is_gone = True
     controller.now += PLACE_MS + 1
     assert controller.fetch(Connection("10.0.0.2"))
+
+
+def test_the_heartbeats_of_a_broker_have_places_of_their_own(controller: Controller, first: list[Connection]) -> None:
+    connections = [Connection() for _ in range(CONNECTIONS_MAX)]
+    assert all(controller.beat(each) for each in connections)
+    assert not controller.beat(Connection())
+    assert controller.beat(Connection(), 2)
+    assert not controller.beat(first[0], 3)
+    assert not controller.fetch(connections[0], 2)
+    controller.places.on_heartbeat(None, 4)  # of this process
