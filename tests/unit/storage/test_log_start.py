@@ -10,6 +10,7 @@ from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, off
 from tidelog.protocol.batches.record_batch import LENGTH_OFFSET
 from tidelog.storage.files.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, LOG_START_FILE, CheckpointTask
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.verification import LogFacts, StoppedLog
 
 MakeLogs = Callable[..., Logs]
 ENDINGS = ["after a clean stop", "after a kill", "after a loss of power"]
@@ -224,6 +225,23 @@ def test_a_follower_of_which_all_was_deleted_goes_on_without_a_wait(
     log.write_checkpoint = write_checkpoint
     assert offsets_of(records_of(restart(made, ending))) == offsets
     assert list(made.log.leader_epochs) == [(epoch, 2)]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_verification_takes_no_deleted_record_for_one_whose_epoch_is_missing(logs: MakeLogs, is_cut: bool) -> None:
+    """An empty file of epochs is right where all is deleted and the leader lacked the last epoch."""
+    made = logs()
+    made.append(batch(), epoch=5)
+    made.append(batch(), epoch=9)
+    made.log.delete_records(1 if is_cut else 2)
+    made.log.assign_epoch(10)
+    made.log.truncate_to(2)
+    made.close()
+    if is_cut:
+        damage_epochs(made, "no entry")
+    facts = LogFacts(is_clean=True, recovery_point=2, high_watermark=2, log_start_offset=1 if is_cut else 2)
+    problems = [problem.reason for problem in StoppedLog(made.disk, str(made.folder), facts).verify()]
+    assert ("is empty" in problems) == is_cut, problems
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

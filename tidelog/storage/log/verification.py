@@ -309,7 +309,8 @@ class StoppedLog:
                         known.assign(epoch, max(offset, start))
             elif is_judged and known.correct(findings.epochs, start, findings.end_offset):
                 yield Problem(path, EPOCHS, "the batches say otherwise", -1, -1, start, findings.end_offset)
-        if not is_readable and len(known) and self._facts.is_clean and not self._epochs_are_unreadable:
+        has_records = len(known) > 0 and self._facts.log_start_offset < self.end_offset
+        if not is_readable and has_records and self._facts.is_clean and not self._epochs_are_unreadable:
             yield Problem(path, EPOCHS, "is empty" if LEADER_EPOCH_FILE in self._names else "is missing")
         self.leader_epochs = known
 
