@@ -77,8 +77,8 @@ class FutureReplica:
             log.delete_records(present.log_start_offset)
 
     def align(self) -> None:
-        """Truncate the records that the present log does not have. Empty this log if the present log starts after its
-        end.
+        """Truncate the records that the present log does not have. Begin anew at the present log's start if it is after
+        this log's end, or if this log is empty and begins later: the present log may have begun anew in between.
         """
         log, present = self.log, self.partition.log
         while log.log_end_offset > log.log_start_offset:
@@ -91,7 +91,8 @@ class FutureReplica:
             if not log.log_start_offset <= target < log.log_end_offset:
                 target = log.log_start_offset  # the offset at which the logs diverge is unknown
             log.truncate_to(target)
-        if log.log_end_offset < present.log_start_offset or log.log_end_offset > present.log_end_offset:
+        begins_later = log.log_start_offset == log.log_end_offset > present.log_start_offset
+        if begins_later or not present.log_start_offset <= log.log_end_offset <= present.log_end_offset:
             log.truncate_fully_and_start_at(present.log_start_offset)
         elif log.log_start_offset < present.log_start_offset:
             log.set_high_watermark(max(log.high_watermark, present.log_start_offset))

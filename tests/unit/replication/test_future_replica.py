@@ -59,7 +59,9 @@ class World:
         self.present.delete_records(self.rng.randint(self.present.log_start_offset, self.present.high_watermark))
 
     def begin_anew(self) -> None:
-        self.present.truncate_fully_and_start_at(self.present.log_end_offset + self.rng.randint(0, 9))
+        """As after an unclean election, perhaps of a log that ends before the start of this one."""
+        self.present.truncate_fully_and_start_at(self.rng.randint(0, self.present.log_end_offset + 9))
+        self.epoch += 1
 
     def copy(self, bytes_max: int = 200) -> bool:
         self.future.align()
@@ -178,3 +180,22 @@ def test_a_copy_of_which_all_was_deleted_begins_anew_before_records_of_an_earlie
     assert list(log.leader_epochs) == list(world.present.leader_epochs) == [(7, 2)]
     assert (log.segments.first.base_offset, log.log_end_offset) == (2, 4)
     world.finish()
+
+
+@pytest.mark.parametrize("deleted", [4, 6])
+def test_a_copy_of_another_history_gets_the_records_before_its_start_too(deleted: int) -> None:
+    """The present log began anew before this start, and had later records again when the copy looked."""
+    world = World()
+    world.epoch = 3
+    for _ in range(3):
+        world.append()
+    world.finish()
+    world.present.set_high_watermark(6)
+    world.present.delete_records(deleted)
+    world.finish()
+    world.present.truncate_fully_and_start_at(2)
+    world.epoch = 5
+    for _ in range(4):
+        world.append()
+    world.finish()
+    assert world.future.log.log_start_offset == 2
