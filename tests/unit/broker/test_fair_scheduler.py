@@ -163,14 +163,19 @@ def test_the_requests_on_known_connections_do_not_wait_for_thousands_of_others(k
 
 
 @pytest.mark.parametrize(
-    ("others", "key", "size_bytes"), [(METADATA, ALTER_PARTITION, 17_000), (ALTER_PARTITION, HEARTBEAT, 20)]
+    ("others", "others_bytes", "key", "size_bytes"),
+    [
+        (METADATA, 17_000, ALTER_PARTITION, 17_000),
+        (ALTER_PARTITION, 17_000, HEARTBEAT, 20),
+        (ALTER_PARTITION, 1_100, HEARTBEAT, 1_000),
+    ],
 )
 def test_a_large_request_of_a_node_waits_neither_for_clients_nor_before_heartbeats(
-    others: int, key: int, size_bytes: int
+    others: int, others_bytes: int, key: int, size_bytes: int
 ) -> None:
     machine = Machine()
     machine.keys_of_nodes = frozenset({ALTER_PARTITION, HEARTBEAT})
-    for client in [Client(machine, flood=request(others, 17_000)) for _ in range(400)]:
+    for client in [Client(machine, flood=request(others, others_bytes)) for _ in range(400)]:
         client.connection._resize(32 * 1024)
     for _ in range(20):
         machine.turn()

@@ -27,7 +27,7 @@ from tidelog.broker.network.receive_buffers import (
 )
 from tidelog.broker.network.request import NOT_YET, Answer, Deferred
 from tidelog.broker.scheduling.callbacks import call_all
-from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX
+from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, WHOLE_BYTES_MAX
 from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import MalformedMessage
 
@@ -654,7 +654,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             of_node = key in self._owner.keys_of_nodes and not for_records
             is_known = key == self.known_key
             # Not before others' heartbeats: a hundred of these take seconds.
-            is_large = size > WHOLE_BYTES_MAX and not for_records
+            is_large = size > (UNCOUNTED_BYTES_MAX if of_node else WHOLE_BYTES_MAX) and not for_records
         wake = self._wake_for_one if is_first else self.wake
         first = is_first and not is_large
         self._owner.scheduler.wait(wake, is_first=first, for_records=for_records, of_node=of_node, is_known=is_known)
