@@ -23,6 +23,8 @@ from tidelog.storage.log import partition_log
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.producers.refused_batches import sequenced_header
 from tidelog.storage.producers.verification import TransactionAppend, Verification
+from tidelog.storage.segments.append import admit, admit_usual
+from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.inspection import NeedsInspection
 from tidelog.storage.segments.log_config import LogConfig
 
@@ -259,3 +261,23 @@ def test_the_short_way_and_the_general_way_of_a_follower_agree(seed: int, settin
             {path.name: path.read_bytes() for path in sorted(logs.folder.glob("*.log"))} for logs in (usual, general)
         ]
         assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("value_bytes", [0, 1, 63, 64, 90, 700])
+@pytest.mark.parametrize("place", [-1, -2, HEADER_SIZE - 1, *range(HEADER_SIZE, HEADER_SIZE + 8)])
+def test_a_single_record_is_checked_as_on_the_general_way(value_bytes: int, place: int) -> None:
+    whole = bytearray(batch(1, value=bytes(value_bytes)))
+    rules = AppendRules(LogConfig())
+    for byte in range(256):
+        data = bytearray(whole)
+        data[min(place, len(data) - 1)] = byte
+        if place == HEADER_SIZE - 1:  # the number of records, which the last offset confirms
+            data[LAST_DELTA_OFFSET + 3] = max(byte - 1, 0)
+        write_crc(data, 0, len(data))
+        outcomes: list[Any] = []
+        for take in (admit_usual, lambda data, now_ms, rules: admit(data, 0, 0, now_ms, rules, True)[1]):
+            try:
+                outcomes.append(bool(take(memoryview(bytearray(data)), NOW, rules)))
+            except KafkaError as error:
+                outcomes.append(error.code)
+        assert outcomes[0] in (False, outcomes[1]), "it may leave a batch to the general way"

@@ -51,7 +51,7 @@ class NodePorts:
 
 def wall_clock_ms() -> int:
     """The one source of record timestamps."""
-    return int(time.time() * 1000)
+    return time.time_ns() // 1_000_000
 
 
 def os_ports() -> NodePorts:

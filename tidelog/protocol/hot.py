@@ -237,7 +237,8 @@ def decode_alike(frame: memoryview, topic_at: int) -> tuple[int, int, OneProduce
             size += (size_high << 7) - 0x80
             start += 1
         end = start + size - 1
-        if frame[end:] != _NO_TAGS_THRICE or not size or frame[start + ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG:
+        # Without records there is no byte of attributes, nor in a record batch of less than a header.
+        if frame[end:] != _NO_TAGS_THRICE or frame[start + ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG:
             return None
         return version, correlation_id, (topic, index, frame[start:end], acks, timeout_ms, None)
     except (IndexError, StructError):

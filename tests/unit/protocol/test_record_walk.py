@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record import encode_varint
 from tidelog.protocol.batches.record_batch import HEADER_SIZE, read_header
-from tidelog.protocol.batches.record_walk import CHECKED_RECORDS, check_plausible, check_records, scan_records
+from tidelog.protocol.batches.record_walk import (
+    CHECKED_RECORDS,
+    check_plausible,
+    check_records,
+    first_eight,
+    keyless_record_size,
+    scan_records,
+)
 from tidelog.protocol.batches.records import Record, decode_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -54,6 +61,21 @@ def test_what_was_encoded_is_taken_and_scanned_as_it_is_decoded(values: list[tup
     base = read_header(batch).base_timestamp
     scanned = [(offset, base + delta, has_key) for offset, delta, has_key in scan_records(section, len(values))]
     assert scanned == [(each.offset, each.timestamp, each.key is not None) for each in decoded]
+
+
+@pytest.mark.parametrize("value_bytes", [64, 70, 120, 200, 8170])
+def test_a_keyless_record_of_its_size_needs_no_other_check(value_bytes: int) -> None:
+    section = section_of([Record(0, 0, None, bytes(value_bytes))])
+    known = 0
+    for place in range(8):
+        for byte in range(256):
+            data = bytearray(section)
+            data[place] = byte
+            if keyless_record_size(first_eight(data)[0]) == len(data):
+                check(bytes(data), 1)
+                known += 1
+    assert known
+    assert keyless_record_size(first_eight(section)[0]) == len(section)
 
 
 @given(records, st.integers(-45, 45).filter(bool))

@@ -188,7 +188,19 @@ class Partitions:
             partition.watch.traffic.refused(refusal.code, len(batches))
             raise refusal from None
         first_offset, last_offset, _, _, _, written = info
-        self._appended(partition, len(batches), first_offset, last_offset + 1, written, high_watermark)
+        watch, durability = partition.watch, log.durability
+        traffic = watch.traffic
+        traffic.bytes_in += len(batches)
+        traffic.records_in += last_offset + 1 - first_offset
+        if (
+            watch.followers
+            or watch.fetches
+            or watch.produces.waiting
+            or watch.writes.waiting
+            or durability.is_wanted
+            or durability.blocked_from >= 0
+        ):
+            self._appended(partition, first_offset, last_offset + 1, written, high_watermark)
         return info
 
     def append_pipelined(
@@ -202,23 +214,25 @@ class Partitions:
         data, appended = partition.append_pipelined_as_leader(batches, now_ms, required_acks)
         if appended:
             end_offset = appended[-1][3] + 1
-            self._appended(partition, len(data), appended[0][2], end_offset, data, high_watermark)
+            traffic = partition.watch.traffic
+            traffic.bytes_in += len(data)
+            traffic.records_in += end_offset - appended[0][2]
+            self._appended(partition, appended[0][2], end_offset, data, high_watermark)
         return appended
 
     def _appended(
         self,
         partition: Partition,
-        size_bytes: int,
         offset: int,
         end_offset: int,
         written: Buffer | None,
         old_high_watermark: int,
     ) -> None:
-        """Count an append, hand the records to the followers, and wake the requests that wait for them."""
+        """Hand appended records to the followers, wake the requests that wait for them, and start a flush that is due.
+
+        `append` omits the call if there is nothing to do.
+        """
         watch = partition.watch
-        traffic = watch.traffic
-        traffic.bytes_in += size_bytes
-        traffic.records_in += end_offset - offset
         if watch.followers:
             if written is not None and len(written) <= TAIL_BYTES_MAX:
                 watch.tail.appended(offset, end_offset, bytes(written))

@@ -31,7 +31,7 @@ _RECORDS_BETWEEN_RUNS: Final = 128
 """The number of records walked one by one before the next attempt of a run."""
 _MIN_RUN_RECORDS: Final = 16
 _USUAL_HEAD: Final = Struct(">6B")  # of a record: size (one or two bytes), attributes, deltas of time and offset, key
-_first_eight: Final = Struct(">Q").unpack_from
+first_eight: Final = Struct(">Q").unpack_from
 _NO_KEY: Final = 1  # the length -1 as a varint
 _KNOWN_HEADS_MAX: Final = 4096
 
@@ -47,11 +47,8 @@ def check_records(data: Buffer, position: int, end: int, count: int) -> None:
 
     Raises INVALID_RECORD.
     """
-    size = end - position
-    if count == 1 and size >= 8 and not data[end - 1] and _keyless_record_size(_first_eight(data, position)[0]) == size:
-        return
-    if count * MIN_RECORD_BYTES > size:
-        raise _invalid(f"{count} records in {size} bytes")
+    if count * MIN_RECORD_BYTES > end - position:
+        raise _invalid(f"{count} records in {end - position} bytes")
     try:
         if count == 1:
             if _is_usual_record(data, position, end):
@@ -69,11 +66,12 @@ def check_records(data: Buffer, position: int, end: int, count: int) -> None:
 
 
 @lru_cache(maxsize=_KNOWN_HEADS_MAX)
-def _keyless_record_size(first_eight: int) -> int:
+def keyless_record_size(first_eight: int) -> int:
     """The bytes of a record without a key that begins with these eight bytes and ends with a zero, for no headers.
 
-    -1 for a record in another form, or whose value is shorter than 64 bytes or 8 KiB and longer. Cached, because all
-    records of a producer that have the same size begin with the same eight bytes.
+    A record of this size needs no `check_records`. -1 for a record in another form, or whose value is shorter than 64
+    bytes or 8 KiB and longer. Cached, because all records of a producer that have the same size begin with the same
+    eight bytes.
     """
     size, size_high, _, time_delta, offset_delta, key, value, value_high = first_eight.to_bytes(8, "big")
     is_long = size >= 0x80 > size_high and value >= 0x80 > value_high  # both sizes have two bytes

@@ -43,7 +43,7 @@ from tidelog.protocol.batches.record_batch import (
     stamp_create_time,
     stamp_log_append_time,
 )
-from tidelog.protocol.batches.record_walk import check_plausible, check_records
+from tidelog.protocol.batches.record_walk import check_plausible, check_records, first_eight, keyless_record_size
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.inspection import (
@@ -60,6 +60,7 @@ PLAIN: Final = frozenset(range(_MAX_COMPRESSION + 1))
 """The attributes of a batch without flags, one for each compression."""
 IN_TRANSACTION: Final = PLAIN | {TRANSACTIONAL_FLAG | compression for compression in PLAIN}
 _FRAME: Final = Struct(">iib")  # batch length, leader epoch, magic
+_FIRST_EIGHT_END: Final = HEADER_SIZE + 8
 _MIN_MESSAGE_LENGTH: Final = 14  # in the oldest format (LegacyRecord.RECORD_OVERHEAD_V0)
 # The records of a compressed batch are counted up to this compressed size and this decompressed size.
 WALKED_COMPRESSED_MAX: Final = 2048
@@ -121,7 +122,12 @@ def admit_usual(batch: memoryview, now_ms: int, rules: AppendRules, usual: froze
         return None
     if attributes & COMPRESSION_MASK:
         _check_compressed(batch, 0, read_header(batch))
-    else:
+    elif (
+        count != 1
+        or size < _FIRST_EIGHT_END
+        or batch[size - 1]
+        or keyless_record_size(first_eight(batch, HEADER_SIZE)[0]) != size - HEADER_SIZE
+    ):
         check_records(batch, HEADER_SIZE, size, count)
     return last_delta, max_timestamp, producer_id, producer_epoch, base_sequence
 
