@@ -244,6 +244,39 @@ async def test_a_request_like_an_earlier_one_is_not_decoded_again(
     assert counters.versions[VERSION] == sum(counters.durations.counts) == 10
 
 
+async def test_an_append_looks_at_whatever_waits_for_it(
+    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await wire.create_topic("t", 1)
+    node: Any = running.node
+    partitions = node._broker.partitions
+    partition = partitions.find("t", 0)
+    watch, durability = partition.watch, partition.log.durability
+    looked: list[Any] = []
+    monkeypatch.setattr(Partitions, "_appended", lambda *arguments: looked.append(arguments))
+
+    def looks() -> bool:
+        looked.clear()
+        partitions.append(partition, batch(), NOW, 1)
+        return len(looked) == 1
+
+    assert not looks()
+    for waiting in (watch.followers, watch.fetches):
+        waiting[None] = None
+        assert looks()
+        waiting.clear()
+    for waiting in (watch.produces.waiting, watch.writes.waiting):
+        waiting.append((1000, None))
+        assert looks()
+        waiting.clear()
+    for name, value in (("is_wanted", True), ("blocked_from", 0)):
+        usual = getattr(durability, name)
+        setattr(durability, name, value)
+        assert looks()
+        setattr(durability, name, usual)
+    assert not looks()
+
+
 @pytest.mark.parametrize("transactional_id", [None, "tx"])
 async def test_a_transaction_says_that_its_requests_are_of_another_kind(
     running: RunningNode, wire: Wire, transactional_id: str | None
