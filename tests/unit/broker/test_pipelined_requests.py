@@ -19,6 +19,7 @@ from tests.unit.broker.test_connection import Owner, connect, feed, framed
 from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce, produced
 from tests.unit.storage.batches import NOW, batch, idempotent
 from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.apis.records.produce import VERSIONS
 from tidelog.broker.network.connection import IN_FLIGHT_MAX, UNPIPELINED_READS, KafkaConnection
 from tidelog.broker.replicas.partitions import Partitions
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
@@ -293,6 +294,23 @@ async def test_a_transaction_says_that_its_requests_are_of_another_kind(
     assert (answers is None) == (transactional_id is not None)
     frames = [memoryview(PRODUCE_HEAD.pack(18, 3, number, -1) + bytes(20)) for number in range(2)]
     assert dispatcher.dispatch_pipelined(frames, CLIENT) is None
+
+
+@pytest.mark.parametrize("version", [VERSIONS.stop, 32767])
+async def test_a_version_that_is_not_served_appends_nothing(running: RunningNode, version: int) -> None:
+    wire = await running.connect()
+    topic_id = await wire.create_topic("t", 1)
+    await ask(wire, [produce("t", bytes(batch()))])
+    node: Any = running.node
+    request, body = produce("t", bytes(batch())), bytearray()
+    request.topic_data[0].topic_id = topic_id
+    request.write(body, VERSIONS[-1])
+    head = PRODUCE_HEAD.pack(0, version, 1, -1)
+    frames = [memoryview(bytearray(head + b"\0" + body)) for _ in range(2)]
+    assert node._dispatchers[-1].dispatch_pipelined(frames, CLIENT) == []
+    wire.writer.write(framed(*map(bytes, frames)))
+    assert await wire.reader.read() == b""
+    assert node._broker.partitions.find("t", 0).log.log_end_offset == 1
 
 
 async def test_one_that_is_refused_or_repeated_does_not_harm_the_others(

@@ -139,7 +139,8 @@ class Dispatcher:
         position = 10 + client_id_bytes if client_id_bytes > 0 else 10
         if key != produce.API_KEY:
             return None
-        if version < PRODUCE_FLEXIBLE_FROM or position + 1 >= len(frame) or frame[position]:
+        is_flexible = PRODUCE_FLEXIBLE_FROM <= version < produce.VERSIONS.stop
+        if not is_flexible or position + 1 >= len(frame) or frame[position]:
             return []
         if frame[position + 1]:
             return None  # the transactional id is there
