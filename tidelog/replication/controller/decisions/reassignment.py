@@ -7,7 +7,6 @@ During a reassignment `replicas` holds the target replicas, followed by the repl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -139,11 +138,10 @@ def list_partition_reassignments(
     state: ControllerState, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
     """The reassignments under way, of the requested partitions or of all."""
-    indexes_by_topic: dict[str, Iterable[int]] = {}
+    indexes_by_topic: dict[str, list[int]] = {}
     if request.topics is None:
         for topic_id, index in state.index.reassigning:
-            name = state.image.topics_by_id[topic_id].name
-            indexes_by_topic[name] = [*indexes_by_topic.get(name, ()), index]
+            indexes_by_topic.setdefault(state.image.topics_by_id[topic_id].name, []).append(index)
     else:
         indexes_by_topic = {topic_data.name: topic_data.partition_indexes for topic_data in request.topics}
     response = ListPartitionReassignmentsResponse(error_message=None)
