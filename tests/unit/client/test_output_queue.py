@@ -126,6 +126,7 @@ class EncryptedTransport:
         return False
 
     def write(self, data: bytes | memoryview) -> None:
+        assert data, "nothing would be left to write after any number of such calls"
         self.written += data
 
 
@@ -139,3 +140,25 @@ def test_nothing_passes_by_a_transport_that_encrypts() -> None:
         assert transport.written == RECORDS[0] + RECORDS[1]
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
+
+
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_an_empty_piece_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, is_encrypted: bool) -> None:
+    """Behind its records a Produce has no more bytes before version 9."""
+    written = bytearray()
+
+    def writev(descriptor: int, pieces: list[memoryview]) -> int:
+        assert any(pieces), "nothing would be left to write after any number of such calls"
+        written.extend(b"".join(pieces))
+        return sum(map(len, pieces))
+
+    monkeypatch.setattr(output_queue, "_writev", writev)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        transport = EncryptedTransport(ours)
+        if not is_encrypted:
+            transport._extra["ssl_object"] = None
+        queue = output_queue.OutputQueue(transport)  # type: ignore[arg-type]
+        queue.write([b"", b"head", b"", RECORDS[0], b""])
+    assert transport.written + written == b"head" + RECORDS[0]
+    assert queue.size_bytes == 0

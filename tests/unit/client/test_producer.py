@@ -14,6 +14,7 @@ from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode, 
 from tidelog.client import Producer, TopicPartition
 from tidelog.protocol.batches.record_batch import read_header
 from tidelog.protocol.batches.records import iter_records
+from tidelog.protocol.codec.encoding import CUT_BYTES
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -459,7 +460,9 @@ async def test_older_brokers_are_spoken_to_in_their_versions():
     async with FakeCluster(t=1) as cluster:
         cluster.versions = {0: (3, 7), 3: (0, 5), 18: (0, 0), 22: (0, 1)}
         async with producer(cluster) as sending:
-            await sending.send_and_wait("t", b"x")
+            for value in (b"x", bytes(CUT_BYTES)):
+                await sending.send_and_wait("t", value)
+        assert values(cluster) == [b"x", bytes(CUT_BYTES)]
         assert cluster.versions_of(ProduceRequest) == {7}
         assert cluster.versions_of(ApiVersionsRequest) == {0}
 

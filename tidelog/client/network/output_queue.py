@@ -48,8 +48,9 @@ class OutputQueue:
             self._transport.write(pieces[0])
             return
         for piece in pieces:
-            self._pieces.append(memoryview(piece))
-            self.size_bytes += len(piece)
+            if piece:  # an empty one, as behind the records of an old version, would never be written
+                self._pieces.append(memoryview(piece))
+                self.size_bytes += len(piece)
         self._flush()
 
     def pause(self) -> None:
