@@ -24,7 +24,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.options import MAX_BATCH_BYTES_OPTION, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
-from tidelog.spark_ingest.topic_watch import TopicGone, TopicWatch
+from tidelog.spark_ingest.topic_watch import TopicGone, TopicWatch, unless_gone
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,9 +161,11 @@ async def _chunks(
     """Yield whole batches of the range, until the topic is gone."""
     partition = TopicPartition(offset_range.topic, offset_range.partition)
     try:
+        finding = _await_topic_id(cluster, partition.topic, topic_id, options.poll_timeout_ms)
+        first_id = await unless_gone(cluster, {partition.topic: topic_id}, finding)
         async with (
-            aclosing(_chunks_of_topic(cluster, options, offset_range, topic_id)) as chunks,
-            TopicWatch(cluster, {partition.topic: topic_id}) as watch,
+            aclosing(_chunks_of_log(cluster, options, offset_range, first_id)) as chunks,
+            TopicWatch(cluster, {partition.topic: first_id}) as watch,
         ):
             while (chunk := await watch.unless_gone(_next_of(chunks))) is not None:
                 yield chunk
@@ -180,19 +182,6 @@ async def _chunks(
     if options.fail_on_data_loss:
         raise DataLoss(loss)
     logger.warning("%s; it is left out", loss)
-
-
-async def _chunks_of_topic(
-    cluster: Cluster, options: SourceOptions, offset_range: OffsetRange, topic_id: bytes
-) -> AsyncGenerator[RawBatches, None]:
-    """The same for the topic with this id. Raises TopicGone when chunks come from another one of its name."""
-    name = offset_range.topic
-    first_id = await _await_topic_id(cluster, name, topic_id, options.poll_timeout_ms)
-    async with aclosing(_chunks_of_log(cluster, options, offset_range)) as chunks:
-        async for chunk in chunks:
-            if cluster.metadata.topic_id(name) != first_id:
-                raise TopicGone(name, is_recreated=True)
-            yield chunk
 
 
 async def _await_topic_id(cluster: Cluster, topic: str, topic_id: bytes, timeout_ms: float) -> bytes:
@@ -219,9 +208,9 @@ async def _await_topic_id(cluster: Cluster, topic: str, topic_id: bytes, timeout
 
 
 async def _chunks_of_log(
-    cluster: Cluster, options: SourceOptions, offset_range: OffsetRange
+    cluster: Cluster, options: SourceOptions, offset_range: OffsetRange, topic_id: bytes
 ) -> AsyncGenerator[RawBatches, None]:
-    """Yield whole batches of the range.
+    """Yield whole batches of the range, of the topic with this id.
 
     When its start is gone, the read continues at the log start.
     """
@@ -241,6 +230,7 @@ async def _chunks_of_log(
                 max_wait_ms=config.fetch_max_wait_ms,
                 stall_timeout_ms=options.poll_timeout_ms,
                 check_crcs=config.check_crcs,
+                topic_id=topic_id,
             )
             async with aclosing(raw_batches) as batches:  # type: ignore[type-var]  # an async generator, declared as less
                 async for chunk in batches:

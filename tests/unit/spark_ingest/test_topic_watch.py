@@ -12,6 +12,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog.client.model import TopicPartition
+from tidelog.client.network import raw_fetch
 from tidelog.client.network.metadata import NO_TOPIC_ID, TopicMetadata, merge_metadata
 from tidelog.client.sync import Admin
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -165,7 +166,9 @@ def test_a_range_of_many_chunks_has_one_watch(node, new_topic, monkeypatch):
     batches = list(read_range(options, OffsetRange(topic, 0, 0, 1000), ("offset",)))
     assert sum(batch.num_rows for batch in batches) == 1000
     assert len(batches) > 10
-    assert len(begun) == 1
+    with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+        topic_id = admin.describe_topics([topic])[topic].topic_id
+    assert begun == [{topic: NO_TOPIC_ID}, {topic: topic_id}]  # one until the id is known
 
 
 def delete(node, topic):
@@ -236,3 +239,36 @@ def test_a_broker_that_knows_the_topic_before_this_one_is_asked_again(node, new_
     rows = list(read_range(node.options(subscribe=topic), OffsetRange(topic, 0, 0, 5), ("offset",), topic_id))
     assert answers
     assert sum(batch.num_rows for batch in rows) == 5
+
+
+@pytest.mark.parametrize("is_in_flight", [False, True])
+def test_a_broker_that_lags_ends_no_task_that_runs_and_gives_it_no_rows_of_another_topic(
+    node, new_topic, monkeypatch, is_in_flight
+):
+    topic = new_topic(1000, batch_size=500)
+    fetched: list[tuple[int, bytes]] = []
+    real = raw_fetch._Reader._fetch
+
+    def other(cluster):
+        known = cluster.metadata.topics[topic]
+        stale = TopicMetadata(topic, OLD, known.error, False, known.partitions)
+        cluster.metadata = cluster.metadata._replace(topics={topic: stale})
+
+    async def fetch(self, offset):
+        fetched.append((offset, self._cluster.metadata.topic_id(topic)))
+        answer = await real(self, offset)
+        if len(fetched) == 5:
+            if is_in_flight:
+                other(self._cluster)
+            else:
+                asyncio.get_running_loop().call_soon(other, self._cluster)
+        return answer
+
+    monkeypatch.setattr(raw_fetch._Reader, "_fetch", fetch)
+    options = node.options(subscribe=topic, failOnDataLoss="false", **{"kafka.max.partition.fetch.bytes": "2000"})
+    batches = list(read_range(options, OffsetRange(topic, 0, 0, 1000), ("offset",)))
+    rows = [offset for batch in batches for offset in batch["offset"].to_pylist()]
+    assert rows == list(range(1000))
+    assert OLD not in {topic_id for _, topic_id in fetched}
+    offsets_asked = [offset for offset, _ in fetched]
+    assert (offsets_asked[4] in offsets_asked[5:]) == is_in_flight  # an answer of which the topic is in doubt

@@ -67,18 +67,20 @@ async def fetch_raw(
     max_wait_ms: int = 500,
     stall_timeout_ms: float = 60_000,
     check_crcs: bool = True,
+    topic_id: bytes = NO_TOPIC_ID,
 ) -> AsyncIterator[RawBatches]:
     """Yield the batches that hold [start_offset, end_offset), in order.
 
     A chunk has about `chunk_bytes`, at least one batch; less after an answer that did not come within
-    the request timeout, as over a slow link. The read follows leader changes. Raises
+    the request timeout, as over a slow link. The read follows leader changes. With a `topic_id` (not
+    zeros) it waits while the metadata has another topic of this name. Raises
     KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the offset,
     REQUEST_TIMED_OUT when no records arrive for `stall_timeout_ms`, and errors that are not
     retriable.
     """
     await cluster.topic(partition.topic, stall_timeout_ms)
     isolation = ISOLATION[isolation_level]
-    reader = _Reader(cluster, partition, chunk_bytes, isolation, max_wait_ms, stall_timeout_ms, check_crcs)
+    reader = _Reader(cluster, partition, chunk_bytes, isolation, max_wait_ms, stall_timeout_ms, check_crcs, topic_id)
     next_task: asyncio.Task[RawBatches] | None = None
     offset = start_offset
     try:
@@ -108,6 +110,7 @@ class _Reader:
         max_wait_ms: int,
         stall_timeout_ms: float,
         check_crcs: bool,
+        topic_id: bytes,
     ) -> None:
         self._cluster = cluster
         self._partition = partition
@@ -116,6 +119,7 @@ class _Reader:
         self._max_wait_ms = max_wait_ms
         self._stall_timeout_ms = stall_timeout_ms
         self._check_crcs = check_crcs
+        self._topic_id = topic_id
 
     async def next(self, offset: int, end_offset: int) -> RawBatches:
         """Wait for the chunk at `offset`."""
@@ -125,7 +129,9 @@ class _Reader:
         reason = "no records came"
         while loop.time() < deadline:
             try:
+                self._check_topic()
                 data = await self._fetch(offset)
+                self._check_topic()  # where the broker knows topics by name alone
                 chunk = _chunk(self._partition, data, offset, end_offset, self._check_crcs)
                 if chunk is not None:
                     return chunk
@@ -147,6 +153,14 @@ class _Reader:
         raise KafkaError(
             ErrorCode.REQUEST_TIMED_OUT, f"{self._partition} at {offset}: {reason} for {self._stall_timeout_ms:.0f} ms"
         )
+
+    def _check_topic(self) -> None:
+        """Raises UNKNOWN_TOPIC_ID, which is retriable, for another topic of this name: the broker that said so may lag
+        behind.
+        """
+        topic_id = self._cluster.metadata.topic_id(self._partition.topic)
+        if NO_TOPIC_ID not in (self._topic_id, topic_id) and topic_id != self._topic_id:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"a broker has another topic {self._partition.topic!r}")
 
     async def _fetch(self, offset: int) -> PartitionData:
         cluster, (topic, number) = self._cluster, self._partition
