@@ -32,6 +32,12 @@ np = pytest.importorskip("numpy")
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded_loops() -> None:
+    """The first load of a process takes longer than the limits of some tests."""
+    ArrowBatches(ProducerConfig()).load_kernel()
+
+
 @pytest.fixture(params=[True, False], ids=["numba", "numpy"])
 def either_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
