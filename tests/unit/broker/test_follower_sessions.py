@@ -288,3 +288,20 @@ def test_a_follower_outside_the_isr_does_not_count_as_caught_up_because_a_leader
     cluster.cut.add((REAL, 1))
     cluster.elect(1, [1], tell=[1])
     assert leader.produce(b"b").code == 0
+
+
+def test_a_late_fetch_makes_no_follower_late_in_a_quiet_partition() -> None:
+    """It counted as caught up when it had last copied a record, and left the ISR at a check before its next fetch."""
+    cluster = Replicas(2, replica_lag_time_max_ms="2000")
+    leader = cluster.nodes[1]
+    leader.produce(b"a")
+    cluster.loop.run_for(60_000)
+    assert errors(ask(cluster, REAL, epoch=cluster.broker_epochs[REAL])) == {0}
+    follower = leader.partition.in_sync.followers[REAL]
+    assert follower.log_end_offset == 0
+    leader.partition.check_isr()
+    assert not leader.proposals
+    cluster.cut.add((REAL, 1))
+    cluster.loop.run_for(2600)
+    leader.partition.check_isr()
+    assert [proposal.removes for _, proposal in leader.proposals] == [(REAL,)], "it has not fetched since"

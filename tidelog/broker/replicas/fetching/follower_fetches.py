@@ -332,12 +332,15 @@ class FollowerFetches:
 
     @staticmethod
     def _doubt_others(partition: Partition, session: FollowerSession) -> None:
-        """Record the next fetch of the replica's other sessions: this one may have been late, or none of the replica's.
+        """Record the last and the next fetch of the replica's other sessions: this one may have been late, or none of
+        the replica's.
 
-        Otherwise an acknowledgement would wait for the next append, and DeleteRecords for the next change of the start.
+        Otherwise the replica could leave the ISR at once, an acknowledgement would wait for the next append, and
+        DeleteRecords for the next change of the start.
         """
         for other in partition.watch.followers:
             if other.session is not session and other.session.replica_id == session.replica_id:
+                other.note_caught_up()
                 other.session.outside[other] = None
 
     def role_changed(self, entry: FollowerEntry) -> None:

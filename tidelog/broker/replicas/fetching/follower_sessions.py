@@ -90,7 +90,7 @@ class FollowerEntry:
                 session.wake_soon(session.answer)
 
     def note_caught_up(self) -> None:
-        """Call it before the entry becomes dirty or ends.
+        """Call it before the entry becomes dirty or ends, and before the follower's end becomes lower.
 
         A follower without news had all records at its last fetch, even if that fetch did not mention the partition.
         """
