@@ -19,13 +19,14 @@ class Dose(NamedTuple):
 
 DOSES = {
     # tests/simulation: histories of clusters, of broken directories, of changing voters, of bad disks, of one log, of a
-    # cleaned log
+    # cleaned log, of the replicas of one partition
     "TIDELOG_CLUSTER_SEEDS": Dose(45, 1_000),
     "TIDELOG_DIRECTORY_SEEDS": Dose(20, 400),
     "TIDELOG_VOTER_SEEDS": Dose(20, 300),
     "TIDELOG_DAMAGE_SEEDS": Dose(20, 500),
     "TIDELOG_STORAGE_SEEDS": Dose(600, 10_000),
     "TIDELOG_COMPACTION_SEEDS": Dose(300, 5_000),
+    "TIDELOG_REPLICA_SEEDS": Dose(200, 10_000),
     # histories of clusters whose clients use transactions; the same with real processes and clients
     "TIDELOG_TRANSACTION_SEEDS": Dose(12, 10_000),
     "TIDELOG_TRANSACTION_HISTORIES": Dose(3, 1_000),

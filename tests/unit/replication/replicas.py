@@ -56,6 +56,7 @@ from tidelog.replication.isr import Proposal
 from tidelog.replication.partition import Partition, ReplicaPorts
 from tidelog.replication.ports import Endpoint, Link, OnResponse
 from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.loader import Ending
 
 TOPIC_ID = b"T" * 16
 LIST_OFFSETS = 2
@@ -215,7 +216,7 @@ class FakeLink:
 class ReplicaNode:
     """One node's data plane around a disk that outlives it."""
 
-    def __init__(self, cluster: Replicas, node_id: int, disk: SimulatedDisk) -> None:
+    def __init__(self, cluster: Replicas, node_id: int, disk: SimulatedDisk, *, killed: bool = False) -> None:
         self.id = node_id
         self.cluster = cluster
         self.disk = disk
@@ -223,6 +224,8 @@ class ReplicaNode:
         self.rng = random.Random(node_id)
         config = NodeConfig.load(None, {"node.id": str(node_id), "log.dirs": "/data", **cluster.options})
         self.directory = LogDirectory.open(disk, "/data", node_id=node_id, cluster_id="C" * 22)
+        if killed:
+            self.directory.ending = Ending.KILLED
         self.proposals: list[tuple[Partition, Proposal]] = []
         self.partitions = Partitions(
             loop, None, self.clock_ms, self.rng, lambda topic, index: topic in ("t", TOPIC_ID) and index == 0,
@@ -437,18 +440,21 @@ class Replicas:
             configs={(2, "t"): self.configs, (4, ""): self.broker_configs},
         )
 
-    def start(self, node_id: int, *, shown: bool = True) -> ReplicaNode:
-        node = self.nodes[node_id] = ReplicaNode(self, node_id, self.disks[node_id])
+    def start(self, node_id: int, *, shown: bool = True, killed: bool = False) -> ReplicaNode:
+        """`killed`: the machine has run on since the last process ended."""
+        node = self.nodes[node_id] = ReplicaNode(self, node_id, self.disks[node_id], killed=killed)
         if shown:
             node.show()
         return node
 
-    def stop(self, node_id: int, *, power: bool = False) -> None:
-        """Kill the process; with `power` what its disk had not synced may be lost too."""
+    def stop(self, node_id: int, *, power: bool = False, closed: bool = False) -> None:
+        """Kill the process, or end it cleanly (`closed`); with `power` what its disk had not synced may be lost too."""
         node = self.nodes.pop(node_id)
         node.fetchers.close()
         node.upkeep.close()
         node.hosting.close()
+        if closed:
+            node.directory.close()
         if power:
             node.disk.lose_power()
         else:
