@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -16,6 +17,7 @@ from pathlib import Path
 import grimp
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit import architecture_map
 from tests.unit.architecture_map import docstring
 
@@ -33,6 +35,21 @@ ALLOWED_LINES = {
 }
 
 ROOMS = ("protocol", "storage", "replication", "client", "broker", "cli", "testing", "spark_ingest", "bench")
+TOP_LEVEL = (
+    ".ci",
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "constraints.txt",
+    "docs",
+    "pyproject.toml",
+    "pyspark_tidelog.py",
+    "tests",
+    "tidelog",
+)
 
 PURE = (
     "protocol/**/*.py",
@@ -235,6 +252,15 @@ def test_functions_stay_readable():
 def test_files_stay_readable():
     lengths = {short(path): source_of(path).count("\n") for path in modules("**/*.py")}
     assert {name: lines for name, lines in lengths.items() if lines > ALLOWED_LINES.get(name, FILE_LINES_MAX)} == {}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an unpacked archive does not say what is committed")
+def test_the_top_level_holds_what_a_reader_looks_for():
+    """What a command left there was committed once."""
+    command = ["git", "ls-files", "-z"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+    names = {name.partition("/")[0] for name in done.stdout.split("\0") if name}
+    assert names == {*TOP_LEVEL, *ROOMS}
 
 
 @pytest.mark.parametrize("room", ROOMS)
