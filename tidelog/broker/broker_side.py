@@ -264,7 +264,9 @@ class BrokerSide:
             self._is_applied = True
             image = self._metadata.image
             self.on_image(image, everything(image))
+            await self._hosting.host_deferred()
         self._hosting.start()
+        self._removal_checks.on_image(everything(self._metadata.image))  # they look only at what is hosted
         for partition in self.partitions.hosted():
             self.repairs.look_at(partition)
         self._upkeep.start()

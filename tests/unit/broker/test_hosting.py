@@ -14,6 +14,7 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tests.unit.storage.batches import NOW, batch
 from tidelog.broker import broker_side
+from tidelog.broker.replicas import hosting
 from tidelog.broker.replicas.hosting import Hosting
 from tidelog.protocol.errors import ConfigError, ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -341,3 +342,40 @@ async def test_a_node_measures_how_long_its_new_logs_take(start_node: Any, monke
     (stopwatch,) = stopwatches
     began_s = stopwatch()
     await until(lambda: stopwatch() > began_s)
+
+
+async def test_a_start_hosts_its_replicas_in_turns_and_serves_only_after_the_last(
+    start_node: Any, make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one turn ten thousand would stop a node that leads the metadata quorum."""
+    monkeypatch.setattr(hosting, "NEW_LOGS_S", PATIENCE_S)
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t", 30)
+    answer = await wire.call(produce("t", *(make_batch(b"a") for _ in range(30))), 9, ProduceResponse)
+    assert produced(answer) == [(0, 0)] * 30
+    await node.stop()
+    turns: list[int] = []
+
+    class Watched(Hosting):
+        def _begin_turn(self) -> None:
+            super()._begin_turn()
+            turns.append(0)
+
+        def _host(self, *arguments: Any) -> Any:
+            turns[-1] += 1
+            return super()._host(*arguments)
+
+        def start(self) -> None:
+            assert not self._deferred_partitions
+            assert sum(turns) == 30
+            super().start()
+
+    monkeypatch.setattr(broker_side, "Hosting", Watched)
+    monkeypatch.setattr(hosting, "NEW_LOGS_PER_TURN_MAX", 7)
+    node = await start_node()
+    assert max(turns) == 7
+    assert len(list((tmp_path / "data").glob("t-*"))) == 30, "none was set aside"
+    wire = await node.connect()
+    answer = await wire.call(produce("t", *(make_batch(b"b") for _ in range(30))), 9, ProduceResponse)
+    assert produced(answer) == [(0, 1)] * 30

@@ -43,6 +43,7 @@ logger = logging.getLogger("tidelog.hosting")
 
 # The bounds of new logs in one turn of the loop. Each log has several files: where processors and disks are busy,
 # one takes 25 ms instead of half a millisecond, and a voter that creates a hundred is silent for longer than a session.
+# A start counts the logs that it finds, too.
 NEW_LOGS_PER_TURN_MAX = 100
 NEW_LOGS_S = 0.02
 # So many are created however long they take.
@@ -140,12 +141,23 @@ class Hosting:
         self._unclean_leaders = unclean_leaders
         unclean_leaders.on_done = self._apply_current_role
 
+    async def host_deferred(self) -> None:
+        """The first image is applied: host what it has deferred, but for replicas that meet a shortage."""
+        for key in list(self._deferred_partitions):
+            if self._is_turn_over():
+                await asyncio.sleep(0)
+                self._begin_turn()
+            self._deferred_partitions.pop(key, None)
+            self._apply_newest(*key)
+
     def start(self) -> None:
-        """The first image is applied: set aside the logs that it does not assign to this node."""
+        """The replicas of the first image are hosted: set aside the logs that it does not assign to this node."""
         self._set_rest_aside()
         if self._moves is not None:
             self._moves.resume(self._directory_of, self._deferred_replicas())
         self._has_started = True
+        if self._deferred_partitions:
+            self._loop.call_later(SHORTAGE_PAUSE_S, self._apply_deferred)
         self._set_throttle_rates()
 
     def _set_rest_aside(self) -> None:
@@ -186,7 +198,7 @@ class Hosting:
             if self._fetchers is not None:
                 self._fetchers.brokers_changed(delta.changed_brokers)
 
-    def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int]) -> None:
+    def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int], *, may_defer: bool = True) -> None:
         for index in sorted(indexes):
             assignment = topic.partitions.get(index)
             if assignment is None or self._node_id not in assignment.replicas:
@@ -194,7 +206,7 @@ class Hosting:
                 continue
             partition = self._partitions.find(topic.topic_id, index)
             if partition is None:
-                if self._has_started and self._is_turn_over():
+                if may_defer and self._is_turn_over():
                     self._defer(topic, index)
                     continue
                 self._new_logs_in_turn += 1
@@ -223,7 +235,7 @@ class Hosting:
         """Defer a new replica to the loop's next turns: thousands of new logs would delay the
         heartbeats.
         """
-        if not self._deferred_partitions:
+        if self._has_started and not self._deferred_partitions:
             if pause_s:
                 self._loop.call_later(pause_s, self._apply_deferred)
             else:
@@ -233,22 +245,25 @@ class Hosting:
     def _apply_deferred(self) -> None:
         """Apply the newest image to as many deferred partitions as one turn may create."""
         self._begin_turn()
-        assert self._image is not None
         waiting, self._deferred_partitions = self._deferred_partitions, {}
         for topic_id, index in list(islice(waiting, NEW_LOGS_PER_TURN_MAX)):
             if self._is_turn_over():
                 break
             del waiting[topic_id, index]
-            topic = self._image.topics_by_id.get(topic_id)
-            if topic is not None:
-                self._apply_partitions(topic, (index,))
+            self._apply_newest(topic_id, index)
         # Those that met a shortage have a pause before the next turn.
         if waiting and not self._deferred_partitions:
             self._loop.call_soon(self._apply_deferred)
         waiting.update(self._deferred_partitions)
         self._deferred_partitions = waiting
-        if self._has_started and self._discovered_logs.has_rest:
+        if self._discovered_logs.has_rest:
             self._set_rest_aside()  # the start has kept the logs of those that it had to defer
+
+    def _apply_newest(self, topic_id: bytes, index: int) -> None:
+        assert self._image is not None
+        topic = self._image.topics_by_id.get(topic_id)
+        if topic is not None:
+            self._apply_partitions(topic, (index,), may_defer=False)
 
     def _host(self, topic: TopicImage, index: int, assignment: PartitionImage) -> Partition | None:
         key, directory_id = (topic.name, index), assignment.directory_of(self._node_id)
