@@ -103,7 +103,7 @@ class InSyncReplicas:
     """The leader's state of one partition's followers. `isr` is the ISR that the controller has committed."""
 
     __slots__ = (
-        "_lag_ms_max", "_node_id", "epoch_start_offset", "followers", "isr", "leader_epoch", "partition_epoch",
+        "_lag_ms_max", "_node_id", "elr", "epoch_start_offset", "followers", "isr", "leader_epoch", "partition_epoch",
         "pending", "replicas",
     )  # fmt: skip
 
@@ -113,6 +113,8 @@ class InSyncReplicas:
         self.replicas: tuple[int, ...] = ()
         self.followers: dict[int, FollowerReplica] = {}
         self.isr: tuple[int, ...] = ()
+        self.elr: tuple[int, ...] = ()
+        """The ELR (KIP-966), and the replicas that have left the ISR since the metadata that named it."""
         self.leader_epoch = -1
         self.partition_epoch = -1
         self.epoch_start_offset = 0
@@ -128,13 +130,14 @@ class InSyncReplicas:
         partition_epoch: int,
         log_end_offset: int,
         now_ms: float,
+        elr: Iterable[int] = (),
     ) -> None:
         """Adopt the state of the metadata log. It includes the outcome of an open proposal, which is dropped."""
         self.replicas = tuple(replicas)
         known = self.followers
         others = [each for each in self.replicas if each != self._node_id]
         self.followers = {each: known.get(each) or FollowerReplica(each) for each in others}
-        self.isr = tuple(isr)
+        self.isr, self.elr = tuple(isr), tuple(elr)
         self.partition_epoch = partition_epoch
         if leader_epoch > self.leader_epoch:
             self.leader_epoch = leader_epoch
@@ -148,6 +151,10 @@ class InSyncReplicas:
         joining = self.pending.adds if self.pending is not None else None
         for follower in self.followers.values():
             follower.in_maximal_isr = follower.broker_id in self.isr or follower.broker_id == joining
+
+    def may_be_elected(self, follower: FollowerReplica) -> bool:
+        """Whether the controller may elect this replica, without an unclean election."""
+        return follower.in_maximal_isr or follower.broker_id in self.elr
 
     def min_isr(self, min_insync_replicas: int) -> int:
         """The minimum, at most the number of replicas (Kafka's effectiveMinIsr)."""
@@ -246,7 +253,9 @@ class InSyncReplicas:
         """Adopt the state in the controller's response. Returns False for an outdated state."""
         if proposal is not self.pending or leader_epoch != self.leader_epoch or partition_epoch < self.partition_epoch:
             return False
-        self.isr = tuple(isr)
+        members = tuple(isr)
+        self.elr = tuple({*self.elr, *self.isr}.difference(members))
+        self.isr = members
         self.partition_epoch = partition_epoch
         self.pending = None
         self._note_maximal()

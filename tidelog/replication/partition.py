@@ -150,7 +150,7 @@ class Partition:
             self._count(proposal)  # the metadata came before the response
         self.in_sync.assign(
             assignment.replicas, assignment.isr, assignment.leader_epoch, assignment.partition_epoch,
-            log.log_end_offset, ports.now_ms(),
+            log.log_end_offset, ports.now_ms(), assignment.elr,
         )  # fmt: skip
         self.leads = True
         self.leader_id, self.leader_epoch = assignment.leader, assignment.leader_epoch
@@ -550,7 +550,8 @@ class Partition:
         does.
 
         Nothing tells that the records between were in its history. After an unclean election they may be acknowledged
-        ones of this leader, and it would join the ISR without them. A member of the ISR has shown that it had them.
+        ones of this leader, and it would join the ISR without them. A member of the ISR or of the ELR has shown that it
+        had them, and might be elected with an end below the high watermark.
         """
         log = self.log
         return max(log.leader_epochs.epoch_for_offset(log.log_start_offset), 0), log.log_start_offset

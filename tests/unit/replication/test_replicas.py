@@ -361,17 +361,27 @@ def test_a_log_begun_anew_joins_no_leader_of_another_history_without_its_records
     assert cluster.nodes[2].values() == cluster.nodes[3].values() == [b"a", b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_a_log_begun_anew_stays_where_it_is_in_the_isr_of_a_leader_that_begins_earlier() -> None:
+@pytest.mark.parametrize("where", ["in the ISR", "in the ELR", "leaves the ISR"])
+def test_a_log_begun_anew_that_may_be_elected_stays_where_it_is_at_a_leader_that_begins_earlier(where: str) -> None:
     """It would be elected with an end below the high watermark."""
     cluster = begun_anew()
     cluster.stop(1)
     cluster.heal()
-    cluster.elect(3, [2, 3])
-    cluster.loop.run_for(600)
+    if where == "leaves the ISR":
+        cluster.cut.add((2, 3))
+    cluster.placed = replace(cluster.placed, elr=(2,) if where == "in the ELR" else ())
+    cluster.elect(3, [3] if where == "in the ELR" else [2, 3])
+    if where == "leaves the ISR":
+        cluster.nodes[3].produce(b"d", acks=1)
+        cluster.loop.run_for(60_000)
+        cluster.nodes[3].partition.check_isr()
+        assert cluster.agree(3).removes == (2,)
+        cluster.heal()
+    cluster.loop.run_for(3000)
     assert [cluster.nodes[n].log.log_start_offset for n in (2, 3)] == [4, 0]
     cluster.nodes[3].produce(b"e")
     cluster.loop.run_for(600)
-    assert cluster.nodes[2].values() == [b"e"]
+    assert cluster.nodes[2].values()[-1:] == [b"e"]
 
 
 def test_a_follower_whose_records_are_all_deleted_at_the_leader_begins_inside_of_its_batch() -> None:

@@ -301,7 +301,8 @@ class FollowerFetches:
                 follower = partition.follower(session.replica_id, session.replica_epoch, entry.leader_epoch)
             log, offset = partition.log, entry.fetch_offset
             if entry.last_epoch < 0:
-                if offset == entry.log_start_offset > log.log_start_offset and not follower.in_maximal_isr:
+                is_empty_above = offset == entry.log_start_offset > log.log_start_offset
+                if is_empty_above and not partition.in_sync.may_be_elected(follower):
                     entry.problem = partition.beginning()
             elif entry.last_epoch != log.leader_epochs.latest or offset > log.log_end_offset:
                 entry.problem = partition.divergence(entry.last_epoch, offset)
