@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.unit.replication.clusters import apply, cluster_state
+from tests.unit.replication.controller_harness import cluster
 from tests.unit.replication.test_isr_alterations import proposal
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.alter_partition_reassignments import (
@@ -224,3 +227,43 @@ def test_a_partition_that_is_named_again_is_decided_on_as_the_first_change_leave
     apply(state, records)
     assert (set(part(state).replicas), part(state).isr, part(state).leader) == ({1, 2}, (1, 2), 1)
     assert (part(state).adding_replicas, part(state).removing_replicas) == ((), ())
+
+
+@pytest.mark.parametrize(("count", "pauses"), [(100, 0), (101, 1)])
+async def test_a_list_of_many_reassignments_waits_for_a_turn_of_its_own(count, pauses):
+    """4,000 requests of 21 bytes, each for 2,000 partitions, had the active controller lose its lead."""
+    _, member, _ = await cluster()
+    created = await member.controller.create_topics([NewTopic("t", count, 2)])
+    assert "t" in created
+    topic = member.controller.image.topics_by_name["t"]
+    targets = {
+        index: [*partition.replicas, *({1, 2, 3} - {*partition.replicas})]
+        for index, partition in topic.partitions.items()
+    }
+    await member.controller.alter_partition_reassignments(
+        AlterPartitionReassignmentsRequest(
+            topics=[
+                ReassignableTopic(
+                    name="t",
+                    partitions=[ReassignablePartition(partition_index=i, replicas=each) for i, each in targets.items()],
+                )
+            ]
+        )
+    )
+    noted = []
+
+    async def pause():
+        noted.append(1)
+        await asyncio.sleep(0)
+
+    member.controller.pause = pause
+    response = await member.controller.list_partition_reassignments(ListPartitionReassignmentsRequest(topics=None))
+    assert [one.partition_index for one in response.topics[0].partitions] == list(range(count))
+    assert len(noted) == pauses
+
+
+def test_a_partition_that_is_named_again_is_listed_once(state):
+    move(state, [3, 4])
+    named = [ListPartitionReassignmentsTopics(name="t", partition_indexes=[0, 0, 7, 0])]
+    response = list_partition_reassignments(state, ListPartitionReassignmentsRequest(topics=named))
+    assert [one.partition_index for one in response.topics[0].partitions] == [0]

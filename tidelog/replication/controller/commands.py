@@ -8,7 +8,7 @@ sent after its records are committed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -53,6 +53,7 @@ from tidelog.replication.controller.decisions import (
 )
 from tidelog.replication.controller.decisions.liveness import BrokerSessions, BrokerState
 from tidelog.replication.controller.decisions.state import (
+    ELEMENTS_AT_ONCE,
     ControllerState,
     CreatedTopic,
     NewTopic,
@@ -72,6 +73,7 @@ class ControllerCommands:
     _state: ControllerState
     _sessions: BrokerSessions
     _raft: RaftLog
+    pause: Callable[[], Awaitable[None]]
 
     async def command(self, decide: Callable[[], tuple[list[Any], T]], timeout_ms: int = 0) -> T:
         raise NotImplementedError
@@ -190,6 +192,8 @@ class ControllerCommands:
     async def list_partition_reassignments(
         self, request: ListPartitionReassignmentsRequest, version: int = 0
     ) -> ListPartitionReassignmentsResponse:
+        if len(self._state.index.reassigning) > ELEMENTS_AT_ONCE:
+            await self.pause()  # 20 bytes ask for all of them: one such answer in a turn of the loop
         return await self.command(
             lambda: ([], reassignment.list_partition_reassignments(self._state, request)), request.timeout_ms
         )

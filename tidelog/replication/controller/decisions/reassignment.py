@@ -147,7 +147,7 @@ def list_partition_reassignments(
     response = ListPartitionReassignmentsResponse(error_message=None)
     for name, indexes in indexes_by_topic.items():
         ongoing = OngoingTopicReassignment(name=name)
-        for index in sorted(indexes):
+        for index in sorted(set(indexes)):
             partition = state.image.partition(name, index)
             if partition is not None and is_reassigning(partition):
                 ongoing.partitions.append(
