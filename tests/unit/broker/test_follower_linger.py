@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.replication.replicas import Replicas
 from tidelog.broker.replicas.fetching.follower_linger import BUSY_BYTES_PER_MS, FollowerLinger
 
 VALUE = b"x" * 10_000
+SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+
+
+def replicas(count: int, are_read: bool) -> Replicas:
+    """`are_read`: consumers read from followers, which learn of each high watermark."""
+    return Replicas(count, replica_selector_class=SELECTOR) if are_read else Replicas(count)
 
 
 def busy_linger() -> FollowerLinger:
@@ -40,20 +48,24 @@ def test_a_wait_that_brought_nothing_is_followed_by_rests_that_grow_to_a_bound()
     assert linger.may_wait(now_ms), "this one paid"
 
 
-def test_a_busy_stream_is_carried_in_fewer_rounds_and_acknowledged_all_the_same() -> None:
-    cluster = Replicas(2)
+@pytest.mark.parametrize("are_read", [False, True])
+def test_a_busy_stream_is_carried_in_fewer_rounds_and_acknowledged_all_the_same(are_read: bool) -> None:
+    cluster = replicas(2, are_read)
     sent = []
     for _ in range(400):  # 40 MB/s, nobody waits for anything
         sent.append(cluster.nodes[1].produce(VALUE))
         cluster.loop.run_for(0.25)
     cluster.loop.run_for(600)
     assert [each.code for each in sent] == [0] * 400
-    assert len(cluster.requests) < 200
+    assert len(cluster.requests) < (250 if are_read else 200)
     assert cluster.marks() == {1: (400, 400), 2: (400, 400)}
 
 
-def test_a_producer_that_waits_for_each_record_is_hardly_ever_held_up() -> None:
-    cluster = Replicas(2)
+@pytest.mark.parametrize("are_read", [False, True])
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_producer_that_waits_for_each_record_is_hardly_ever_held_up(count: int, are_read: bool) -> None:
+    """Where followers are told of high watermarks, each record met the wait for one, and ended no wait."""
+    cluster = replicas(count, are_read)
     held_up_ms = 0
     for _ in range(400):
         sent = cluster.nodes[1].produce(VALUE)
@@ -62,6 +74,8 @@ def test_a_producer_that_waits_for_each_record_is_hardly_ever_held_up() -> None:
             cluster.loop.run_for(0.5)
             held_up_ms += 1
     assert 0 < held_up_ms <= 12
+    for session in cluster.nodes[1].partitions.follower_fetches.sessions.values():
+        assert session.linger.news <= 400, "a high watermark is no append"
 
 
 def test_a_slow_stream_is_never_held_up() -> None:

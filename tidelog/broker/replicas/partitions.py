@@ -338,7 +338,7 @@ class Partitions:
             call_all([entry.changed for entry in watch.fetches])
         if self.follower_fetches.tells_high_watermark:
             for follower in watch.followers:
-                follower.appended()
+                follower.appended(news=0)
         if watch.produces.waiting:
             call_all(watch.produces.take_reached(partition.high_watermark), None)
         if watch.writes.waiting:

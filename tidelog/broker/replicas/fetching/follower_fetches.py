@@ -415,12 +415,18 @@ class FollowerFetches:
 
     def _lingers(self, session: FollowerSession) -> bool:
         """Whether the answer waits for more records. An answer with an error or a divergence never waits."""
+        linger = session.linger
         if session.linger_timer is not None:
-            return True
+            if linger.holds_records or linger.news == linger.news_at_start:
+                return True
+            # The first records after a high watermark: a producer may wait for their acknowledgement.
+            session.linger_timer.cancel()
+            session.linger_timer = None
         if any(entry.problem is not None for entry in session.dirty):
             return False
-        if not session.linger.may_wait(self._loop.time() * 1000):
+        if not linger.may_wait(self._loop.time() * 1000):
             return False
+        linger.holds_records = not self.tells_high_watermark or any(entry.has_records for entry in session.dirty)
         session.linger_timer = self._loop.call_later(LINGER_MS / 1000, self._lingered, session)
         return True
 

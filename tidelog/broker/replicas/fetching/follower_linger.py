@@ -15,12 +15,19 @@ _REST_MS_MAX = 3_200.0
 
 
 class FollowerLinger:
-    """The lingering of one session. `news` counts the appends for it; times are in ms of the loop's clock."""
+    """The lingering of one session. `news` counts the appends for it; times are in ms of the loop's clock.
 
-    __slots__ = ("_rest_ms", "_resting_until_ms", "_window_began_ms", "_window_bytes", "busy", "news", "news_at_start")
+    `holds_records`: the answer that waits has records. Otherwise it has a high watermark only.
+    """
+
+    __slots__ = (
+        "_rest_ms", "_resting_until_ms", "_window_began_ms", "_window_bytes", "busy", "holds_records", "news",
+        "news_at_start",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.busy = False
+        self.holds_records = True
         self.news = self.news_at_start = 0
         self._window_bytes = 0
         self._window_began_ms = self._resting_until_ms = 0.0
@@ -42,6 +49,8 @@ class FollowerLinger:
         return True
 
     def waited(self, now_ms: float) -> None:
+        if not self.holds_records:
+            return
         if self.news > self.news_at_start:
             self._rest_ms = _REST_MS_MIN
         else:

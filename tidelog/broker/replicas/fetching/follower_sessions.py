@@ -78,16 +78,23 @@ class FollowerEntry:
         self.in_flight = False
         self.sent_high_watermark = -1
 
-    def appended(self) -> None:
-        """The leader's log has grown, or the entry needs an answer for another reason."""
+    def appended(self, news: int = 1) -> None:
+        """The leader's log has grown, or the entry needs an answer for another reason. `news`: 0 for a high watermark,
+        for which no answer waits longer.
+        """
         if not self.in_flight:
             session = self.session
-            session.linger.news += 1
+            session.linger.news += news
             if self not in session.dirty:
                 self.note_caught_up()
                 session.dirty[self] = None
             if session.parked is not None:
                 session.wake_soon(session.answer)
+
+    @property
+    def has_records(self) -> bool:
+        """Whether the leader has records that the follower lacks."""
+        return self.partition is not None and self.fetch_offset < self.partition.log.log_end_offset
 
     def note_caught_up(self) -> None:
         """Call it before the entry becomes dirty or ends, and before the follower's end becomes lower.
