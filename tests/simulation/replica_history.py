@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -20,6 +21,8 @@ from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.reader import ColdRead
 
 STEPS = 60
+TURNS = (0, 2, 5, 10, 30, 100)
+"""Of the loop, after which the next step comes: before the answers to what is under way, or behind them."""
 LAG_MS = 1000
 ROUNDS_MAX = 40
 """So many rounds after the last step bring each replica into the ISR."""
@@ -61,14 +64,18 @@ class ReplicaHistory:
         self.rng = rng = Random(seed)
         self.steps: list[str] = []
         self.uses: Counter[str] = Counter()
+        self.min_isr = rng.choice((1, 2, 2)) if count > 2 else 1
+        """With more than one there is an ELR (KIP-966)."""
         self.cluster = Replicas(
             count,
             seed=seed,
+            min_insync_replicas=str(self.min_isr),
             replica_lag_time_max_ms=str(LAG_MS),
             log_flush_interval_messages=rng.choice(("1", "4", str(2**63 - 1))),
             log_segment_delete_delay_ms=rng.choice(("0", "1000")),
         )
         self.cluster.configure(internal_segment_bytes=rng.choice(("300", "1000", "100000")))
+        self.cluster.loop.settles_in = lambda: rng.choice(TURNS)
         self.is_lost = False
         """Whether the only member of the ISR has lost power: it lacks records, and the next election is unclean."""
         self.endings: dict[int, str] = {}
@@ -91,6 +98,7 @@ class ReplicaHistory:
         try:
             for action in self.rng.choices(list(self.actions), list(self.actions.values()), k=STEPS):
                 self.do(action)
+            self.cluster.loop.settles_in = lambda: 10_000
             self.finish()
             if complaints.messages:
                 raise Broken(f"NoComplaints: {complaints.messages[:3]}")
@@ -208,24 +216,40 @@ class ReplicaHistory:
     # -------------------------------------------------------------------------------------------------- the controller
 
     def elect_from_isr(self) -> bool:
-        candidates = [each for each in self.cluster.placed.isr if each in self.nodes]
-        if not candidates or self.is_lost:
+        candidates = self.candidates()
+        if not candidates:
             return False
         chosen = self.rng.choice(candidates)
         self.require_promised(chosen, "is elected")
-        self.elect(chosen, self.cluster.placed.isr)
+        if self.cluster.placed.isr:
+            self.elect(chosen, self.cluster.placed.isr)
+        else:
+            self.uses["elected from the ELR"] += 1
+            elr = tuple(each for each in self.cluster.placed.elr if each != chosen)
+            self.cluster.placed = replace(self.cluster.placed, elr=elr)
+            self.elect(chosen, (chosen,))
         return True
+
+    def candidates(self) -> list[int]:
+        placed = self.cluster.placed
+        return [] if self.is_lost else [each for each in placed.isr or placed.elr if each in self.nodes]
+
+    def name_elr(self, isr: tuple[int, ...], lost: tuple[int, ...] = ()) -> None:
+        """Those that leave an ISR below the minimum may still be elected, unless they have lost power."""
+        placed = self.cluster.placed
+        elr = {*placed.elr, *placed.isr}.difference(isr, lost) if len(isr) < self.min_isr else ()
+        self.cluster.placed = replace(placed, elr=tuple(sorted(elr)))
 
     def elect_uncleanly(self) -> None:
         """Choose one that is outside the ISR while no member of the ISR is up."""
-        members = [] if self.is_lost else [each for each in self.cluster.placed.isr if each in self.nodes]
-        if members or not self.nodes or self.leader is not None:
+        if self.candidates() or not self.nodes or self.leader is not None:
             return
         chosen = self.rng.choice(sorted(self.nodes))
         self.uses["unclean"] += 1
         self.history += 1
         self.is_lost = False
         self.first_epoch = self.cluster.placed.leader_epoch + 1
+        self.cluster.placed = replace(self.cluster.placed, elr=())
         self.elect(chosen, (chosen,), told=0.3)
         self.promised = content_of(self.nodes[chosen].log)
         for _ in range(self.rng.choice((0, 1, 3))):
@@ -261,6 +285,7 @@ class ReplicaHistory:
             proposals.clear()
             partition.on_proposal_rejected(proposal)
             return
+        self.name_elr(tuple(member for member, _ in proposal.isr))
         self.cluster.agree(node.id)
         self.steps.append(f"the ISR is {self.cluster.placed.isr}")
         if proposal.adds is not None:
@@ -306,14 +331,19 @@ class ReplicaHistory:
         self.steps.append(f"{node_id} {how}: {self.describe(node_id)}")
         self.note_answers()
         self.endings[node_id] = how
+        log = self.nodes[node_id].log
+        while log.durability.is_running and self.cluster.loop.turn():
+            pass  # a flush that is under way would outlive its process
         self.cluster.stop(node_id, power=how == "lost power", closed=how == "stopped")
         placed = self.cluster.placed
         self.cluster.fenced.add(node_id)
         self.cluster.broker_epochs[node_id] += 1
         isr = tuple(each for each in placed.isr if each != node_id)
-        if how == "lost power" and placed.isr == (node_id,):
+        is_last = how == "lost power" and placed.isr in ((node_id,), ()) and self.min_isr < 2
+        if is_last:
             self.is_lost = True
-        elif how == "lost power" or any(each in self.nodes for each in isr):
+        elif how == "lost power" or self.min_isr > 1 or any(each in self.nodes for each in isr):
+            self.name_elr(isr, (node_id,) if how == "lost power" else ())
             self.cluster.alter(isr=isr)
         if placed.leader == node_id:
             self.cluster.elect(-1, self.cluster.placed.isr, tell=())
