@@ -135,7 +135,12 @@ class ReplicaHistory:
             raise Broken(f"EveryReplicaReturns: the ISR is {self.cluster.placed.isr} of {logs}")
         contents = {node_id: content_of(node.log) for node_id, node in self.nodes.items()}
         start = max(node.log.log_start_offset for node in self.nodes.values())
-        shared = [{offset: value for offset, value in each.items() if offset >= start} for each in contents.values()]
+        # A killed replica may have deleted records back, and another may have those of an earlier history there.
+        gone = {offset for each in contents.values() for offset, value in each.items() if value in self.deleted}
+        shared = [
+            {offset: value for offset, value in each.items() if offset >= start and offset not in gone}
+            for each in contents.values()
+        ]
         if any(each != shared[0] for each in shared):
             raise Broken(f"ReplicasAgree: {contents}")
         for node_id in self.nodes:
