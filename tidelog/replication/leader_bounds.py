@@ -25,12 +25,23 @@ EARLIEST: Final = -2
 OnBounds = Callable[["tuple[int, int] | None"], None]
 
 
-def ask_bounds(link: Link, node_id: int, topic: str, index: int, leader_epoch: int, on_bounds: OnBounds) -> None:
-    """Call back with (log start, log end), or with None after an error; never if the link breaks."""
+def ask_bounds(
+    link: Link,
+    node_id: int,
+    topic: str,
+    index: int,
+    leader_epoch: int,
+    on_bounds: OnBounds,
+    on_broken: Callable[[], None],
+) -> None:
+    """Call `on_bounds` with (log start, log end), or with None after an error. Call `on_broken`, perhaps twice, if the
+    link breaks.
+    """
     bounds: dict[int, int] = {}
 
     def told(timestamp: int, body: memoryview | None) -> None:
         if body is None:
+            on_broken()
             return
         try:
             answer = ListOffsetsResponse.decode(bytes(body), VERSION).topics[0].partitions[0]

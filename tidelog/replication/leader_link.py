@@ -538,7 +538,14 @@ class ReplicaFetcher:
             else:
                 self._in_turn(followed, partial(self._reset, followed, *bounds))
 
-        ask_bounds(link, self._fetchers.node_id, partition.topic, partition.index, followed.leader_epoch, on_bounds)
+        def on_broken() -> None:
+            # No Fetch may be open that would notice it: the partition that asks is in no request.
+            if link is self._link and not self._closed:
+                self._broken()
+
+        ask_bounds(
+            link, self._fetchers.node_id, partition.topic, partition.index, followed.leader_epoch, on_bounds, on_broken
+        )
 
     def _reset(self, followed: FollowedPartition, leader_start: int, leader_end: int) -> None:
         log = followed.log

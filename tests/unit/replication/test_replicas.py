@@ -10,7 +10,7 @@ import pytest
 
 from tests.old_truncation import truncate_by_high_watermark
 from tests.simulation.simulated_disk import SimulatedDisk
-from tests.unit.replication.replicas import Replicas
+from tests.unit.replication.replicas import LIST_OFFSETS, Replicas
 from tidelog.broker.replicas import hosting
 from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record import Record
@@ -324,6 +324,24 @@ def test_a_log_that_begins_above_the_followers_end_is_taken_over_from_there() ->
     cluster.loop.run_for(600)
     assert cluster.nodes[2].log.log_start_offset == 3
     assert cluster.nodes[2].values() == [b"3", b"4"]
+
+
+def test_a_connection_that_breaks_while_the_leaders_start_is_asked_for_is_made_anew() -> None:
+    """No fetch was open that noticed the break: the follower of one partition never asked again."""
+    cluster = Replicas(2)
+    cluster.stop(2)
+    cluster.elect(1, [1])
+    assert cluster.nodes[1].produce(*[b"%d" % number for number in range(5)]).code == 0
+    cluster.nodes[1].log.delete_records(3)
+    cluster.start(2)
+    while (2, 1, LIST_OFFSETS) not in cluster.requests:
+        assert cluster.loop.turn()
+    cluster.cut.add((2, 1))
+    cluster.loop.settle()
+    assert cluster.nodes[2].log.log_end_offset == 0
+    cluster.heal()
+    cluster.loop.run_for(3000)
+    assert (cluster.nodes[2].log.log_start_offset, cluster.nodes[2].log.log_end_offset) == (3, 5)
 
 
 def begun_anew() -> Replicas:
