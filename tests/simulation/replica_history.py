@@ -84,6 +84,8 @@ class ReplicaHistory:
         """Not acknowledged yet: (the history of its leader, the values, the request)."""
         self.promised: dict[int, bytes] = {}
         self.deleted: set[bytes] = set()
+        self.deleted_to = 0
+        """The offset below which a leader has deleted all: kills may bring records back there, each replica its own."""
         drawn = {
             self.produce: 14, self.run_on: 16, self.delete: 13, self.agree: 11, self.end: 13, self.start: 12,
             self.elect_uncleanly: 8, self.move_lead: 1, self.tell_all: 7, self.shrink: 2, self.cut: 1, self.heal: 3,
@@ -204,6 +206,7 @@ class ReplicaHistory:
         node.partition.delete_records_as_leader(to)
         self.steps.append(f"to {to}")
         self.deleted.update(value for offset, value in before.items() if offset < log.log_start_offset)
+        self.deleted_to = max(self.deleted_to, log.log_start_offset)
 
     def require_promised(self, node_id: int, why: str) -> None:
         log = self.nodes[node_id].log
@@ -256,7 +259,9 @@ class ReplicaHistory:
         self.first_epoch = self.cluster.placed.leader_epoch + 1
         self.cluster.placed = replace(self.cluster.placed, elr=())
         self.elect(chosen, (chosen,), told=0.3)
-        self.promised = content_of(self.nodes[chosen].log)
+        log = self.nodes[chosen].log
+        self.promised = {offset: value for offset, value in content_of(log).items() if offset >= self.deleted_to}
+        self.deleted_to = min(self.deleted_to, log.log_end_offset)
         for _ in range(self.rng.choice((0, 1, 3))):
             self.produce()
 
