@@ -39,7 +39,7 @@ def ask_bounds(
     """
     bounds: dict[int, int] = {}
 
-    def told(timestamp: int, body: memoryview | None) -> None:
+    def on_answer(timestamp: int, body: memoryview | None) -> None:
         if body is None:
             on_broken()
             return
@@ -56,4 +56,4 @@ def ask_bounds(
     for timestamp in (LATEST, EARLIEST):
         entry = ListOffsetsPartition(partition_index=index, current_leader_epoch=leader_epoch, timestamp=timestamp)
         request = ListOffsetsRequest(replica_id=node_id, topics=[ListOffsetsTopic(name=topic, partitions=[entry])])
-        link.request(API_KEY, VERSION, bytes(request.encode(VERSION)), partial(told, timestamp))
+        link.request(API_KEY, VERSION, bytes(request.encode(VERSION)), partial(on_answer, timestamp))
