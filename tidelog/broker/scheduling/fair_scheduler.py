@@ -2,7 +2,7 @@
 
 A connection that sends one small request at a time never waits here. A connection waits if it has sent many requests
 at once, or if its request arrives in a turn of the loop that is already long. So the next connection finds the loop
-free after a few milliseconds, however much the others have sent. There are six queues, for first and for further
+free after a few milliseconds, however much the others have sent. Six queues are for first and for further
 requests, each for those between nodes, for Produce and Fetch, and for all else: a node lives by its heartbeats and
 votes, and a Produce costs a tenth of most other requests. Two more are for the first fetches and heartbeats of few
 connections, which are known as those of voters and brokers. Coroutines wait in two queues of their own. A turn
@@ -76,7 +76,11 @@ class FairScheduler:
     ) -> None:
         """Enqueue a connection. `wake` serves a part of its requests; with `is_first` it serves one request."""
         kind = 0 if of_node else 1 if for_records else 2
-        self._queues[3 + kind if not is_first else 6 + for_records if is_known else kind].append(wake)
+        if not is_first:
+            kind += 3
+        elif is_known:
+            kind = 7 if for_records else 6
+        self._queues[kind].append(wake)
         self._arm()
         self.add_work(0.0)
 
