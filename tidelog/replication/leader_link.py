@@ -26,7 +26,7 @@ from tidelog.replication.follower import (
     out_of_range,
     truncation_offset,
 )
-from tidelog.replication.leader_bounds import ask_bounds
+from tidelog.replication.leader_bounds import LeaderBounds
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.segments.append import UnexplainedGap, check_first_holds
 from tidelog.storage.segments.damage import DamagedRecords
@@ -123,11 +123,13 @@ class ReplicaFetcher:
         self._held: dict[FollowedPartition, None] = {}  # their records wait for the device
         self._throttled: dict[FollowedPartition, None] = {}
         self._delays = Delays(fetchers, self._end_delays)  # after a failure
+        self._bounds = LeaderBounds(fetchers.node_id, self._on_bounds, self._broken)
         self._link: Link | None = None
         self._on_answer = partial(self._answered_on, None)
         self._session_id = 0
         self._session_epoch = 0
-        self._requests_sent = self._requests_answered = self._answered_at_check = 0
+        self._requests_sent = self._requests_answered = 0
+        self._answered_at_check = -1
         self._backoff = Backoff(settings.backoff_ms_initial, settings.backoff_ms_max)
         self._pumping = False
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -175,15 +177,21 @@ class ReplicaFetcher:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
         self._delays.close()
+        self._bounds.forget()
         link, self._link = self._link, None
         if link is not None:
             link.close()
 
     def check_progress(self) -> None:
-        if self._requests_sent > self._requests_answered == self._answered_at_check and self._link is not None:
+        answered = self._requests_answered + self._bounds.answered_count
+        if self._owes_answer and answered == self._answered_at_check and self._link is not None:
             logger.warning("broker %d does not answer: closing the connection to it", self.leader_id)
             self._broken()
-        self._answered_at_check = self._requests_answered if self._requests_sent > self._requests_answered else -1
+        self._answered_at_check = answered if self._owes_answer else -1
+
+    @property
+    def _owes_answer(self) -> bool:
+        return self._requests_sent > self._requests_answered or self._bounds.is_open
 
     def _set_aside(self, followed: FollowedPartition) -> None:
         """Remove the partition from the requests and from the session, until `_mention`."""
@@ -300,10 +308,11 @@ class ReplicaFetcher:
 
     def _broken(self) -> None:
         """The link is closed, and its session lost: start a new session after a pause."""
+        self._bounds.forget()
         link, self._link = self._link, None
         if link is not None:
             link.close()
-        self._requests_answered = self._requests_sent
+        self._requests_answered, self._answered_at_check = self._requests_sent, -1
         self._begin_anew(0)
         if not self._closed:
             self._fetchers.on_link(self.leader_id, False)
@@ -512,7 +521,8 @@ class ReplicaFetcher:
         self._delay(followed)
         if REACTIONS.get(ErrorCode(code)) is Reaction.RESET:
             self._delays.discard(followed)
-            self._ask_bounds(followed)
+            if self._link is not None:
+                self._bounds.ask(self._link, followed)
 
     def _delay(self, followed: FollowedPartition) -> None:
         """Omit the partition from requests for a while."""
@@ -524,28 +534,14 @@ class ReplicaFetcher:
             self._mention(followed)
         self._pump()
 
-    def _ask_bounds(self, followed: FollowedPartition) -> None:
-        """Request the leader's log start and end, then truncate this log by `follower.out_of_range`."""
-        link, partition = self._link, followed.partition
-        if link is None:
+    def _on_bounds(self, followed: FollowedPartition, bounds: tuple[int, int] | None) -> None:
+        """Truncate the log by the leader's (log start, log end) and `follower.out_of_range`; None: ask again later."""
+        if self.followed.get(followed.key) is not followed:
             return
-
-        def on_bounds(bounds: tuple[int, int] | None) -> None:
-            if self.followed.get(followed.key) is not followed or link is not self._link:
-                return
-            if bounds is None:
-                self._delay(followed)
-            else:
-                self._in_turn(followed, partial(self._reset, followed, *bounds))
-
-        def on_broken() -> None:
-            # No Fetch may be open that would notice it: the partition that asks is in no request.
-            if link is self._link and not self._closed:
-                self._broken()
-
-        ask_bounds(
-            link, self._fetchers.node_id, partition.topic, partition.index, followed.leader_epoch, on_bounds, on_broken
-        )
+        if bounds is None:
+            self._delay(followed)
+        else:
+            self._in_turn(followed, partial(self._reset, followed, *bounds))
 
     def _reset(self, followed: FollowedPartition, leader_start: int, leader_end: int) -> None:
         log = followed.log

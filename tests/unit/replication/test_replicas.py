@@ -10,12 +10,14 @@ import pytest
 
 from tests.old_truncation import truncate_by_high_watermark
 from tests.simulation.simulated_disk import SimulatedDisk
-from tests.unit.replication.replicas import LIST_OFFSETS, Replicas
+from tests.unit.replication.replicas import LIST_OFFSETS, FakeLink, Replicas
 from tidelog.broker.replicas import hosting
 from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record import Record
 from tidelog.protocol.errors import ErrorCode
+from tidelog.replication import leader_bounds
 from tidelog.replication.controller.metadata.image import MetadataDelta
+from tidelog.replication.ports import OnResponse
 
 
 def test_the_high_watermark_walks_in_two_fetch_rounds() -> None:
@@ -342,6 +344,62 @@ def test_a_connection_that_breaks_while_the_leaders_start_is_asked_for_is_made_a
     cluster.heal()
     cluster.loop.run_for(3000)
     assert (cluster.nodes[2].log.log_start_offset, cluster.nodes[2].log.log_end_offset) == (3, 5)
+
+
+def test_a_leader_that_never_tells_its_logs_start_is_asked_on_another_connection() -> None:
+    """The answer is lost, and the connection stays open. No fetch was open whose answer could be missed."""
+    cluster = Replicas(2)
+    cluster.stop(2)
+    cluster.elect(1, [1])
+    assert cluster.nodes[1].produce(*[b"%d" % number for number in range(5)]).code == 0
+    cluster.nodes[1].log.delete_records(3)
+    cluster.start(2)
+    while (2, 1, LIST_OFFSETS) not in cluster.requests:
+        assert cluster.loop.turn()
+    cluster.cut.add((2, 1))
+    cluster.loop.settle()
+    cluster.cut.clear()
+    cluster.loop.run_for(32_000)
+    assert (cluster.nodes[2].log.log_start_offset, cluster.nodes[2].log.log_end_offset) == (3, 5)
+
+
+@pytest.mark.parametrize("asked_at_once", [3, 500])
+def test_many_logs_that_begin_later_are_asked_for_a_few_at_a_time(
+    asked_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection takes so many requests. Two for each partition were too many, and it was closed each time."""
+    monkeypatch.setattr(leader_bounds, "PARTITIONS_MAX", asked_at_once)
+    cluster, count = Replicas(2), 10
+    cluster.add_topic(b"M" * 16, "many", count)
+    for node in cluster.nodes.values():
+        node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: set(range(count))}))
+    cluster.loop.run_for(100)
+    cluster.cut.add((2, 1))
+    leading, following = (
+        [partition.log for partition in node.partitions.hosted() if partition.topic == "many"]
+        for node in cluster.nodes.values()
+    )
+    for log in leading:
+        for _ in range(4):
+            log.append_as_leader(memoryview(encode_batch([Record(0, 0, None, b"x")])), 0, 0)
+        log.set_high_watermark(4)
+        log.delete_records(3)
+    cluster.heal()
+    most = 0
+    ask = FakeLink.request
+
+    def bounded(link: FakeLink, api_key: int, version: int, body: bytes | bytearray, on_response: OnResponse) -> None:
+        nonlocal most
+        most = max(most, len(link._open))
+        if len(link._open) < 8:
+            ask(link, api_key, version, body, on_response)
+        else:
+            cluster.loop.call_soon(on_response, None)
+
+    monkeypatch.setattr(FakeLink, "request", bounded)
+    cluster.loop.run_for(2000)
+    assert [(log.log_start_offset, log.log_end_offset) for log in following] == [(3, 4)] * count
+    assert most < 4
 
 
 def begun_anew() -> Replicas:
