@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.replication.replicas import TOPIC_ID, Replicas
+from tidelog.broker.network.request import Deferred
 from tidelog.broker.replicas.fetching import follower_fetches, follower_sessions
 from tidelog.broker.replicas.fetching.follower_sessions import (
     EPOCH_FINAL,
@@ -14,6 +15,8 @@ from tidelog.broker.replicas.fetching.follower_sessions import (
 )
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments.reader import ColdRead
 
 VERSION = 18
 REAL = 2
@@ -305,3 +308,50 @@ def test_a_late_fetch_makes_no_follower_late_in_a_quiet_partition() -> None:
     cluster.loop.run_for(2600)
     leader.partition.check_isr()
     assert [proposal.removes for _, proposal in leader.proposals] == [(REAL,)], "it has not fetched since"
+
+
+class Cold(ColdRead):
+    def __init__(self) -> None: ...
+    def pin(self) -> None: ...
+    def unpin(self) -> None: ...
+    def warm(self) -> None: ...
+
+
+def test_a_wait_that_ends_while_records_are_loaded_is_answered_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There were fewer bytes than min.bytes, and no timer was left: the answer waited for the next append."""
+    cluster = Replicas(2)
+    leader = cluster.nodes[1]
+    cluster.stop(REAL)
+    leader.produce(b"a")
+    request = FetchRequest(
+        replica_state=ReplicaState(replica_id=REAL, replica_epoch=cluster.broker_epochs[REAL]),
+        max_wait_ms=500,
+        min_bytes=1000,
+        max_bytes=1 << 20,
+        session_epoch=EPOCH_FINAL,
+        topics=[
+            FetchTopic(
+                topic_id=TOPIC_ID,
+                partitions=[
+                    FetchPartition(
+                        partition=0, current_leader_epoch=0, fetch_offset=0, last_fetched_epoch=-1, log_start_offset=0,
+                        partition_max_bytes=1000,
+                    )
+                ],
+            )
+        ],
+    )  # fmt: skip
+
+    def read(*args: object, **options: object) -> None:
+        raise Cold
+
+    cluster.loop.device_waits = True
+    with monkeypatch.context() as context:
+        context.setattr(PartitionLog, "read", read)
+        waiting = leader.serve(1, VERSION, memoryview(bytearray(request.encode(VERSION))))
+    assert isinstance(waiting, Deferred)
+    cluster.loop.run_for(600)
+    assert waiting.response is None
+    cluster.loop.waiting.pop()()
+    cluster.loop.settle()
+    assert waiting.response is not None

@@ -493,7 +493,10 @@ class FollowerFetches:
 
         def warmed() -> None:
             session.warming = False
-            self._answer_now(session)
+            if session.timer is None:
+                self._wait_is_over(session)  # it was over meanwhile
+            else:
+                self._answer_now(session)
 
         self._partitions.run_cold(cold, warmed)
 
