@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.compatibility.odd_batches import NOW_MS, batch, record
 from tests.compatibility.side_by_side import Brokers, Each, _of
+from tidelog.protocol.batches.compression import ZSTD, compress
 
 NEXT = itertools.count(1)
 LOAD_IN_PROGRESS, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT = 14, 15, 16, 51
@@ -177,3 +179,67 @@ def test_operators_see_the_same(brokers: Brokers, topic_in_both: NewTopic) -> No
               for each in clients.settled("describe_transactions", 0, transactional_ids=[clients.id])):  # fmt: skip
         time.sleep(0.02)
     look(clients.id)
+
+
+# Of these batches each has a fault of its own, as well as that of its transaction.
+FAULTY: dict[str, dict[str, Any]] = {
+    "good": {},
+    "CRC": {"crc": 1},
+    "base offset": {"base_offset": 4},
+    "control": {"attributes": 48},
+    "count": {"values": 2, "count": 3},
+    "large": {"values": [b"x" * 2_000_000]},
+    "in two days": {"timestamp": NOW_MS + 2 * 86_400_000},
+    "log append time": {"attributes": 24},
+    "zstd": {"attributes": 20, "payload": bytes(compress(ZSTD, record(b"v")))},
+}
+
+
+@pytest.mark.parametrize(
+    "fault", ["older epoch", "newer epoch", "not added", "other producer", "no id", "other id", "acks"]
+)
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("version", [6, 9, 12])
+def test_a_batch_has_two_faults(
+    brokers: Brokers, topic_in_both: NewTopic, version: int, beside: bool, fault: str
+) -> None:
+    topic = topic_in_both(2)
+    clients = Clients(brokers)
+    # The times of batches that are in the log already differ, see docs/compatibility.md.
+    brokers.ignored |= {"error_message", "batch_index_error_message", "log_append_time"}
+
+    def produce(batches: Each, version: int = 9, **values: Any) -> None:
+        partitions = [{"index": 0, "records": batches}]
+        if beside:
+            partitions.append({"index": 1, "records": batch()})
+        data = [{"name": topic, "partition_data": partitions}]
+        values = {"acks": -1, "timeout": 5000, "transactional_id": clients.id, "topic_data": data} | values
+        clients.ask("produce", version, **values)
+
+    def of_producer(sequence: int, epochs_ahead: int = 0, ids_ahead: int = 0, **fields: Any) -> Each:
+        fields = {"attributes": 16} | fields
+        return Each(
+            batch(producer=(producer_id + ids_ahead, epoch + epochs_ahead, sequence), **fields)
+            for producer_id, epoch in zip(clients.producer_id, clients.epoch)
+        )
+
+    for _ in range(2):
+        clients.init()
+        clients.add(topic, 3)
+        produce(of_producer(0))
+        for _ in range(2):  # the second is answered when the transaction is complete
+            clients.end(3, True)
+    if fault != "not added":
+        clients.add(topic, 3)
+    ahead = {"older epoch": (-1,), "newer epoch": (1,), "other producer": (0, 1000)}.get(fault, ())
+    others: dict[str, dict[str, Any]] = {
+        "no id": {"transactional_id": None}, "other id": {"transactional_id": "unknown"}, "acks": {"acks": 2},
+    }  # fmt: skip
+    other = others.get(fault, {})
+    for fields in FAULTY.values():
+        produce(of_producer(1, *ahead, **fields), version, **other)
+    for sequence in (-1, 6):
+        produce(of_producer(sequence, *ahead), version, **other)
+    whole = of_producer(1, *ahead)
+    for odd in (Each(each[:-1] for each in whole), Each(each * 2 for each in whole), Each((b"", b""))):
+        produce(odd, version, **other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -20,12 +21,15 @@ from tests.unit.broker.transactions import (
     write_markers,
 )
 from tidelog.broker.apis.records import produce as produce_api
+from tidelog.protocol.batches.crc import crc32c
+from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, CRC_OFFSET, HEADER_SIZE
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.produce import ProduceResponse
 
 E = ErrorCode
 T0 = ("t", 0)
+BASE_SEQUENCE_AT = 53
 
 
 @pytest.fixture
@@ -274,6 +278,8 @@ async def test_one_batch_is_answered_as_among_many(
     batches = [
         transactional(0, 2), transactional(0, 2), transactional(2), transactional(9), bytes(damaged),
         transactional(0, epoch=3), transactional(3), transactional(0, producer_id=8), bytes(transactional(0))[:40],
+        bytes(damaged), _with(transactional(4, epoch=2), 0, ">q", 3), transactional(1, epoch=1) * 2,
+        _with(transactional(4, epoch=2), ATTRIBUTES_OFFSET, ">h", 0x30),
     ]  # fmt: skip
     outcomes = []
     for topic in ("one", "many"):
@@ -295,8 +301,77 @@ async def test_one_batch_is_answered_as_among_many(
                 (answered.error_code, answered.base_offset, answered.log_start_offset, answered.record_errors)
             )
         log = partition_of(running, topic).log
+        failures = partition_of(running, topic).watch.traffic.produce_failures
         new_errors = {code: count - before.get(code, 0) for code, count in counters.errors.items()}
         asked = [(*question[:3], [index for _, index in question[3]], question[4]) for question in coordinator.asked]
-        outcomes.append((answers, log.log_end_offset, log.last_stable_offset, new_errors, asked))
+        outcomes.append((answers, log.log_end_offset, log.last_stable_offset, new_errors, asked, failures))
     assert outcomes[0] == outcomes[1]
     assert len({answer[0] for answer in outcomes[0][0]}) > 3, "the cases differ"
+
+
+def _with(batch: bytes, at: int, layout: str, value: int) -> bytes:
+    """The batch with another field, and the CRC that fits."""
+    changed = bytearray(batch)
+    struct.pack_into(layout, changed, at, value)
+    struct.pack_into(">I", changed, CRC_OFFSET, crc32c(memoryview(changed)[ATTRIBUTES_OFFSET:]))
+    return bytes(changed)
+
+
+FAULTS_OF_FORM = {
+    "no bytes": lambda batch: b"",
+    "cut": lambda batch: batch[:-1],
+    "two batches": lambda batch: batch * 2,
+}
+FAULTS_OF_CONTENT = {
+    "CRC": lambda batch: batch[:-1] + bytes((batch[-1] ^ 1,)),
+    "control": lambda batch: _with(batch, ATTRIBUTES_OFFSET, ">h", 0x30),
+    "no sequence": lambda batch: _with(batch, BASE_SEQUENCE_AT, ">i", -1),
+    "base offset": lambda batch: _with(batch, 0, ">q", 3),
+    "count": lambda batch: _with(batch, HEADER_SIZE - 4, ">i", 2),
+}
+
+
+@pytest.mark.parametrize("name", [*FAULTS_OF_FORM, *FAULTS_OF_CONTENT])
+@pytest.mark.parametrize("way", ["one", "many"])
+async def test_of_two_faults_kafkas_first_is_answered(
+    running: RunningNode, wire: Wire, topic: None, way: str, name: str
+):
+    """The form of a batch is checked before the transaction, its content after it (Kafka's handleProduceRequest)."""
+    coordinator = use(running, FakeCoordinator())
+    await write_markers(wire, marker([T0], epoch=4))
+    changed = (FAULTS_OF_FORM | FAULTS_OF_CONTENT)[name]
+    plain = {("t", 1): bytes(encode_batch([(NOW, None, b"plain", ())]))} if way == "many" else {}
+
+    async def refusal(epoch: int, acks: int = -1) -> ErrorCode:
+        answered = await produce(wire, {T0: changed(transactional(epoch=epoch)), **plain}, acks=acks)
+        if plain:
+            assert answered[1] is (E.NONE if acks == -1 else E.INVALID_REQUIRED_ACKS)
+        return answered[0]
+
+    is_content = name in FAULTS_OF_CONTENT
+    failures = partition_of(running).watch.traffic.produce_failures
+    assert await refusal(epoch=3) is (E.INVALID_PRODUCER_EPOCH if is_content else E.INVALID_RECORD)
+    if is_content:
+        assert partition_of(running).watch.traffic.produce_failures == failures, "it has not reached the append"
+    assert await refusal(epoch=4, acks=2) is (E.INVALID_REQUIRED_ACKS if is_content else E.INVALID_RECORD)
+    coordinator.error, coordinator.asked = E.INVALID_TXN_STATE, []
+    assert await refusal(epoch=4) is (E.INVALID_TXN_STATE if is_content else E.INVALID_RECORD)
+    assert len(coordinator.asked) == is_content
+    coordinator.error = E.NONE
+    assert await refusal(epoch=4) is (E.CORRUPT_MESSAGE if name == "CRC" else E.INVALID_RECORD)
+
+
+async def test_a_batch_that_is_refused_by_its_form_is_of_no_producer(running: RunningNode, wire: Wire, topic: None):
+    """Kafka looks at the producers of the other batches alone."""
+    use(running, FakeCoordinator())
+    batches = {T0: transactional(), ("t", 1): transactional(producer_id=8) * 2, ("t", 9): transactional(producer_id=9)}
+    assert await produce(wire, batches) == [E.NONE, E.INVALID_RECORD, E.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+async def test_bytes_that_are_no_batch_need_no_transactional_id(running: RunningNode, wire: Wire, topic: None):
+    for cut in (transactional()[:-1], transactional()[:30]):
+        assert await produce(wire, {T0: cut}, transactional_id=None) == [E.INVALID_RECORD]
+    for length in (10, 30):
+        short = _with(transactional(), 8, ">i", length)
+        assert await produce(wire, {T0: short}, transactional_id=None) == [E.CORRUPT_MESSAGE]
+        assert await produce(wire, {T0: short}) == [E.CORRUPT_MESSAGE]

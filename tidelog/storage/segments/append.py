@@ -225,6 +225,19 @@ def admit(
     return batches, admitted
 
 
+def check_one_batch(batches: memoryview) -> None:
+    """Refuse bytes that are not one whole batch of the current format, with the errors of `admit`."""
+    size = len(batches)
+    if size >= HEADER_SIZE:
+        _, length, _, magic, *_ = _unpack(batches)
+        end = length + LOG_OVERHEAD
+        if magic == MAGIC and length >= MIN_BATCH_LENGTH and end <= size:
+            if end < size:
+                _without_fragment(batches, end)
+            return
+    _without_fragment(batches, 0)
+
+
 class UnexplainedGap(KafkaError):
     """The batches begin above the log end: the leader has lost [first_offset, end_offset), or compacted it away."""
 

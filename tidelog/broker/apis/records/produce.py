@@ -25,7 +25,15 @@ from tidelog.broker.scheduling.inspections import Inspection
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX
 from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS
 from tidelog.protocol.batches.compression import ZSTD
-from tidelog.protocol.batches.record_batch import ATTRIBUTES_LOW_OFFSET, HEADER_SIZE, TRANSACTIONAL_FLAG, read_header
+from tidelog.protocol.batches.record_batch import (
+    ATTRIBUTES_LOW_OFFSET,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    read_header,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import (
     PRODUCE_ADDRESSES_FROM,
@@ -39,9 +47,8 @@ from tidelog.protocol.hot import (
     note_head,
 )
 from tidelog.replication.partition import ACKS_ALL
-from tidelog.storage.producers.refused_batches import sequenced_header
 from tidelog.storage.producers.verification import TransactionAppend
-from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo
+from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, check_one_batch
 from tidelog.storage.segments.inspection import NeedsInspection
 
 if TYPE_CHECKING:
@@ -140,20 +147,19 @@ def _verify_one(
 ) -> TransactionAppend | Deferred | None:
     """`_serve_transaction` for one batch: what its append is given, or the answer that waits for the coordinator.
 
-    None for a batch without a producer, which `_serve_many` handles. Raises the coordinator's refusal.
+    None for a batch that the append refuses. Raises what `_check_form` and `begin_verification` raise, and the
+    coordinator's refusal.
     """
     topic, index, records, acks, timeout_ms, transactional_id = one
-    header = sequenced_header(records)
+    header = _transactional_header(records)
     if header is None:
         return None
+    _check_form(records, version)
     assert transactional_id is not None
     producer_id, producer_epoch, adds = header.producer_id, header.producer_epoch, version >= ADDS_FROM
-    try:
-        verification = partition.begin_verification(
-            producer_id, producer_epoch, header.base_sequence, adds, services.clock_ms()
-        )
-    except KafkaError:
-        return _NOT_VERIFIED  # the append raises the same error
+    verification = partition.begin_verification(
+        producer_id, producer_epoch, header.base_sequence, adds, services.clock_ms()
+    )
     if verification is None:
         return _NOT_VERIFIED
     given = TransactionAppend(verification)
@@ -227,41 +233,32 @@ def _serve_transaction(
     to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, transactional_id: str | None, size_bytes: int
 ) -> Answer:
     """Handle a request with transactional batches. Batches that start the transaction in their partitions are verified
-    first.
+    first. Of several faults Kafka's first is answered: existence, form, coordinator, acks, then those of the append.
     """
-    batches = [
-        (topic, index, header)
-        for topic, records_of in batches_of.items()
-        for index, records in records_of.items()
-        if _is_transactional(records) and (header := sequenced_header(records)) is not None
-    ]
-    producers = {(header.producer_id, header.producer_epoch) for _, _, header in batches}
+    services, adds = to.services, to.version >= ADDS_FROM
     if transactional_id is None:
         error = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transaction without an id")
         return _refuse_all(to, progress, batches_of, error)
+    transaction = _Transaction({}, {})
+    progress = progress._replace(transaction=transaction)
+    to_verify = _transactional_batches(services, batches_of, to.version, transaction)
+    producers = {(header.producer_id, header.producer_epoch) for _, _, header, _ in to_verify}
     if len(producers) > 1:
         error = KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "one transaction of several producers")
         return _refuse_all(to, progress, batches_of, error)
-    services, adds = to.services, to.version >= ADDS_FROM
-    transaction = _Transaction({}, {})
     keys: dict[tuple[str, int], _Key] = {}
     now_ms = services.clock_ms()
-    for topic, index, header in batches:
+    for topic, index, header, partition in to_verify:
         try:
-            partition = services.partitions.leader(topic, index)
-            if partition.is_internal:
-                continue
             verification = partition.begin_verification(
                 header.producer_id, header.producer_epoch, header.base_sequence, adds, now_ms
             )
         except KafkaError as error:
-            # The append raises the same error. But if this node leads the partition by then, the batch is not verified.
             transaction.refusals[topic, index] = error
             continue
         if verification is not None:
             transaction.appends[topic, index] = TransactionAppend(verification)
             keys[partition.topic, index] = (topic, index)
-    progress = progress._replace(transaction=transaction)
     if not keys:
         return _append_or_begin(to, progress, batches_of, size_bytes)
     ((producer_id, producer_epoch),) = producers
@@ -270,6 +267,32 @@ def _serve_transaction(
         transaction.note(keys, answer, to.version)
         return _append_or_begin(to, progress, batches_of, size_bytes)
     return _AwaitingVerification(to, progress, batches_of, size_bytes, keys, answer)
+
+
+def _transactional_batches(
+    services: Services, batches_of: _BatchesByTopic, version: int, transaction: _Transaction
+) -> list[tuple[str | bytes, int, BatchHeader, Partition]]:
+    """Topic, index, header and partition of each transactional batch that the coordinator has to know of.
+
+    Notes the refusals of the others.
+    """
+    to_verify = []
+    for topic, records_of in batches_of.items():
+        for index, records in records_of.items():
+            header = _transactional_header(records)
+            if header is None:
+                continue
+            try:
+                partition = services.partitions.leader(topic, index)
+                _check_form(records, version)
+            except KafkaError as error:
+                # The append raises the same error. But if this node leads the partition by then, the batch is not
+                # verified.
+                transaction.refusals[topic, index] = error
+                continue
+            if not partition.is_internal:
+                to_verify.append((topic, index, header, partition))
+    return to_verify
 
 
 def _refuse_all(to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, error: KafkaError) -> Answer:
@@ -301,14 +324,11 @@ def _append_all(
         for index, records in batches.items():
             try:
                 partition = partitions.leader(topic, index)
+                given = None if transaction is None else transaction.of(topic, index)
                 if records is None or partition.is_internal or is_doubtful:
                     _check_records(partition, records, version, acks)
                 assert records is not None
-                if transaction is None:
-                    info = partitions.append(partition, records, now_ms, acks)
-                else:
-                    given = transaction.of(topic, index)
-                    info = partitions.append(partition, records, now_ms, acks, True, given)
+                info = partitions.append(partition, records, now_ms, acks, True, given)
             except NeedsInspection as needed:
                 uninspected.append((topic, index, needed, results, len(results)))
                 results.append(ProducedPartition(index))
@@ -692,13 +712,20 @@ def _limit_wait(partitions: Partitions, partition: Partition, settled: Committed
 
 
 def _check_records(partition: Partition, records: memoryview | None, version: int, acks: int) -> None:
+    """The checks before an append that few batches need. Raises in Kafka's order."""
+    _check_form(records, version)
     if acks not in ACKS:
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
-    if records is None:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"no records for {partition.topic}-{partition.index}")
     if partition.is_internal:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by its coordinator alone")
-    if version < ZSTD_FROM and len(records) >= HEADER_SIZE and read_header(records).compression == ZSTD:
+
+
+def _check_form(records: memoryview | None, version: int) -> None:
+    """Refuse what no partition takes in this version (Kafka's ProduceRequest.validateRecords)."""
+    if records is None:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "no records")
+    check_one_batch(records)
+    if version < ZSTD_FROM and read_header(records).compression == ZSTD:
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_FROM}")
 
 
@@ -726,9 +753,22 @@ def _by_topic(request: ProduceRequest) -> _BatchesByTopic:
 
 
 def _is_transactional(records: memoryview | None) -> bool:
-    if records is None or len(records) < HEADER_SIZE:
+    """Whether the first batch is transactional; False for bytes that are no whole batch."""
+    if records is None or len(records) < HEADER_SIZE or not records[ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG:
         return False
-    return bool(records[ATTRIBUTES_LOW_OFFSET] & TRANSACTIONAL_FLAG)
+    try:
+        header = read_header(records)
+    except KafkaError:
+        return False
+    return header.magic == MAGIC and header.batch_length <= len(records) - LOG_OVERHEAD
+
+
+def _transactional_header(records: memoryview | None) -> BatchHeader | None:
+    """The header of a producer's transactional batch, None for another batch. Nothing else of it is checked."""
+    if records is None or not _is_transactional(records):
+        return None
+    header = read_header(records)
+    return header if header.producer_id >= 0 else None
 
 
 def _not_verified(error: ErrorCode, version: int) -> KafkaError:
