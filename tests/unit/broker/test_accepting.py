@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from tidelog.broker.network.accepting import ListenError
+from tests.patience import PATIENCE_S
+from tidelog.broker.network.accepting import ACCEPTED_PER_TURN, ListenError
 from tidelog.broker.network.http_server import HttpServer, Page
 from tidelog.broker.network.server import Server, ServerLimits, bind
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
@@ -107,3 +108,28 @@ def test_a_port_on_which_another_one_listens_is_refused(
 ) -> None:
     """uvloop says nothing: the node was ready, and nobody could connect to it."""
     run(listen_twice(listen))
+
+
+async def accept_a_crowd(count: int) -> None:
+    loop = asyncio.get_running_loop()
+    limits = ServerLimits(frame_bytes_max=1 << 20, idle_ms_max=-1, receive_bytes_max=1 << 28)
+    server = Server(
+        limits, lambda frame, connection: b"", loop.time, DeferredCallbacks(loop), FairScheduler(loop.call_soon)
+    )
+    sock = bind("127.0.0.1", 0)
+    await server.listen([("PLAINTEXT", sock)])
+    clients = [socket.create_connection(sock.getsockname(), timeout=PATIENCE_S) for _ in range(count)]
+    turns = 0
+    while server.accepted < count and turns < count:
+        await asyncio.sleep(0)
+        turns += 1
+    await server.close()
+    for client in clients:
+        client.close()
+    assert turns <= count // ACCEPTED_PER_TURN + 4
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_turn_of_the_loop_accepts_several_connections(run: Callable[..., None]) -> None:
+    """libuv accepts one for each listening socket: behind a thousand in turns of 5 ms, a heartbeat waited for 5 s."""
+    run(accept_a_crowd(96))

@@ -19,7 +19,7 @@ from tests.patience import PATIENCE_S as WAIT_S
 from tests.unit.broker.test_connection import Owner, Transport, connect
 from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
 from tidelog.broker.network.receive_buffers import READ_S_PER_BYTE
-from tidelog.broker.scheduling.fair_scheduler import LONG_TURN_S, QUEUE_S, FairScheduler
+from tidelog.broker.scheduling.fair_scheduler import LONG_TURN_S, QUEUE_S, REQUEST_BYTES_MAX, FairScheduler
 
 PRODUCE, FETCH, METADATA, ALTER_PARTITION, HEARTBEAT = 0, 1, 3, 56, 63
 COST_S = {PRODUCE: 10e-6, FETCH: 10e-6, METADATA: 150e-6, ALTER_PARTITION: 150e-6, HEARTBEAT: 150e-6}
@@ -248,6 +248,31 @@ def test_a_turn_ends_when_it_has_become_long() -> None:
     assert (client.answers - at_first) * COST_S[METADATA] <= QUEUE_S + COST_S[METADATA]
     machine.turn()
     assert client.answers == TURN_REQUESTS_MAX
+
+
+def test_a_host_with_one_large_request_waits_for_one_of_each_other_host() -> None:
+    """It waited for 45 s behind those of 4,250 connections from one host."""
+    due: list[Callable[[], None]] = []
+    scheduler = FairScheduler(due.append)
+    served: list[tuple[str, int]] = []
+
+    def serve(host: str, number: int) -> None:
+        assert scheduler.has_room
+        served.append((host, number))
+        scheduler.begin_request(REQUEST_BYTES_MAX)
+
+    scheduler.begin_request(REQUEST_BYTES_MAX)
+    for host, count in (("many", 4), ("two", 2), ("one", 1)):
+        for number in range(count):
+            scheduler.wait_for_room(partial(serve, host, number), host)
+    assert not scheduler.has_room
+    for _ in range(7):
+        scheduler.end_request(REQUEST_BYTES_MAX)
+        due.pop()()
+    hosts = [("many", 0), ("two", 0), ("one", 0), ("many", 1), ("two", 1), ("many", 2), ("many", 3)]
+    assert served == hosts
+    scheduler.end_request(REQUEST_BYTES_MAX)
+    assert scheduler.has_room
 
 
 def test_where_no_time_passes_everybody_in_line_is_served_in_each_turn() -> None:

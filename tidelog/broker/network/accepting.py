@@ -14,6 +14,8 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
+# Connections of one listener, in one turn of the loop.
+ACCEPTED_PER_TURN = 8
 TIMER_S = 0.001
 TURNS = 3
 # Linux alone tells that the other end has closed, before all that it sent is read.
@@ -42,6 +44,17 @@ def begin_listening(sock: Any, backlog: int) -> None:
         host, port = sock.getsockname()[:2]
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         raise ListenError(error.errno, f"cannot listen on {where}: {error.strerror}") from None
+
+
+def accept_several(sock: Any) -> list[Any]:
+    """The socket, and copies for the event loop to accept on as well, so that one turn accepts several connections.
+
+    libuv accepts one connection for each socket in a turn. In turns of a few milliseconds a thousand connections would
+    wait for seconds, and beyond the backlog the system drops their first packets. `sock` listens already.
+    """
+    if not isinstance(sock, socket.socket):
+        return [sock]  # one of a simulation
+    return [sock, *(sock.dup() for _ in range(ACCEPTED_PER_TURN - 1))]
 
 
 async def stop_accepting(servers: Iterable[asyncio.Server]) -> None:

@@ -632,7 +632,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def _wait_for_room(self) -> None:
         self.rest()
-        self._owner.scheduler.wait_for_room(self._serve_large)
+        self._owner.scheduler.wait_for_room(self._serve_large, self.host)
 
     def _serve_large(self) -> None:
         """There is room for the large request at the begin of the buffer."""

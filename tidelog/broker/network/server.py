@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidelog.broker.network.accepting import ListenError, begin_listening, stop_accepting
+from tidelog.broker.network.accepting import ListenError, accept_several, begin_listening, stop_accepting
 from tidelog.broker.network.connection import KafkaConnection
 from tidelog.broker.network.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused
 from tidelog.broker.network.repeated_warnings import RepeatedWarnings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.server")
 
-BACKLOG = 1024
+BACKLOG = 4096
 SWEEP_INTERVAL_S = 30.0
 SWEEPS_PER_IDLE_TIME = 4
 SWEEP_S_MIN = 0.05
@@ -133,7 +133,8 @@ class Server:
             self._limit_buffers(sock)
             begin_listening(sock, BACKLOG)
             accept = partial(KafkaConnection, self, name)
-            self._servers.append(await loop.create_server(accept, sock=sock, backlog=BACKLOG))
+            for each in accept_several(sock):
+                self._servers.append(await loop.create_server(accept, sock=each, backlog=BACKLOG))
 
     def _limit_buffers(self, sock: socket.socket) -> None:
         """Set the system's buffers of accepted connections, which inherit them from the listening socket."""

@@ -58,7 +58,7 @@ class FairScheduler:
         self._paused_for_records: deque[asyncio.Future[None]] = deque()
         self._paused: deque[asyncio.Future[None]] = deque()  # all other coroutines
         self._request_bytes = 0
-        self._waiting_for_room: deque[Wake] = deque()
+        self._waiting_for_room: dict[str, deque[Wake]] = {}  # by host, the host that is next at the front
         self._is_admitting = False  # the first of `_waiting_for_room` is being served
         self._large_answers = 0
         self._large_waiting: deque[asyncio.Future[None]] = deque()
@@ -104,8 +104,9 @@ class FairScheduler:
         """Whether a large request may begin. It must not overtake those that wait."""
         return self._request_bytes < REQUEST_BYTES_MAX and (self._is_admitting or not self._waiting_for_room)
 
-    def wait_for_room(self, wake: Wake) -> None:
-        self._waiting_for_room.append(wake)
+    def wait_for_room(self, wake: Wake, host: str) -> None:
+        """Wait behind the requests of the same host, and between two of them for one of each other host."""
+        self._waiting_for_room.setdefault(host, deque()).append(wake)
 
     def begin_request(self, size_bytes: int) -> None:
         """Count a large request. `end_request` must follow."""
@@ -116,8 +117,13 @@ class FairScheduler:
         self._admit()
 
     def _admit(self) -> None:
-        if self._waiting_for_room and self._request_bytes < REQUEST_BYTES_MAX:
-            self.wait(partial(self._serve_large, self._waiting_for_room.popleft()), is_first=True, for_records=False)
+        if not self._waiting_for_room or self._request_bytes >= REQUEST_BYTES_MAX:
+            return
+        host = next(iter(self._waiting_for_room))
+        wakes = self._waiting_for_room.pop(host)
+        self.wait(partial(self._serve_large, wakes.popleft()), is_first=True, for_records=False)
+        if wakes:
+            self._waiting_for_room[host] = wakes
 
     def _serve_large(self, wake: Wake) -> None:
         self._is_admitting = True
