@@ -6,6 +6,7 @@ Empty arrays first: where one partition is expected there may be none.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
 from random import Random
@@ -18,13 +19,25 @@ from tests.properties.test_messages_against_kio import MESSAGES, filled
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire
 from tidelog.broker.apis import dispatch
 from tidelog.broker.apis.api_tables import CONTROLLER_APIS
+from tidelog.broker.node import YOUNG_OBJECTS_MAX
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.messages.allocate_producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
-from tidelog.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestTopicData,
+    DescribeQuorumResponse,
+)
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
+from tidelog.protocol.messages.incremental_alter_configs import (
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from tidelog.protocol.messages.vote import VoteRequest, VoteResponse
 from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.replication.controller.commands import ControllerCommands
@@ -77,6 +90,58 @@ def odd_requests(rng: Random, request: type[Message], version: int) -> list[Mess
                     emptied(each)
             found.append(message)
     return found + [filled(rng, request, version) for _ in range(ODD_PER_VERSION)]
+
+
+REFUSED: list[tuple[Any, int, Any]] = [
+    (CreateTopicsRequest(topics=[CreatableTopic(name="!"), CreatableTopic(name="?")]), 7, CreateTopicsResponse),
+    (BrokerHeartbeatRequest(broker_id=7, broker_epoch=7), 1, BrokerHeartbeatResponse),
+    (AllocateProducerIdsRequest(broker_id=7, broker_epoch=7), 0, AllocateProducerIdsResponse),
+    (
+        IncrementalAlterConfigsRequest(resources=[AlterConfigsResource(resource_type=2, resource_name="twice")] * 2),
+        1,
+        IncrementalAlterConfigsResponse,
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "version", "response"), REFUSED, ids=lambda value: type(value).__name__)
+async def test_a_refused_request_leaves_nothing_to_the_garbage_collector(
+    controller: tuple[RunningNode, Wire], request_: Any, version: int, response: Any
+) -> None:
+    """An error in a frame of its own traceback kept the request, the connection, and much of each refused topic."""
+    _, wire = controller
+    await wire.call(request_, version, response)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await wire.call(request_, version, response)
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
+
+
+async def test_small_requests_with_many_elements_do_not_have_all_metadata_searched_for_garbage(
+    controller: tuple[RunningNode, Wire],
+) -> None:
+    """Ten requests of 8 KB did: 0.5 s with 10,000 partitions."""
+    _, wire = controller
+    request = DescribeQuorumRequest(topics=[DescribeQuorumRequestTopicData(topic_name="t") for _ in range(2_000)])
+    generations: list[int] = []
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        generations.append(about["generation"])
+
+    usual = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS_MAX)
+    gc.callbacks.append(note)
+    try:
+        for _ in range(30):
+            await wire.call(request, 0, DescribeQuorumResponse)
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*usual)
+    assert 2 not in generations
 
 
 async def test_strangers_who_wait_for_metadata_take_no_places_of_others(

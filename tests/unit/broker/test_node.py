@@ -418,7 +418,9 @@ async def test_a_signal_does_not_interrupt_the_stop_of_a_node_that_ends_by_itsel
 
     monkeypatch.setattr(broker_node.Node, "failed", fail)
     monkeypatch.setattr(broker_node.Node, "stop", stop_slowly)
+    thresholds: list[int] = []
     monkeypatch.setattr(gc, "freeze", lambda: None)  # it would freeze what other tests have made
+    monkeypatch.setattr(gc, "set_threshold", thresholds.append)
     config = NodeConfig({"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")})
     running = asyncio.ensure_future(broker_node.run_node(config, lambda line: None))
     await is_stopping.wait()
@@ -428,4 +430,5 @@ async def test_a_signal_does_not_interrupt_the_stop_of_a_node_that_ends_by_itsel
         await stop(node)
     assert not unfinished
     assert isinstance(end, RuntimeError)
+    assert thresholds == [broker_node.YOUNG_OBJECTS_MAX]
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()

@@ -62,7 +62,7 @@ async def alter(services: Services, context: RequestContext, request: Any, answe
                 logger_levels.alter(services.node_id, resource, validate_only=request.validate_only)
                 settled[key] = None
         except KafkaError as error:
-            settled[key] = error
+            settled[key] = error.with_traceback(None)
     resources = [each for each in request.resources if (each.resource_type, each.resource_name) not in settled]
     by_key: dict[Key, Any] = {}
     for start in range(0, len(resources), PIECE_ELEMENTS_MAX):

@@ -523,6 +523,6 @@ def _skip_header_tags(frame: memoryview, position: int) -> int:
 
 def _as_kafka_error(error: Exception, name: str) -> KafkaError:
     if isinstance(error, KafkaError):
-        return error
+        return error.with_traceback(None)  # a frame of it may keep the error, and with it the request and connection
     logger.error("%s failed", name, exc_info=error)
     return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says why")

@@ -176,7 +176,7 @@ def gather(calls: Sequence[Callable[[], Any]], response: Callable[[list[Any]], R
         try:
             answer = call()
         except KafkaError as error:
-            answer = error
+            answer = error.with_traceback(None)
         if isinstance(answer, Deferred):
             answer.on_complete(partial(arrived, index))
         else:

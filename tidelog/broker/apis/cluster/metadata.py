@@ -111,7 +111,7 @@ def _complete(answer: Deferred, services: Services, context: RequestContext, req
     try:
         response: MetadataResponse | KafkaError = _answer(services, context, request)
     except KafkaError as error:
-        response = error
+        response = error.with_traceback(None)
     except Exception as error:
         answer.failed(error)
         return

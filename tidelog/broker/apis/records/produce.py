@@ -254,7 +254,7 @@ def _serve_transaction(
                 header.producer_id, header.producer_epoch, header.base_sequence, adds, now_ms
             )
         except KafkaError as error:
-            transaction.refusals[topic, index] = error
+            transaction.refusals[topic, index] = error.with_traceback(None)
             continue
         if verification is not None:
             transaction.appends[topic, index] = TransactionAppend(verification)

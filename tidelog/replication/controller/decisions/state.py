@@ -249,7 +249,7 @@ class ControllerState:
             try:
                 topic_records, created_topic = yield from self._create_topic(topic)
             except KafkaError as error:
-                results[topic.name] = error
+                results[topic.name] = error.with_traceback(None)  # its frames keep the results
                 continue
             partition_count += created_topic.partition_count
             size += created_topic.partition_count
