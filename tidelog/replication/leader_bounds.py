@@ -1,7 +1,7 @@
 """Asks for the starts and the ends of a leader's logs, for followers whose logs are out of the leader's range.
 
 After a long absence all partitions of a link may ask at once. Invariant: one question is open at a time, a pair of
-ListOffsets requests. It names the partitions that have asked since the one before it, PARTITIONS_MAX at most.
+ListOffsets requests. It names the partitions that have asked since the one before it, ASKED_AT_ONCE_MAX at most.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ API_KEY: Final = 2
 VERSION: Final = 7
 LATEST: Final = -1
 EARLIEST: Final = -2
-PARTITIONS_MAX: Final = 500
+ASKED_AT_ONCE_MAX: Final = 500
 
 Asked = dict[tuple[str, int], "FollowedPartition"]
 Offsets = dict[tuple[str, int], int]
@@ -63,7 +63,7 @@ class LeaderBounds:
 
     def _send(self, link: Link) -> None:
         asked: Asked = {}
-        for key in list(islice(self._waiting, PARTITIONS_MAX)):
+        for key in list(islice(self._waiting, ASKED_AT_ONCE_MAX)):
             followed = self._waiting.pop(key)
             asked[followed.partition.topic, followed.partition.index] = followed
         self._asked = asked

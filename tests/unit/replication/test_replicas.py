@@ -368,7 +368,7 @@ def test_many_logs_that_begin_later_are_asked_for_a_few_at_a_time(
     asked_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection takes so many requests. Two for each partition were too many, and it was closed each time."""
-    monkeypatch.setattr(leader_bounds, "PARTITIONS_MAX", asked_at_once)
+    monkeypatch.setattr(leader_bounds, "ASKED_AT_ONCE_MAX", asked_at_once)
     cluster, count = Replicas(2), 10
     cluster.add_topic(b"M" * 16, "many", count)
     for node in cluster.nodes.values():
