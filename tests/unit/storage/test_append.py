@@ -131,6 +131,15 @@ def test_clients_send_one_batch_from_offset_zero():
     assert [(entry[2], entry[3]) for entry in entries] == [(100, 101), (102, 104)]
 
 
+@pytest.mark.parametrize("max_message_bytes", [10, 1000])
+def test_what_clients_may_send_at_all_is_checked_before_size_and_crc(max_message_bytes: int):
+    """As in Kafka (ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords)."""
+    shifted = patched(batch(1, base_offset=1), 70, ">b", 1, crc=False)
+    assert refused(shifted, max_message_bytes=max_message_bytes) == ErrorCode.INVALID_RECORD
+    two = memoryview(bytearray(bytes(shifted) + bytes(batch(3))))
+    assert refused(patched(two, 0, ">q", 0, crc=False), max_message_bytes=max_message_bytes) == ErrorCode.INVALID_RECORD
+
+
 def test_an_idempotent_batch_needs_a_sequence():
     assert refused(patched(idempotent(0), 53, ">i", -1)) == ErrorCode.INVALID_RECORD
 

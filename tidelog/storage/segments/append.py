@@ -181,6 +181,8 @@ def admit(
         if magic != MAGIC or length < MIN_BATCH_LENGTH or end > size:
             batches = _without_fragment(batches, position)
             break
+        if from_client and (end < size or base_offset):
+            batches, size = _only_batch(batches, base_offset, end), end
         if length + LOG_OVERHEAD > rules.max_message_bytes and (from_client or not attributes & CONTROL_FLAG):
             raise KafkaError(
                 ErrorCode.MESSAGE_TOO_LARGE,
@@ -191,16 +193,14 @@ def admit(
         if last_delta + 1 != count or count <= 0:
             _refuse_count(last_delta, count, from_client)
         if from_client:
-            if base_offset or attributes & CONTROL_FLAG or position or (producer_id >= 0 and base_sequence < 0):
-                _refuse_client_batch(base_offset, attributes, position, producer_id, base_sequence)
+            if attributes & CONTROL_FLAG or (producer_id >= 0 and base_sequence < 0):
+                _refuse_client_batch(0, attributes, 0, producer_id, base_sequence)
             if attributes & COMPRESSION_MASK > _MAX_COMPRESSION:
                 raise KafkaError(
                     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression {attributes & COMPRESSION_MASK} is unknown"
                 )
             if rules.looks_inside:
                 if batches is not rules.inspected_batch:
-                    if end != size:
-                        batches = _without_fragment(batches, end)
                     batches = inspect_batch(batches, BatchHeader._make(fields), now_ms, rules)
                 return _admit_rewritten(batches, next_offset, leader_epoch, now_ms, rules)
             if attributes & COMPRESSION_MASK:
@@ -340,6 +340,14 @@ def _without_fragment(batches: memoryview, position: int) -> memoryview:
     if position == 0:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{left} bytes are no whole record batch")
     return batches[:position]
+
+
+def _only_batch(batches: memoryview, base_offset: int, end: int) -> memoryview:
+    """A client's batch, which ends at `end`. Refuses a whole second one, and a base offset."""
+    batch = _without_fragment(batches, end) if end < len(batches) else batches
+    if base_offset:
+        _refuse_client_batch(base_offset, 0, 0, -1, 0)
+    return batch
 
 
 def _refuse_count(last_delta: int, count: int, from_client: bool) -> None:
