@@ -57,13 +57,13 @@ async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
 
     Raises ConfigError, ForeignDirectory or OSError if the node cannot start. Their texts are written for the user.
     """
+    gc.set_threshold(YOUNG_OBJECTS_MAX)
     node = Node(config, os_ports())
     try:
         on_ready(await node.start())
         # These objects live as long as the node: the garbage collector must not traverse them again and again.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS_MAX)
         await node.failed()
     finally:
         await _run_to_end(node.stop())

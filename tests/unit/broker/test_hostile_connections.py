@@ -297,7 +297,7 @@ async def test_the_page_of_limits_names_the_constants_as_they_are() -> None:
         "broker.network.server": {"BACKLOG": "4096", "TRICKLE_BYTES_PER_S": "64 B"},
         "broker.apis.dispatch": {"COLD_TASKS_MAX": "4096"},
         "broker.scheduling.fair_scheduler": {"REQUEST_BYTES_MAX": "2 MiB", "LARGE_ANSWERS_MAX": "4"},
-        "broker.network.accepting": {"ACCEPTED_PER_TURN": "8"},
+        "broker.network.accepting": {"ACCEPTED_PER_TURN": "16"},
         "broker.scheduling.large_answers": {"ANSWER_ELEMENTS_MAX": "50,000"},
         "broker.cluster.topic_creation": {"CREATIONS_MAX": "100"},
         "broker.cluster.controller_channel": {"FORWARDED_REQUESTS_MAX": "160"},

@@ -17,6 +17,7 @@ from tidelog.protocol.messages.metadata_records import (
     TopicRecord,
 )
 from tidelog.protocol.messages.update_features import UpdateFeaturesRequest
+from tidelog.replication.controller.metadata import tracker as tracker_module
 from tidelog.replication.controller.metadata.image_records import image_records
 from tidelog.replication.controller.metadata.record_codec import encode_record
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
@@ -56,6 +57,27 @@ async def test_what_is_committed_together_is_published_once(quorum):
     ((image, delta),) = member.told
     assert sorted(one.name for one in delta.created_topics.values()) == ["a", "b"]
     assert image.offset == member.tracker.offset == 4
+
+
+async def test_many_records_are_replayed_in_steps_and_published_as_one_change(quorum, monkeypatch):
+    """350,000 in one turn took 1.9 s of CPU, in which a voter gave no sign: the lead moved from each to the next."""
+    monkeypatch.setattr(tracker_module, "REPLAYED_AT_ONCE", 3)
+    member = Member(quorum, 1)
+    for name in "abcde":
+        write(quorum, *topic(name), commit=False)
+    quorum.high_watermark = quorum.end_offset
+    waiting = member.tracker.wait_for(quorum.end_offset - 1)
+    steps = member.tracker.on_high_watermark(quorum.end_offset)
+    assert steps is not None
+    for _ in range(4):
+        assert names(member) == []
+        assert member.tracker.offset == -1
+        next(steps)
+    assert next(steps, "done") == "done"
+    assert names(member) == list("abcde")
+    assert len(member.told) == 1
+    assert waiting.done()
+    assert member.tracker.on_high_watermark(quorum.end_offset) is None
 
 
 async def test_a_notice_is_of_what_is_below_it_and_no_more(quorum):

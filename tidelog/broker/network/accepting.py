@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 # Connections of one listener, in one turn of the loop.
-ACCEPTED_PER_TURN = 8
+ACCEPTED_PER_TURN = 16
 TIMER_S = 0.001
 TURNS = 3
 # Linux alone tells that the other end has closed, before all that it sent is read.

@@ -140,6 +140,7 @@ class RaftNode:
         self.update_voter: Served = partial(self._served, service.update_voter)
         self._failure: Exception | None = None
         self._is_driving = False
+        self._installed_end = 0  # of the last snapshot from a leader
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._sync = MetadataSync(self.log, log, loop, run_in_executor, self.drive, self.tolerates)
@@ -257,7 +258,7 @@ class RaftNode:
         await self._vote_writer.close()
         self._close_log()
         self._service.close()
-        self._listener_calls.run()
+        self._listener_calls.close()
 
     def _close_log(self) -> None:
         try:
@@ -331,8 +332,11 @@ class RaftNode:
     def read(self, from_offset: int) -> Iterator[ReplayedBatch]:
         """Committed batches from `from_offset` up to the present high watermark or the first damaged batch.
 
-        After damaged batches are fetched again, the high watermark is reported again.
+        After damaged batches are fetched again, the high watermark is reported again. None of those that a
+        snapshot from the leader has replaced meanwhile: its notice follows.
         """
+        if from_offset < self._installed_end:
+            return
         try:
             # Damage may have cut the log below the high watermark.
             yield from self.log.read(from_offset, min(self.raft.high_watermark, self.log.end_offset))
@@ -605,6 +609,7 @@ class RaftNode:
             except (OSError, CorruptLog) as error:
                 self.fail(error)
                 return
+            self._installed_end = identity.end_offset
             following.on_snapshot_installed(self.raft, identity, self.now_ms())
             self._tell_snapshot(identity, snapshot)
         self.drive()

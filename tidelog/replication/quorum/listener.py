@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
@@ -19,8 +19,10 @@ class MetadataListener(Protocol):
         """A snapshot that replaces all earlier metadata, at the start or fetched from the leader."""
         ...
 
-    def on_high_watermark(self, offset: int) -> None:
-        """Records below `offset` are committed; the listener gets them with `read`."""
+    def on_high_watermark(self, offset: int) -> Iterator[None] | None:
+        """Records below `offset` are committed; the listener gets them with `read`. It returns the steps that are left
+        if it has many records to read: each runs in a turn of the loop, and the next call follows the last one.
+        """
         ...
 
     def on_leader(self, leader_id: int, epoch: int) -> None:
@@ -44,23 +46,48 @@ class MetadataListener(Protocol):
         ...
 
 
+Call = Callable[[], Iterator[None] | None]
+
+
 class ListenerCalls:
     """A queue of listener calls. They run in order in the loop's next iteration, so that a listener is never called
-    inside its own call into RaftNode.
+    inside its own call into RaftNode. Others run between the steps of a call.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Call] = deque()
+        self._steps: Iterator[None] | None = None  # of the call under way
         self._handle: asyncio.Handle | None = None
 
-    def add(self, call: Callable[[], None]) -> None:
+    def add(self, call: Call) -> None:
         self._calls.append(call)
         if self._handle is None:
-            self._handle = self._loop.call_soon(self.run)
+            self._handle = self._loop.call_soon(self._run)
 
-    def run(self) -> None:
-        """Run all queued calls now."""
+    def _run(self) -> None:
         self._handle = None
+        if self._steps is not None and not _is_done(self._steps):
+            self._handle = self._loop.call_soon(self._run)
+            return
+        self._steps = None
         while self._calls:
-            self._calls.popleft()()
+            self._steps = self._calls.popleft()()
+            if self._steps is not None:
+                self._handle = self._loop.call_soon(self._run)
+                return
+
+    def close(self) -> None:
+        """Run all queued calls now, unless one of them has steps left: then it and those behind it are dropped."""
+        while self._calls and self._steps is None:
+            self._steps = self._calls.popleft()()
+        self._calls.clear()
+        if self._handle is not None:
+            self._handle.cancel()
+
+
+def _is_done(steps: Iterator[None]) -> bool:
+    return next(steps, _DONE) is _DONE
+
+
+_DONE = object()

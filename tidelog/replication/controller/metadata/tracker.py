@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple, Protocol
 
@@ -26,6 +26,10 @@ from tidelog.replication.controller.raft_port import RaftLog, RunInExecutor
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 logger = logging.getLogger("tidelog.metadata")
+
+# Records and batches that one turn of the loop replays, some 10 ms. Between two snapshots there may be 400,000.
+REPLAYED_AT_ONCE = 2_000
+_DONE = object()
 
 OnImage = Callable[[MetadataImage, MetadataDelta], None]
 
@@ -122,20 +126,26 @@ class MetadataTracker:
         self._publish(image, difference(self.image, image))
         self._set_offset(identity.end_offset)
 
-    def on_high_watermark(self, offset: int) -> None:
-        """Publish all records below `offset`, which are committed, as one change."""
+    def on_high_watermark(self, offset: int) -> Iterator[None] | None:
+        """Publish all records below `offset`, which are committed, as one change. Returns the steps that are left of
+        many: at a start this node is a voter meanwhile, and may lead.
+        """
         if self.failure is not None or offset <= self.offset + 1:
-            return
+            return None
         built_images = None if self.controller is None else self.controller.take_committed(offset)
         if built_images is None:
-            offset = self._read_to(offset)
-        elif built_images:
+            steps = self._read_to(offset)
+            return None if next(steps, _DONE) is _DONE else steps
+        if built_images:
             self._adopt(built_images)
-        if self.failure is None:
-            self._set_offset(offset)
-            if self.controller is not None:
-                self.controller.on_published(offset)
-            self._maybe_snapshot()
+        self._on_published(offset)
+        return None
+
+    def _on_published(self, end_offset: int) -> None:
+        self._set_offset(end_offset)
+        if self.controller is not None:
+            self.controller.on_published(end_offset)
+        self._maybe_snapshot()
 
     def on_damage(self) -> None:
         """Write a snapshot, because the image holds the content of the damaged records."""
@@ -156,27 +166,33 @@ class MetadataTracker:
 
     # -- images ------------------------------------------------------------------------------------------------------
 
-    def _read_to(self, offset: int) -> int:
-        """Replay to `offset`; returns the next offset, which is smaller in front of damaged
-        records.
-        """
-        next_offset = self.offset + 1
+    def _read_to(self, offset: int) -> Iterator[None]:
+        """Replay to `offset`, or to the first damaged record."""
+        next_offset, is_read = self.offset + 1, False
         try:
-            for batch in self.raft.read(self.offset + 1):
-                if batch.last_offset >= offset:
-                    break  # the next notice covers this batch
-                self._bytes_since_snapshot += sum(map(len, batch.values))
-                self._feed(batch.values, batch.last_offset, batch.epoch, batch.timestamp_ms)
-                next_offset = batch.last_offset + 1
-            if self._loader.is_empty:
-                return next_offset
-            image, delta = self._loader.finish(self.leader_id)
-            self._check_readable(image)
+            while not is_read:
+                count, is_read = 0, True
+                for batch in self.raft.read(next_offset):
+                    if batch.last_offset >= offset:
+                        break  # the next notice covers this batch
+                    self._bytes_since_snapshot += sum(map(len, batch.values))
+                    self._feed(batch.values, batch.last_offset, batch.epoch, batch.timestamp_ms)
+                    next_offset = batch.last_offset + 1
+                    count += 1 + len(batch.values)
+                    if count >= REPLAYED_AT_ONCE:
+                        is_read = False
+                        break
+                if not is_read:
+                    yield
+            built = None if self._loader.is_empty else self._loader.finish(self.leader_id)
+            if built is not None:
+                self._check_readable(built[0])
         except Exception as error:
             self._fail(error)
-            return next_offset
-        self._publish(image, delta)
-        return next_offset
+            return
+        if built is not None:
+            self._publish(*built)
+        self._on_published(next_offset)
 
     def _feed(self, values: Iterable[bytes], last_offset: int, epoch: int, timestamp_ms: int) -> None:
         self._loader.feed(values, last_offset, epoch, timestamp_ms)
