@@ -95,6 +95,8 @@ def interrupted_at(step: int, call: Callable[[], Any], modules: tuple[str, ...] 
                 raise Interrupt
         return interrupt
 
+    # Python 3.12 tells of single instructions only where a frame has asked for them before `settrace`.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(interrupt)
     try:
         call()

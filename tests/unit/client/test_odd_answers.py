@@ -87,6 +87,7 @@ async def test_offsets_without_a_leader_leave_time_for_the_wait_before_another_a
 
     class LeaderlessCluster:
         metadata = EMPTY
+        refreshes_begun = 1
         retry_backoff = Backoff()
 
         def track(self, topics: Any) -> None:

@@ -179,6 +179,7 @@ class Member:
         """Until the addresses of all brokers were tried, and forget that they were."""
         while tasks := list(self.controller._detector._learning.values()):
             await asyncio.gather(*tasks)
+            await asyncio.sleep(0)  # from Python 3.12 on, gathering what is done does not let the loop run
         self.probed.clear()
 
 

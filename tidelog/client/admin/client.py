@@ -8,7 +8,6 @@ the refused resource. A retriable error (a leader election, a broken connection)
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -190,14 +189,14 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
         """
         targets = as_partition_mapping("offsets", offsets, "offsets", _as_offset_to_delete)
         cluster = await self._connected_cluster()
-        since_s = asyncio.get_running_loop().time()
+        refreshes_before = cluster.refreshes_begun
         for topic in {partition.topic for partition in targets}:
             await cluster.topic(topic, self._config.default_api_timeout_ms)
         low_watermarks: dict[TopicPartition, int] = {}
 
         async def attempt() -> None:
             missing = [partition for partition in targets if partition not in low_watermarks]
-            for leader, partitions in self._by_leader(cluster, missing, since_s).items():
+            for leader, partitions in self._by_leader(cluster, missing, refreshes_before).items():
                 topics: dict[str, DeleteRecordsTopic] = {}
                 for partition in partitions:
                     entry = topics.setdefault(partition.topic, DeleteRecordsTopic(name=partition.topic))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from tidelog.client.admin.base import AdminBase, in_one_limit, raise_on_error
@@ -32,14 +31,14 @@ class ProducersAdmin(AdminBase):
         """
         targets = as_partitions("partitions", partitions)
         cluster = await self._connected_cluster()
-        since_s = asyncio.get_running_loop().time()
+        refreshes_before = cluster.refreshes_begun
         for topic in {partition.topic for partition in targets}:
             await cluster.topic(topic, self._config.default_api_timeout_ms)
         producers: dict[TopicPartition, list[ProducerState]] = {}
 
         async def attempt() -> None:
             missing = [partition for partition in targets if partition not in producers]
-            for leader, led_partitions in self._by_leader(cluster, missing, since_s).items():
+            for leader, led_partitions in self._by_leader(cluster, missing, refreshes_before).items():
                 topics: dict[str, DescribeProducersRequestTopicRequest] = {}
                 for topic, number in led_partitions:
                     entry = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
@@ -59,9 +58,9 @@ class ProducersAdmin(AdminBase):
 
     @staticmethod
     def _by_leader(
-        cluster: Cluster, partitions: Iterable[TopicPartition], since_s: float
+        cluster: Cluster, partitions: Iterable[TopicPartition], refreshes_before: int
     ) -> dict[int, list[TopicPartition]]:
-        """Partitions by leader, for a call that began at `since_s`.
+        """Partitions by leader, for a call that began after `refreshes_before` refreshes.
 
         Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE.
         """
@@ -69,7 +68,7 @@ class ProducersAdmin(AdminBase):
         for partition in partitions:
             leader = cluster.metadata.leader(partition)
             if leader < 0:
-                raise_for_missing_partitions(cluster, [partition], since_s)
+                raise_for_missing_partitions(cluster, [partition], refreshes_before)
                 cluster.request_refresh()
                 raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
             by_leader.setdefault(leader, []).append(partition)

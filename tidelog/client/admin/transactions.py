@@ -233,11 +233,11 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
             coordinator_epoch=max(coordinator_epoch, 0),
         )
         cluster = await self._connected_cluster()
-        since_s = asyncio.get_running_loop().time()
+        refreshes_before = cluster.refreshes_begun
         await cluster.topic(partition.topic, self._config.default_api_timeout_ms)
 
         async def attempt() -> None:
-            [leader] = self._by_leader(cluster, [partition], since_s)
+            [leader] = self._by_leader(cluster, [partition], refreshes_before)
             response = await cluster.call(leader, WriteTxnMarkersRequest(markers=[marker]), WriteTxnMarkersResponse)
             codes = [
                 each.error_code for result in response.markers for topic in result.topics for each in topic.partitions

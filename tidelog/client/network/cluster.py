@@ -86,8 +86,11 @@ class Cluster:
     ) -> None:
         self.config = config
         self.metadata: ClusterMetadata = EMPTY
-        self.metadata_asked_s = 0.0
-        """When the request of the last refresh was made, in loop time: `metadata` is not older."""
+        self.refreshes_begun = 0
+        self.metadata_refresh = 0
+        """The number of the refresh that `metadata` comes from, counted as `refreshes_begun`. A clock would not tell
+        what was asked for after a moment: uvloop's counts milliseconds.
+        """
         self.on_metadata: Callable[[], None] | None = None
         self.on_loop_end: Callable[[], None] | None = None
         """Called when the tasks of the event loop are cancelled before `close`, as at the end of `asyncio.run`."""
@@ -461,11 +464,12 @@ class Cluster:
             for topic in [topic for topic, last_used_s in self._topics.items() if last_used_s < oldest_use_s]:
                 del self._topics[topic]
         topic_names = None if self.all_topics else list(self._topics)
-        asked_s = asyncio.get_running_loop().time()
+        self.refreshes_begun += 1
+        refresh = self.refreshes_begun
         response = await self.fetch_metadata(topic_names, create=self._auto_create_topics)
         if not response.brokers:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster named no brokers")
-        self.metadata_asked_s = asked_s
+        self.metadata_refresh = refresh
         self.metadata = merge_metadata(self.metadata, response, topic_names)
         self._close_moved()
         if any(topic.error.retriable for topic in self.metadata.topics.values()):

@@ -36,8 +36,8 @@ async def list_offsets(
     KafkaError, at the latest REQUEST_TIMED_OUT after `timeout_ms`.
     """
     loop = asyncio.get_running_loop()
-    begin_s = loop.time()
-    deadline = begin_s + timeout_ms / 1000
+    deadline = loop.time() + timeout_ms / 1000
+    refreshes_before = cluster.refreshes_begun
     offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     failures = 0
     while True:
@@ -48,7 +48,11 @@ async def list_offsets(
         try:
             async with asyncio.timeout_at(deadline):
                 last_error = await list_offsets_once(
-                    cluster, missing, isolation_level=isolation_level, on_offsets=offsets.update, since_s=begin_s
+                    cluster,
+                    missing,
+                    isolation_level=isolation_level,
+                    on_offsets=offsets.update,
+                    refreshes_before=refreshes_before,
                 )
         except TimeoutError:
             last_error = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "a leader did not answer")
@@ -74,10 +78,10 @@ async def list_offsets_once(
     *,
     isolation_level: str,
     on_offsets: Callable[[dict[TopicPartition, OffsetAndTimestamp | None]], None],
-    since_s: float = 0.0,
+    refreshes_before: int = -1,
 ) -> KafkaError | None:
     """Send one request to each leader, in parallel. `on_offsets` gets the offsets of each response
-    as it arrives. That a partition does not exist is believed of metadata since `since_s`.
+    as it arrives. That a partition does not exist is believed of metadata of a refresh behind `refreshes_before`.
 
     Returns the last retriable error. Raises KafkaError for other errors.
     """
@@ -104,15 +108,15 @@ async def list_offsets_once(
     for error in await asyncio.gather(*calls, return_exceptions=True):
         if error is not None:
             raise error
-    raise_for_missing_partitions(cluster, leaderless, since_s)
+    raise_for_missing_partitions(cluster, leaderless, refreshes_before)
     if leaderless:
         last_error = last_error or KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(next(iter(leaderless))))
     return last_error
 
 
-def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPartition], since_s: float) -> None:
+def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPartition], refreshes_before: int) -> None:
     """Raise for unusable topics and for partition numbers beyond the topic's: waiting does not
-    help. Metadata that was asked for before `since_s`, in loop time, may lack partitions that were added since.
+    help. Metadata of the first `refreshes_before` refreshes may lack partitions that were added since.
     """
     for topic, number in leaderless:
         metadata = cluster.metadata.topics.get(topic)
@@ -120,7 +124,7 @@ def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPar
             continue
         if metadata.error is not ErrorCode.NONE and not metadata.error.retriable:
             raise KafkaError(metadata.error, f"topic {topic!r}")
-        is_fresh = cluster.metadata_asked_s >= since_s
+        is_fresh = cluster.metadata_refresh > refreshes_before
         if metadata.is_usable and is_fresh and number >= len(metadata.partitions):
             count = len(metadata.partitions)
             raise KafkaError(
