@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+from tests.simulation.simulated_disk import NEVER, PowerLoss
 from tests.simulation.storage_invariants import Broken
 from tests.unit.replication.replicas import ReplicaNode, Replicas, Sent
-from tidelog.protocol.batches.records import iter_records
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.records import decode_batch
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.reader import ColdRead
 
@@ -24,6 +27,7 @@ STEPS = 60
 TURNS = (0, 2, 5, 10, 30, 100)
 """Of the loop, after which the next step comes: before the answers to what is under way, or behind them."""
 LAG_MS = 1000
+STRUCK_TURNS_MAX = 10_000
 ROUNDS_MAX = 40
 """So many rounds after the last step bring each replica into the ISR."""
 
@@ -40,7 +44,7 @@ class Complaints(logging.Handler):
 
 
 def content_of(log: PartitionLog) -> dict[int, bytes]:
-    """Offset -> value, from the log start to the log end."""
+    """Offset -> value, from the log start to the log end; also of markers of transactions."""
     found: dict[int, bytes] = {}
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -49,9 +53,11 @@ def content_of(log: PartitionLog) -> dict[int, bytes]:
         except ColdRead as cold:
             cold.warm()
             continue
-        for record in iter_records(b"".join(map(bytes, result.regions))):
-            if record.offset >= offset:
-                found[record.offset] = record.value or b""
+        data = b"".join(map(bytes, result.regions))
+        for position, header in iter_headers(data):
+            for record in decode_batch(data, position, header):
+                if record.offset >= offset:
+                    found[record.offset] = record.value or b""
         offset = result.next_offset
     return found
 
@@ -63,6 +69,7 @@ class ReplicaHistory:
         self.seed = seed
         self.rng = rng = Random(seed)
         self.steps: list[str] = []
+        self.complaints = Complaints()
         self.uses: Counter[str] = Counter()
         self.min_isr = rng.choice((1, 2, 2)) if count > 2 else 1
         """With more than one there is an ELR (KIP-966)."""
@@ -71,14 +78,23 @@ class ReplicaHistory:
             seed=seed,
             min_insync_replicas=str(self.min_isr),
             replica_lag_time_max_ms=str(LAG_MS),
-            log_flush_interval_messages=rng.choice(("1", "4", str(2**63 - 1))),
+            log_flush_interval_messages=(flush_messages := rng.choice(("1", "4", str(2**63 - 1)))),
             log_segment_delete_delay_ms=rng.choice(("0", "1000")),
+            **self.options(),
         )
-        self.cluster.configure(internal_segment_bytes=rng.choice(("300", "1000", "100000")))
+        self.cluster.configure(
+            internal_segment_bytes=rng.choice(("300", "1000", "100000")),
+            retention_bytes=rng.choice(("-1", "-1", "-1", "600")),
+        )
         self.cluster.loop.settles_in = lambda: rng.choice(TURNS)
+        self.is_synced = flush_messages == "1"
+        """Whether records are on the device before they are acknowledged: no loss of power takes one."""
         self.is_lost = False
         """Whether the only member of the ISR has lost power: it lacks records, and the next election is unclean."""
         self.endings: dict[int, str] = {}
+        """How each process ended that is down: stopped, killed, struck (killed at one of its writes), lost power."""
+        self.kept: dict[int, dict[int, bytes]] = {}
+        """What each process that is down has had on its device: it was in the ISR, where each record is synced."""
         self.serial = self.history = 0
         self.sent: list[tuple[int, list[bytes], Sent]] = []
         """Not acknowledged yet: (the history of its leader, the values, the request)."""
@@ -86,35 +102,50 @@ class ReplicaHistory:
         self.deleted: set[bytes] = set()
         self.deleted_to = 0
         """The offset below which a leader has deleted all: kills may bring records back there, each replica its own."""
-        drawn = {
+        drawn = self.actions_drawn()
+        self.actions = {action: (weights or {}).get(action.__name__, weight) for action, weight in drawn.items()}
+
+    def options(self) -> dict[str, str]:
+        """Of the brokers, besides those that are drawn here."""
+        return {}
+
+    def actions_drawn(self) -> dict[Callable[[], None], int]:
+        """Action -> weight."""
+        return {
             self.produce: 14, self.run_on: 16, self.delete: 13, self.agree: 11, self.end: 13, self.start: 12,
             self.elect_uncleanly: 8, self.move_lead: 1, self.tell_all: 7, self.shrink: 2, self.cut: 1, self.heal: 3,
-            self.checkpoint: 1, self.maintain: 1,
+            self.checkpoint: 1, self.maintain: 2,
         }  # fmt: skip
-        self.actions = {action: (weights or {}).get(action.__name__, weight) for action, weight in drawn.items()}
+
+    def check(self, node_id: int, why: str) -> None:
+        """What else must hold of a replica that is elected, joins the ISR, starts, or is whole at the end."""
 
     def run(self) -> None:
         """The whole history. Raises Broken when an invariant does not hold."""
-        complaints, logger = Complaints(), logging.getLogger("tidelog")
-        logger.addHandler(complaints)
+        logger = logging.getLogger("tidelog")
+        logger.addHandler(self.complaints)
         try:
             for action in self.rng.choices(list(self.actions), list(self.actions.values()), k=STEPS):
                 self.do(action)
+            for disk in self.cluster.disks.values():
+                disk.fail_at = NEVER
             self.cluster.loop.settles_in = lambda: 10_000
             self.finish()
-            if complaints.messages:
-                raise Broken(f"NoComplaints: {complaints.messages[:3]}")
+            if self.complaints.messages:
+                raise Broken(f"NoComplaints: {self.complaints.messages[:3]}")
         except Exception as error:
             error.add_note(f"seed {self.seed}, after: {'; '.join(self.steps)}")
             raise
         finally:
-            logger.removeHandler(complaints)
+            logger.removeHandler(self.complaints)
 
     def do(self, action: Any) -> None:
         self.steps.append(action.__name__)
-        action()
+        with suppress(PowerLoss):
+            action()
         self.cluster.loop.settle()
         self.note_answers()
+        self.bury()
 
     def finish(self) -> None:
         """All are up and can reach each other: each is in the ISR again, and all have the same records."""
@@ -129,14 +160,22 @@ class ReplicaHistory:
             self.cluster.loop.run_for(2 * LAG_MS)
             self.agree()
             self.note_answers()
-            marks = set(self.cluster.marks().values())
-            if len(self.cluster.placed.isr) == len(self.nodes) and len(marks) == 1 and len(set(*marks)) == 1:
+            if len(self.cluster.placed.isr) == len(self.cluster.placed.replicas) and self.is_at_rest():
                 break
         else:
             logs = {node_id: self.describe(node_id) for node_id in self.nodes}
             raise Broken(f"EveryReplicaReturns: the ISR is {self.cluster.placed.isr} of {logs}")
-        contents = {node_id: content_of(node.log) for node_id, node in self.nodes.items()}
-        start = max(node.log.log_start_offset for node in self.nodes.values())
+        self.compare("at the end")
+
+    def is_at_rest(self) -> bool:
+        """Whether each replica has all, and knows that it is committed."""
+        marks = {node.marks for node in self.hosting.values()}
+        return len(marks) == 1 and len(set(*marks)) == 1
+
+    def compare(self, why: str) -> None:
+        """All replicas have what was promised, and the same."""
+        contents = {node_id: content_of(node.log) for node_id, node in self.hosting.items()}
+        start = max(node.log.log_start_offset for node in self.hosting.values())
         # A killed replica may have deleted records back, and another may have those of an earlier history there.
         gone = {offset for each in contents.values() for offset, value in each.items() if value in self.deleted}
         shared = [
@@ -145,8 +184,8 @@ class ReplicaHistory:
         ]
         if any(each != shared[0] for each in shared):
             raise Broken(f"ReplicasAgree: {contents}")
-        for node_id in self.nodes:
-            self.require_promised(node_id, "at the end")
+        for node_id in self.hosting:
+            self.require_promised(node_id, why)
 
     # ---------------------------------------------------------------------------------------------------- the records
 
@@ -155,16 +194,23 @@ class ReplicaHistory:
         return self.cluster.nodes
 
     @property
+    def hosting(self) -> dict[int, ReplicaNode]:
+        """The nodes that have a replica."""
+        return {node_id: node for node_id, node in self.nodes.items() if node.hosts and not node.disk.is_off}
+
+    @property
     def leader(self) -> ReplicaNode | None:
         """The node that leads by the metadata, if it knows."""
-        node = self.nodes.get(self.cluster.placed.leader)
+        node = self.hosting.get(self.cluster.placed.leader)
         return node if node is not None and node.partition.leads else None
 
     def leaders(self) -> list[ReplicaNode]:
         """Also those that have not heard of a later one."""
-        return [node for node in self.nodes.values() if node.partition.leads]
+        return [node for node in self.hosting.values() if node.partition.leads]
 
     def describe(self, node_id: int) -> str:
+        if node_id not in self.hosting:
+            return "no replica"
         log = self.nodes[node_id].log
         return f"{log.log_start_offset}..{log.log_end_offset} {list(log.leader_epochs)}"
 
@@ -176,7 +222,9 @@ class ReplicaHistory:
                     self.serial += 1
                     values.append(b"%d" % self.serial)
                 is_of_this = node.partition.leader_epoch >= self.first_epoch
-                self.sent.append((self.history if is_of_this else -1, values, node.produce(*values, timeout_ms=60_000)))
+                with suppress(PowerLoss):
+                    sent = node.produce(*values, timeout_ms=60_000)
+                    self.sent.append((self.history if is_of_this else -1, values, sent))
 
     first_epoch = 0
     """The first leader epoch since the last unclean election."""
@@ -220,6 +268,7 @@ class ReplicaHistory:
             raise Broken(
                 f"PromisedRecordsArePresent: node {node_id} {why} ends before {last}: {self.describe(node_id)}"
             )
+        self.check(node_id, why)
 
     # -------------------------------------------------------------------------------------------------- the controller
 
@@ -240,7 +289,7 @@ class ReplicaHistory:
 
     def candidates(self) -> list[int]:
         placed = self.cluster.placed
-        return [] if self.is_lost else [each for each in placed.isr or placed.elr if each in self.nodes]
+        return [] if self.is_lost else [each for each in placed.isr or placed.elr if each in self.hosting]
 
     def name_elr(self, isr: tuple[int, ...], lost: tuple[int, ...] = ()) -> None:
         """Those that leave an ISR below the minimum may still be elected, unless they have lost power."""
@@ -250,18 +299,20 @@ class ReplicaHistory:
 
     def elect_uncleanly(self) -> None:
         """Choose one that is outside the ISR while no member of the ISR is up."""
-        if self.candidates() or not self.nodes or self.leader is not None:
+        hosting = sorted(set(self.hosting).intersection(self.cluster.placed.replicas))
+        if self.candidates() or not hosting or self.leader is not None:
             return
-        chosen = self.rng.choice(sorted(self.nodes))
+        chosen = self.rng.choice(hosting)
+        log = self.nodes[chosen].log
+        content, end_offset = content_of(log), log.log_end_offset
         self.uses["unclean"] += 1
         self.history += 1
         self.is_lost = False
         self.first_epoch = self.cluster.placed.leader_epoch + 1
         self.cluster.placed = replace(self.cluster.placed, elr=())
+        self.promised = {offset: value for offset, value in content.items() if offset >= self.deleted_to}
+        self.deleted_to = min(self.deleted_to, end_offset)
         self.elect(chosen, (chosen,), told=0.3)
-        log = self.nodes[chosen].log
-        self.promised = {offset: value for offset, value in content_of(log).items() if offset >= self.deleted_to}
-        self.deleted_to = min(self.deleted_to, log.log_end_offset)
         for _ in range(self.rng.choice((0, 1, 3))):
             self.produce()
 
@@ -322,8 +373,14 @@ class ReplicaHistory:
             self.nodes[self.rng.choice(sorted(self.nodes))].checkpoint()
 
     def maintain(self) -> None:
-        for node in self.nodes.values():
-            node.directory.maintain(node.clock_ms())
+        """With retention by size each replica deletes on its own."""
+        for node in self.hosting.values():
+            before = content_of(node.log)
+            for home in node.homes:
+                home.maintain(node.clock_ms())
+            start = node.log.log_start_offset
+            self.deleted.update(value for offset, value in before.items() if offset < start)
+            self.deleted_to = max(self.deleted_to, start)
 
     def cut(self) -> None:
         source, target = self.rng.sample(sorted(self.cluster.disks), 2)
@@ -338,27 +395,89 @@ class ReplicaHistory:
         members = [each for each in self.cluster.placed.isr if each in self.nodes]
         node_id = self.rng.choice(members if members and self.rng.random() < 0.6 else sorted(self.nodes))
         how = self.rng.choice(("stopped", "killed", "killed", "lost power"))
+        self.let_flushes_end(self.nodes[node_id])
+        if not self.nodes[node_id].disk.is_off:
+            self.end_node(node_id, how)
+
+    def end_node(self, node_id: int, how: str) -> None:
         self.steps.append(f"{node_id} {how}: {self.describe(node_id)}")
         self.note_answers()
+        node = self.nodes[node_id]
+        high_watermark = node.log.high_watermark if node.hosts else 0
+        if self.is_synced and node.hosts and node_id in self.cluster.placed.isr:
+            with node.disk.powered():
+                content = content_of(node.log)
+            self.kept[node_id] = {offset: value for offset, value in content.items() if offset < high_watermark}
+        if not self.cluster.stop(node_id, power=how == "lost power", closed=how == "stopped"):
+            how = "struck"
+            self.steps.append("in its last writes")
         self.endings[node_id] = how
-        log = self.nodes[node_id].log
-        while log.durability.is_running and self.cluster.loop.turn():
-            pass  # a flush that is under way would outlive its process
-        self.cluster.stop(node_id, power=how == "lost power", closed=how == "stopped")
-        placed = self.cluster.placed
         self.cluster.fenced.add(node_id)
+        self.leave(node_id, how, high_watermark)
+        if self.cluster.placed.leader == node_id:
+            self.cluster.elect(-1, self.cluster.placed.isr, tell=())
+            if not self.elect_from_isr() and self.rng.random() < 0.4:
+                self.elect_uncleanly()
+
+    def leave(self, node_id: int, how: str, high_watermark: int) -> None:
+        """The process has ended: what the controller makes of it."""
         self.cluster.broker_epochs[node_id] += 1
+        placed = self.cluster.placed
         isr = tuple(each for each in placed.isr if each != node_id)
         is_last = how == "lost power" and placed.isr in ((node_id,), ()) and self.min_isr < 2
-        if is_last:
+        if is_last and self.is_synced and placed.isr:
+            self.promised = {offset: value for offset, value in self.promised.items() if offset < high_watermark}
+        elif is_last:
             self.is_lost = True
         elif how == "lost power" or self.min_isr > 1 or any(each in self.nodes for each in isr):
             self.name_elr(isr, (node_id,) if how == "lost power" else ())
             self.cluster.alter(isr=isr)
-        if placed.leader == node_id:
-            self.cluster.elect(-1, self.cluster.placed.isr, tell=())
-            if not self.elect_from_isr() and self.rng.random() < 0.4:
-                self.elect_uncleanly()
+
+    def disclaim(self, node_id: int) -> None:
+        """The process may have lost records, and says so: it does not speak for the last one, and leaves the ISR."""
+        self.complaints.messages = [each for each in self.complaints.messages if "acknowledged records" not in each]
+        placed = self.cluster.placed
+        if placed.isr != (node_id,) or self.min_isr > 1:
+            isr = tuple(each for each in placed.isr if each != node_id)
+            self.name_elr(isr, (node_id,))
+            self.cluster.alter(isr=isr)
+
+    def let_flushes_end(self, node: ReplicaNode) -> None:
+        """One that is under way would outlive its process."""
+        while node.hosts and node.log.durability.is_running and self.cluster.loop.turn():
+            pass
+
+    def end_start(self, node_id: int) -> None:
+        """A start has ended at one of its writes."""
+        how = self.rng.choice(("struck", "lost power"))
+        self.steps.append(f"{node_id} {how} in its start")
+        if node_id in self.nodes:
+            self.let_its_work_end()
+            self.cluster.stop(node_id, power=how == "lost power")
+        elif how == "lost power":
+            self.cluster.disks[node_id].lose_power()
+        else:
+            self.cluster.disks[node_id].end_process()
+        self.cluster.fenced.add(node_id)
+        if how == "lost power" and self.endings[node_id] != how:
+            self.leave(node_id, how, 0)
+        if self.endings[node_id] != "lost power":
+            self.endings[node_id] = how
+
+    def bury(self) -> None:
+        """The processes whose disks were struck end."""
+        for node_id, node in list(self.nodes.items()):
+            if node.disk.is_off:
+                self.uses["struck"] += 1
+                self.let_its_work_end()
+                self.end_node(node_id, self.rng.choice(("struck", "lost power")))
+
+    def let_its_work_end(self) -> None:
+        """What a struck process has under way meets its disk as it is, not as the next process has it."""
+        for _ in range(STRUCK_TURNS_MAX):
+            if not self.cluster.loop.turn():
+                return
+        raise AssertionError("it goes on and on")
 
     def start(self) -> None:
         ended = sorted(set(self.cluster.disks) - set(self.nodes))
@@ -368,10 +487,24 @@ class ReplicaHistory:
     def start_node(self, node_id: int) -> None:
         self.cluster.fenced.discard(node_id)
         self.cluster.alter()
-        node = self.cluster.start(node_id, killed=self.endings[node_id] == "killed")
+        node = None
+        with suppress(PowerLoss):
+            node = self.cluster.start(node_id, killed=self.endings[node_id] in ("killed", "struck"))
+        if node is None or node.disk.is_off:
+            self.end_start(node_id)
+            return
         self.steps.append(f"start {node_id}: {self.describe(node_id)}")
         self.uses["starts"] += 1
-        if self.endings[node_id] != "lost power" and node.directory.shortened_logs:
-            raise Broken(f"NothingIsCut: the log of node {node_id}, which was {self.endings[node_id]}")
+        if any(home.shortened_logs for home in node.homes):
+            if self.endings[node_id] in ("killed", "stopped"):
+                raise Broken(f"NothingIsCut: the log of node {node_id}, which was {self.endings[node_id]}")
+            self.disclaim(node_id)
+        kept = self.kept.pop(node_id, {})
+        if node.hosts:
+            found = content_of(node.log)
+            lost = {at: value for at, value in kept.items() if found.get(at) != value and value not in self.deleted}
+            if lost:
+                raise Broken(f"SyncedRecordsAreKept: node {node_id} lacks {lost}: {self.describe(node_id)}")
+            self.check(node_id, "starts")
         if self.leader is None:
             self.elect_from_isr()

@@ -10,7 +10,8 @@ only what was in the process. `fail_after` makes the n-th operation that changes
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from random import Random
 
@@ -307,6 +308,20 @@ class SimulatedDisk:
             raise OSError(errno.EIO, "simulated failure of a sync")
         if self.broken:
             self.meet(kind, path, inode)
+
+    @property
+    def is_off(self) -> bool:
+        """Struck by `fail_after`, until the next process."""
+        return self._is_off
+
+    @contextmanager
+    def powered(self) -> Iterator[None]:
+        """A test reads what a struck process has left."""
+        was_off, self._is_off = self._is_off, False
+        try:
+            yield
+        finally:
+            self._is_off = was_off
 
     def require_power(self) -> None:
         if self._is_off:

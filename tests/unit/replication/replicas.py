@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.simulation.simulated_disk import SimulatedDisk
+from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tidelog.broker.apis.records import fetch, list_offsets, produce
 from tidelog.broker.config.dynamic_config import DynamicConfig
 from tidelog.broker.config.node_config import NodeConfig
@@ -24,6 +26,7 @@ from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.broker.replicas.hosting import Hosting
 from tidelog.broker.replicas.log_directories import LogDirectories
 from tidelog.broker.replicas.partitions import Partitions
+from tidelog.broker.replicas.replica_moves import ReplicaMoves
 from tidelog.broker.replicas.upkeep import Upkeep
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.batches.batch_builder import encode_batch
@@ -83,6 +86,22 @@ class Done:
         return False
 
 
+class Assignments:
+    """The directories that a node has reported, and who waits for the answer."""
+
+    def __init__(self) -> None:
+        self.reported: dict[tuple[bytes, int], tuple[bytes, Callable[[], None] | None]] = {}
+
+    def report(
+        self, topic_id: bytes, index: int, directory_id: bytes, on_accepted: Callable[[], None] | None = None
+    ) -> None:
+        before, waiting = self.reported.get((topic_id, index), (b"", None))
+        self.reported[topic_id, index] = directory_id, on_accepted or (waiting if before == directory_id else None)
+
+    def forget(self, topic_id: bytes, index: int) -> None:
+        self.reported.pop((topic_id, index), None)
+
+
 class ManualLoop:
     """As much of an event loop as the data plane uses, on a clock that the test moves."""
 
@@ -100,13 +119,13 @@ class ManualLoop:
     def time(self) -> float:
         return self.now_s
 
-    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+    def call_soon(self, callback: Callable[..., None], *args: Any, context: Any = None) -> None:
         self._ready.append((callback, args))
 
-    def call_later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> Any:
+    def call_later(self, delay_s: float, callback: Callable[..., None], *args: Any, context: Any = None) -> Any:
         return self.call_at(self.now_s + delay_s, callback, *args)
 
-    def call_at(self, when_s: float, callback: Callable[..., None], *args: Any) -> Any:
+    def call_at(self, when_s: float, callback: Callable[..., None], *args: Any, context: Any = None) -> Any:
         self._count += 1
         handle = SimpleNamespace(cancelled=False, callback=callback, args=args)
         handle.cancel = lambda: setattr(handle, "cancelled", True)
@@ -130,11 +149,42 @@ class ManualLoop:
             self.call_soon(run)
         return future
 
+    def get_debug(self) -> bool:
+        return False
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=cast(Any, self))
+
+    def create_task(self, work: Coroutine[Any, Any, Any], *, name: str | None = None) -> asyncio.Task[Any]:
+        return asyncio.Task(work, loop=cast(Any, self), name=name)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), PowerLoss):
+            logging.getLogger("tidelog.loop").error("%s", context)
+
+    def run_awaited(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """`run_in_executor` for a task that awaits it."""
+        future = self.create_future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except (Exception, PowerLoss) as error:
+                future.set_exception(error)
+
+        self.call_soon(run)
+        return future
+
     def turn(self) -> bool:
         """Run what is ready now, but not what that makes ready; False when there was nothing."""
-        for _ in range(len(self._ready)):
-            callback, args = self._ready.popleft()
-            callback(*args)
+        asyncio._set_running_loop(cast(Any, self))
+        try:
+            for _ in range(len(self._ready)):
+                callback, args = self._ready.popleft()
+                with suppress(PowerLoss):  # of one node; the others go on
+                    callback(*args)
+        finally:
+            asyncio._set_running_loop(None)
         return bool(self._ready)
 
     def settle(self) -> None:
@@ -152,7 +202,8 @@ class ManualLoop:
             when_s, _, handle = heapq.heappop(self._timers)
             self.now_s = max(self.now_s, when_s)
             if not handle.cancelled:
-                handle.callback(*handle.args)
+                with suppress(PowerLoss):
+                    handle.callback(*handle.args)
             self.settle()
         self.now_s = end_s
 
@@ -176,7 +227,7 @@ class FakeLink:
         if self.closed:
             return
         node = self._cluster.nodes.get(self._target)
-        if node is None or (self._source, self._target) in self._cluster.cut:
+        if node is None or node.disk.is_off or (self._source, self._target) in self._cluster.cut:
             if node is None:
                 self._break()
             return
@@ -226,9 +277,13 @@ class ReplicaNode:
         loop = cast(asyncio.AbstractEventLoop, cluster.loop)
         self.rng = random.Random(node_id)
         config = NodeConfig.load(None, {"node.id": str(node_id), "log.dirs": "/data", **cluster.options})
-        self.directory = LogDirectory.open(disk, "/data", node_id=node_id, cluster_id="C" * 22)
-        if killed:
-            self.directory.ending = Ending.KILLED
+        self.homes = [
+            LogDirectory.open(disk, str(path), node_id=node_id, cluster_id="C" * 22) for path in config.log_dirs
+        ]
+        self.directory = self.homes[0]
+        for home in self.homes if killed else ():
+            if not home.was_clean:
+                home.ending = Ending.KILLED
         self.proposals: list[tuple[Partition, Proposal]] = []
         self.partitions = Partitions(
             loop, None, self.clock_ms, self.rng, lambda topic, index: topic in ("t", TOPIC_ID) and index == 0,
@@ -256,13 +311,21 @@ class ReplicaNode:
         )
         self.broken: list[Exception] = []
         self.directories = LogDirectories(config, disk, loop, self.broken.append)
-        self.directories.online.append(self.directory)
+        self.directories.online += self.homes
         self.partitions.on_disk_failure = self.directories.failed_at
         self.settings = DynamicConfig(config)
+        self.assignments = Assignments() if len(self.homes) > 1 else None
         self.hosting = Hosting(
             node_id, self.settings, self.directories, self.partitions, loop, self.clock_ms,
-            lambda partition, leads: None, fetchers=self.fetchers,
+            lambda partition, leads: None, fetchers=self.fetchers, assignments=cast(Any, self.assignments),
         )  # fmt: skip
+        self.moves: ReplicaMoves | None = None
+        if self.assignments is not None:
+            self.moves = ReplicaMoves(
+                self.settings, self.directories, self.partitions, cast(Any, self.assignments), loop, self.clock_ms,
+                cluster.loop.run_awaited,
+            )  # fmt: skip
+            self.hosting.set_moves(self.moves)
         self.upkeep = Upkeep(
             config, self.directories, self.partitions, loop, self.clock_ms,
             lambda work: loop.run_in_executor(None, work), disk,
@@ -272,6 +335,17 @@ class ReplicaNode:
             config=config, rng=self.rng, requests=RequestCounters(), scheduler=FairScheduler(loop.call_soon),
         )  # fmt: skip
         self.hosting.load(cluster.image)
+
+    def end_moves(self) -> None:
+        """The task of the moves ends, before its process or as the first thing of a clean stop."""
+        task = None if self.moves is None else self.moves._task
+        if task is None:
+            return
+        task.cancel()
+        while not task.done():
+            assert self.cluster.loop.turn() or task.done(), "it waits for something else"
+        if not task.cancelled():
+            task.exception()
 
     def clock_ms(self) -> int:
         return int(self.cluster.loop.now_s * 1000)
@@ -284,7 +358,8 @@ class ReplicaNode:
     def show(self) -> None:
         """What the metadata says now."""
         delta = MetadataDelta(changed_partitions={TOPIC_ID: {0}}, changed_brokers=set(self.cluster.image.brokers))
-        self.hosting.apply(self.cluster.image, delta)
+        with suppress(PowerLoss):
+            self.hosting.apply(self.cluster.image, delta)
 
     def serve(self, api_key: int, version: int, body: memoryview) -> Any:
         peer: Any = SimpleNamespace(host="test", listener_name="PLAINTEXT", close=lambda: None, send_much=lambda: None)
@@ -296,6 +371,13 @@ class ReplicaNode:
         context = RequestContext(api_key, version, 1, None, "test", "PLAINTEXT")
         answer: Any = list_offsets.handle(self.services, context, ListOffsetsRequest.decode(body, version))
         return b"\0" * 9 + answer.encode(version)
+
+    def path_of(self, directory_id: bytes) -> str:
+        return next(home.path for home in self.homes if home.directory_id == directory_id)
+
+    @property
+    def hosts(self) -> bool:
+        return self.partitions.find(TOPIC_ID, 0) is not None
 
     @property
     def partition(self) -> Partition:
@@ -356,7 +438,8 @@ class ReplicaNode:
         return told.error_code, told.offset
 
     def checkpoint(self) -> None:
-        self.directory.write_checkpoints()
+        for home in self.homes:
+            home.write_checkpoints()
 
 
 class Sent:
@@ -409,7 +492,8 @@ class Replicas:
         for each in ids:
             self.start(each)
         for node in self.nodes.values():
-            node.hosting.start()
+            if node.moves is None:
+                node.hosting.start()
             node.upkeep.start()
         self.loop.settle()
 
@@ -448,16 +532,27 @@ class Replicas:
         node = self.nodes[node_id] = ReplicaNode(self, node_id, self.disks[node_id], killed=killed)
         if shown:
             node.show()
+        if node.moves is not None:
+            with suppress(PowerLoss):
+                node.hosting.start()
         return node
 
-    def stop(self, node_id: int, *, power: bool = False, closed: bool = False) -> None:
-        """Kill the process, or end it cleanly (`closed`); with `power` what its disk had not synced may be lost too."""
+    def stop(self, node_id: int, *, power: bool = False, closed: bool = False) -> bool:
+        """Kill the process, or end it cleanly (`closed`); with `power` what its disk had not synced may be lost too.
+
+        False if the disk was struck while it closed.
+        """
+        self.nodes[node_id].end_moves()
         node = self.nodes.pop(node_id)
         node.fetchers.close()
         node.upkeep.close()
         node.hosting.close()
-        if closed:
-            node.directory.close()
+        is_struck = False
+        for home in node.homes if closed else ():
+            try:
+                home.close()
+            except PowerLoss:
+                is_struck = True
         if power:
             node.disk.lose_power()
         else:
@@ -465,6 +560,7 @@ class Replicas:
         for link in self.links:
             if link._target == node_id and not link.closed:
                 link._break()
+        return not is_struck
 
     def heal(self) -> None:
         """What was cut hung until now; it turns out to be broken."""
@@ -483,10 +579,14 @@ class Replicas:
         self._publish()
         self.tell(tell)
 
-    def alter(self, **changes: Any) -> None:
-        """The same leader, another ISR or assignment."""
+    def place(self, **changes: Any) -> None:
+        """The same leader, another ISR or assignment. No node learns of it yet."""
         self.placed = replace(self.placed, partition_epoch=self.placed.partition_epoch + 1, **changes)
         self._publish()
+
+    def alter(self, **changes: Any) -> None:
+        """`place`, and all learn of it."""
+        self.place(**changes)
         self.tell()
 
     def configure(self, **configs: str) -> None:
