@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from tests.doses import seeds
 from tests.simulation.divergent_history import DivergentHistory
-from tests.simulation.simulated_disk import SimulatedDisk
+from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.simulation.storage_history import History
 from tests.unit.storage.batches import NOW, batch
 from tidelog.protocol.batches.record_batch import BatchHeader
@@ -87,6 +88,31 @@ def test_the_checkpoints_that_a_start_believes_stay_over_a_loss_of_power():
         _, believed = opened()
         disk.lose_power()
         assert opened()[1] == believed
+
+
+@pytest.mark.parametrize("operations", range(4, 14))
+def test_a_loss_of_power_in_a_clean_stop_of_many_logs_gives_no_deleted_record_back(operations: int):
+    """The new file of the epochs took the name of the old one before its content was on the device: it was empty."""
+    for seed in range(40):
+        disk = SimulatedDisk(Random(seed))
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id=None)
+        directory.load(lambda topic: LogConfig(), NOW)
+        log = directory.create_log("t", 0, bytes(15) + b"\x07", LogConfig(), NOW)
+        for _ in range(6):
+            log.append_as_leader(batch(), 1, NOW)
+        log.set_high_watermark(6)
+        log.flush()
+        log.delete_records(4)
+        directory.write_checkpoints()
+        log.append_as_leader(batch(), 2, NOW)
+        directory.sync_at_once_from = 1
+        disk.fail_after(operations)
+        with suppress(PowerLoss):
+            directory.close()
+        disk.lose_power()
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id=None)
+        (log,) = directory.load(lambda topic: LogConfig(), NOW).values()
+        assert log.log_start_offset == 4
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -86,12 +86,29 @@ def test_older_epochs_are_durable_when_newer_ones_were_not_synced(tmp_path: Path
 
     files = LogFiles(Watched(), str(tmp_path))
     older, newer = files.epochs([(0, 0)]), files.epochs([(0, 0), (1, 7)])
-    newer.write(sync=False)
+    newer.prepare()
+    newer.put_in_place()
     assert synced == []
     older.write()
     assert synced == [LEADER_EPOCH_FILE, "its directory"]
     older.write()
     assert len(synced) == 2, "once is enough"
+
+
+def test_prepared_epochs_replace_no_newer_ones_and_no_file_of_another_thread(tmp_path: Path):
+    files = LogFiles(OsDisk(), str(tmp_path))
+    older, newer, newest = files.epochs([(0, 0)]), files.epochs([(0, 0), (1, 7)]), files.epochs([(2, 9)])
+    newer.prepare()
+    older.write()
+    with pytest.raises(FileNotFoundError):  # then each file is synced alone
+        newer.put_in_place()
+    newer.write()
+    assert entries(tmp_path) == [(0, 0), (1, 7)]
+    newest.write()
+    newer.prepare()
+    newer.put_in_place()
+    assert entries(tmp_path) == [(2, 9)]
+    assert [path.name for path in tmp_path.iterdir()] == [LEADER_EPOCH_FILE]
 
 
 def test_a_log_whose_directory_vanished_is_passed_over(tmp_path: Path):

@@ -42,22 +42,46 @@ class LogFiles:
         self._newest += 1
         return EpochContent(self, self._newest, encode_leader_epochs(epochs))
 
-    def write_epochs(self, content: EpochContent, *, sync: bool) -> None:
-        """Write the epochs, unless newer ones are there. With `sync`, what is there is on the device afterwards.
-
-        Raises OSError.
-        """
+    def write_epochs(self, content: EpochContent) -> None:
+        """Write the epochs, unless newer ones are there. What is there is on the device afterwards. Raises OSError."""
         with self.lock:
             directory = self.directory
             if self.is_over:
                 return
             if content.number > self._written:
-                replace_file(self._disk, directory, LEADER_EPOCH_FILE, content.data, sync=sync)
-                self._written, self._is_synced = content.number, sync
-            elif sync and not self._is_synced:
+                replace_file(self._disk, directory, LEADER_EPOCH_FILE, content.data)
+                self._written, self._is_synced = content.number, True
+            elif not self._is_synced:
                 self._disk.sync_file(f"{directory}/{LEADER_EPOCH_FILE}")
                 self._disk.sync_directory(directory)
                 self._is_synced = True
+
+    def prepare_epochs(self, content: EpochContent) -> None:
+        """Write the epochs to the temporary file, unless newer ones are there. Nothing is synced. Raises OSError."""
+        with self.lock:
+            if not self.is_over and content.number > self._written:
+                self._disk.write_file(f"{self.directory}/{LEADER_EPOCH_FILE}.tmp", content.data, sync=False)
+
+    def put_epochs_in_place(self, content: EpochContent) -> None:
+        """Rename the temporary file, unless newer epochs are there. Raises OSError, also where another thread has used
+        the temporary file meanwhile.
+        """
+        with self.lock:
+            if not self.is_over and content.number > self._written:
+                path = f"{self.directory}/{LEADER_EPOCH_FILE}"
+                self._disk.rename(f"{path}.tmp", path)
+                self._written, self._is_synced = content.number, False
+
+    def prepare(self, name: str, data: bytes) -> None:
+        """`prepare_epochs` for another file."""
+        with self.lock:
+            if not self.is_over:
+                self._disk.write_file(f"{self.directory}/{name}.tmp", data, sync=False)
+
+    def put_in_place(self, name: str) -> None:
+        with self.lock:
+            if not self.is_over:
+                self._disk.rename(f"{self.directory}/{name}.tmp", f"{self.directory}/{name}")
 
     @contextmanager
     def guarded(self) -> Iterator[bool]:
@@ -88,9 +112,15 @@ class EpochContent:
         self.number = number
         self.data = data
 
-    def write(self, *, sync: bool = True) -> None:
+    def write(self) -> None:
         """Write them, unless newer ones are there. On any thread. Raises OSError."""
-        self._files.write_epochs(self, sync=sync)
+        self._files.write_epochs(self)
+
+    def prepare(self) -> None:
+        self._files.prepare_epochs(self)
+
+    def put_in_place(self) -> None:
+        self._files.put_epochs_in_place(self)
 
 
 def write_epochs(contents: Iterable[EpochContent]) -> None:

@@ -66,20 +66,30 @@ class FlushTask:
     def set_sums(self, sums: dict[int, tuple[int, int]]) -> None:
         self._sums, self.sums = encode_transaction_sums(sums), sums
 
-    def write_only(self) -> None:
-        """Replaces `run` if the caller syncs the whole file system before it finishes the flush."""
-        self._write_small_files(sync=False)
+    def prepare(self) -> bool:
+        """With `put_in_place`, in place of `run`, for a caller that syncs the whole file system after both.
 
-    def _write_small_files(self, *, sync: bool) -> None:
+        Writes the small files to temporary ones. Whether there are any.
+        """
         if self._epochs is not None:
-            self._epochs.write(sync=sync)
+            self._epochs.prepare()
         if self._sums is not None:
-            self._log_files.replace(TRANSACTION_SUMS_FILE, self._sums, sync=sync)
+            self._log_files.prepare(TRANSACTION_SUMS_FILE, self._sums)
+        return self._epochs is not None or self._sums is not None
+
+    def put_in_place(self) -> None:
+        if self._epochs is not None:
+            self._epochs.put_in_place()
+        if self._sums is not None:
+            self._log_files.put_in_place(TRANSACTION_SUMS_FILE)
 
     def run(self) -> None:
         """Sync, once, on any thread. `finish_flush` raises a failure."""
         try:
-            self._write_small_files(sync=True)
+            if self._epochs is not None:
+                self._epochs.write()
+            if self._sums is not None:
+                self._log_files.replace(TRANSACTION_SUMS_FILE, self._sums, sync=True)
             for file in self._files:
                 file.sync()
             for sync, paths in ((self._disk.sync_file, self._paths), (self._disk.sync_directory, self._directories)):
