@@ -18,6 +18,7 @@ from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
 from tidelog.replication.partition import Partition
 from tidelog.storage.log import loader
 from tidelog.storage.producers.producer_state import CompletedTransaction, EndMarker, ProducerState
+from tidelog.storage.segments.segment import Segment
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTED_SEEDS = 2000
@@ -72,9 +73,7 @@ def forget_aborted_transactions(patch: pytest.MonkeyPatch) -> None:
     """At a start, where no scan makes the index anew."""
     open_segment = loader._Loader._open_segment
 
-    def forgetful(
-        self: loader._Loader, base_offset: int, size_bytes: int, *, has_transaction_index: bool
-    ) -> loader.Segment:
+    def forgetful(self: loader._Loader, base_offset: int, size_bytes: int, *, has_transaction_index: bool) -> Segment:
         return open_segment(self, base_offset, size_bytes, has_transaction_index=False)
 
     patch.setattr(loader._Loader, "_open_segment", forgetful)
