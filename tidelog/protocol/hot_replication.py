@@ -33,14 +33,19 @@ _PARTITION = Struct(">iiqiqiB")
 _REQUEST_TAIL = Struct(">BBBBBiqB")
 _ONE_REQUEST = Struct(">iiibii B16sB iiqiqiB B BBBBBiqB".replace(" ", ""))
 ONE_REQUEST_BYTES = _ONE_REQUEST.size
+# The same by what differs in a follower's next request: all before the session epoch, the epoch, all between, the fetch
+# offset, all behind.
+read_repeated = Struct(">17si26sq36s").unpack_from
 _ONE_FIXED = (0, 0, 1, 1, 1, 1, 13)
 
 # throttle time, error, session id
 _RESPONSE_HEAD = Struct(">ihi")
 # index, error, high watermark, last stable offset, log start, aborted transactions, preferred replica
 _FETCHED = Struct(">ihqqqBi")
-# with the first byte of the records' length behind it
-_ONE_RESPONSE = Struct(">ihi B16sB ihqqqBi B".replace(" ", ""))
+# error, session id, topics, topic id, partitions, index, error: the same in all answers to a session for a partition
+_ANSWER_BEGIN = Struct(">hi B16sB ih".replace(" ", ""))
+# the throttle time, these bytes, what follows them for the partition, and the first byte of the records' length
+_ONE_RESPONSE = Struct(f">4x{_ANSWER_BEGIN.size}sqqqBiB")
 _ONE_RESPONSE_BYTES_MIN = _ONE_RESPONSE.size + 3
 _ONE_RESPONSE_FRAME = Struct(">iiB ihi B16sB ihqqqBi".replace(" ", ""))
 _EMPTY_RESPONSE_FRAME = Struct(">iiBihiBB")
@@ -225,20 +230,14 @@ def encode_nothing_fetched(correlation_id: int, session_id: int) -> bytes:
 FetchedRecords = tuple[bytes, int, int, int, int, "memoryview | None", "tuple[int, int] | None"]
 
 
-def decode_one_fetched(body: memoryview) -> tuple[int, bytes, int, int, int, memoryview] | None:
-    """(session id, topic id, index, high watermark, log start, records) of an answer with one partition's records.
+def decode_one_fetched(body: memoryview) -> tuple[bytes, int, int, memoryview] | None:
+    """(beginning, high watermark, log start, records) of an answer, if `partition_answered` knows its beginning.
 
-    None for any other answer: no partition or several, an error, tags, or bytes that are none.
+    None for an answer with tags, with aborted transactions, or with bytes that are none.
     """
-    size = len(body)
-    if size < _ONE_RESPONSE_BYTES_MIN:
+    if len(body) < _ONE_RESPONSE_BYTES_MIN:
         return None
-    (
-        _, error, session_id, topics, topic_id, partitions, index, partition_error, high_watermark, _, log_start,
-        aborted, _, length,
-    ) = _ONE_RESPONSE.unpack_from(body)  # fmt: skip
-    if error or topics != 2 or partitions != 2 or partition_error or aborted > 1:
-        return None
+    begin, high_watermark, _, log_start, aborted, _, length = _ONE_RESPONSE.unpack_from(body)
     position = _ONE_RESPONSE.size
     if length >= 0x80:
         if body[position] < 0x80:
@@ -250,9 +249,17 @@ def decode_one_fetched(body: memoryview) -> tuple[int, bytes, int, int, int, mem
             except (IndexError, MalformedMessage):
                 return None
     end = position + length - 1
-    if end < position or body[end:] != _NO_TAGS:
+    if end < position or body[end:] != _NO_TAGS or aborted > 1:
         return None
-    return session_id, topic_id, index, high_watermark, log_start, body[position:end]
+    return begin, high_watermark, log_start, body[position:end]
+
+
+def partition_answered(begin: bytes, session_id: int) -> tuple[bytes, int] | None:
+    """(topic id, index) of an answer with one partition and without an error to this session; None for any other."""
+    error, answered_id, topics, topic_id, partitions, index, partition_error = _ANSWER_BEGIN.unpack(begin)
+    if error or answered_id != session_id or topics != 2 or partitions != 2 or partition_error:
+        return None
+    return topic_id, index
 
 
 def decode_fetched(body: memoryview) -> tuple[int, int, list[FetchedRecords]] | None:

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from tidelog.protocol.hot_replication import VERSION, decode_fetched, decode_one_fetched
+from tidelog.protocol.hot_replication import VERSION, decode_fetched, decode_one_fetched, partition_answered
 from tidelog.replication.backoff import Backoff, pause_ms
 from tidelog.replication.followed_partition import NOT_REQUESTED, FollowedPartition, Key
 from tidelog.replication.follower import (
@@ -28,6 +28,7 @@ from tidelog.replication.follower import (
 )
 from tidelog.replication.leader_bounds import LeaderBounds
 from tidelog.storage.log.partition_log import CorruptLog
+from tidelog.storage.log.usual_append import append_usual_as_follower
 from tidelog.storage.segments.append import UnexplainedGap, check_first_holds
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.reader import ColdRead
@@ -124,6 +125,8 @@ class ReplicaFetcher:
         self._throttled: dict[FollowedPartition, None] = {}
         self._delays = Delays(fetchers, self._end_delays)  # after a failure
         self._bounds = LeaderBounds(fetchers.node_id, self._on_bounds, self._broken)
+        # By the beginning of its answers in this session. Cleared with the session, and when a partition goes.
+        self._answering: dict[bytes, FollowedPartition] = {}
         self._link: Link | None = None
         self._on_answer = partial(self._answered_on, None)
         self._session_id = 0
@@ -149,6 +152,7 @@ class ReplicaFetcher:
     def remove(self, followed: FollowedPartition) -> None:
         if self.followed.get(followed.key) is followed:
             del self.followed[followed.key]
+            self._answering.clear()
         followed.request_number = NOT_REQUESTED
         self._set_aside(followed)
         if followed in self._held:
@@ -322,6 +326,7 @@ class ReplicaFetcher:
     def _begin_anew(self, session_id: int) -> None:
         """Make the next request a full one. `session_id`: the session that the leader may drop."""
         self._session_id, self._session_epoch = session_id, 0
+        self._answering.clear()
         self._forgotten.clear()
         self._changed.clear()
         for followed in self.followed.values():
@@ -342,24 +347,31 @@ class ReplicaFetcher:
         self._requests_answered += 1
         try:
             one = decode_one_fetched(body)
-            if one is not None and self._session_epoch and one[0] == self._session_id:
-                followed = self.followed.get((one[1], one[2]))
-                if followed is not None and self._requests_answered >= followed.request_number:
-                    self._take(followed, one[3], one[4], one[5])
-                    if (
-                        len(self._changed) == 1
-                        and self._requests_answered == self._requests_sent
-                        and not (self._forgotten or self._held or self._retry_timer or self._closed)
-                    ):
-                        self._ask_on(followed)
-                        return
-            else:
+            followed = None if one is None else self._answering.get(one[0]) or self._recognize(one[0])
+            if one is None or followed is None:
                 self._take_all(body)
+            elif self._requests_answered >= followed.request_number:
+                self._take(followed, one[1], one[2], one[3])
+                if (
+                    len(self._changed) == 1
+                    and self._requests_answered == self._requests_sent
+                    and not (self._forgotten or self._held or self._retry_timer or self._closed)
+                ):
+                    self._ask_on(followed)
+                    return
         except MalformedMessage as error:
             logger.error("the answer of broker %d is not a Fetch response: %s", self.leader_id, error)
             self._broken()
             return
         self._pump()
+
+    def _recognize(self, begin: bytes) -> FollowedPartition | None:
+        """The partition whose answers in this session begin so; None if it is not followed, or for any other answer."""
+        key = partition_answered(begin, self._session_id) if self._session_epoch else None
+        followed = None if key is None else self.followed.get(key)
+        if followed is not None:
+            self._answering[begin] = followed
+        return followed
 
     def _take_all(self, body: memoryview) -> None:
         answer = decode_fetched(body)
@@ -397,10 +409,14 @@ class ReplicaFetcher:
         try:
             if records:
                 self._fetchers.bytes_in += len(records)
-                if _OFFSET.unpack_from(records)[0] < log.log_end_offset != log.log_start_offset:
-                    self._overlapped(followed, records, log_start_offset)
-                    return
-                partition.append_as_follower(records, self._clock_ms())
+                now_ms = self._clock_ms()
+                assert not partition.leads
+                # `Partition.append_as_follower` would come to it; nearly every answer saves the way.
+                if append_usual_as_follower(log, records, now_ms, partition.leader_epoch) is None:
+                    if _OFFSET.unpack_from(records)[0] < log.log_end_offset != log.log_start_offset:
+                        self._overlapped(followed, records, log_start_offset)
+                        return
+                    partition.append_as_follower(records, now_ms)
                 followed.request_number = NOT_REQUESTED
                 durability = log.durability
                 if durability.blocked_from < 0:

@@ -225,7 +225,26 @@ def test_an_answer_with_one_partition(
     assert whole[9:] == body
     decoded = hot.decode_one_fetched(memoryview(body))
     assert decoded is not None
-    assert (*decoded[:5], bytes(decoded[5])) == (session_id, topic_id, index, mark, start, data)
+    begin, *marks, records = decoded
+    assert (marks, bytes(records)) == ([mark, start], data)
+    assert hot.partition_answered(begin, session_id) == (topic_id, index)
+    assert hot.partition_answered(begin, session_id ^ 1) is None
+
+
+@pytest.mark.parametrize("error", ["of the session", "of the partition"])
+def test_an_answer_with_an_error_is_of_no_partition(error: str) -> None:
+    answer = FetchResponse(
+        error_code=71 if error == "of the session" else 0,
+        session_id=9,
+        responses=[
+            FetchableTopicResponse(
+                topic_id=b"T" * 16,
+                partitions=[PartitionData(error_code=6 if error == "of the partition" else 0, records=b"records")],
+            )
+        ],
+    )
+    decoded = hot.decode_one_fetched(memoryview(answer.encode(hot.VERSION)))
+    assert decoded is None or hot.partition_answered(decoded[0], 9) is None
 
 
 @pytest.mark.parametrize("size", [1, 126, 127, 200, 16_382, 16_383, 20_000])
@@ -236,7 +255,7 @@ def test_an_answer_of_one_partition_ends_with_its_records(size: int) -> None:
     body = made[9:]
     decoded = hot.decode_one_fetched(memoryview(body))
     assert decoded is not None
-    assert len(decoded[5]) == size
+    assert len(decoded[3]) == size
     for place in (-3, -2, -1):
         other = bytearray(body)
         other[place] = 1

@@ -36,7 +36,7 @@ ANSWER_TIMEOUT_MS = 10_000
 LIFE_UNANSWERED_MAX = 8
 
 _FRAME = Struct(">ihhih")
-_FRAME_SIZE = Struct(">i")
+_read_int32 = Struct(">i").unpack_from
 
 
 async def _connect(
@@ -181,7 +181,7 @@ class Channel(asyncio.BufferedProtocol):
         start, buffer = self._start, self._buffer
         size = 0
         while end - start >= 4:
-            size = _FRAME_SIZE.unpack_from(buffer, start)[0]
+            size = _read_int32(buffer, start)[0]
             if not 4 <= size <= FRAME_BYTES_MAX:
                 self._break(f"an answer of {size} bytes")
                 return
@@ -189,7 +189,18 @@ class Channel(asyncio.BufferedProtocol):
             if stop > end:
                 break
             try:
-                self._answer(buffer, start + 4, stop)
+                if not self._open:
+                    raise MalformedMessage("nothing was asked")
+                correlation_id, header_version, on_response = self._open[0]
+                if _read_int32(buffer, start + 4)[0] != correlation_id:
+                    raise MalformedMessage("it is out of order")
+                body = start + 8
+                if header_version:
+                    if body == stop:
+                        raise MalformedMessage("it ends in its header")
+                    body = body + 1 if buffer[body] == 0 else start + 4 + _after_tags(buffer[start + 4 : stop])
+                self._open.popleft()
+                on_response(buffer[body:stop])
             except (MalformedMessage, IndexError) as error:
                 self._break(f"an answer that cannot be read: {error}")
                 return
@@ -213,21 +224,6 @@ class Channel(asyncio.BufferedProtocol):
             target[: end - start] = bytes(kept) if target is self._buffer else kept
         self._buffer = target
         self._start, self._end = 0, end - start
-
-    def _answer(self, buffer: memoryview, start: int, stop: int) -> None:
-        """Handle the frame between these positions, which exclude its size field."""
-        if not self._open:
-            raise MalformedMessage("nothing was asked")
-        correlation_id, header_version, on_response = self._open[0]
-        if _FRAME_SIZE.unpack_from(buffer, start)[0] != correlation_id:
-            raise MalformedMessage("it is out of order")
-        body = start + 4
-        if header_version:
-            if body == stop:
-                raise MalformedMessage("it ends in its header")
-            body = body + 1 if buffer[body] == 0 else start + _after_tags(buffer[start:stop])
-        self._open.popleft()
-        on_response(buffer[body:stop])
 
     def _break(self, reason: str) -> None:
         if self.broken:

@@ -82,37 +82,8 @@ class ConnectionOwner(Protocol):
     def warn(self, kind: str, text: str) -> None: ...
 
 
-class AnswerSlot:
-    """The place of one answer in its connection's queue. Slots are filled in any order and sent in request order."""
-
-    __slots__ = ("connection", "deferred", "done", "frames", "size_bytes")
-
-    def __init__(self, connection: KafkaConnection, deferred: Deferred | None = None) -> None:
-        self.connection = connection
-        self.deferred = deferred
-        self.done = False
-        self.frames: Any = None
-        self.size_bytes = 0
-
-    def fill(self, frames: Any) -> int:
-        self.done, self.frames = True, frames
-        self.size_bytes = sum(map(len, frames)) if type(frames) is list else len(frames)
-        return self.size_bytes
-
-    def completed(self, frames: Any) -> None:
-        """The parked request has its answer. None: it has failed, and the connection is closed."""
-        connection = self.connection
-        if frames is None:
-            connection.close()
-        elif not connection.answer_head(self, frames):
-            connection.hold(self.fill(frames))
-
-    def completed_exclusively(self, frames: Any) -> None:
-        if frames is None:
-            self.connection.close()
-            return
-        self.connection.end_exclusive()
-        self.connection.hold(self.fill(frames))
+def size_of(frames: Any) -> int:
+    return sum(map(len, frames)) if type(frames) is list else len(frames)
 
 
 def is_mapped(buffer: Buffer) -> bool:
@@ -124,9 +95,9 @@ def keeps_buffers(transport: asyncio.BaseTransport) -> bool:
     return sys.version_info >= (3, 12) or type(transport).__module__.partition(".")[0] != "asyncio"
 
 
-def find_awaited(slots: deque[AnswerSlot]) -> Deferred | None:
+def find_awaited(pending: deque[Deferred]) -> Deferred | None:
     """The request whose answer is next in order and not complete; all later answers wait for it."""
-    return slots[0].deferred if slots and not slots[0].done else None
+    return pending[0] if pending and pending[0].response is None else None
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
@@ -150,7 +121,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._capacity_bytes = 0  # the reserved bytes; the view of a map is longer
         self._start = self._end = 0
-        self._pending: deque[AnswerSlot] = deque()
+        self._pending: deque[Deferred] = deque()  # in request order; between callbacks the first one is not complete
         self._out: list[Buffer] = []
         self._corked = False
         self._corked_bytes = 0
@@ -190,7 +161,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             end(self._transport.get_extra_info("socket"))
         self._transport = None
-        waiting = [slot.deferred for slot in self._pending if not slot.done and slot.deferred is not None]
+        waiting = [each for each in self._pending if each.response is None]
         self._pending.clear()
         self._owner.disconnected(self)
         call_all(each.on_abandon for each in waiting if each.on_abandon is not None)
@@ -470,19 +441,19 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return
         if isinstance(answer, Deferred):
             if answer.response is None:
-                slot = AnswerSlot(self, answer)
-                self._pending.append(slot)
+                self._pending.append(answer)
                 if answer.exclusive:
                     self._exclusive = True
-                    answer.on_complete(slot.completed_exclusively)
+                    answer.on_complete(self._completed_exclusively)
                 else:
-                    answer.on_complete(slot.completed)
+                    answer.on_complete(self._completed)
                 return
             answer = answer.response
         if self._pending:
-            slot = AnswerSlot(self)
-            self._held_bytes += slot.fill(answer)
-            self._pending.append(slot)
+            behind = Deferred()
+            behind.response = answer
+            self._held_bytes += size_of(answer)
+            self._pending.append(behind)
             if self._held_bytes > CORKED_BYTES_MAX:
                 self._owner.not_read(self)
         elif type(answer) is list:
@@ -498,30 +469,40 @@ class KafkaConnection(asyncio.BufferedProtocol):
             if self._corked_bytes > CORKED_BYTES_MAX:
                 self._flush()
 
-    def answer_head(self, slot: AnswerSlot, frames: Any) -> bool:
-        """The fast path: write a completed answer at once if it is next in order and no processing is under way."""
-        pending = self._pending
-        if self._corked or self._paused_reading or not pending or pending[0] is not slot or type(frames) is list:
-            return False
-        transport = self._transport
-        if transport is None or self._closed:
-            return False
+    def _completed(self, frames: Any) -> None:
+        """A parked request has its answer. None: it has failed, and the connection is closed.
+
+        It is written at once if it is next in order and no processing is under way.
+        """
+        if frames is None:
+            self.close()
+            return
+        pending, transport = self._pending, self._transport
+        if (
+            self._corked or self._paused_reading or transport is None or self._closed or type(frames) is list
+            or not pending or pending[0].response is None
+        ):  # fmt: skip
+            self._hold(frames)
+            return
         pending.popleft()
         transport.write(frames)
         if self._private_bytes >= 0:
             self._private_bytes += len(frames)
-        if pending and pending[0].done:
+        if pending and pending[0].response is not None:
             self._drain()
-        return True
 
-    def end_exclusive(self) -> None:
+    def _completed_exclusively(self, frames: Any) -> None:
+        if frames is None:
+            self.close()
+            return
         self._exclusive = False
+        self._hold(frames)
 
-    def hold(self, size_bytes: int) -> None:
-        """`size_bytes` more wait for their place in the order."""
+    def _hold(self, frames: Any) -> None:
+        """An answer waits for its place in the order, unless it is next."""
         if self._transport is None:
             return  # the client is gone: the answer waits for nothing
-        self._held_bytes += size_bytes
+        self._held_bytes += size_of(frames)
         self._drain()
         if self._held_bytes > CORKED_BYTES_MAX:
             self._owner.not_read(self)
@@ -529,10 +510,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def _drain(self) -> None:
         """An answer was completed: send the complete answers at the head of the queue."""
         pending = self._pending
-        while pending and pending[0].done:
-            slot = pending.popleft()
-            frames = slot.frames
-            self._held_bytes -= slot.size_bytes
+        while pending and pending[0].response is not None:
+            frames = pending.popleft().response
+            self._held_bytes -= size_of(frames)
             if type(frames) is list:
                 self._out += frames
             else:

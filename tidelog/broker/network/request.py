@@ -97,7 +97,7 @@ class Deferred:
         self.response = response
         timing, callback = self.timing, self._on_complete
         if callback is not None:
-            self._on_complete = None  # breaks a reference cycle with the connection's slot for this answer
+            self._on_complete = None  # once, also if a failure follows
             callback(response)
         if timing is not None:  # counted after the answer is sent, because the client waits for it
             timing[0].answered(timing[1])

@@ -299,7 +299,7 @@ class Partitions:
         if partition.offline or not partition.leads:
             code = ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
             callback(KafkaError(code))
-        elif partition.high_watermark >= required_offset:
+        elif partition.log.high_watermark >= required_offset:
             callback(None)
         else:
             watch = partition.watch
@@ -340,9 +340,9 @@ class Partitions:
             for follower in watch.followers:
                 follower.appended(news=0)
         if watch.produces.waiting:
-            call_all(watch.produces.take_reached(partition.high_watermark), None)
+            call_all(watch.produces.take_reached(partition.log.high_watermark), None)
         if watch.writes.waiting:
-            call_all(watch.writes.take_reached(partition.high_watermark), None)
+            call_all(watch.writes.take_reached(partition.log.high_watermark), None)
 
     # ------------------------------------------------------------------------------------------------- hosting's side
 

@@ -19,6 +19,8 @@ class DeadlineTimer:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._deadlines: Deadlines[Expiry] = Deadlines()
+        self.discard = self._deadlines.discard
+        """Takes the bucket that `add` returned, and the callback."""
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_ms = 0
 
@@ -31,9 +33,6 @@ class DeadlineTimer:
             if first_due_ms is not None and (self._timer is None or first_due_ms < self._armed_for_ms):
                 self._arm(first_due_ms)
         return bucket
-
-    def discard(self, bucket: int, on_expiry: Expiry) -> None:
-        self._deadlines.discard(bucket, on_expiry)
 
     def waiting(self) -> Iterator[Expiry]:
         """The callbacks that still have a deadline."""

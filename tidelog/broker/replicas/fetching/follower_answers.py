@@ -98,9 +98,30 @@ class FollowerAnswers:
             (entry,) = session.dirty
             partition = entry.partition
             if entry.problem is None and partition is not None and not partition.throttled_as_leader:
-                frame = self._frame_of_one(session, entry, partition, correlation_id)
-                if frame is not None:
+                max_bytes = entry.max_bytes if entry.max_bytes < RESPONSE_BYTES_MAX else RESPONSE_BYTES_MAX
+                tail: Tail = partition.watch.tail
+                try:
+                    frame, size_bytes = tail.frame(partition, entry.fetch_offset, max_bytes, session.id, correlation_id)
+                except ColdRead:
+                    raise
+                except Exception as error:
+                    entry.problem = self._partitions.refusal(partition, error).code
+                else:
+                    if size_bytes:
+                        self.bytes_out += size_bytes
+                        del session.dirty[entry]
+                        entry.sent_high_watermark = partition.log.high_watermark
+                        entry.in_flight = True
+                        session.in_flight[entry] = None
+                        session.linger.sent(size_bytes, session.last_fetch_ms)
+                    else:
+                        self._note_sent(entry, partition.log.high_watermark, False)
                     return frame
+        return self._frames_of_many(session, correlation_id, version, must_answer, is_full)
+
+    def _frames_of_many(
+        self, session: FollowerSession, correlation_id: int, version: int, must_answer: bool, is_full: bool
+    ) -> Frames | None:
         budget_bytes = min(max(session.max_bytes, 0), RESPONSE_BYTES_MAX)
         answered: list[tuple[FollowerEntry, FetchedPartition]] = []
         total_bytes = 0
@@ -137,30 +158,6 @@ class FollowerAnswers:
 
     def count_error(self, code: int) -> None:
         self.errors[code] = self.errors.get(code, 0) + 1
-
-    def _frame_of_one(
-        self, session: FollowerSession, entry: FollowerEntry, partition: Partition, correlation_id: int
-    ) -> Frames | None:
-        """The fast path for one partition. None if the read fails, which sets the entry's problem. Raises ColdRead."""
-        try:
-            max_bytes = entry.max_bytes if entry.max_bytes < RESPONSE_BYTES_MAX else RESPONSE_BYTES_MAX
-            tail: Tail = partition.watch.tail
-            frame, size_bytes = tail.frame(partition, entry.fetch_offset, max_bytes, session.id, correlation_id)
-        except ColdRead:
-            raise
-        except Exception as error:
-            entry.problem = self._partitions.refusal(partition, error).code
-            return None
-        if size_bytes:
-            self.bytes_out += size_bytes
-            del session.dirty[entry]
-            entry.sent_high_watermark = partition.log.high_watermark
-            entry.in_flight = True
-            session.in_flight[entry] = None
-            session.linger.sent(size_bytes, session.last_fetch_ms)
-        else:
-            self._note_sent(entry, partition.log.high_watermark, False)
-        return frame
 
     def _is_held_back(self, entry: FollowerEntry) -> bool:
         """Whether throttling delays this partition: it is throttled, not in sync, and the rate is used up.

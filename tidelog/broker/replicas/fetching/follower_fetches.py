@@ -39,6 +39,7 @@ from tidelog.protocol.hot_replication import (
     FollowerRequest,
     decode_follower_request,
     decode_one,
+    read_repeated,
 )
 from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.storage.segments.reader import ColdRead
@@ -54,6 +55,10 @@ logger = logging.getLogger("tidelog.followers")
 
 EPOCH_INITIAL = 0
 EPOCH_MAX = 2**31 - 1
+KNOWN_REQUESTS_MAX = 1024
+
+KnownRequest = tuple[FollowerEntry, int, int, int, int]
+"""What a request says that a follower repeats: entry, max wait, leader epoch, last fetched epoch, log start."""
 
 
 class FollowerFetches:
@@ -73,6 +78,7 @@ class FollowerFetches:
         self._loop = loop
         self._rng = rng
         self.sessions: dict[int, FollowerSession] = {}
+        self._known: dict[tuple[bytes, bytes, bytes], KnownRequest] = {}
         self.entry_count = 0
         """Partitions of all sessions and of all fetches in progress."""
 
@@ -82,22 +88,20 @@ class FollowerFetches:
     # ------------------------------------------------------------------------------------------------------ requests
 
     def serve_one(self, body: memoryview, correlation_id: int) -> Answer:
-        """The fast path for a follower's usual request: one partition has moved. None for any other request."""
-        fields = decode_one(body)
-        if fields is None:
+        """The fast path for a follower's usual request of ONE_REQUEST_BYTES: one partition has moved. None for any
+        other request.
+        """
+        head, session_epoch, middle, fetch_offset, end = read_repeated(body)
+        known = self._known.get((head, middle, end))
+        if known is None or known[0].partition is None:  # a forgotten entry has none, as that of a closed session
+            known = self._recognize(body, (head, middle, end))
+            if known is None:
+                return None
+        entry = known[0]
+        session = entry.session
+        if session.epoch != session_epoch or not session.id:
             return None
-        session = self.sessions.get(fields[4])
-        if (
-            session is None
-            or session.epoch != fields[5]
-            or session.replica_id != fields[22]
-            or session.replica_epoch != fields[23]
-        ):
-            return None
-        entry = session.entries.get((fields[7], fields[9]))  # type: ignore[arg-type]
-        if entry is None:
-            return None
-        session.epoch = session.epoch + 1 if session.epoch < EPOCH_MAX else 1
+        session.epoch = session_epoch + 1 if session_epoch < EPOCH_MAX else 1
         if session.parked is not None:
             self._release(session)
         if entry.in_flight:
@@ -105,13 +109,27 @@ class FollowerFetches:
             del session.in_flight[entry]
         if session.in_flight:
             self._not_taken(session)
-        entry.leader_epoch, entry.fetch_offset, entry.last_epoch, entry.log_start_offset = fields[10:14]
-        session.max_wait_ms = fields[0]
+        entry.fetch_offset = fetch_offset
+        _, session.max_wait_ms, entry.leader_epoch, entry.last_epoch, entry.log_start_offset = known
         session.last_fetch_ms = now_ms = self._loop.time() * 1000
         self._examine(entry, now_ms)
         if session.outside:
             self._let_in(session, now_ms)
         return self._answer_or_park(session, correlation_id, VERSION)
+
+    def _recognize(self, body: memoryview, parts: tuple[bytes, bytes, bytes]) -> KnownRequest | None:
+        """Decode a request for `serve_one`. A follower repeats all but session epoch and offset, the `parts` of it."""
+        fields = decode_one(body)
+        session = None if fields is None else self.sessions.get(fields[4])
+        if fields is None or session is None or (session.replica_id, session.replica_epoch) != fields[22:24]:
+            return None
+        entry = session.entries.get((fields[7], fields[9]))  # type: ignore[arg-type]
+        if entry is None:
+            return None
+        if len(self._known) >= KNOWN_REQUESTS_MAX:
+            self._known.clear()
+        known = self._known[parts] = (entry, fields[0], fields[10], fields[12], fields[13])
+        return known
 
     def serve(self, request: FetchRequest, version: int, correlation_id: int, connection: Peer) -> Answer:
         """A follower's fetch of any version."""
@@ -170,7 +188,7 @@ class FollowerFetches:
                 session_id = self._rng.randint(1, 2**31 - 1)
         defer = self._partitions.callbacks.defer
         session = FollowerSession(session_id, request.replica_id, request.replica_epoch, defer, self._answer_parked)
-        session.waiting.on_abandon = partial(self._abandoned, session)
+        session.on_abandon = partial(self._abandoned, session)
         session.uses_topic_ids = uses_topic_ids
         if session_id:
             self.sessions[session_id] = session
@@ -312,7 +330,8 @@ class FollowerFetches:
                 entry.follower = follower
                 if offset < follower.log_end_offset or entry.log_start_offset < follower.log_start_offset:
                     self._doubt_others(partition, session)
-                self._note_start(partition, follower, entry)
+                if entry.log_start_offset != follower.log_start_offset:
+                    self._note_start(partition, follower, entry)
                 partition.follower_fetched(follower, offset, now_ms)
                 if not follower.in_maximal_isr:
                     session.outside[entry] = None
@@ -327,9 +346,8 @@ class FollowerFetches:
             entry.problem = self._partitions.refusal(partition, error).code
 
     def _note_start(self, partition: Partition, follower: FollowerReplica, entry: FollowerEntry) -> None:
-        if follower.log_start_offset != entry.log_start_offset:
-            follower.log_start_offset = entry.log_start_offset
-            self._partitions.deletions.look(partition)
+        follower.log_start_offset = entry.log_start_offset
+        self._partitions.deletions.look(partition)
 
     @staticmethod
     def _doubt_others(partition: Partition, session: FollowerSession) -> None:
@@ -401,17 +419,32 @@ class FollowerFetches:
                 return frames
         wait_ms = session.max_wait_ms
         due_ms = session.last_fetch_ms + (wait_ms if wait_ms < WAIT_MS_MAX else WAIT_MS_MAX)
-        parked = session.parked = session.waiting.begin(correlation_id, version, due_ms)
+        parked = session.parked = ParkedFetch(correlation_id, version, due_ms, session.on_abandon)
         if session.timer is None:
             session.timer = self._loop.call_at(due_ms / 1000, self._wait_is_over, session)
         return parked
 
-    def _answer_parked(self, session: FollowerSession) -> None:
-        if session.linger.busy and self._lingers(session):
+    def _answer_parked(self, session: FollowerSession, *, may_linger: bool = True, must_answer: bool = False) -> None:
+        """Answer the fetch that waits, if there is news for it or it `must_answer`."""
+        if may_linger and session.linger.busy and self._lingers(session):
             return
         parked = session.parked
-        if parked is not None and session.dirty and not session.warming:
-            self._try_to_answer(session, parked, must_answer=False)
+        if parked is None or session.warming or not (session.dirty or must_answer):
+            return
+        try:
+            frames = self.answers.frames(session, parked.correlation_id, parked.version, must_answer)
+        except ColdRead as cold:
+            self._warm(session, cold)
+            return
+        except Exception as error:  # a bug here: the follower tries again on another connection
+            self._abandoned(session)
+            parked.failed(error)
+            return
+        if frames is not None:
+            session.parked = None
+            parked.complete(frames)
+            if not session.id:
+                self._empty(session)
 
     def _lingers(self, session: FollowerSession) -> bool:
         """Whether the answer waits for more records. An answer with an error or a divergence never waits."""
@@ -433,28 +466,7 @@ class FollowerFetches:
     def _lingered(self, session: FollowerSession) -> None:
         session.linger_timer = None
         session.linger.waited(self._loop.time() * 1000)
-        self._answer_now(session)
-
-    def _answer_now(self, session: FollowerSession) -> None:
-        parked = session.parked
-        if parked is not None and session.dirty and not session.warming:
-            self._try_to_answer(session, parked, must_answer=False)
-
-    def _try_to_answer(self, session: FollowerSession, parked: ParkedFetch, *, must_answer: bool) -> None:
-        try:
-            frames = self.answers.frames(session, parked.correlation_id, parked.version, must_answer)
-        except ColdRead as cold:
-            self._warm(session, cold)
-            return
-        except Exception as error:  # a bug here: the follower tries again on another connection
-            self._abandoned(session)
-            parked.failed(error)
-            return
-        if frames is not None:
-            session.parked = None
-            parked.complete(frames)
-            if not session.id:
-                self._empty(session)
+        self._answer_parked(session, may_linger=False)
 
     def _release(self, session: FollowerSession) -> None:
         """Send an empty answer to the waiting fetch, because the follower sends another request or the session ends."""
@@ -477,7 +489,7 @@ class FollowerFetches:
             partition = entry.partition
             if partition is not None and entry.sent_high_watermark != partition.log.high_watermark:
                 session.dirty[entry] = None
-        self._try_to_answer(session, parked, must_answer=True)
+        self._answer_parked(session, may_linger=False, must_answer=True)
 
     def _abandoned(self, session: FollowerSession) -> None:
         """The follower is gone, or uses another connection and with it another session."""
@@ -496,7 +508,7 @@ class FollowerFetches:
             if session.timer is None:
                 self._wait_is_over(session)  # it was over meanwhile
             else:
-                self._answer_now(session)
+                self._answer_parked(session, may_linger=False)
 
         self._partitions.run_cold(cold, warmed)
 

@@ -86,7 +86,9 @@ class FollowerEntry:
             session = self.session
             session.linger.news += news
             if self not in session.dirty:
-                self.note_caught_up()
+                follower = self.follower
+                if follower is not None and session.last_fetch_ms > follower.last_caught_up_ms:
+                    self.note_caught_up()
                 session.dirty[self] = None
             if session.parked is not None:
                 session.wake_soon(session.answer)
@@ -113,8 +115,8 @@ class FollowerSession:
 
     __slots__ = (
         "answer", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "linger",
-        "linger_timer", "max_bytes", "max_wait_ms", "min_bytes", "not_hosted", "outside", "parked", "replica_epoch",
-        "replica_id", "throttled", "timer", "unsettled", "uses_topic_ids", "waiting", "wake_soon", "warming",
+        "linger_timer", "max_bytes", "max_wait_ms", "min_bytes", "not_hosted", "on_abandon", "outside", "parked",
+        "replica_epoch", "replica_id", "throttled", "timer", "unsettled", "uses_topic_ids", "wake_soon", "warming",
     )  # fmt: skip
 
     def __init__(
@@ -138,7 +140,7 @@ class FollowerSession:
         """Upper bound for the number of entries whose partitions this node does not host."""
         self.last_fetch_ms = 0.0
         self.parked: ParkedFetch | None = None
-        self.waiting = ParkedFetch(self)
+        self.on_abandon: Callable[[], None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.linger = FollowerLinger()
         self.linger_timer: asyncio.TimerHandle | None = None
@@ -153,20 +155,15 @@ class FollowerSession:
 
 
 class ParkedFetch(Deferred):
-    """A follower's fetch that waits for news. A session reuses one object for all its fetches."""
+    """A follower's fetch that waits for news."""
 
-    __slots__ = ("correlation_id", "due_ms", "session", "version")
+    __slots__ = ("correlation_id", "due_ms", "version")
 
-    def __init__(self, session: FollowerSession) -> None:
-        super().__init__()
-        self.session = session
-        self.correlation_id = self.version = 0
-        self.due_ms = 0.0
-
-    def begin(self, correlation_id: int, version: int, due_ms: float) -> ParkedFetch:
-        self.response = self._on_complete = None
+    def __init__(self, correlation_id: int, version: int, due_ms: float, on_abandon: Callable[[], None] | None) -> None:
+        self.exclusive = False
+        self.response = self.timing = self._on_complete = None
+        self.on_abandon = on_abandon
         self.correlation_id, self.version, self.due_ms = correlation_id, version, due_ms
-        return self
 
 
 def is_gone(session: FollowerSession, broker: BrokerImage | None, now_ms: float) -> bool:
