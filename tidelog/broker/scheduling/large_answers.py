@@ -38,7 +38,9 @@ class AnswerInPieces:
         return self._count >= ANSWER_ELEMENTS_MAX
 
     async def __aenter__(self) -> AnswerInPieces:
+        """Raises KafkaError(NETWORK_EXCEPTION) if the client has disconnected before its turn."""
         await self._scheduler.begin()
+        self._check_client()
         return self
 
     async def __aexit__(
@@ -61,5 +63,8 @@ class AnswerInPieces:
             await self._scheduler.begin_large_answer()
             self._is_large = True
         await self._scheduler.pause()
+        self._check_client()
+
+    def _check_client(self) -> None:
         if self._client is not None and self._client.is_gone:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "the client has disconnected")
