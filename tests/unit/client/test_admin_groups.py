@@ -14,9 +14,11 @@ from tests.unit.client.fake_broker import DROP, HANDLERS, FakeCluster, FakeNode
 from tidelog import EmbeddedBroker
 from tidelog.client import Admin, Consumer, NewTopic, OffsetAndMetadata, Producer, TopicPartition, sync
 from tidelog.client.groups.model import GroupListing, PartitionLag
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.record_times import first_record_times
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
+from tidelog.protocol.messages.metadata import MetadataResponseBroker
 
 E = ErrorCode
 _numbers = itertools.count(1)
@@ -203,3 +205,20 @@ async def test_groups_have_longer_names_than_topics(admin: Admin) -> None:
         await admin.describe_groups("gg")
     with pytest.raises(TypeError, match="group_ids must be a list of strings, not 5"):
         await admin.delete_groups(5)  # type: ignore[arg-type]
+
+
+async def test_a_broker_that_was_fenced_a_moment_ago_is_not_asked(broker, topic, group, monkeypatch):
+    """Metadata names it for some seconds more, DescribeCluster does not."""
+    fetch = Cluster.fetch_metadata
+
+    async def with_a_dead_broker(self, topics, **options):
+        response = await fetch(self, topics, **options)
+        response.brokers.append(MetadataResponseBroker(node_id=99, host="127.0.0.1", port=1))
+        return response
+
+    monkeypatch.setattr(Cluster, "fetch_metadata", with_a_dead_broker)
+    consumer = await join(broker, topic, group)
+    async with Admin(bootstrap_servers=broker.bootstrap_servers, default_api_timeout_ms=5000) as admin:
+        assert group in [listing.group_id for listing in await admin.list_groups()]
+        assert await admin.list_transactions() == []
+    await consumer.close()

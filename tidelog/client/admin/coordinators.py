@@ -12,6 +12,7 @@ from tidelog.client.network.cluster import COORDINATOR, Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 
 Response = TypeVar("Response", bound=Message)
 Row = TypeVar("Row")
@@ -77,13 +78,25 @@ class CoordinatorAdmin(AdminBase):
 
         async def attempt() -> None:
             cluster = await self._connected_cluster()
-            node_ids = [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
+            node_ids = await self._broker_ids(cluster)
             if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
                 await cluster.wait_for_metadata(self._config.request_timeout_ms)
             await _run_all(ask(cluster, node_id) for node_id in node_ids if node_id not in responses)
 
         await self._retry(attempt)
         return responses
+
+    async def _broker_ids(self, cluster: Cluster) -> list[int]:
+        """The brokers that are not fenced. Metadata names one that was fenced a moment ago, too, and a call to it would
+        only fail.
+        """
+        connection = await cluster.any_connection()
+        if connection.supports(DescribeClusterRequest, 0):
+            timeout_ms = self._config.request_timeout_ms
+            answer = await connection.call(DescribeClusterRequest(), DescribeClusterResponse, timeout_ms)
+            if answer.brokers:
+                return [broker.broker_id for broker in answer.brokers]
+        return [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
 
 
 async def _run_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
