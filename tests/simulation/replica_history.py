@@ -495,16 +495,17 @@ class ReplicaHistory:
             return
         self.steps.append(f"start {node_id}: {self.describe(node_id)}")
         self.uses["starts"] += 1
-        if any(home.shortened_logs for home in node.homes):
-            if self.endings[node_id] in ("killed", "stopped"):
-                raise Broken(f"NothingIsCut: the log of node {node_id}, which was {self.endings[node_id]}")
-            self.disclaim(node_id)
         kept = self.kept.pop(node_id, {})
-        if node.hosts:
+        if node.hosts:  # before the loop goes on: another leader may have it begin anew
             found = content_of(node.log)
             lost = {at: value for at, value in kept.items() if found.get(at) != value and value not in self.deleted}
             if lost:
                 raise Broken(f"SyncedRecordsAreKept: node {node_id} lacks {lost}: {self.describe(node_id)}")
+        if any(home.shortened_logs for home in node.homes):
+            if self.endings[node_id] in ("killed", "stopped"):
+                raise Broken(f"NothingIsCut: the log of node {node_id}, which was {self.endings[node_id]}")
+            self.disclaim(node_id)
+        if node.hosts:
             self.check(node_id, "starts")
         if self.leader is None:
             self.elect_from_isr()
