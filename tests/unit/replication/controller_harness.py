@@ -65,7 +65,8 @@ class Quorum:
     def commit(self) -> None:
         self.high_watermark = self.end_offset
         for each in self.members:
-            each.tracker.on_high_watermark(self.high_watermark)
+            for _ in each.tracker.on_high_watermark(self.high_watermark) or ():
+                pass
 
     def appended(self) -> None:
         if not self.hold and not self._scheduled:

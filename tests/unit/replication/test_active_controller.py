@@ -120,6 +120,27 @@ async def test_who_loses_the_lead_forgets_what_was_not_committed():
     assert outcome.code is ErrorCode.TOPIC_ALREADY_EXISTS
 
 
+@pytest.mark.parametrize("leads_again", [False, True])
+async def test_a_lead_that_is_over_when_all_is_replayed_is_not_taken(leads_again):
+    """It wrote the first records of its epoch into a later one, or gave up the later lead."""
+    quorum, member, _ = await cluster()
+    past = quorum.epoch
+    quorum.lead(None)
+    quorum.epoch, quorum.leader = (past + 2, member.log) if leads_again else (past, None)
+    leader, written = quorum.leader, list(quorum.batches)
+    # A record is to be written.
+    member.controller._identity = member.controller._identity._replace(incarnation_id=b"x" * 16)
+    member.tracker.on_lead(past)
+    assert not member.controller.is_active
+    assert (quorum.leader, quorum.batches) == (leader, written)
+    member.tracker.on_resign(past)
+    if leads_again:
+        member.tracker.on_lead(past + 2)
+        assert member.controller.is_active
+        assert member.controller.epoch == past + 2
+        assert len(quorum.batches) == len(written) + 1
+
+
 async def test_several_changes_committed_together_are_told_as_one():
     quorum, member, _ = await cluster()
     quorum.hold = True

@@ -231,3 +231,21 @@ async def test_damage_has_a_snapshot_written_that_takes_its_place(quorum, monkey
     monkeypatch.setattr(member.log, "snapshot_written", written.set_result)
     member.tracker.on_damage()
     assert await asyncio.wait_for(written, PATIENCE_S) == SnapshotId(3, 1)
+
+
+@pytest.mark.parametrize("is_short", [False, True], ids=["a record that it does not know", "a log that is damaged"])
+async def test_a_node_with_a_part_of_the_metadata_gives_up_the_lead(quorum, is_short):
+    """It had no metadata.version, and wrote the records of a new cluster behind those of an old one."""
+    member = Member(quorum, 1)
+    write(quorum, FeatureLevelRecord(name="metadata.version", feature_level=30 if is_short else 31), commit=False)
+    write(quorum, *topic("a"), commit=False)
+    quorum.high_watermark, quorum.epoch, quorum.leader = quorum.end_offset, 7, member.log
+    written = len(quorum.batches)
+    if is_short:
+        quorum.batches.pop()
+        written -= 1
+    member.tracker.on_high_watermark(quorum.high_watermark)
+    member.tracker.on_lead(7)
+    assert not member.controller.is_active
+    assert quorum.leader is None
+    assert len(quorum.batches) == written

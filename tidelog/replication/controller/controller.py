@@ -109,7 +109,11 @@ class Controller(ControllerCommands):
     # -- changes of leadership ---------------------------------------------------------------------------------------
 
     def on_lead(self, epoch: int, *, in_transaction: bool) -> None:
-        """This node leads the quorum, and the tracker has published all earlier records."""
+        """This node leads the quorum, and the tracker has published all earlier records. Their replay takes time: the
+        lead may be over, and this node may lead in a later epoch.
+        """
+        if not self._raft.is_leader or self._raft.epoch != epoch:
+            return
         now_ms = self.now_ms()
         image = self._tracker.image
         self._state = ControllerState(self._settings, self._rng, self.node_id)

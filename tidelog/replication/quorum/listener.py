@@ -30,7 +30,9 @@ class MetadataListener(Protocol):
         ...
 
     def on_lead(self, epoch: int) -> None:
-        """This node leads, and all records before its epoch are committed and reported."""
+        """This node led, and all records before its epoch are committed and reported. Behind the steps of another call
+        the lead may be over: `on_resign` follows.
+        """
         ...
 
     def on_resign(self, epoch: int) -> None:

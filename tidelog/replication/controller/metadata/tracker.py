@@ -98,6 +98,7 @@ class MetadataTracker:
         self._run_in_executor = run_in_executor
         self._clock_ms = clock_ms
         self._loader = MetadataLoader()
+        self._committed_end = 0  # as the quorum has told
         self._snapshot_bytes_min = snapshot_bytes_min
         self._snapshot_interval_ms = snapshot_interval_ms
         self._bytes_since_snapshot = 0
@@ -130,6 +131,7 @@ class MetadataTracker:
         """Publish all records below `offset`, which are committed, as one change. Returns the steps that are left of
         many: at a start this node is a voter meanwhile, and may lead.
         """
+        self._committed_end = max(self._committed_end, offset)
         if self.failure is not None or offset <= self.offset + 1:
             return None
         built_images = None if self.controller is None else self.controller.take_committed(offset)
@@ -157,7 +159,14 @@ class MetadataTracker:
         self._on_leader(leader_id, epoch)
 
     def on_lead(self, epoch: int) -> None:
+        """Have the controller take over. It must not decide on a part of the metadata: an empty image would make it
+        write the first records of a new cluster.
+        """
         assert self.controller is not None, "a node without a controller leads the quorum"
+        if self.failure is not None or self.offset + 1 < self._committed_end:
+            logger.error("this node gives up the lead of epoch %d: it could not read all committed metadata", epoch)
+            self.raft.resign()
+            return
         self.controller.on_lead(epoch, in_transaction=self._loader.in_transaction)
 
     def on_resign(self, epoch: int) -> None:
