@@ -11,14 +11,14 @@ MINUTES ?=
 # Of a hunt: large, or small as CI takes it. tests/doses.py says how much that is.
 DOSE   ?= large
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
-WORKERS ?= $(shell expr $(PROCESSORS) + 1)
+WORKERS ?= $(shell expr $(PROCESSORS) + 4)
 BIN    := $(VENV)/bin
 PIP    := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
           $(BIN)/python -m pip install --no-input
 PYTEST := $(BIN)/python -m pytest -q
 # A test may take longer than the ten minutes after which pytest ends one that hangs.
 UNHURRIED := -o faulthandler_timeout=0
-# Tests wait for much of their time, so there is one process more than there are processors.
+# Tests wait for most of their time, so there are four processes more than there are processors. Each takes up to 1 GB.
 # A process that dies (pytest ends one whose test hangs) is replaced once, and its test is tried again: not for ever.
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart=1
 # What a small dose tries is what `make test` does not.
