@@ -177,6 +177,7 @@ class ManualLoop:
 
     def turn(self) -> bool:
         """Run what is ready now, but not what that makes ready; False when there was nothing."""
+        outer = asyncio._get_running_loop()  # that of a fixture, perhaps
         asyncio._set_running_loop(cast(Any, self))
         try:
             for _ in range(len(self._ready)):
@@ -184,7 +185,7 @@ class ManualLoop:
                 with suppress(PowerLoss):  # of one node; the others go on
                     callback(*args)
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(outer)
         return bool(self._ready)
 
     def settle(self) -> None:

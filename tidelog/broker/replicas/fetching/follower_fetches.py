@@ -93,7 +93,7 @@ class FollowerFetches:
         """
         head, session_epoch, middle, fetch_offset, end = read_repeated(body)
         known = self._known.get((head, middle, end))
-        if known is None or known[0].partition is None:  # a forgotten entry has none, as that of a closed session
+        if known is None or known[0].partition is None:
             known = self._recognize(body, (head, middle, end))
             if known is None:
                 return None
@@ -378,6 +378,7 @@ class FollowerFetches:
         entry = session.entries.pop(key, None)
         if entry is not None:
             self.entry_count -= 1
+            self._known.clear()  # it refers to entries, and they to their sessions
             entry.note_caught_up()
             for place in (session.dirty, session.in_flight, session.outside, session.unsettled):
                 place.pop(entry, None)
