@@ -10,7 +10,7 @@ only what was in the process. `fail_after` makes the n-th operation that changes
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from random import Random
@@ -467,10 +467,10 @@ class SimulatedDisk:
         self.operation("sync", path)
         self._directory(path).sync()
 
-    def sync_all(self, path: str) -> bool:
+    def sync_all(self, directories: Sequence[str], since: Lock) -> bool:
         if self._rng.random() < 0.5:
             return False
-        self.operation("sync", path)
+        self.operation("sync", directories[0])
         self._root.sync_everything()
         return True
 

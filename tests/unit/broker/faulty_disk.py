@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidelog.storage.files.disk import Buffer, DirectoryEntry, File, FileMap, Lock, OsDisk
@@ -128,9 +128,10 @@ class FaultyDisk(OsDisk):
         self.meet("sync", path)
         super().sync_directory(path)
 
-    def sync_all(self, path: str) -> bool:
-        self.meet("sync", path)
-        return super().sync_all(path)
+    def sync_all(self, directories: Sequence[str], since: Lock) -> bool:
+        for path in directories:
+            self.meet("sync", path)
+        return super().sync_all(directories, since)
 
     def lock(self, path: str) -> Lock:
         if self.refuses("create", path) == errno.EROFS:

@@ -16,7 +16,7 @@ from tidelog.protocol.batches.records import (
     encode_end_txn_value,
     iter_records,
 )
-from tidelog.storage.files.disk import Buffer, Disk, File, OsDisk, OsFile
+from tidelog.storage.files.disk import Buffer, Disk, File, Lock, OsDisk, OsFile
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import AppendInfo, PartitionLog
@@ -72,8 +72,8 @@ class QuickDisk(OsDisk):
     def sync_directory(self, path: str) -> None:
         assert stat.S_ISDIR(os.stat(path).st_mode)
 
-    def sync_all(self, path: str) -> bool:
-        return Path(path).is_dir()
+    def sync_all(self, directories: Sequence[str], since: Lock) -> bool:
+        return all(Path(each).is_dir() for each in directories)
 
 
 class Logs:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tidelog.storage.files import disk as disk_module
-from tidelog.storage.files.disk import DirectoryEntry, DirectoryInUse, OsDisk, OsFile, is_exhaustion
+from tidelog.storage.files.disk import DirectoryEntry, DirectoryInUse, OsDisk, OsFile, OsLock, is_exhaustion
+
+EXT4 = 0xEF53
 
 
 @pytest.fixture
@@ -163,3 +170,71 @@ def test_names_and_directories(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         disk.open(f"{root}/missing")
     assert len(disk.random_bytes(5)) == 5
+
+
+class Libc:
+    """A C library that knows one file system, and every descriptor that it was asked to sync."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind, self.synced = kind, list[int]()
+
+    def syncfs(self, descriptor: int) -> int:
+        self.synced.append(descriptor)
+        return 0
+
+    def fstatfs(self, descriptor: int, status: Any) -> int:
+        status[:4] = self.kind.to_bytes(4, sys.byteorder)
+        return 0
+
+
+@pytest.fixture
+def file_system(monkeypatch: pytest.MonkeyPatch) -> Libc:
+    libc = Libc(EXT4)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: libc)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname="Linux", release="5.8.0-63-generic"))
+    return libc
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Iterator[OsLock]:
+    lock = OsDisk().lock(str(tmp_path / ".lock"))
+    assert isinstance(lock, OsLock)
+    yield lock
+    lock.release()
+
+
+class TestSyncOfAll:
+    def test_it_hears_of_each_failure_since_the_directory_was_locked(
+        self, tmp_path: Path, lock: OsLock, file_system: Libc
+    ):
+        """A descriptor of the end hears only of those of which nobody else has: the logs would be closed cleanly."""
+        assert OsDisk().sync_all([str(tmp_path)], lock)
+        assert file_system.synced == [lock.descriptor]
+
+    @pytest.mark.parametrize("kind", [0x65735546, 0x01021997, 0x794C7630], ids=["FUSE", "9p", "overlay"])
+    def test_a_file_system_that_syncs_less_has_each_file_synced(
+        self, tmp_path: Path, lock: OsLock, kind: int, file_system: Libc
+    ):
+        file_system.kind = kind
+        assert not OsDisk().sync_all([str(tmp_path)], lock)
+
+    @pytest.mark.parametrize("release", ["5.4.0-216-generic", "4.18.0-553.el8.x86_64", "unknown"])
+    def test_a_linux_that_tells_of_no_failure_has_each_file_synced(
+        self, tmp_path: Path, lock: OsLock, release: str, file_system: Libc, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname="Linux", release=release))
+        assert not OsDisk().sync_all([str(tmp_path)], lock)
+
+    def test_a_log_that_is_a_link_to_another_volume_has_each_file_synced(
+        self, tmp_path: Path, lock: OsLock, file_system: Libc
+    ):
+        (tmp_path / "t-0").symlink_to("/proc")
+        assert not OsDisk().sync_all([str(tmp_path), str(tmp_path / "t-0")], lock)
+        assert file_system.synced == []
+
+    def test_a_missing_directory_is_an_error(self, tmp_path: Path, lock: OsLock, file_system: Libc):
+        with pytest.raises(FileNotFoundError):
+            OsDisk().sync_all([str(tmp_path / "missing")], lock)
+
+    def test_the_system_itself(self, tmp_path: Path, lock: OsLock):
+        assert OsDisk().sync_all([str(tmp_path)], lock) in (True, False)

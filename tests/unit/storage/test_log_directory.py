@@ -275,7 +275,7 @@ class TestLogs:
 @pytest.mark.parametrize("can_sync_at_once", [True, False])
 def test_many_logs_are_closed_as_well_as_few(logs: MakeLogs, can_sync_at_once: bool, monkeypatch: pytest.MonkeyPatch):
     made = logs()
-    monkeypatch.setattr(type(made.disk), "sync_all", lambda disk, path: can_sync_at_once)
+    monkeypatch.setattr(type(made.disk), "sync_all", lambda disk, directories, since: can_sync_at_once)
     for partition in range(40):
         log = made.directory.create_log("many", partition, TOPIC_ID, CONFIG, NOW)
         log.append_as_leader(batch(partition + 1), 7, NOW)
@@ -288,12 +288,6 @@ def test_many_logs_are_closed_as_well_as_few(logs: MakeLogs, can_sync_at_once: b
         assert log.log_end_offset == partition + 1
         assert list(log.leader_epochs) == [(7, 0)]
     made.close()
-
-
-def test_everything_can_be_synced_at_once(tmp_path: Path):
-    assert OsDisk().sync_all(str(tmp_path)) in (True, False)
-    with pytest.raises(OSError):
-        OsDisk().sync_all(str(tmp_path / "missing"))
 
 
 class TestMetadataLog:

@@ -11,10 +11,12 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import shutil
 import stat
 import struct
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
@@ -33,6 +35,14 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _MOUNTS_OF = ("/sys/fs/ext4", "/sys/fs/xfs")
 """Linux has a directory here for each volume while it is mounted, wherever that is; each has a new inode."""
+_SYNCFS_REPORTS_SINCE = 5, 8
+"""Before this Linux, syncfs succeeds whatever could not be written."""
+_SYNCFS_IS_FSYNC = frozenset({0xEF53, 0x58465342, 0x9123683E})
+"""ext2 to ext4, XFS and Btrfs, by statfs. Elsewhere syncfs may do less than an fsync of each file.
+
+FUSE, 9p and SMB do not have their servers sync, and an overlay reports no failure of the file system below it.
+"""
+_STATFS_BYTES = 256
 
 
 def is_exhaustion(error: BaseException) -> bool:
@@ -195,8 +205,12 @@ class Disk(Protocol):
         """Sync the creations, renames and removals in the directory."""
         ...
 
-    def sync_all(self, path: str) -> bool:
-        """Sync the whole file system of `path`. False if the system does not support it."""
+    def sync_all(self, directories: Sequence[str], since: Lock) -> bool:
+        """Sync the whole file system in which the directories lie.
+
+        Raises OSError also for a write that failed earlier, if the lock `since` was held by then. False if that is not
+        as good as a sync of each file in them: the caller syncs these.
+        """
         ...
 
     def lock(self, path: str) -> Lock:
@@ -335,6 +349,11 @@ class OsLock:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
+    @property
+    def descriptor(self) -> int:
+        """Of the lock file, -1 after the release."""
+        return self._descriptor
+
     def release(self) -> None:
         """Unlock: a close alone would leave the lock to a fork of this process, which has the descriptor too."""
         if self._descriptor >= 0:
@@ -350,6 +369,41 @@ class OsLock:
             self._descriptor = -1
 
     __del__ = _close  # in a fork this must not unlock the directory of its parent
+
+
+def _sync_file_system(descriptor: int, directories: Sequence[str]) -> bool:
+    """`Disk.sync_all` with a descriptor of the file system.
+
+    Linux reports a failed write once to each descriptor that was open then, and to only one that is opened later: the
+    failure would be unknown here if another process, or the close of another directory, has synced the file system.
+    """
+    try:
+        import ctypes
+    except ImportError:  # Python was built without libffi
+        return False
+    library = ctypes.CDLL(None, use_errno=True)
+    syncfs, statfs = getattr(library, "syncfs", None), getattr(library, "fstatfs", None)
+    if syncfs is None or statfs is None or _linux_version() < _SYNCFS_REPORTS_SINCE:
+        return False
+    status = ctypes.create_string_buffer(_STATFS_BYTES)
+    type_bytes = status.raw[: ctypes.sizeof(ctypes.c_long)] if not statfs(descriptor, status) else b""
+    if int.from_bytes(type_bytes, sys.byteorder) & 0xFFFFFFFF not in _SYNCFS_IS_FSYNC:
+        return False
+    device = os.fstat(descriptor).st_dev
+    if any(os.stat(directory).st_dev != device for directory in directories):
+        return False  # one is a link to another volume
+    if syncfs(descriptor):
+        code = ctypes.get_errno()
+        code = errno.EIO if code in _EXHAUSTED else code
+        raise OSError(code, f"syncfs failed: {os.strerror(code)}", directories[0])
+    return True
+
+
+def _linux_version() -> tuple[int, ...]:
+    """The first two numbers; () on another system."""
+    system = os.uname()
+    found = re.match(r"(\d+)\.(\d+)", system.release) if system.sysname == "Linux" else None
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -467,20 +521,9 @@ class OsDisk:
     def sync_directory(self, path: str) -> None:
         self.sync_file(path)
 
-    def sync_all(self, path: str) -> bool:
-        import ctypes
-
-        syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-        if syncfs is None:
-            return False
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if syncfs(descriptor):
-                code = ctypes.get_errno()
-                raise OSError(errno.EIO if code in _EXHAUSTED else code, f"syncfs failed: {os.strerror(code)}", path)
-        finally:
-            os.close(descriptor)
-        return True
+    def sync_all(self, directories: Sequence[str], since: Lock) -> bool:
+        assert isinstance(since, OsLock)
+        return _sync_file_system(since.descriptor, directories)
 
     def lock(self, path: str) -> Lock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -653,7 +653,7 @@ class LogDirectory:
             return False
         try:
             logs = self._all_logs()
-            is_whole = _close_logs(self._disk, self.path, logs, self.sync_at_once_from)
+            is_whole = _close_logs(logs, self.sync_at_once_from, self._sync_all)
             is_clean = is_whole and not self.offline
             if self._is_loaded:
                 self.write_checkpoints()
@@ -663,6 +663,9 @@ class LogDirectory:
             return is_whole
         finally:
             self._lock.release()
+
+    def _sync_all(self, logs: list[PartitionLog]) -> bool:
+        return self._disk.sync_all([self.path, *(log.directory for log in logs)], self._lock)
 
     def _epochs_of_new_starts(self) -> list[EpochContent]:
         """The epoch files of the logs whose start has moved. They are written before the log start checkpoint.
@@ -701,7 +704,9 @@ def _is_harmless(name: str) -> bool:
     return name in (LOCK_FILE, "lost+found") or name.endswith(".tmp")
 
 
-def _close_logs(disk: Disk, path: str, logs: list[PartitionLog], sync_at_once_from: int) -> bool:
+def _close_logs(
+    logs: list[PartitionLog], sync_at_once_from: int, sync_all: Callable[[list[PartitionLog]], bool]
+) -> bool:
     """Close the logs. Whether all were closed. Many logs are synced at once, because each sync takes milliseconds."""
     tasks: list[tuple[PartitionLog, FlushTask | None]] = []
     is_clean = True
@@ -710,9 +715,9 @@ def _close_logs(disk: Disk, path: str, logs: list[PartitionLog], sync_at_once_fr
             tasks.append((log, log.begin_close()))
         except OSError as error:
             is_clean = _not_closed(log, error)
-    waiting = [task for _, task in tasks if task is not None]
-    if not (len(waiting) >= sync_at_once_from and _sync_at_once(disk, path, waiting)):
-        for task in waiting:
+    waiting = {log: task for log, task in tasks if task is not None}
+    if not (len(waiting) >= sync_at_once_from and _sync_at_once(waiting, sync_all)):
+        for task in waiting.values():
             task.run()
     for log, done in tasks:
         try:
@@ -723,22 +728,23 @@ def _close_logs(disk: Disk, path: str, logs: list[PartitionLog], sync_at_once_fr
     return is_clean
 
 
-def _sync_at_once(disk: Disk, path: str, tasks: list[FlushTask]) -> bool:
+def _sync_at_once(tasks: dict[PartitionLog, FlushTask], sync_all: Callable[[list[PartitionLog]], bool]) -> bool:
     """Sync the file system instead of each file. Whether it could.
 
     A new small file replaces the present one when its content is on the device: on XFS, and on ext4 mounted with
     noauto_da_alloc, a loss of power after the rename would leave an empty file.
     """
+    logs = list(tasks)
     try:
-        has_small_files = [task.prepare() for task in tasks]
+        has_small_files = [task.prepare() for task in tasks.values()]
         if any(has_small_files):
-            if not disk.sync_all(path):
+            if not sync_all(logs):
                 return False
-            for task in tasks:
+            for task in tasks.values():
                 task.put_in_place()
-        return disk.sync_all(path)
+        return sync_all(logs)
     except OSError as error:
-        logger.warning("syncing %s file by file: %s", path, error)
+        logger.warning("syncing the logs file by file: %s", error)
         return False
 
 
