@@ -19,7 +19,14 @@ from tests.patience import PATIENCE_S as WAIT_S
 from tests.unit.broker.test_connection import Owner, Transport, connect
 from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
 from tidelog.broker.network.receive_buffers import READ_S_PER_BYTE
-from tidelog.broker.scheduling.fair_scheduler import LONG_TURN_S, QUEUE_S, REQUEST_BYTES_MAX, FairScheduler
+from tidelog.broker.scheduling.fair_scheduler import (
+    LARGE_ANSWERS_MAX,
+    LONG_TURN_S,
+    QUEUE_S,
+    REQUEST_BYTES_MAX,
+    FairScheduler,
+)
+from tidelog.broker.scheduling.host_queue import REQUEST_HOST
 
 PRODUCE, FETCH, METADATA, ALTER_PARTITION, HEARTBEAT = 0, 1, 3, 56, 63
 COST_S = {PRODUCE: 10e-6, FETCH: 10e-6, METADATA: 150e-6, ALTER_PARTITION: 150e-6, HEARTBEAT: 150e-6}
@@ -361,3 +368,27 @@ async def test_one_coroutine_goes_on_in_a_turn_and_those_of_records_do_not_wait_
     assert max(Counter(at for at, _ in others).values()) == 1
     assert max(at for at, name in steps if name == "records") <= 8
     assert len(scheduler) == 0
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_a_coroutine_of_one_host_waits_for_one_of_each_other_host(is_large: bool) -> None:
+    """A DescribeConfigs and a CreateTopics waited for ten seconds behind 1,500 connections from one host."""
+    scheduler = FairScheduler(asyncio.get_running_loop().call_soon)
+    ended: list[str] = []
+
+    async def describe(host: str) -> None:
+        REQUEST_HOST.set(host)
+        if is_large:
+            await scheduler.begin_large_answer()
+            await asyncio.sleep(0)
+            scheduler.end_large_answer()
+        else:
+            await scheduler.begin()
+            await scheduler.pause()
+        ended.append(host)
+
+    tasks = [asyncio.create_task(describe(host)) for host in ["many"] * 40 + ["two"] * 2 + ["one"]]
+    await asyncio.wait(tasks, timeout=WAIT_S)
+    assert ended.index("one") < 2 * LARGE_ANSWERS_MAX
+    assert len(ended) - 1 - ended[::-1].index("two") < 3 * LARGE_ANSWERS_MAX
+    assert len(scheduler) == scheduler._large_answers == 0

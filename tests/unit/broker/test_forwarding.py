@@ -15,6 +15,8 @@ from tidelog.broker.apis.cluster import envelope
 from tidelog.broker.apis.dispatch import Dispatcher
 from tidelog.broker.apis.topics import alter_configs, incremental_alter_configs
 from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.broker.scheduling.fair_scheduler import FairScheduler
+from tidelog.broker.scheduling.host_queue import REQUEST_HOST
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import alter_configs as alter_messages
 from tidelog.protocol.messages import incremental_alter_configs as incremental_messages
@@ -57,6 +59,32 @@ async def test_whoever_forwarded_it_is_told_and_not_the_client(tmp_path: Path) -
         answer = await envelope.handle(services, context, sent)
         inner = CreateTopicsResponse.decode(bytes(answer.response_data or b"")[5:], 7)
         assert (answer.error_code, inner.topics[0].error_code) == (0, 0)
+
+
+async def test_a_request_takes_turns_among_those_of_its_client_s_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited behind all of 1,500 connections from another host, also at the controller that it was forwarded to."""
+    hosts: list[str] = []
+    begin = FairScheduler.begin
+
+    async def noted(self: FairScheduler) -> None:
+        hosts.append(REQUEST_HOST.get())
+        await begin(self)
+
+    monkeypatch.setattr(FairScheduler, "begin", noted)
+    async with running_services(tmp_path) as services:
+        dispatcher = Dispatcher(services, CONTROLLER_APIS, FORWARDED)
+        for host in ("10.0.0.8", "10.0.0.9"):
+            await asyncio.create_task(dispatcher.embedded(FRAME, host))
+        answer = dispatcher.dispatch_cold(memoryview(FRAME), cast(Any, Client()))
+        assert isinstance(answer, Deferred)
+        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.on_complete(told.set_result)
+        await asyncio.wait_for(told, PATIENCE_S)
+        await dispatcher.close()
+    assert hosts == ["10.0.0.8", "10.0.0.9", Client.host]
+    assert REQUEST_HOST.get() == ""
 
 
 @pytest.mark.parametrize(

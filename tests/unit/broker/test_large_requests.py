@@ -422,7 +422,7 @@ async def test_requests_for_the_controller_wait_undecoded_and_are_answered_in_st
         while not all(each.done() for each in answers):
             await wire.call(MetadataRequest(topics=[]), 9, MetadataResponse)
             most = max(most, scheduler._request_bytes)
-            waiting = max(waiting, sum(map(len, scheduler._waiting_for_room.values())))
+            waiting = max(waiting, len(scheduler._waiting_for_room))
     assert size_bytes * dispatch.CONTROLLER_WEIGHT < most < 2 * size_bytes * dispatch.CONTROLLER_WEIGHT
     assert waiting >= 2
     elements = getattr(request, "topics", None) or request.topic_partitions[0].partitions

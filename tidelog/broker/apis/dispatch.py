@@ -24,6 +24,7 @@ from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.controller_channel import forwarding_ms
 from tidelog.broker.network.counters import SHORTEST_S, ApiCounters, RequestCounters
 from tidelog.broker.network.request import NOT_YET, Answer, Deferred, Peer, RequestContext, completed
+from tidelog.broker.scheduling.host_queue import REQUEST_HOST
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, Arrays, is_large, join, split
 from tidelog.protocol.api import ApiKey, request_header_version, response_header_version
@@ -225,6 +226,7 @@ class Dispatcher:
             return answer
 
         async def run() -> None:
+            REQUEST_HOST.set(context.client_host)
             try:
                 if takes_turns:
                     await self._scheduler.begin()
@@ -312,6 +314,7 @@ class Dispatcher:
         began = api.counters.begun(version)
         client_id, request = api.parse(view, version, client_id_bytes)
         context = RequestContext(key, version, correlation_id, client_id, client_host, "")
+        REQUEST_HOST.set(client_host)
         response = await self._outcome(api, context, request)
         if _lost_the_lead(response):
             raise KafkaError(ErrorCode.NOT_CONTROLLER)

@@ -7,8 +7,8 @@ requests, each for those between nodes, for Produce and Fetch, and for all else:
 votes, and a Produce costs a tenth of most other requests. Two more are for the first fetches and heartbeats of few
 connections, which are known as those of voters and brokers. Coroutines wait in two queues of their own. A turn
 continues only the first of each, because the time until its next pause is unknown.
-Invariants: each queue is served in order; a connection is in at most one queue, and there once; every turn of the loop
-serves every queue.
+Invariants: each queue is served in order, that of coroutines in rotation of their clients' hosts; a connection is in
+at most one queue, and there once; every turn of the loop serves every queue.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+
+from tidelog.broker.scheduling.host_queue import REQUEST_HOST, HostQueue
 
 logger = logging.getLogger("tidelog.connection")
 
@@ -56,12 +58,12 @@ class FairScheduler:
         self._stopwatch = stopwatch
         self._queues: tuple[deque[Wake], ...] = tuple(deque() for _ in range(8))
         self._paused_for_records: deque[asyncio.Future[None]] = deque()
-        self._paused: deque[asyncio.Future[None]] = deque()  # all other coroutines
+        self._paused: HostQueue[asyncio.Future[None]] = HostQueue()  # all other coroutines
         self._request_bytes = 0
-        self._waiting_for_room: dict[str, deque[Wake]] = {}  # by host, the host that is next at the front
+        self._waiting_for_room: HostQueue[Wake] = HostQueue()
         self._is_admitting = False  # the first of `_waiting_for_room` is being served
         self._large_answers = 0
-        self._large_waiting: deque[asyncio.Future[None]] = deque()
+        self._large_waiting: HostQueue[asyncio.Future[None]] = HostQueue()
         self._has_begun = False  # a coroutine continues in this turn of the loop
         self._is_armed = False
         self._turn_began_s = 0.0
@@ -85,9 +87,14 @@ class FairScheduler:
         self.add_work(0.0)
 
     async def pause(self, *, for_records: bool = False) -> None:
-        """Let a coroutine with more work wait until other requests and the coroutines before it were served."""
+        """Let a coroutine with more work wait until other requests and the coroutines before it were served; hosts take
+        turns, except for records.
+        """
         turn = asyncio.get_running_loop().create_future()
-        (self._paused_for_records if for_records else self._paused).append(turn)
+        if for_records:
+            self._paused_for_records.append(turn)
+        else:
+            self._paused.append(turn, REQUEST_HOST.get())
         self._arm()
         await turn
 
@@ -106,7 +113,7 @@ class FairScheduler:
 
     def wait_for_room(self, wake: Wake, host: str) -> None:
         """Wait behind the requests of the same host, and between two of them for one of each other host."""
-        self._waiting_for_room.setdefault(host, deque()).append(wake)
+        self._waiting_for_room.append(wake, host)
 
     def begin_request(self, size_bytes: int) -> None:
         """Count a large request. `end_request` must follow."""
@@ -117,13 +124,8 @@ class FairScheduler:
         self._admit()
 
     def _admit(self) -> None:
-        if not self._waiting_for_room or self._request_bytes >= REQUEST_BYTES_MAX:
-            return
-        host = next(iter(self._waiting_for_room))
-        wakes = self._waiting_for_room.pop(host)
-        self.wait(partial(self._serve_large, wakes.popleft()), is_first=True, for_records=False)
-        if wakes:
-            self._waiting_for_room[host] = wakes
+        if self._waiting_for_room and self._request_bytes < REQUEST_BYTES_MAX:
+            self.wait(partial(self._serve_large, self._waiting_for_room.popleft()), is_first=True, for_records=False)
 
     def _serve_large(self, wake: Wake) -> None:
         self._is_admitting = True
@@ -139,7 +141,7 @@ class FairScheduler:
             self._large_answers += 1
             return
         turn = asyncio.get_running_loop().create_future()
-        self._large_waiting.append(turn)
+        self._large_waiting.append(turn, REQUEST_HOST.get())
         try:
             await turn
         except asyncio.CancelledError:
@@ -212,7 +214,7 @@ class FairScheduler:
                 break
 
 
-def _wake_first(paused: deque[asyncio.Future[None]]) -> bool:
+def _wake_first(paused: deque[asyncio.Future[None]] | HostQueue[asyncio.Future[None]]) -> bool:
     """Continue the first coroutine. Returns whether there was one."""
     while paused:
         turn = paused.popleft()
