@@ -34,6 +34,7 @@ from tidelog.protocol.messages.describe_quorum import (
 )
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
 from tidelog.protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
@@ -98,6 +99,17 @@ REFUSED: list[tuple[Any, int, Any]] = [
     (AllocateProducerIdsRequest(broker_id=7, broker_epoch=7), 0, AllocateProducerIdsResponse),
     (
         IncrementalAlterConfigsRequest(resources=[AlterConfigsResource(resource_type=2, resource_name="twice")] * 2),
+        1,
+        IncrementalAlterConfigsResponse,
+    ),
+    (
+        IncrementalAlterConfigsRequest(
+            resources=[
+                AlterConfigsResource(
+                    resource_type=2, resource_name="t", configs=[AlterableConfig(name="unknown", value="1")]
+                )
+            ]
+        ),
         1,
         IncrementalAlterConfigsResponse,
     ),

@@ -95,6 +95,7 @@ class Deferred:
         """Complete the answer. `response` None: this broker failed, so the connection is closed without an answer."""
         assert self.response is None, "a request is answered once"
         self.response = response
+        self.on_abandon = None  # a cycle with what waits, and the response, which the collector alone would free
         timing, callback = self.timing, self._on_complete
         if callback is not None:
             self._on_complete = None  # once, also if a failure follows

@@ -99,6 +99,7 @@ def _alter_all(
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate resource.")
             records += _alter(state, resource_type, name, changes_of(resource))
         except KafkaError as error:
+            error.with_traceback(None)  # one of its frames may keep it, and the request
             response.error_code, response.error_message = error.code, error.message
     return [] if request.validate_only else records, responses
 
