@@ -80,7 +80,6 @@ class _ParkedDelete(Deferred):
         self._answer = answer
         self._bucket = -1
         self._waiting: dict[Deleted, tuple[Partition, DeleteRecordsPartitionResult]] = {}
-        self.on_abandon = self._stop_waiting
 
     @property
     def is_waiting(self) -> bool:
@@ -98,6 +97,7 @@ class _ParkedDelete(Deferred):
         self._partitions.deletions.wait(partition, required_offset, deleted)
 
     def set_deadline(self, timeout_ms: int) -> None:
+        self.on_abandon = self._stop_waiting
         self._bucket = self._partitions.deadlines.add(max(timeout_ms, 0), self._time_is_up)
 
     def _time_is_up(self) -> None:
