@@ -195,6 +195,19 @@ def test_a_follower_that_is_throttled_waits_also_with_a_known_request(follower: 
     assert not follower.ask(1).responses
 
 
+def test_an_answer_that_was_kept_for_the_next_follower_names_the_log_start_of_now(follower: Follower) -> None:
+    """Else the next one says only after its wait that it has deleted the records, and DeleteRecords waits for it."""
+    before = follower.ask(2)
+    follower.node.partitions.delete_records(follower.node.partition, 2)
+    after = follower.ask(2)
+    told = [
+        (each.log_start_offset, each.high_watermark, bytes(each.records or b"") != b"")
+        for answer in (before, after)
+        for each in answer.responses[0].partitions
+    ]
+    assert told == [(0, 2, True), (2, 2, True)]
+
+
 def test_the_leader_remembers_a_bounded_number_of_requests(follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_fetches, "KNOWN_REQUESTS_MAX", 5)
     for number in range(20):

@@ -394,6 +394,7 @@ class Partitions:
     def reported_values_changed(self, partition: Partition) -> None:
         """A value that fetches report, such as the log start offset, has changed. Its fetches are answered anew."""
         watch = self._watches[partition]
+        watch.tail.clear()  # the answer kept for the next follower says what was
         call_all([entry.changed for entry in watch.fetches])
         for follower in watch.followers:
             follower.session.unsettled[follower] = None
