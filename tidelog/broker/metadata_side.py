@@ -166,7 +166,7 @@ class MetadataSide:
             if response.error_code:
                 logger.warning(
                     "the active controller refuses the registration of this controller: %s",
-                    ErrorCode(response.error_code).name,
+                    ErrorCode.of(response.error_code).name,
                 )
         except KafkaError as error:
             logger.info("this controller is not registered with the active one yet: %s", error)

@@ -86,7 +86,7 @@ class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
             return False
         if response.error_code:
             # STALE_BROKER_EPOCH ends when this broker registers again, NOT_CONTROLLER with the next active controller.
-            logger.info("the controller refused ISR changes: %s", ErrorCode(response.error_code).name)
+            logger.info("the controller refused ISR changes: %s", ErrorCode.of(response.error_code).name)
             return False
         settled = 0
         for topic in response.topics:
@@ -105,7 +105,7 @@ class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
                     isr, epoch = tuple(answer.isr), answer.leader_epoch
                     partition.on_proposal_agreed(proposal, isr, epoch, answer.partition_epoch)
                     continue
-                logger.info("%s: the controller answered %r with %s", partition, proposal, ErrorCode(code).name)
+                logger.info("%s: the controller answered %r with %s", partition, proposal, ErrorCode.of(code).name)
                 # Kafka's controller does not support resignations and answers INVALID_REQUEST.
                 if code in _REJECTED or (proposal.resigns and code == ErrorCode.INVALID_REQUEST):
                     partition.on_proposal_rejected(proposal)

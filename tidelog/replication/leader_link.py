@@ -379,7 +379,7 @@ class ReplicaFetcher:
             raise MalformedMessage(f"{len(body)} bytes")
         code, session_id, partitions = answer
         if code:
-            logger.info("broker %d refuses the fetch session: %s", self.leader_id, ErrorCode(code).name)
+            logger.info("broker %d refuses the fetch session: %s", self.leader_id, ErrorCode.of(code).name)
             self._begin_anew(0 if code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND else self._session_id)
             if code not in SESSION_ERRORS and self._retry_timer is None:
                 self._retry_later()
@@ -532,10 +532,10 @@ class ReplicaFetcher:
         logger.log(
             logging.INFO if followed.failures >= FAILURES_BEFORE_INFO else logging.DEBUG,
             "%s-%d at %d: broker %d answers %s", partition.topic, partition.index, followed.log.log_end_offset,
-            self.leader_id, ErrorCode(code).name,
+            self.leader_id, ErrorCode.of(code).name,
         )  # fmt: skip
         self._delay(followed)
-        if REACTIONS.get(ErrorCode(code)) is Reaction.RESET:
+        if REACTIONS.get(ErrorCode.of(code)) is Reaction.RESET:
             self._delays.discard(followed)
             if self._link is not None:
                 self._bounds.ask(self._link, followed)

@@ -31,7 +31,7 @@ class ActiveController:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        self.registrations: list[ErrorCode] = []
+        self.registrations: list[int] = []
         self.heartbeat: Callable[[BrokerHeartbeatRequest], BrokerHeartbeatResponse] = lambda request: (
             BrokerHeartbeatResponse(is_fenced=request.want_fence)
         )
@@ -102,13 +102,27 @@ async def test_readiness_waits_until_the_controller_agrees() -> None:
     await lifecycle.close()
 
 
+async def test_a_registration_that_is_refused_with_a_code_of_a_later_version_is_tried_again() -> None:
+    controller = ActiveController()
+    controller.registrations = [12_345]
+    lifecycle = made(controller)
+    async with asyncio.timeout(PATIENCE_S):
+        await lifecycle.register(3)
+    assert (len(controller.heard), lifecycle.epoch) == (2, 12)
+    await lifecycle.close()
+
+
 async def test_heartbeats_go_on_after_an_answer_that_makes_no_sense(caplog: pytest.LogCaptureFixture) -> None:
     controller = ActiveController()
-    controller.heartbeat = lambda request: BrokerHeartbeatResponse(error_code=12_345)
+    controller.heartbeat = lambda request: cast(Any, BrokerRegistrationResponse())
     lifecycle = made(controller)
     await lifecycle.register(3)
     await until(lambda: len(controller.heartbeats()) >= 2)
     assert "a heartbeat failed" in caplog.text
+    controller.heartbeat = lambda request: BrokerHeartbeatResponse(error_code=12_345)
+    count = len(controller.heartbeats())
+    await until(lambda: len(controller.heartbeats()) >= count + 2)
+    assert lifecycle.is_fenced
     controller.heartbeat = lambda request: BrokerHeartbeatResponse(is_fenced=False)
     await lifecycle.become_ready()
     await lifecycle.close()

@@ -12,6 +12,8 @@ from tests.old_truncation import truncate_by_high_watermark
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.replication.replicas import LIST_OFFSETS, FakeLink, Replicas
 from tidelog.broker.replicas import hosting
+from tidelog.broker.replicas.fetching.follower_fetches import FollowerFetches
+from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
 from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record import Record
 from tidelog.protocol.errors import ErrorCode
@@ -782,6 +784,33 @@ def test_what_was_put_off_and_is_deleted_meanwhile_is_not_made() -> None:
     hosting.apply(cluster.image, MetadataDelta(deleted_topics={b"M" * 16: topic}))
     cluster.loop.settle()
     assert [each.topic for each in cluster.nodes[1].partitions.hosted()] == ["t"]
+
+
+def test_an_error_of_a_later_version_holds_up_no_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Kafka it is an unknown error of the server. It ended the connection, and the link stood still for good."""
+    cluster = Replicas(2)
+    cluster.add_topic(b"M" * 16, "many", 3)
+    for node in cluster.nodes.values():
+        node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: set(range(3))}))
+    cluster.loop.run_for(100)
+    examine = FollowerFetches._examine
+
+    def refuse(self: FollowerFetches, entry: FollowerEntry, now_ms: float) -> None:
+        examine(self, entry, now_ms)
+        if entry.key == (b"M" * 16, 1):
+            entry.session.dirty[entry] = None
+            entry.problem = 30_000
+
+    monkeypatch.setattr(FollowerFetches, "_examine", refuse)
+    for link in cluster.links:
+        link._break()
+    leader, follower = cluster.nodes[1], cluster.nodes[2]
+    for index in range(3):
+        batch = encode_batch([Record(0, leader.clock_ms(), None, b"x")])
+        leader.partitions.append(leader.partitions.leader("many", index), memoryview(batch), leader.clock_ms(), 1)
+    cluster.loop.run_for(5000)
+    found = [follower.partitions.find("many", index) for index in range(3)]
+    assert [each.log.log_end_offset for each in found if each is not None] == [1, 0, 1]
 
 
 @pytest.mark.parametrize("size", [50_000, 300_000, 700_000, 1_500_000])

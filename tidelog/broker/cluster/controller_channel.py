@@ -212,7 +212,7 @@ class ControllerChannel:
         envelope = EnvelopeRequest(request_data=request, request_principal=_ANONYMOUS, client_host_address=address)
         response = await self._call_on_own_connection(envelope, ENVELOPE_VERSION, timeout_ms)
         if response.error_code:
-            raise KafkaError(ErrorCode(response.error_code))
+            raise KafkaError(ErrorCode.of(response.error_code))
         data = response.response_data
         if data is None:
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "an empty envelope came back")
@@ -280,4 +280,4 @@ def _creatable(topic: NewTopic) -> CreatableTopic:
 
 
 def _outcome(code: int, message: str | None) -> KafkaError | None:
-    return KafkaError(ErrorCode(code), message) if code else None
+    return KafkaError(ErrorCode.of(code), message) if code else None

@@ -129,7 +129,7 @@ class BrokerLifecycle:
             except KafkaError:
                 logger.warning("no controller has answered yet; still trying to register")
                 continue
-            code = ErrorCode(response.error_code)
+            code = ErrorCode.of(response.error_code)
             if code == ErrorCode.NONE:
                 break
             if code in _FATAL_ERRORS:
@@ -251,7 +251,7 @@ class BrokerLifecycle:
         """Handle a heartbeat's response; returns the ms until the next heartbeat,
         or -1 for the backoff's delay.
         """
-        code = ErrorCode(response.error_code)
+        code = ErrorCode.of(response.error_code)
         if code in _REREGISTRATION_ERRORS and not self._wants_shutdown:
             logger.warning("broker %d is not known in epoch %d: registering again", self._node_id, self.epoch)
             if self._registration_task is None:

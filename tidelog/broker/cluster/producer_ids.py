@@ -30,7 +30,7 @@ def controller_blocks(
         request = AllocateProducerIdsRequest(broker_id=node_id, broker_epoch=broker_epoch())
         response = await channel.call(request, 0)
         if response.error_code:
-            raise KafkaError(ErrorCode(response.error_code))
+            raise KafkaError(ErrorCode.of(response.error_code))
         return ProducerIdBlock(response.producer_id_start, response.producer_id_len)
 
     return allocate

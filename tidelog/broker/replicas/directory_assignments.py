@@ -85,7 +85,7 @@ class DirectoryAssignments(RetryingReporter[_Replica, bytes]):
             logger.info("AssignReplicasToDirs of %d replicas failed: %s", len(sent), error)
             return False
         if response.error_code:
-            logger.info("the controller refuses AssignReplicasToDirs: %s", ErrorCode(response.error_code).name)
+            logger.info("the controller refuses AssignReplicasToDirs: %s", ErrorCode.of(response.error_code).name)
             return False
         settled = 0
         for directory in response.directories:

@@ -586,8 +586,8 @@ class Repairs:
         )
         response = await self._exchange(endpoint, request, FETCH_VERSION, timeout_ms=FETCH_TIMEOUT_MS, lane="repair")
         if response.error_code or not response.responses:
-            raise PeerUnreachable(f"it answers {ErrorCode(response.error_code).name}")
+            raise PeerUnreachable(f"it answers {ErrorCode.of(response.error_code).name}")
         answer = response.responses[0].partitions[0]
         if answer.error_code:
-            raise KafkaError(ErrorCode(answer.error_code))
+            raise KafkaError(ErrorCode.of(answer.error_code))
         return bytes(answer.records or b"")
