@@ -166,10 +166,22 @@ def test_gaps_are_refused_for_good_later() -> None:
     cluster.elect(2, [1, 2, 3])
     cluster.loop.run_for(100)
     assert codes(cluster, 1, 3, producer_id=7, node=2) == [0, NOT_LEADER]
-    cluster.loop.run_for(GAPS_AFTER_ELECTION_REFUSED_MS)
+    cluster.loop.run_for(GAPS_AFTER_ELECTION_REFUSED_MS + 1)
     assert codes(cluster, 3, producer_id=7, node=2) == [OUT_OF_ORDER]
-    assert codes(cluster, 3, producer_id=8, node=2) == [OUT_OF_ORDER]
     assert codes(cluster, 5, producer_id=9, node=2) == [0], "an unknown producer begins anywhere"
+    assert codes(cluster, 3, producer_id=8, node=2) == [NOT_LEADER], "this one has only come now"
+    cluster.loop.run_for(GAPS_AFTER_ELECTION_REFUSED_MS + 1)
+    assert codes(cluster, 3, producer_id=8, node=2) == [OUT_OF_ORDER]
+
+
+def test_a_client_that_turns_late_to_the_new_leader_with_the_later_batch_first() -> None:
+    """The old leader hung with the first batch. When the request has timed out, the next batch overtakes it."""
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    cluster.elect(2, [1, 2, 3])
+    cluster.loop.run_for(6 * GAPS_AFTER_ELECTION_REFUSED_MS)
+    assert codes(cluster, 2, node=2) == [NOT_LEADER]
+    assert codes(cluster, 1, 2, node=2) == [0, 0]
 
 
 def test_a_leader_that_succeeds_no_other_refuses_a_gap_for_good_at_once() -> None:

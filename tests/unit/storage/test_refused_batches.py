@@ -12,6 +12,7 @@ from tidelog.storage.producers.refused_batches import (
     GAPS_REFUSED_MAX,
     UNKNOWN_AWAITED_MS_MAX,
     RefusedBatches,
+    RefusedOfPartition,
     sequenced_header,
 )
 
@@ -181,18 +182,52 @@ def test_what_was_refused_before_the_partition_was_hosted_is_known_by_its_name()
     table.of(ELSEWHERE, ("t", 1)).check_gap(PID, 0, 10, None, NOW)
 
 
+def check(here: RefusedOfPartition, sequence: int, expected: int | None, now_ms: int, epoch: int = 0) -> bool:
+    """Whether this gap is refused as retriable."""
+    try:
+        here.check_gap(PID, epoch, sequence, expected, now_ms)
+    except KafkaError as error:
+        return error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return False
+
+
 def test_after_an_election_every_gap_is_refused_as_retriable():
     here = RefusedBatches().of(HERE)
-    here.check_gap(PID, 0, 10, 5, NOW)  # the first leader of the partition
+    assert not check(here, 10, 5, NOW), "the first leader of the partition"
     here.on_election(NOW)
     for expected, sequence in ((5, 10), (None, 1), (2**31 - 1, 3)):
-        with pytest.raises(KafkaError) as caught:
-            here.check_gap(PID, 0, sequence, expected, NOW + GAPS_AFTER_ELECTION_REFUSED_MS)
-        assert caught.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert check(here, sequence, expected, NOW + GAPS_AFTER_ELECTION_REFUSED_MS)
     for now_ms in (NOW - GAPS_AFTER_ELECTION_REFUSED_MS - 1, NOW + GAPS_AFTER_ELECTION_REFUSED_MS + 1):
-        here.check_gap(PID, 0, 10, 5, now_ms)
-    here.check_gap(PID, 0, 3, 5, NOW)  # an old batch
-    here.check_gap(PID, 0, 0, None, NOW)  # a new producer
+        assert not check(here, 10, None, now_ms)
+    assert not check(here, 3, 5, NOW), "an old batch"
+    assert not check(here, 0, None, NOW), "a new producer"
+
+
+def test_the_time_of_a_gap_counts_from_its_first_batch():
+    """The client waits for the leader before, which may hang, and turns to this one long after the election."""
+    here = RefusedBatches().of(HERE)
+    here.on_election(NOW)
+    met_ms = NOW + 60_000
+    assert [check(here, 10, 5, met_ms + ms) for ms in (0, GAPS_AFTER_ELECTION_REFUSED_MS)] == [True] * 2
+    late_ms = met_ms + GAPS_AFTER_ELECTION_REFUSED_MS + 1
+    assert not check(here, 10, 5, late_ms)
+    assert not check(here, 12, 5, late_ms), "the same gap, a later batch"
+    assert check(here, 12, 10, late_ms), "a gap behind the batches that came"
+    assert check(here, 10, 5, late_ms, epoch=1)
+    assert not check(here, 20, 15, NOW + AWAITED_MS_MAX + 1)
+
+
+def test_gaps_are_forgotten_by_number():
+    table = RefusedBatches(producers_max=10)
+    here = table.of(HERE)
+    here.on_election(NOW)
+    assert check(here, 10, 5, NOW)
+    late_ms = NOW + GAPS_AFTER_ELECTION_REFUSED_MS + 1
+    for stranger in range(100, 120):
+        with pytest.raises(KafkaError):
+            here.check_gap(stranger, 0, 10, 5, late_ms)
+    assert len(table._gaps) == 10
+    assert check(here, 10, 5, late_ms)
 
 
 def test_only_batches_with_a_sequence_are_noted():

@@ -7,9 +7,11 @@ If the log does not know the producer, the second batch would even be accepted, 
 any sequence; librdkafka then assumes that the first is in the log too. So a batch after a gap of only refused batches
 is refused with the same error, until the first of them is sent again.
 
-A new leader does not know what the leader before it has refused. So for a short time after an election every gap is
-refused as retriable, also behind a batch of the present leader epoch: the client may have sent that one again before
-it had the answer to the next.
+A new leader does not know what the leader before it has refused, or has not answered. So a gap that it meets after an
+election is refused as retriable for a short time, also behind a batch of the present leader epoch: the client may have
+sent that one again before it had the answer to the next. The time counts from the first batch behind the gap, because
+the client may come late: librdkafka first waits until the old leader, which may hang, has answered or its request has
+timed out. It then counts that request as done before its batch is back in the queue, and may send the next one first.
 
 Pure. Invariant: all entries are bounded, in number and in time; Kafka's rules apply to forgotten ones.
 """
@@ -47,6 +49,7 @@ PRODUCERS_MAX: Final = 10_000
 # A client sends a refused batch again after its backoff, at most 1 s by default. librdkafka was seen to send the batch
 # behind it to the new leader 84 ms earlier.
 GAPS_AFTER_ELECTION_REFUSED_MS: Final = 2_000
+"""From the first batch behind a gap; for a producer that the log does not know, from the election."""
 _SEQUENCES: Final = 2**31
 
 Place = tuple[str | bytes, int]
@@ -84,12 +87,14 @@ class _Run:
 class RefusedBatches:
     """The refused batches of one node: one run for each producer and partition."""
 
-    __slots__ = ("_known", "_unknown", "producers_max")
+    __slots__ = ("_gaps", "_known", "_unknown", "producers_max")
 
     def __init__(self, producers_max: int = PRODUCERS_MAX) -> None:
         self.producers_max = producers_max
         self._known: dict[tuple[Place, int], _Run] = {}
         self._unknown: dict[tuple[Place, int], _Run] = {}
+        self._gaps: dict[tuple[Place, int], tuple[int, int, int]] = {}
+        """Of a producer after an election: its epoch, the sequence that the log expects, when a gap was first met."""
 
     def __len__(self) -> int:
         return len(self._known) + len(self._unknown)
@@ -150,6 +155,17 @@ class RefusedBatches:
                 return run.code
         return None
 
+    def is_new_gap(self, place: Place, producer_id: int, epoch: int, expected: int, now_ms: int) -> bool:
+        """Whether the gap of this producer was first met here at most GAPS_AFTER_ELECTION_REFUSED_MS ago."""
+        key, gaps = (place, producer_id), self._gaps
+        gap = gaps.get(key)
+        if gap is None or gap[:2] != (epoch, expected):
+            gaps.pop(key, None)
+            gap = gaps[key] = epoch, expected, now_ms
+            if len(gaps) > self.producers_max:
+                del gaps[next(iter(gaps))]
+        return abs(now_ms - gap[2]) <= GAPS_AFTER_ELECTION_REFUSED_MS
+
 
 class RefusedOfPartition:
     """The refused batches of one partition. `places`: its key in `RefusedBatches`, then its other names."""
@@ -178,10 +194,15 @@ class RefusedOfPartition:
             raise KafkaError(
                 code, f"the batches of producer {producer_id} before sequence {first_sequence} were refused"
             )
+        if self._elected_ms is None or not 0 < (first_sequence - (expected or 0)) % _SEQUENCES < _SEQUENCES // 2:
+            return
+        since_ms = abs(now_ms - self._elected_ms)
         if (
-            self._elected_ms is not None
-            and abs(now_ms - self._elected_ms) <= GAPS_AFTER_ELECTION_REFUSED_MS
-            and 0 < (first_sequence - (expected or 0)) % _SEQUENCES < _SEQUENCES // 2
+            since_ms <= GAPS_AFTER_ELECTION_REFUSED_MS
+            if expected is None
+            # The leader before was given the missing batch, and no client keeps a batch for longer.
+            else since_ms <= AWAITED_MS_MAX
+            and self._refused.is_new_gap(self._places[0], producer_id, epoch, expected, now_ms)
         ):
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
