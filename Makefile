@@ -37,8 +37,8 @@ export PYTHONDONTWRITEBYTECODE =
 
 help:
 	@echo "make demo       flights through a broker, a consumer group and Spark (ROWS=0.1 takes a tenth; BROKERS=3: a cluster)"
-	@echo "make check      format, lint, strict types, import contracts, fast tests (about three minutes on two processors)"
-	@echo "make test       every test but the hunts (twelve to fifteen minutes on two processors)"
+	@echo "make check      format, lint, strict types, import contracts, fast tests (two minutes on two processors)"
+	@echo "make test       every test but the hunts (six to nine minutes on two processors)"
 	@echo "make format     rewrite the code in the house format"
 	@echo "make bench      measure Tidelog beside Apache Kafka"
 	@echo "make bench-report  all benchmark scenarios as one HTML page (ARGS=--quick shows that all runs)"
