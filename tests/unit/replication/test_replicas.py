@@ -330,8 +330,8 @@ def test_a_log_that_begins_above_the_followers_end_is_taken_over_from_there() ->
     assert cluster.nodes[2].values() == [b"3", b"4"]
 
 
-def test_a_connection_that_breaks_while_the_leaders_start_is_asked_for_is_made_anew() -> None:
-    """No fetch was open that noticed the break: the follower of one partition never asked again."""
+def cut_while_the_leaders_start_is_asked_for() -> Replicas:
+    """Node 2 was away while node 1 deleted what it lacks, and has just asked it for its log start. No fetch is open."""
     cluster = Replicas(2)
     cluster.stop(2)
     cluster.elect(1, [1])
@@ -342,6 +342,12 @@ def test_a_connection_that_breaks_while_the_leaders_start_is_asked_for_is_made_a
         assert cluster.loop.turn()
     cluster.cut.add((2, 1))
     cluster.loop.settle()
+    return cluster
+
+
+def test_a_connection_that_breaks_while_the_leaders_start_is_asked_for_is_made_anew() -> None:
+    """No fetch was open that noticed the break: the follower of one partition never asked again."""
+    cluster = cut_while_the_leaders_start_is_asked_for()
     assert cluster.nodes[2].log.log_end_offset == 0
     cluster.heal()
     cluster.loop.run_for(3000)
@@ -350,16 +356,7 @@ def test_a_connection_that_breaks_while_the_leaders_start_is_asked_for_is_made_a
 
 def test_a_leader_that_never_tells_its_logs_start_is_asked_on_another_connection() -> None:
     """The answer is lost, and the connection stays open. No fetch was open whose answer could be missed."""
-    cluster = Replicas(2)
-    cluster.stop(2)
-    cluster.elect(1, [1])
-    assert cluster.nodes[1].produce(*[b"%d" % number for number in range(5)]).code == 0
-    cluster.nodes[1].log.delete_records(3)
-    cluster.start(2)
-    while (2, 1, LIST_OFFSETS) not in cluster.requests:
-        assert cluster.loop.turn()
-    cluster.cut.add((2, 1))
-    cluster.loop.settle()
+    cluster = cut_while_the_leaders_start_is_asked_for()
     cluster.cut.clear()
     cluster.loop.run_for(32_000)
     assert (cluster.nodes[2].log.log_start_offset, cluster.nodes[2].log.log_end_offset) == (3, 5)

@@ -69,7 +69,7 @@ class ListenerCalls:
 
     def _run(self) -> None:
         self._handle = None
-        if self._steps is not None and not _is_done(self._steps):
+        if self._steps is not None and not is_done(self._steps):
             self._handle = self._loop.call_soon(self._run)
             return
         self._steps = None
@@ -88,7 +88,8 @@ class ListenerCalls:
             self._handle.cancel()
 
 
-def _is_done(steps: Iterator[None]) -> bool:
+def is_done(steps: Iterator[None]) -> bool:
+    """Run the next step. Whether it was the last one."""
     return next(steps, _DONE) is _DONE
 
 

@@ -197,13 +197,14 @@ class RefusedOfPartition:
         if self._elected_ms is None or not 0 < (first_sequence - (expected or 0)) % _SEQUENCES < _SEQUENCES // 2:
             return
         since_ms = abs(now_ms - self._elected_ms)
-        if (
-            since_ms <= GAPS_AFTER_ELECTION_REFUSED_MS
-            if expected is None
+        if expected is None:
+            is_retriable = since_ms <= GAPS_AFTER_ELECTION_REFUSED_MS
+        else:
             # The leader before was given the missing batch, and no client keeps a batch for longer.
-            else since_ms <= AWAITED_MS_MAX
-            and self._refused.is_new_gap(self._places[0], producer_id, epoch, expected, now_ms)
-        ):
+            may_come = since_ms <= AWAITED_MS_MAX
+            place = self._places[0]
+            is_retriable = may_come and self._refused.is_new_gap(place, producer_id, epoch, expected, now_ms)
+        if is_retriable:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 f"the leader before may have refused the batches of producer {producer_id} before sequence "

@@ -23,13 +23,13 @@ from tidelog.replication.controller.metadata.loader import MetadataLoader
 from tidelog.replication.controller.metadata.record_codec import LATEST_METADATA_VERSION, encode_record
 from tidelog.replication.controller.metadata.records import MetadataError
 from tidelog.replication.controller.raft_port import RaftLog, RunInExecutor
+from tidelog.replication.quorum.listener import is_done
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 
 logger = logging.getLogger("tidelog.metadata")
 
 # Records and batches that one turn of the loop replays, some 10 ms. Between two snapshots there may be 400,000.
 REPLAYED_AT_ONCE = 2_000
-_DONE = object()
 
 OnImage = Callable[[MetadataImage, MetadataDelta], None]
 
@@ -137,7 +137,7 @@ class MetadataTracker:
         built_images = None if self.controller is None else self.controller.take_committed(offset)
         if built_images is None:
             steps = self._read_to(offset)
-            return None if next(steps, _DONE) is _DONE else steps
+            return None if is_done(steps) else steps
         if built_images:
             self._adopt(built_images)
         self._on_published(offset)
