@@ -34,6 +34,7 @@ from tidelog.client.network.outcomes import start_task
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.arrow_batches import ArrowBatches
+from tidelog.client.producing.busy_poll import BusyPoll
 from tidelog.client.producing.delivery_future import DeliveryFuture, delivery_future_class
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.interceptors import DeliveryCallback, Interceptors, calls_on_delivery
@@ -101,6 +102,7 @@ class Producer:
             transactional=config.transactional_id is not None,
         )
         self._interceptors = Interceptors(config.interceptors) if config.interceptors else None
+        self._busy_poll = BusyPoll(config.busy_poll_us)
         self._rng = random.Random()
         self._appender = RecordAppender(
             config,
@@ -302,12 +304,16 @@ class Producer:
         except BaseException as error:
             self._handle_unsent(error, transaction)
             raise
-        waiter = RecordWaiter(place.delivery, len(place.tickets) - 1, self._new_future.loop)
+        loop = self._new_future.loop
+        waiter = RecordWaiter(place.delivery, len(place.tickets) - 1, loop)
         if self._config.linger_ms is None:
             place.delivery.is_awaited = True
             assert self._sender is not None
             self._sender.wake()
-        await waiter.future
+        future = waiter.future
+        self._busy_poll.begin(future, loop)
+        await future
+        self._busy_poll.end(future)
         return waiter.result()
 
     def _send_appended(self) -> None:

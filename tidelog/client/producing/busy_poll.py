@@ -1,0 +1,47 @@
+"""Keeps the event loop awake while a short answer is due: to wake an idle processor takes longer than to decode it.
+
+Invariant: the loop runs everything else as before, because each turn looks at its sockets, timers and callbacks. One
+call at a time is watched, for at most the limit, and only after a call whose answer came within the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+
+class BusyPoll:
+    """Watches the calls of one producer that wait for a record. `limit_us` is the option `busy_poll_us`; 0: no call."""
+
+    __slots__ = ("_expires_s", "_future", "_last_was_short", "_limit_s", "_loop", "_started_s")
+
+    def __init__(self, limit_us: int) -> None:
+        self._limit_s = limit_us / 1_000_000
+        self._last_was_short = False
+        self._future: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started_s = 0.0
+        self._expires_s = 0.0
+
+    def begin(self, future: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+        """A call begins to wait for `future`. Another call that waits already is watched alone."""
+        if not self._limit_s or (self._future is not None and not self._future.done()):
+            return
+        self._future = future
+        self._started_s = monotonic()
+        if self._last_was_short:
+            self._last_was_short = False  # until this answer has come
+            self._loop = loop
+            self._expires_s = self._started_s + self._limit_s
+            loop.call_soon(self._keep_awake, future)
+
+    def end(self, future: asyncio.Future[None]) -> None:
+        """The call has its answer. A cancelled call says nothing about the next one."""
+        if future is self._future:
+            self._future = None
+            self._last_was_short = monotonic() - self._started_s <= self._limit_s
+
+    def _keep_awake(self, future: asyncio.Future[None]) -> None:
+        if not future.done() and monotonic() < self._expires_s:
+            assert self._loop is not None
+            self._loop.call_soon(self._keep_awake, future)
