@@ -379,6 +379,9 @@ class QuorumService:
         try:
             await change
             node.drive()
+            if not isinstance(node.raft.state, Leader):
+                # The record may not be in the log, and then the latest voters are those before, which are committed.
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this node has given up the lead")
             if wait:
                 await self._committed(node.raft.voters.latest_offset, timeout_ms or node.settings.request_timeout_ms)
         finally:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import time
 from contextlib import suppress
 from functools import partial
@@ -545,6 +546,34 @@ def test_voters_come_and_go(tmp_path):
         (leader,) = await until(lambda: quorum.leaders)
         assert leader.raft.voter_ids() == [2, 3]
         await until(lambda: leader.listener.values == [b"of three", b"of two"])
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("removes", [False, True])
+def test_a_change_of_voters_that_could_not_be_written_is_not_answered_as_done(tmp_path, monkeypatch, code, removes):
+    """The voters before it are committed, and their offset was taken for that of the change."""
+
+    def refuse(*_: Any) -> int:
+        raise OSError(code, os.strerror(code))
+
+    async def run():
+        quorum = Quorum(tmp_path, {})
+        quorum.format_dynamic(1)
+        first = await Member(quorum, 1).start()
+        await until(lambda: first.raft.is_leader)
+        second = await Member(quorum, 2, bootstrap_servers=[endpoint(1)]).start()
+        await until(partial(same_mark, second, first))
+        if removes:
+            assert (await until_done(add(second), first.raft.add_voter)).error_code == 0
+        voters = first.raft.voter_ids()
+        monkeypatch.setattr(first.raft.log, "append_voters", refuse)
+        change = first.raft.remove_voter if removes else first.raft.add_voter
+        response = await until_done(remove(second) if removes else add(second), change)
+        assert first.raft.voter_ids() == voters
+        assert response.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         await stop_all(quorum)
 
     asyncio.run(run())
