@@ -9,6 +9,7 @@ exception is a bug of ours. Names, numbers and the retriable set are those of Ka
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 
 class ErrorCode(IntEnum):
@@ -166,9 +167,13 @@ class ErrorCode(IntEnum):
         return _BY_NUMBER.get(code, cls.UNKNOWN_SERVER_ERROR)
 
 
+MESSAGE_CHARACTERS_MAX: Final = 500
+
+
 class KafkaError(Exception):
     """An expected refusal. `message` is for people and may reach the client; None adds nothing to
-    the code.
+    the code. Only its first MESSAGE_CHARACTERS_MAX are kept: it may quote a name of 32 KB, and an
+    answer repeats it for each partition.
 
     `record_errors` are (index in the batch, message) of the bad records, for a Produce response
     (KIP-467).
@@ -177,6 +182,8 @@ class KafkaError(Exception):
     def __init__(
         self, code: ErrorCode, message: str | None = None, record_errors: tuple[tuple[int, str], ...] = ()
     ) -> None:
+        if message is not None and len(message) > MESSAGE_CHARACTERS_MAX:
+            message = message[:MESSAGE_CHARACTERS_MAX] + "..."
         super().__init__(code, message)
         self.code = code
         self.message = message

@@ -43,7 +43,7 @@ async def handle(
                 error = None
             partitions = []
             for index in topic.partition_indexes:
-                refusal = error or (_FULL if answer.is_full else None)
+                refusal = _FULL if answer.is_full else error
                 partition = _partition(services, topic.name, index) if refusal is None else _refused(index, refusal)
                 partitions.append(partition)
                 await answer.add_elements(1 + len(partition.active_producers))
