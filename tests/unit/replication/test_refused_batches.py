@@ -184,6 +184,22 @@ def test_a_client_that_turns_late_to_the_new_leader_with_the_later_batch_first()
     assert codes(cluster, 1, 2, node=2) == [0, 0]
 
 
+def test_a_gap_that_it_has_met_before_it_led_again() -> None:
+    """The lead comes back. The client, which has waited for the leader between, has sent nothing else meanwhile."""
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    cluster.loop.run_for(600)
+    cluster.elect(2, [1, 2, 3])
+    cluster.loop.run_for(100)
+    assert codes(cluster, 2, node=2) == [NOT_LEADER]
+    cluster.elect(3, [1, 2, 3])
+    cluster.loop.run_for(GAPS_AFTER_ELECTION_REFUSED_MS + 1)
+    cluster.elect(2, [1, 2, 3])
+    cluster.loop.run_for(100)
+    assert codes(cluster, 2, node=2) == [NOT_LEADER]
+    assert codes(cluster, 1, 2, node=2) == [0, 0]
+
+
 def test_a_leader_that_succeeds_no_other_refuses_a_gap_for_good_at_once() -> None:
     cluster = cluster_of()
     assert codes(cluster, 0, 2) == [0, OUT_OF_ORDER]

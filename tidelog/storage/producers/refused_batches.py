@@ -155,8 +155,8 @@ class RefusedBatches:
                 return run.code
         return None
 
-    def is_new_gap(self, place: Place, producer_id: int, epoch: int, expected: int, now_ms: int) -> bool:
-        """Whether the gap of this producer was first met here at most GAPS_AFTER_ELECTION_REFUSED_MS ago."""
+    def gap_since(self, place: Place, producer_id: int, epoch: int, expected: int, now_ms: int) -> int:
+        """When this gap of the producer was first met here, in ms, perhaps before the present election."""
         key, gaps = (place, producer_id), self._gaps
         gap = gaps.get(key)
         if gap is None or gap[:2] != (epoch, expected):
@@ -164,7 +164,7 @@ class RefusedBatches:
             gap = gaps[key] = epoch, expected, now_ms
             if len(gaps) > self.producers_max:
                 del gaps[next(iter(gaps))]
-        return abs(now_ms - gap[2]) <= GAPS_AFTER_ELECTION_REFUSED_MS
+        return gap[2]
 
 
 class RefusedOfPartition:
@@ -199,11 +199,12 @@ class RefusedOfPartition:
         since_ms = abs(now_ms - self._elected_ms)
         if expected is None:
             is_retriable = since_ms <= GAPS_AFTER_ELECTION_REFUSED_MS
-        else:
+        elif since_ms > AWAITED_MS_MAX:
             # The leader before was given the missing batch, and no client keeps a batch for longer.
-            may_come = since_ms <= AWAITED_MS_MAX
-            place = self._places[0]
-            is_retriable = may_come and self._refused.is_new_gap(place, producer_id, epoch, expected, now_ms)
+            is_retriable = False
+        else:
+            met_ms = self._refused.gap_since(self._places[0], producer_id, epoch, expected, now_ms)
+            is_retriable = abs(now_ms - max(met_ms, self._elected_ms)) <= GAPS_AFTER_ELECTION_REFUSED_MS
         if is_retriable:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
