@@ -128,6 +128,10 @@ async def test_the_producers_of_many_partitions(
     answer = await wire.call(DescribeProducersRequest(topics=[topic]), 0, DescribeProducersResponse)
     found = [(len(each.active_producers), each.error_code) for each in answer.topics[0].partitions]
     assert found == [(10, 0), (10, 0), *[(0, ErrorCode.NOT_LEADER_OR_FOLLOWER)] * 2]
+    missing = DescribeProducersRequestTopicRequest(name="missing", partition_indexes=list(range(20)))
+    answer = await wire.call(DescribeProducersRequest(topics=[missing]), 0, DescribeProducersResponse)
+    unknown = [each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for each in answer.topics[0].partitions]
+    assert unknown == [True] * 15 + [False] * 5, "errors count too"
 
 
 async def test_configs_asked_for_again_have_a_bound_of_their_own(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:

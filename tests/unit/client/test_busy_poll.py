@@ -145,9 +145,9 @@ async def test_a_producer_keeps_its_loop_awake_by_its_option(
     started: list[asyncio.Future[None]] = []
     keep_awake = BusyPoll._keep_awake
 
-    def count(self: BusyPoll, future: asyncio.Future[None]) -> None:
+    def count(self: BusyPoll, future: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
         started.append(future)
-        keep_awake(self, future)
+        keep_awake(self, future, loop)
 
     monkeypatch.setattr(BusyPoll, "_keep_awake", count)
     async with FakeCluster(t=1) as cluster, producer(cluster, busy_poll_us=limit_us) as sending:

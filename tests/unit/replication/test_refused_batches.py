@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.replication.replicas import Replicas, Sent
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.storage.producers.refused_batches import GAPS_AFTER_ELECTION_REFUSED_MS
+from tidelog.storage.producers.refused_batches import AWAITED_MS_MAX, GAPS_AFTER_ELECTION_REFUSED_MS
 from tidelog.storage.segments.segment import Segment
 
 PID = 7
@@ -182,6 +182,14 @@ def test_a_client_that_turns_late_to_the_new_leader_with_the_later_batch_first()
     cluster.loop.run_for(6 * GAPS_AFTER_ELECTION_REFUSED_MS)
     assert codes(cluster, 2, node=2) == [NOT_LEADER]
     assert codes(cluster, 1, 2, node=2) == [0, 0]
+
+
+def test_a_gap_is_refused_for_good_when_no_client_keeps_the_missing_batch_any_longer() -> None:
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    cluster.elect(2, [1, 2, 3])
+    cluster.loop.run_for(AWAITED_MS_MAX + 1)
+    assert codes(cluster, 2, node=2) == [OUT_OF_ORDER]
 
 
 def test_a_gap_that_it_has_met_before_it_led_again() -> None:

@@ -11,29 +11,28 @@ from time import monotonic
 
 
 class BusyPoll:
-    """Watches the calls of one producer that wait for a record. `limit_us` is the option `busy_poll_us`; 0: no call."""
+    """Watches the calls of one producer that wait for a record.
 
-    __slots__ = ("_expires_s", "_future", "_last_was_short", "_limit_s", "_loop", "_started_s")
+    `limit_us` is the option `busy_poll_us`; with 0 no call is watched.
+    """
+
+    __slots__ = ("_future", "_last_was_short", "_limit_s", "_started_s")
 
     def __init__(self, limit_us: int) -> None:
         self._limit_s = limit_us / 1_000_000
         self._last_was_short = False
         self._future: asyncio.Future[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._started_s = 0.0
-        self._expires_s = 0.0
 
     def begin(self, future: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
-        """A call begins to wait for `future`. Another call that waits already is watched alone."""
+        """A call begins to wait for `future`. It is not watched while another watched call waits."""
         if not self._limit_s or (self._future is not None and not self._future.done()):
             return
         self._future = future
         self._started_s = monotonic()
         if self._last_was_short:
             self._last_was_short = False  # until this answer has come
-            self._loop = loop
-            self._expires_s = self._started_s + self._limit_s
-            loop.call_soon(self._keep_awake, future)
+            loop.call_soon(self._keep_awake, future, loop)
 
     def end(self, future: asyncio.Future[None]) -> None:
         """The call has its answer. A cancelled call says nothing about the next one."""
@@ -41,7 +40,6 @@ class BusyPoll:
             self._future = None
             self._last_was_short = monotonic() - self._started_s <= self._limit_s
 
-    def _keep_awake(self, future: asyncio.Future[None]) -> None:
-        if not future.done() and monotonic() < self._expires_s:
-            assert self._loop is not None
-            self._loop.call_soon(self._keep_awake, future)
+    def _keep_awake(self, future: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+        if not future.done() and monotonic() - self._started_s < self._limit_s:
+            loop.call_soon(self._keep_awake, future, loop)

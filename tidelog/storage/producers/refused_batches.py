@@ -49,7 +49,7 @@ PRODUCERS_MAX: Final = 10_000
 # A client sends a refused batch again after its backoff, at most 1 s by default. librdkafka was seen to send the batch
 # behind it to the new leader 84 ms earlier.
 GAPS_AFTER_ELECTION_REFUSED_MS: Final = 2_000
-"""From the first batch behind a gap; for a producer that the log does not know, from the election."""
+"""From the election and from the first batch behind a gap; for a producer unknown to the log, from the election."""
 _SEQUENCES: Final = 2**31
 
 Place = tuple[str | bytes, int]
@@ -204,7 +204,7 @@ class RefusedOfPartition:
             is_retriable = False
         else:
             met_ms = self._refused.gap_since(self._places[0], producer_id, epoch, expected, now_ms)
-            is_retriable = abs(now_ms - max(met_ms, self._elected_ms)) <= GAPS_AFTER_ELECTION_REFUSED_MS
+            is_retriable = min(since_ms, abs(now_ms - met_ms)) <= GAPS_AFTER_ELECTION_REFUSED_MS
         if is_retriable:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
