@@ -118,6 +118,7 @@ class Sent:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
+        self.partition = batch.partition
         self.tickets = list(batch.tickets)
         self.producer_id, self.epoch, self.sequence = batch.producer_id, batch.producer_epoch, batch.base_sequence
 
@@ -247,7 +248,7 @@ class World:
             self.answers.append([(sent, *self.process(sent)) for sent in self.wire.popleft()])
 
     def process(self, sent: Sent) -> tuple[ErrorCode, int]:
-        log = self.logs[sent.batch.partition]
+        log = self.logs[sent.partition]
         trouble = self.choose(16)
         if trouble == 1:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER, log.node_id
@@ -355,6 +356,56 @@ def test_each_record_once_and_in_order_whatever_the_network_does(choices):
     World(iter(choices), ProducerSession(idempotent=True)).run(len(choices) // 2)
 
 
+class DirectlySent(Sent):
+    """A record that is written before it has a batch."""
+
+    def __init__(self, partition: TopicPartition, ticket: int, identity: tuple[int, int, int]) -> None:
+        self.partition = partition
+        self.tickets = [ticket]
+        self.producer_id, self.epoch, self.sequence = identity
+
+
+class DirectWorld(World):
+    """As `DirectSend`: a record goes to the broker without a batch while nothing else is under way. With the usual
+    answer at once it never gets one.
+    """
+
+    def append(self, partition: TopicPartition | None = None) -> None:
+        partition = partition or PARTITIONS[self.choose(2)]
+        identity = self.session.lone_identity(partition, self.now_ms)
+        if self.accumulator.incomplete_count or identity is None:
+            super().append(partition)
+            return
+        ticket = self.next_ticket
+        self.next_ticket += 1
+        self.sent_order[partition].append(ticket)
+        sent = DirectlySent(partition, ticket, identity)
+        is_answered, arrives = self.choose(3) == 0, self.choose(2) == 0
+        code, node_id = self.process(sent) if is_answered or arrives else (ErrorCode.NONE, -1)
+        if is_answered and code is ErrorCode.NONE:
+            self.session.handle_lone_acknowledgement(partition, self.now_ms)
+            self.acknowledged.add(ticket)
+            return
+        builder = BatchBuilder(100)
+        value = b"%08d" % ticket
+        builder.append(0, None, value)
+        queue = self.accumulator.queue(partition)
+        sent.batch = self.accumulator.add_in_flight(queue, builder, ticket, 0, None, value, self.now_ms)
+        self.session.prepare_send(sent.batch, self.now_ms)
+        assert identity == (sent.batch.producer_id, sent.batch.producer_epoch, sent.batch.base_sequence)
+        if is_answered:
+            self.hear_one(sent.batch, code, node_id)
+        elif arrives:
+            self.answers.append([(sent, code, node_id)])
+        else:
+            self.wire.append([sent])
+
+
+@given(st.lists(st.integers(0, 239), max_size=300))
+def test_the_same_for_records_that_are_sent_directly(choices):
+    DirectWorld(iter(choices), ProducerSession(idempotent=True)).run(len(choices) // 2)
+
+
 @given(st.lists(st.integers(0, 239), max_size=200))
 def test_the_same_when_epochs_run_out(choices):
     session = ProducerSession(idempotent=True)
@@ -414,7 +465,8 @@ LONG_RUNS = [pytest.param(seed, marks=pytest.mark.slow if seed < 4 else pytest.m
 @pytest.mark.parametrize("seed", LONG_RUNS)
 def test_long_runs(seed):
     rng = Random(seed)
-    World((rng.randrange(240) for _ in range(8_000)), ProducerSession(idempotent=True)).run(3_000)
+    kind = DirectWorld if seed % 2 else World
+    kind((rng.randrange(240) for _ in range(8_000)), ProducerSession(idempotent=True)).run(3_000)
 
 
 class ResendsAnew(ProducerSession):

@@ -218,7 +218,8 @@ class ProducerConfig(ClientConfig):
     busy_poll_us: int = _number(300, 0, 1_000)
     """`send_and_wait` keeps the event loop awake for at most this time, after a call whose answer came within it.
 
-    It saves the time that an idle processor takes to wake, and uses the processor meanwhile. 0: it never does.
+    It saves the time that an idle processor takes to wake, and uses the processor meanwhile. A call that follows one
+    which was alone and took 0.2 ms at most holds the loop until its answer, for 0.2 ms at most. 0: neither happens.
     """
     buffer_memory: int = _number(33_554_432)
     """Bytes of records that wait for their acknowledgement, with 128 for the bookkeeping of each.

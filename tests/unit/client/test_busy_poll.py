@@ -52,7 +52,7 @@ async def call(polling: BusyPoll, turns: Turns, clock: Clock, wait_us: float, tu
     """One call with an answer after `turn_count` turns and `wait_us`. How many turns were kept awake for it."""
     before = turns.count
     future = turns.create_future()
-    polling.begin(future, turns)  # type: ignore[arg-type]
+    polling.begin(future, turns, clock())  # type: ignore[arg-type]
     for _ in range(turn_count):
         await asyncio.sleep(0)
     clock.now_s += wait_us / 1e6
@@ -81,7 +81,7 @@ async def test_an_answer_that_is_late_after_short_ones_keeps_the_loop_awake_for_
 async def test_an_answer_that_never_comes_keeps_the_loop_awake_for_the_limit_alone(clock: Clock) -> None:
     polling, turns = BusyPoll(LIMIT_US), Turns()
     await call(polling, turns, clock, 100)
-    polling.begin(turns.create_future(), turns)  # type: ignore[arg-type]
+    polling.begin(turns.create_future(), turns, clock())  # type: ignore[arg-type]
     for _ in range(10 * LIMIT_US):
         await asyncio.sleep(0)
     assert turns.count <= LIMIT_US + 1  # the first turn looks at no clock
@@ -91,7 +91,7 @@ async def test_a_cancelled_call_ends_it_and_the_next_one_sleeps(clock: Clock) ->
     polling, turns = BusyPoll(LIMIT_US), Turns()
     await call(polling, turns, clock, 100)
     future = turns.create_future()
-    polling.begin(future, turns)  # type: ignore[arg-type]
+    polling.begin(future, turns, clock())  # type: ignore[arg-type]
     future.cancel()
     for _ in range(5):
         await asyncio.sleep(0)
@@ -104,8 +104,8 @@ async def test_of_calls_that_wait_together_one_is_watched(clock: Clock) -> None:
     polling, turns = BusyPoll(LIMIT_US), Turns()
     await call(polling, turns, clock, 100)
     first, second = turns.create_future(), turns.create_future()
-    polling.begin(first, turns)  # type: ignore[arg-type]
-    polling.begin(second, turns)  # type: ignore[arg-type]
+    polling.begin(first, turns, clock())  # type: ignore[arg-type]
+    polling.begin(second, turns, clock())  # type: ignore[arg-type]
     assert turns.count == 1
     second.set_result(None)
     polling.end(second)
@@ -120,7 +120,7 @@ async def test_of_calls_that_wait_together_one_is_watched(clock: Clock) -> None:
 async def test_a_call_beside_the_watched_one_is_not_measured(clock: Clock) -> None:
     polling, turns = BusyPoll(LIMIT_US), Turns()
     first = turns.create_future()
-    polling.begin(first, turns)  # type: ignore[arg-type]
+    polling.begin(first, turns, clock())  # type: ignore[arg-type]
     for _ in range(2):  # short ones, while the first waits
         assert await call(polling, turns, clock, 100) == 0
     clock.now_s += LIMIT_US / 1e6
@@ -136,6 +136,39 @@ async def test_a_limit_of_zero_never_keeps_the_loop_awake(clock: Clock) -> None:
     clock.step_s = 0  # an answer as short as the clock can tell
     for _ in range(3):
         assert await call(polling, turns, clock, 0) == 0
+
+
+async def test_a_call_is_prompt_when_it_took_little_time_since_its_begin(clock: Clock) -> None:
+    polling, turns = BusyPoll(LIMIT_US), Turns()
+    assert not polling.last_was_prompt
+    for wait_us, is_prompt in ((150, True), (250, False), (150, True), (2 * LIMIT_US, False), (150, True)):
+        await call(polling, turns, clock, wait_us)
+        assert polling.last_was_prompt is is_prompt
+    future = turns.create_future()
+    polling.begin(future, turns, clock() - 250e-6)  # type: ignore[arg-type]
+    assert not polling.last_was_prompt, "while it waits nothing is known"
+    polling.end(future)
+    assert not polling.last_was_prompt
+
+
+async def test_a_call_is_not_prompt_when_another_began_meanwhile(clock: Clock) -> None:
+    polling, turns = BusyPoll(LIMIT_US), Turns()
+    first, second = turns.create_future(), turns.create_future()
+    polling.begin(first, turns, clock())  # type: ignore[arg-type]
+    polling.begin(second, turns, clock())  # type: ignore[arg-type]
+    polling.end(first)
+    assert not polling.last_was_prompt
+    await call(polling, turns, clock, 100)
+    assert polling.last_was_prompt
+
+
+async def test_a_cancelled_call_leaves_no_prompt_one_behind(clock: Clock) -> None:
+    polling, turns = BusyPoll(LIMIT_US), Turns()
+    await call(polling, turns, clock, 100)
+    future = turns.create_future()
+    polling.begin(future, turns, clock())  # type: ignore[arg-type]
+    future.cancel()
+    assert not polling.last_was_prompt
 
 
 @pytest.mark.parametrize(("limit_us", "is_kept_awake"), [(LIMIT_US, True), (0, False)])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.stream_server import StreamServer
 from tidelog.client.config import AdminConfig
 from tidelog.client.model import Node
@@ -499,3 +501,138 @@ async def test_a_name_whose_addresses_all_fail_has_the_first_reason_and_all_that
     with pytest.raises(KafkaError, match="name:9 did not answer within 50 ms"):
         await connect_by_name(9, 50)
     assert sorted(given_up) == ["192.0.2.1", "192.0.2.2"]
+
+
+# -- an exchange, without a turn of the event loop
+
+
+@contextlib.asynccontextmanager
+async def connected_pair() -> AsyncIterator[tuple[Connection, socket.socket]]:
+    """A connection, and the broker's end of it."""
+    own, other = socket.socketpair()
+    other.setblocking(False)
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: Connection("b:1", "c", 1_000_000), sock=own
+    )
+    with other:
+        yield connection, other
+        connection.close()
+        await connection.wait_closed(PATIENCE_S)
+
+
+def heartbeat_answer(correlation_id: int, error_code: int = 0) -> bytes:
+    return framed(correlation_id.to_bytes(4, "big"), HeartbeatResponse(error_code=error_code).encode(3))
+
+
+def exchange(connection: Connection, *, waits_s: float = PATIENCE_S) -> Any:
+    """One heartbeat. The reader understands an answer without an error."""
+
+    def read(frame: bytes | memoryview) -> str | None:
+        message, _ = HeartbeatResponse.read(frame, 4, 3)
+        return None if message.error_code else "usual"
+
+    return connection.exchange(HeartbeatRequest(), 3, read, time.monotonic() + waits_s)
+
+
+def then_awaited(connection: Connection) -> asyncio.Future[Any]:
+    """What `await_answer` hands over."""
+    outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def handle(answer: Any, error: Exception | None) -> None:
+        outcome.set_result(error or answer)
+
+    connection.await_answer(HeartbeatResponse, 3, PATIENCE_MS, handle)
+    return outcome
+
+
+async def test_an_exchange_reads_the_answer_at_once_and_leaves_the_connection_as_it_was() -> None:
+    async with connected_pair() as (connection, broker):
+        for number in range(1, 4):
+            broker.sendall(heartbeat_answer(number))
+            assert connection.can_exchange
+            assert exchange(connection) == "usual"
+        assert connection.in_flight == 0
+        requests = broker.recv(10_000)
+        size = int.from_bytes(requests[:4], "big") + 4
+        assert [RequestHeader.read(requests, at + 4, 1)[0].correlation_id for at in (0, size, 2 * size)] == [1, 2, 3]
+        usual = connection.send(HeartbeatRequest(), HeartbeatResponse, 3, PATIENCE_MS)
+        assert not connection.can_exchange
+        broker.sendall(heartbeat_answer(4))
+        assert (await usual).error_code == 0
+        assert connection.can_exchange
+
+
+@pytest.mark.parametrize("read_at_once", [0, 1, 3, 4, 7, 8, 9], ids=lambda count: f"{count} bytes")
+async def test_an_answer_that_is_not_whole_goes_on_as_any_other(read_at_once: int) -> None:
+    async with connected_pair() as (connection, broker):
+        answer = heartbeat_answer(1)
+        broker.sendall(answer[:read_at_once])
+        assert exchange(connection, waits_s=0.001) is None
+        outcome = then_awaited(connection)
+        assert connection.in_flight == 1
+        broker.sendall(answer[read_at_once:])
+        assert (await asyncio.wait_for(outcome, PATIENCE_S)).error_code == 0
+        broker.sendall(heartbeat_answer(2))
+        assert exchange(connection) == "usual"
+
+
+async def test_an_answer_that_the_reader_does_not_understand_is_decoded() -> None:
+    async with connected_pair() as (connection, broker):
+        broker.sendall(heartbeat_answer(1, ErrorCode.REBALANCE_IN_PROGRESS))
+        assert exchange(connection) is None
+        assert then_awaited(connection).result().error_code == ErrorCode.REBALANCE_IN_PROGRESS
+        assert connection.can_exchange
+
+
+@pytest.mark.parametrize(
+    "answer", [heartbeat_answer(7), (2_000_000).to_bytes(4, "big") * 4], ids=["other", "too large"]
+)
+async def test_a_wrong_answer_to_an_exchange_ends_the_connection(answer: bytes) -> None:
+    async with connected_pair() as (connection, broker):
+        broker.sendall(answer)
+        assert exchange(connection) is None
+        outcome = await asyncio.wait_for(then_awaited(connection), PATIENCE_S)
+        assert outcome.code is ErrorCode.NETWORK_EXCEPTION
+        assert connection.closed
+        assert not connection.can_exchange
+
+
+async def test_two_answers_to_one_exchange_end_the_connection() -> None:
+    async with connected_pair() as (connection, broker):
+        broker.sendall(heartbeat_answer(1) * 2)
+        assert exchange(connection) is None
+        assert then_awaited(connection).result().error_code == 0
+        assert connection.closed
+
+
+async def test_an_end_of_the_stream_in_an_exchange_is_met_by_the_loop() -> None:
+    async with connected_pair() as (connection, broker):
+        broker.shutdown(socket.SHUT_WR)
+        assert exchange(connection) is None
+        outcome = await asyncio.wait_for(then_awaited(connection), PATIENCE_S)
+        assert outcome.code is ErrorCode.NETWORK_EXCEPTION
+
+
+async def test_no_exchange_on_a_closed_connection() -> None:
+    async with connected_pair() as (connection, _):
+        connection.close()
+        assert not connection.can_exchange
+
+
+async def test_an_exchange_reads_no_descriptor_that_is_closed() -> None:
+    """The write may meet an error and close the socket: its number may be that of another connection then."""
+    async with connected_pair() as (connection, broker):
+        assert connection._transport is not None
+        connection._transport.abort()
+        broker.sendall(heartbeat_answer(1))
+        assert connection.can_exchange
+        assert exchange(connection) is None
+        outcome = await asyncio.wait_for(then_awaited(connection), PATIENCE_S)
+        assert outcome.code is ErrorCode.NETWORK_EXCEPTION
+
+
+async def test_no_exchange_while_something_unasked_arrives() -> None:
+    async with connected_pair() as (connection, broker):
+        broker.sendall((200_000).to_bytes(4, "big") + b"unasked")
+        await until(lambda: not connection.can_exchange)
+        assert not connection.closed

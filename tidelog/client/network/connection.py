@@ -16,6 +16,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from struct import Struct
+from time import monotonic
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from tidelog.client.network.frame_buffers import FrameBuffers
@@ -33,8 +34,10 @@ _RECEIVE_BUFFER_BYTES = 64 * 1024
 _CORRELATION_MASK = 0x7FFFFFFF
 _CORRELATION_ID_START = 8
 _INT32 = Struct(">i")
+_FRAME_START = Struct(">ii")
 _API_VERSIONS = 18
 _WRITE_BUFFER_BYTES = 1024 * 1024
+_yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: None)  # not on Windows
 _ADDRESS_WAIT_S = 0.5
 _ADDRESSES_MAX = 32
 
@@ -332,10 +335,78 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._pending) >= MAX_IN_FLIGHT:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"{self.address} owes {MAX_IN_FLIGHT} answers already")
         self._write(request, version)
+        self._await(response, version, timeout_ms, future, read)
+
+    def _await(
+        self,
+        response: type[Response],
+        version: int,
+        timeout_ms: float,
+        future: Any,
+        read: FrameReader | None,
+    ) -> None:
         deadline = self.last_used + timeout_ms / 1000
         self._pending.append(_PendingRequest(self._correlation_id, response, version, future, deadline, read))
         if self._timer is None or deadline < self._timer_due_s:
             self._start_timer(deadline)
+
+    @property
+    def can_exchange(self) -> bool:
+        """Whether `exchange` is possible: nothing is under way, and the socket can be read directly."""
+        output = self._output
+        return (
+            not self._pending
+            and output is not None
+            and output.descriptor >= 0
+            and self._large is None
+            and not self.closed
+        )
+
+    def exchange(self, request: Request, version: int, read: FrameReader, until_s: float) -> Any | None:
+        """Write the request and read its answer in one go, until `until_s` of `time.monotonic`.
+
+        Requires `can_exchange`. Returns what `read` makes of the answer; None when the answer is not there or `read`
+        does not understand it. Then `await_answer` has to follow at once.
+        """
+        self._write(request, version)
+        assert self._output is not None
+        descriptor = self._output.descriptor
+        while not self._output.is_closing:
+            try:
+                count = os.readv(descriptor, [self.get_buffer(-1)])
+                break
+            except BlockingIOError:
+                if monotonic() >= until_s:
+                    return None
+                # The broker may be waiting for this very processor.
+                _yield_processor()
+            except OSError:  # the loop meets it again
+                return None
+        else:
+            return None
+        start = self._start
+        self._end = end = self._end + count
+        if count < _FRAME_START.size:  # also the end of the stream, which the loop meets again
+            return None
+        size, correlation_id = _FRAME_START.unpack_from(self._receive_buffer, start)
+        if size != end - start - 4 or correlation_id != self._correlation_id:
+            return None
+        answer = read(bytes(self._receive_buffer[start + 4 : end]))
+        if answer is not None:
+            self._start = end
+        return answer
+
+    def await_answer(
+        self,
+        response: type[Response],
+        version: int,
+        timeout_ms: float,
+        handle: Callable[[Any, Exception | None], None],
+        read: FrameReader | None = None,
+    ) -> None:
+        """Wait for the answer of an `exchange`, as `send_with_callback`."""
+        self._await(response, version, timeout_ms, ResponseCallback(self._loop, handle), read)
+        self._split_frames()
 
     def send_without_response(self, request: Request, version: int) -> None:
         """Write a request that has no response (Produce with acks=0)."""

@@ -35,12 +35,18 @@ class OutputQueue:
         socket = transport.get_extra_info("socket")
         # Without a socket of plain bytes (TLS, a simulated network) everything goes through the transport.
         is_plain = socket is not None and transport.get_extra_info("ssl_object") is None
-        self._descriptor: int = socket.fileno() if is_plain and _writev is not None else -1
-        self._part_bytes = _PART_BYTES if self._descriptor < 0 else _WAITING_PART_BYTES
+        self.descriptor: int = socket.fileno() if is_plain and _writev is not None else -1
+        """That of a socket of plain bytes, -1 otherwise."""
+        self._part_bytes = _PART_BYTES if self.descriptor < 0 else _WAITING_PART_BYTES
         self._pieces: deque[memoryview] = deque()
         self._is_paused = False
         self.size_bytes = 0
         """The bytes that wait here."""
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the descriptor may belong to another connection by now."""
+        return self._transport.is_closing()
 
     def write(self, pieces: list[Buffer]) -> None:
         """Send the pieces, or keep them until the socket takes them."""
@@ -73,7 +79,7 @@ class OutputQueue:
 
     def _flush(self) -> None:
         while self._pieces and not self._is_paused:
-            if self._transport.is_closing():  # its descriptor may belong to another connection by now
+            if self.is_closing:
                 self.drop()
                 return
             self._write_directly()
@@ -84,11 +90,11 @@ class OutputQueue:
 
     def _write_directly(self) -> None:
         """Write to the socket what it takes now."""
-        if _writev is None or self._descriptor < 0:
+        if _writev is None or self.descriptor < 0:
             return
         while self._pieces:
             try:
-                written: int = _writev(self._descriptor, list(islice(self._pieces, _PIECES_PER_CALL)))
+                written: int = _writev(self.descriptor, list(islice(self._pieces, _PIECES_PER_CALL)))
             except OSError:  # also when it takes nothing now
                 return
             self._remove(written)

@@ -235,6 +235,25 @@ class Accumulator(Generic[Ticket]):
         self.used_bytes += size_bytes
         return batch
 
+    def add_in_flight(
+        self,
+        queue: PartitionQueue[Ticket],
+        builder: BatchBuilder,
+        ticket: Ticket,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes,
+        now_ms: float,
+    ) -> ProducerBatch[Ticket]:
+        """Add a batch of one record, without headers, that is sent already. Requires that all others are complete."""
+        assert not self.incomplete_count
+        batch = self._open_batch(queue, builder, now_ms)
+        batch.timestamps.append(0, timestamp_ms)
+        batch.tickets.append(ticket)
+        batch.charged_bytes = RECORD_OVERHEAD_BYTES + len(key or b"") + len(value)
+        self.used_bytes += batch.charged_bytes
+        return self.take(queue)
+
     def _open_batch(self, queue: PartitionQueue[Ticket], builder: BatchBuilder, now_ms: float) -> ProducerBatch[Ticket]:
         batch: ProducerBatch[Ticket] = ProducerBatch(self.opened_batch_count, queue.partition, builder, now_ms)
         self.opened_batch_count += 1

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from threading import get_ident
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
@@ -37,6 +38,7 @@ from tidelog.client.producing.arrow_batches import ArrowBatches
 from tidelog.client.producing.busy_poll import BusyPoll
 from tidelog.client.producing.delivery_future import DeliveryFuture, delivery_future_class
 from tidelog.client.producing.detached_transactions import DetachedTransaction
+from tidelog.client.producing.direct_send import DirectSend, allows_direct_sends
 from tidelog.client.producing.interceptors import DeliveryCallback, Interceptors, calls_on_delivery
 from tidelog.client.producing.producer_memory import new_accumulator
 from tidelog.client.producing.producer_session import ProducerSession
@@ -103,6 +105,7 @@ class Producer:
         )
         self._interceptors = Interceptors(config.interceptors) if config.interceptors else None
         self._busy_poll = BusyPoll(config.busy_poll_us)
+        self._direct_send: DirectSend | None = None
         self._rng = random.Random()
         self._appender = RecordAppender(
             config,
@@ -157,6 +160,10 @@ class Producer:
             requests = TransactionSender(cluster, self._config, self._manager, self._session, self._sender)
             self._transactions = Transactions(self._config, self._manager, requests)
         self._appender.attach(cluster, self._sender)
+        if allows_direct_sends(self._config):
+            self._direct_send = DirectSend(
+                self._config, self._appender, self._accumulator, self._session, self._new_builder, cluster, self._sender
+            )
         self._new_future = delivery_future_class(asyncio.get_running_loop())
         self._thread_id = get_ident()
         self._cluster_id = cluster.metadata.cluster_id
@@ -295,9 +302,19 @@ class Producer:
         """
         if get_ident() != self._thread_id:
             self._shared_start.check_loop()
+        started_s = monotonic()
         transaction: int | None = None
+        place: Any = None
         try:
-            place = self._append(topic, value, key, headers, partition, timestamp_ms, None)
+            direct = self._direct_send
+            if direct is not None and self._busy_poll.last_was_prompt and not headers and timestamp_ms is None:
+                if direct.is_turn_due(started_s):
+                    await direct.give_turn()
+                place = direct.send(topic, value, key, partition)
+                if place.__class__ is RecordMetadata:
+                    return place
+            if place is None:
+                place = self._append(topic, value, key, headers, partition, timestamp_ms, None)
             if place.__class__ is not ProducerBatch:
                 transaction = self.open_transaction
                 place = await place
@@ -306,12 +323,12 @@ class Producer:
             raise
         loop = self._new_future.loop
         waiter = RecordWaiter(place.delivery, len(place.tickets) - 1, loop)
-        if self._config.linger_ms is None:
+        if self._config.linger_ms is None and not place.in_flight:
             place.delivery.is_awaited = True
             assert self._sender is not None
             self._sender.wake()
         future = waiter.future
-        self._busy_poll.begin(future, loop)
+        self._busy_poll.begin(future, loop, started_s)
         await future
         self._busy_poll.end(future)
         return waiter.result()

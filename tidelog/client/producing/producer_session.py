@@ -249,6 +249,32 @@ class ProducerSession:
         state.window.append(batch.order)
         state.next_sequence = (sequence + batch.builder.record_count) & _SEQUENCE_MASK
 
+    # -- one batch alone
+
+    def lone_identity(self, partition: TopicPartition, now_ms: float) -> tuple[int, int, int] | None:
+        """The producer id, epoch and sequence that a new batch would be sent with now; None when anything is unsettled
+        or not confirmed.
+        """
+        state = self._partitions.get(partition)
+        if (
+            state is None
+            or not state.is_confirmed
+            or state.unsettled_batches
+            or state.has_gap
+            or state.has_other_log
+            or now_ms - state.last_send_ms >= IDLE_MS
+            or (state.producer_id, state.producer_epoch) != self.identity
+            or partition in self.pending_restarts
+        ):
+            return None
+        return state.producer_id, state.producer_epoch, state.next_sequence
+
+    def handle_lone_acknowledgement(self, partition: TopicPartition, now_ms: float) -> None:
+        """A batch of one record with the `lone_identity` of this moment was sent, and is in the log."""
+        state = self._partitions[partition]
+        state.last_send_ms = now_ms
+        state.next_sequence = state.acknowledged_end = (state.next_sequence + 1) & _SEQUENCE_MASK
+
     # -- results
 
     def handle_acknowledgement(self, batch: Batch) -> None:

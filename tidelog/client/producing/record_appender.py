@@ -163,6 +163,10 @@ class RecordAppender:
                 return batch
         return self._append_slowly(queue, timestamp_ms, key, value, headers, ticket)
 
+    def open_route(self, topic: str) -> Route | None:
+        """The route of a topic, when a record may be appended in this turn of the loop."""
+        return None if self._is_held or self.waiting_count else self._route_of.get(topic)
+
     def _prepared(self, topic: str, record: ProducerRecord) -> ProducerRecord:
         """A record after interceptors and serializers."""
         if self._interceptors is not None:

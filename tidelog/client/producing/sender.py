@@ -22,7 +22,7 @@ from typing import Any
 from tidelog.client.config import ProducerConfig
 from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.connection import Connection, Request
+from tidelog.client.network.connection import Connection, FrameReader, Request
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.outcomes import start_task
 from tidelog.client.producing.accumulator import Accumulator, PartitionQueue, ProducerBatch
@@ -51,7 +51,7 @@ Ticket = asyncio.Future[RecordMetadata] | None
 Batch = ProducerBatch[Ticket]
 Queue = PartitionQueue[Ticket]
 
-_LAST_VERSION_WITH_NAMES = 12
+LAST_VERSION_WITH_NAMES = 12
 _LAST_VERSION_OF_TRANSACTION_VERSION_1 = 11
 """From Produce 12 on the leader adds the partition to the transaction (KIP-890)."""
 CLOSED_BEFORE_DELIVERY = "the producer was closed before this was delivered"
@@ -243,9 +243,9 @@ class Sender:
             version = self._produce_version(connection)
             topic_id_of = self._cluster.metadata.topic_id
             ids = {batch.partition.topic: topic_id_of(batch.partition.topic) for batch in batches}
-            if version > _LAST_VERSION_WITH_NAMES and NO_TOPIC_ID in ids.values():
-                version = connection.version_of(ProduceRequest, _LAST_VERSION_WITH_NAMES)
-            by_id = version > _LAST_VERSION_WITH_NAMES
+            if version > LAST_VERSION_WITH_NAMES and NO_TOPIC_ID in ids.values():
+                version = connection.version_of(ProduceRequest, LAST_VERSION_WITH_NAMES)
+            by_id = version > LAST_VERSION_WITH_NAMES
             timeout_ms = self._config.request_timeout_ms
             request: Request
             read = None
@@ -311,6 +311,26 @@ class Sender:
         if batch.attempts > 1:
             self.totals.records_retried += batch.record_count
         return records
+
+    @property
+    def now_ms(self) -> float:
+        """The time of the event loop, which counts for the accumulator and the session."""
+        return self._loop.time() * 1000
+
+    def is_throttled(self, connection: Connection, now_ms: float) -> bool:
+        """Whether the node asks for a pause before the next request."""
+        return self._throttled_until_ms.get(connection.node_id, 0.0) > now_ms
+
+    def await_answer(self, connection: Connection, batch: Batch, version: int, read: FrameReader) -> None:
+        """Handle the answer to a batch that is in flight: `Connection.exchange` has written it and read no answer."""
+        topic = batch.partition.topic
+        ids = {topic: self._cluster.metadata.topic_id(topic)} if version > LAST_VERSION_WITH_NAMES else None
+        self.totals.requests += 1
+        self.totals.requests_in_flight += 1
+        self.totals.bytes_sent += batch.size_bytes
+        handle = partial(self._handle_response, connection.node_id, [batch], ids, time.monotonic() * 1000)
+        connection.await_answer(ProduceResponse, version, self._config.request_timeout_ms, handle, read)
+        self._wake_at(self.now_ms + _EXPIRY_CHECK_MS * 4)  # as after a pass
 
     # -- responses
 

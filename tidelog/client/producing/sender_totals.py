@@ -42,6 +42,14 @@ class SenderTotals:
             if latency_ms > self.latency_max_ms:
                 self.latency_max_ms = latency_ms
 
+    def note_direct_send(self, size_bytes: int, latency_ms: float) -> None:
+        """Note a request with one record that is delivered."""
+        self.requests += 1
+        self.requests_in_flight += 1
+        self.bytes_sent += size_bytes
+        self.records_delivered += 1
+        self.handle_end(latency_ms, is_answered=True)
+
     def snapshot(
         self, buffer_bytes: int, used_bytes: int, incomplete_batches: int, waiting_calls: int
     ) -> ProducerMetrics:
