@@ -45,7 +45,7 @@ class ProduceRaw(Scenario):
         *,
         brokers: int = 1,
         p50_ratio: float = 1.0,
-        floors_at_most: float | None = None,
+        floors: Metric | None = None,
     ) -> None:
         prefix, where = ("rf3-", "RF 3: ") if brokers > 1 else ("", "")
         super().__init__(
@@ -53,8 +53,8 @@ class ProduceRaw(Scenario):
         )
         self.load, self.window = load, window
         self.metrics = (cpu, Metric("p50", "us", ratio_at_most=p50_ratio), Metric("p99", "us"), Metric("rate", "1/s"))
-        if floors_at_most is not None:
-            self.metrics += (Metric("floor", "us/request"), Metric("cpu / floor", "x", at_most=floors_at_most))
+        if floors is not None:
+            self.metrics += (Metric("floor", "us/request"), floors)
 
     def _plan(self, its: Topic) -> ProducePlan:
         batch = record_batch([b"v" * self.load.value_bytes] * self.load.records, int(time.time() * 1000))
@@ -88,9 +88,9 @@ class ProduceRaw(Scenario):
         return {**figures, "floor": floor_us, "cpu / floor": cpu_us / floor_us} if floor_us else figures
 
     def _floor_us(self, contestant: Contestant, plan: ProducePlan, count: int) -> float:
-        """CPU per request of a server that only reads, writes and answers the same, measured right after the broker."""
-        warm_pages(count * sum(map(len, plan.batches.values())))
-        with Floor(contestant.scratch, plan) as floor, RawConnection(floor.port) as connection:
+        """CPU per request of as many servers that only read, write and answer the same, right after the brokers."""
+        warm_pages(count * sum(map(len, plan.batches.values())) * contestant.replicas)
+        with Floor(contestant.scratch, plan, contestant.replicas) as floor, RawConnection(floor.port) as connection:
             connection.pipeline_produce(plan, 10 * _FIRST_REQUESTS, self.window)
             before_ns = floor.cpu_ns
             connection.pipeline_produce(plan, count, self.window)
@@ -114,12 +114,19 @@ def scenarios() -> list[Scenario]:
     )
     return [
         *(
-            ProduceRaw(load, window, cpu, floors_at_most=_FLOORS_AT_MOST[window] if load.value_bytes == 200 else None)
+            ProduceRaw(load, window, cpu, floors=_floors(_FLOORS_AT_MOST[window]) if load.value_bytes == 200 else None)
             for load, cpu in alone
             for window in (1, 16)
         ),
         *(
-            ProduceRaw(load, window, cpu, brokers=3, p50_ratio=p50_ratio)
+            ProduceRaw(
+                load,
+                window,
+                cpu,
+                brokers=3,
+                p50_ratio=p50_ratio,
+                floors=_floors() if load.value_bytes == 200 and window == 1 else None,
+            )
             for load, cpu, p50_ratio in replicated
             for window in (1, 16)
         ),
@@ -128,3 +135,7 @@ def scenarios() -> list[Scenario]:
 
 def _cpu(at_most: float | None, ratio_at_most: float) -> Metric:
     return Metric("cpu", "us/request", at_most=at_most, ratio_at_most=ratio_at_most)
+
+
+def _floors(at_most: float | None = None) -> Metric:
+    return Metric("cpu / floor", "x", at_most=at_most)
