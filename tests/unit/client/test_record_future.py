@@ -6,17 +6,18 @@ import concurrent.futures
 import random
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S, join
+from tests.patience import PATIENCE_S, join, wait_until
 from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.producing.batch_delivery import BatchDelivery
 from tidelog.client.producing.record_timestamps import RecordTimestamps
 from tidelog.client.sync.record_future import RecordFuture, record_future_class
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
 @pytest.fixture
@@ -28,68 +29,127 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(interval_s)
 
 
-def new_futures(count: int) -> list[RecordFuture]:
-    kind = record_future_class(lambda: None)
-    return [kind() for _ in range(count)]
+class Loop:
+    """What a producer's loop does for its futures, in the thread of the test."""
+
+    def __init__(self, count: int) -> None:
+        self.to_observe: deque[RecordFuture] = deque()
+        kind = record_future_class(lambda: None, self.to_observe.append)
+        self.futures = [kind() for _ in range(count)]
+
+    def bind(self, first: int = 0, end: int | None = None) -> BatchDelivery:
+        """Some records are in one batch. It will have the offsets of their places."""
+        futures = self.futures[first:end]
+        timestamps = RecordTimestamps()
+        for place, _ in enumerate(futures):
+            timestamps.append(place, 1)
+        delivery = BatchDelivery(TopicPartition("t", 0), timestamps)
+        for place, future in enumerate(futures):
+            future.bind(delivery, place)
+        return delivery
+
+    def turn(self) -> None:
+        while self.to_observe:
+            self.to_observe.popleft().observe()
 
 
-def results_of(futures: list[RecordFuture]) -> list[RecordMetadata]:
-    return [RecordMetadata("t", 0, offset, 1) for offset in range(len(futures))]
+def test_a_future_that_is_not_observed_is_a_view_of_its_delivery() -> None:
+    loop = Loop(2)
+    delivery = loop.bind()
+    assert not loop.futures[1].done()
+    delivery.acknowledge(7, -1)
+    assert all(future.done() for future in loop.futures)
+    assert loop.futures[1].result() == RecordMetadata("t", 0, 8, 1)
+    assert loop.futures[1].exception() is None
+    assert not loop.to_observe
+    assert delivery._observers == []
 
 
-def delivered(count: int) -> BatchDelivery:
-    """A batch whose records have the offsets from 0 on."""
-    timestamps = RecordTimestamps()
-    for place in range(count):
-        timestamps.append(place, 1)
-    delivery = BatchDelivery(TopicPartition("t", 0), timestamps)
-    delivery.acknowledge(0, -1)
-    return delivery
+def test_a_failed_delivery_is_the_outcome() -> None:
+    loop = Loop(2)
+    delivery = loop.bind()
+    seen: list[Any] = []
+    loop.futures[0].add_done_callback(lambda done: seen.append(done.exception()))
+    loop.turn()
+    error = KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "t")
+    delivery.fail(error)
+    assert seen == [error]
+    assert loop.futures[1].exception() is error
+    with pytest.raises(KafkaError):
+        loop.futures[1].result()
 
 
-def settle(futures: list[RecordFuture]) -> None:
-    type(futures[0]).set_results(futures, delivered(len(futures)), 0)
+def test_a_future_is_settled_once() -> None:
+    loop = Loop(3)
+    loop.futures[0].set_result(1)
+    loop.futures[1].set_exception(ValueError())
+    loop.bind(2).acknowledge(0, -1)
+    for future in loop.futures:
+        with pytest.raises(concurrent.futures.InvalidStateError):
+            future.set_result(2)
+        with pytest.raises(concurrent.futures.InvalidStateError):
+            future.set_exception(ValueError())
 
 
-def test_all_are_done_and_a_finished_one_keeps_its_outcome() -> None:
-    futures = new_futures(4)
-    error = ValueError("closed meanwhile")
-    calls: list[Any] = []
-    futures[1].add_done_callback(calls.append)
-    futures[1].set_exception(error)
-    futures[2].set_result(RecordMetadata("t", 0, 99, 1))
-    settle(futures)
-    assert all(future.done() for future in futures)
-    assert futures[1].exception() is error
-    assert [futures[place].result().offset for place in (0, 2, 3)] == [0, 99, 3]
-    assert calls == [futures[1]]
+@pytest.mark.parametrize("comes", ["before the batch", "after it", "after the split", "after the end"])
+def test_a_record_of_a_batch_that_is_split_is_that_of_its_part(comes: str) -> None:
+    loop = Loop(5)
+    seen: list[int] = []
+
+    def observe(now: str) -> None:
+        if now == comes:
+            loop.futures[3].add_done_callback(lambda done: seen.append(done.result().offset))
+
+    observe("before the batch")
+    whole = loop.bind()
+    observe("after it")
+    loop.turn()
+    parts = []
+    for count in (2, 3):
+        timestamps = RecordTimestamps()
+        timestamps.append(0, 1)
+        parts.append((BatchDelivery(whole.partition, timestamps), count))
+    whole.split(parts)
+    observe("after the split")
+    loop.turn()
+    assert not loop.futures[3].done()
+    parts[1][0].acknowledge(10, -1)
+    assert loop.futures[3].done()
+    assert not loop.futures[1].done()
+    observe("after the end")
+    assert seen == [11]
+    assert loop.futures[3].result(0).offset == 11
+    parts[0][0].acknowledge(20, -1)
+    assert loop.futures[1].result(0).offset == 21
 
 
 def test_callbacks_run_in_the_order_of_the_records_when_all_are_done() -> None:
-    futures = new_futures(4)
+    loop = Loop(4)
+    futures = loop.futures
     seen: list[Any] = []
     for place in (3, 1, 0):
         futures[place].add_done_callback(lambda done: seen.append((done.result().offset, futures[2].done())))
-    settle(futures)
+    loop.bind().acknowledge(0, -1)
     assert seen == [(0, True), (1, True), (3, True)]
 
 
 def test_a_callback_that_raises_keeps_nothing_from_the_others() -> None:
-    futures = new_futures(3)
+    loop = Loop(3)
     seen: list[int] = []
 
     def fail(_: Any) -> None:
         raise SystemExit
 
-    futures[0].add_done_callback(fail)
-    futures[2].add_done_callback(lambda done: seen.append(done.result().offset))
-    settle(futures)
+    loop.futures[0].add_done_callback(fail)
+    loop.futures[2].add_done_callback(lambda done: seen.append(done.result().offset))
+    loop.bind().acknowledge(0, -1)
     assert seen == [2]
-    assert futures[1].result().offset == 1
+    assert loop.futures[1].result().offset == 1
 
 
 def test_an_iterator_that_a_callback_opens_counts_no_record_twice() -> None:
-    futures = new_futures(3)
+    loop = Loop(3)
+    futures = loop.futures
     seen: list[Any] = []
     opened: list[Iterator[Any]] = []
 
@@ -99,19 +159,83 @@ def test_an_iterator_that_a_callback_opens_counts_no_record_twice() -> None:
 
     futures[0].add_done_callback(take_the_first)
     futures[1].add_done_callback(lambda _: None)
-    settle(futures[:2])
-    futures[2].set_result(RecordMetadata("t", 0, 2, 1))
+    loop.bind(0, 2).acknowledge(0, -1)
+    loop.bind(2).acknowledge(2, -1)
     seen.extend(opened[0])
     assert len(seen) == 3
     assert set(seen) == set(futures)
 
 
+def test_futures_that_were_seen_done_are_not_told_again() -> None:
+    """`wait` counts those that are not done, and each notice of one."""
+    loop = Loop(2)
+    loop.bind(0, 1).acknowledge(0, -1)
+    rest = loop.bind(1)
+    outcome: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: outcome.append(concurrent.futures.wait(loop.futures, PATIENCE_S)), daemon=True
+    )
+    waiting.start()
+    wait_until(lambda: loop.to_observe)
+    loop.futures[0].observe()
+    loop.futures[0].handle_settled()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    loop.turn()
+    rest.acknowledge(1, -1)
+    join(waiting)
+    assert outcome[0].not_done == set()
+
+
+def test_the_state_and_its_notice_change_together() -> None:
+    """Else a thread that comes in between takes a future as done, and is told of it too."""
+    loop = Loop(1)
+    [future] = loop.futures
+    could_come_between: list[bool] = []
+
+    class Waiter:
+        def add_result(self, _: Any) -> None:
+            other = threading.Thread(target=lambda: could_come_between.append(future._lock.acquire(blocking=False)))
+            other.start()
+            join(other)
+
+    future._waiters.append(Waiter())
+    loop.bind().acknowledge(0, -1)
+    assert could_come_between == [False]
+
+
+def test_an_interrupt_before_the_loop_heard_of_an_observer_loses_nothing() -> None:
+    calls = 0
+
+    def interrupt(future: RecordFuture) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise KeyboardInterrupt
+        loop.to_observe.append(future)
+
+    loop = Loop(0)
+    loop.futures = [record_future_class(lambda: None, interrupt)()]
+    delivery = loop.bind()
+    with pytest.raises(KeyboardInterrupt):
+        loop.futures[0].result(0)
+    with pytest.raises(TimeoutError):
+        loop.futures[0].result(0)
+    assert calls == 2
+    seen: list[Any] = []
+    loop.futures[0].add_done_callback(seen.append)
+    loop.turn()
+    delivery.acknowledge(0, -1)
+    assert seen == loop.futures
+
+
 @pytest.mark.usefixtures("quick_switches")
-@pytest.mark.parametrize("is_together", [True, False], ids=["together", "each"])
+@pytest.mark.parametrize("is_bound_first", [True, False], ids=["in a batch", "queued"])
 @pytest.mark.parametrize("seed", range(20))
-def test_observers_of_any_kind_that_come_at_any_time_learn_it_once(seed: int, is_together: bool) -> None:
+def test_observers_of_any_kind_that_come_at_any_time_learn_it_once(seed: int, is_bound_first: bool) -> None:
     rng = random.Random(seed)
-    futures = new_futures(30)
+    loop = Loop(30)
+    futures = loop.futures
     calls: Counter[int] = Counter()
     outcomes: list[bool] = []
     start = threading.Barrier(5)
@@ -142,16 +266,20 @@ def test_observers_of_any_kind_that_come_at_any_time_learn_it_once(seed: int, is
     ]
     for thread in threads:
         thread.start()
+    deliveries = [loop.bind(first, first + 10) for first in range(0, 30, 10)] if is_bound_first else []
     start.wait(PATIENCE_S)
-    for first in range(0, len(futures), 10):
-        part = slice(first, first + 10)
-        if is_together:
-            type(futures[0]).set_results(futures[part], delivered(len(futures)), first)
-        else:
-            for future, result in zip(futures[part], results_of(futures)[part]):
-                future.set_result(result)
-    for thread in threads:
-        join(thread)
+    for number in range(3):
+        if not is_bound_first:
+            deliveries.append(loop.bind(10 * number, 10 * number + 10))
+        if rng.random() < 0.5:
+            loop.turn()
+        deliveries[number].acknowledge(10 * number, -1)
+
+    def have_all_ended() -> bool:
+        loop.turn()
+        return not any(thread.is_alive() for thread in threads)
+
+    wait_until(have_all_ended, 0.0)
     assert len(outcomes) == len(futures) + 2
     assert all(outcomes)
     assert set(calls.values()) == {1}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S, join
+from tests.patience import PATIENCE_S, join, wait_until
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_producer import FAST, numbered, values
 from tests.unit.client.transacting import finalize
@@ -435,3 +435,92 @@ def test_a_callback_that_raises_what_is_no_exception_stops_no_other_record(clust
         assert many.result(PATIENCE_S)
         assert calls == [futures[1]]
     assert caplog.text.count("raised") == 3
+
+
+# -- futures of records in batches, which the loop tells of their outcome once another thread has asked
+
+
+def test_a_record_that_waited_for_its_place_has_its_own_offset(cluster):
+    """After eight new batches a record waits for a turn of the loop, and joins a batch with others."""
+    cluster.create("many", 8)
+    with producer(cluster, linger_ms=60_000) as sending:
+        firsts = [sending.send("many", b"x", partition=partition) for partition in range(8)]
+        seconds = [sending.send("many", b"x", partition=partition) for partition in range(8)]
+        sending.flush()
+        assert [future.result(PATIENCE_S).offset for future in firsts] == [0] * 8
+        assert [future.result(PATIENCE_S).offset for future in seconds] == [1] * 8
+
+
+def test_a_callback_that_comes_during_a_close_is_called_before_its_end(cluster):
+    cluster.create("two", 2)
+    gates: list[asyncio.Event] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def wait(request: Any, node: Any) -> Any:
+        gate = asyncio.Event()
+        gates.append(gate)
+        loops.append(asyncio.get_running_loop())
+
+        async def answer() -> Any:
+            await gate.wait()
+            return node.on_produce(request)
+
+        return answer()
+
+    def open_gate(number: int) -> None:
+        gates[number].set()
+
+    cluster.script(ProduceRequest, wait, wait)
+    with producer(cluster) as sending:
+        first = sending.send("two", b"x", partition=0)
+        wait_until(lambda: len(gates) == 1)
+        second = sending.send("two", b"x", partition=1)
+        wait_until(lambda: not sending._queue)
+        closing = threading.Thread(target=sending.close, daemon=True)
+        closing.start()
+        wait_until(lambda: sending._thread is None)
+        called = threading.Event()
+        first.add_done_callback(lambda _: called.set())
+        loops[0].call_soon_threadsafe(open_gate, 0)
+        assert called.wait(PATIENCE_S)
+        assert closing.is_alive()
+        wait_until(lambda: len(gates) == 2)
+        loops[0].call_soon_threadsafe(open_gate, 1)
+        join(closing)
+        assert second.result(0).offset == 0
+
+
+@pytest.mark.parametrize("is_before_the_end", [True, False])
+def test_what_the_loop_did_not_come_to_is_told_by_the_thread_that_closes_or_asks(cluster, is_before_the_end):
+    with producer(cluster) as sending:
+        future: Any = sending.send("t", b"x")
+        sending.flush()
+        if is_before_the_end:  # as if the loop had taken the call, and had ended before
+            sending._is_observing = True
+            sending._to_observe.append(future)
+    if not is_before_the_end:
+        sending._observe_on_loop(future)
+    assert not sending._to_observe
+    assert future._own_state == "FINISHED"
+
+
+def test_an_interrupt_before_the_loop_is_called_leaves_it_to_the_next_one(cluster):
+    with producer(cluster, linger_ms=60_000) as sending:
+        future: Any = sending.send("t", b"x")
+        wait_until(lambda: future._delivery is not None)
+        thread = sending._thread
+        with pytest.MonkeyPatch.context() as patch:
+
+            class Interrupted:
+                @property
+                def loop(self) -> Any:
+                    raise KeyboardInterrupt
+
+            patch.setattr(sending, "_thread", Interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                sending._observe_on_loop(future)
+        assert sending._thread is thread
+        called = threading.Event()
+        future.add_done_callback(lambda _: called.set())
+        sending.flush()
+        assert called.wait(PATIENCE_S)

@@ -110,17 +110,6 @@ class SendGroup:
         self.is_read = True
         self.fail(error, self.unappended_count)
 
-    # -- as the ticket of one record
-
-    def done(self) -> bool:
-        return False
-
-    def set_exception(self, error: Any) -> None:
-        self.fail(error, 1)
-
-    def exception(self) -> None:
-        return None
-
     # -- the outcome
 
     def _settle(self, count: int) -> None:

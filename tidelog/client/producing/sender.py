@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from types import NoneType
 from typing import Any
 
 from tidelog.client.config import ProducerConfig
-from tidelog.client.model import RecordMetadata, TopicPartition
+from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection, FrameReader, Request
 from tidelog.client.network.metadata import NO_TOPIC_ID
@@ -46,8 +45,8 @@ from tidelog.protocol.messages.produce import (
 
 logger = logging.getLogger(__name__)
 
-Ticket = asyncio.Future[RecordMetadata] | None
-"""None for a record that is observed through its batch's delivery."""
+Ticket = SendGroup | None
+"""The call that sends the record together with others; None for one that is observed through its batch's delivery."""
 Batch = ProducerBatch[Ticket]
 Queue = PartitionQueue[Ticket]
 
@@ -406,25 +405,17 @@ class Sender:
         tickets: Sequence[Any] = batch.tickets
         # The first one is looked at first: to compare an object with None costs much more than None with None.
         if tickets[0] is not None or tickets.count(None) < len(tickets):
-            self._acknowledge_tickets(batch, base_offset)
+            self._acknowledge_groups(batch, base_offset)
 
     @staticmethod
-    def _acknowledge_tickets(batch: Batch, base_offset: int) -> None:
-        """Settle the records that are not observed through the batch's delivery, which is settled."""
+    def _acknowledge_groups(batch: Batch, base_offset: int) -> None:
         first = 0
-        tickets: Sequence[Any] = batch.tickets
-        for kind, run in groupby(tickets, type):
-            together = list(run)
-            if kind is SendGroup:
-                place = first
-                for group, records in groupby(together):
-                    count = len(list(records))
-                    offset = base_offset if base_offset < 0 else base_offset + place
-                    group.acknowledge(batch.partition.partition, offset, count)
-                    place += count
-            elif kind is not NoneType:  # futures of the blocking producer
-                together[0].set_results(together, batch.delivery, first)
-            first += len(together)
+        for group, records in groupby(batch.tickets):
+            count = len(list(records))
+            if group is not None:
+                offset = base_offset if base_offset < 0 else base_offset + first
+                group.acknowledge(batch.partition.partition, offset, count)
+            first += count
 
     def _handle_error(self, batch: Batch, code: ErrorCode, message: str | None, node_id: int) -> None:
         """Retry after a broker's error or a missing response, unless that cannot help or time is
@@ -512,14 +503,9 @@ class Sender:
         for ticket in batch.tickets:
             if self.interceptors is not None:
                 self.interceptors.on_acknowledgement(None, error)
-            if ticket is None:
-                failed_count += 1
-            elif not ticket.done():
-                ticket.set_exception(error)
-                # Marks the exception as retrieved: asyncio would otherwise log one message per
-                # record. The message below reports the failure once.
-                ticket.exception()
-                failed_count += 1
+            failed_count += 1
+            if ticket is not None:
+                ticket.fail(error, 1)
         if batch.group is None:
             failed_count -= batch.delivery.cancelled_count
             batch.delivery.fail(error)

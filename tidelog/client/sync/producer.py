@@ -28,6 +28,7 @@ from tidelog.client.producing import producer
 from tidelog.client.producing.accumulator import Headers, ProducerBatch
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.client.producing.interceptors import DeliveryCallback, calls_on_delivery
+from tidelog.client.producing.record_appender import Place
 from tidelog.client.producing.record_arguments import RecordPieces, as_records, read_batch
 from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
@@ -75,7 +76,11 @@ class Producer(BlockingClient):
         self._producer = producer.Producer(**options)
         self._queue: deque[Any] = deque()
         """Records (future, time of the call, arguments of `append`), and barriers."""
-        self._new_future = record_future_class(self._wake_before_waiting)
+        self._new_future = record_future_class(self._wake_before_waiting, self._observe_on_loop)
+        self._to_observe: deque[RecordFuture] = deque()
+        """Futures of records in batches, whose outcome another thread has asked for."""
+        self._is_observing = False
+        """The loop will look at them without another wake-up."""
         linger_s = self._producer.config.full_linger_ms / 1000
         self._drain_interval_s = min(max(linger_s / 2, _DRAIN_INTERVAL_MIN_S), _DRAIN_INTERVAL_MAX_S)
         self._space_waiters = WaitingThreads()
@@ -197,13 +202,18 @@ class Producer(BlockingClient):
             future, queued_s, topic, value, key, headers, partition, timestamp_ms = item
             try:
                 waited_ms = self._waited_ms(topic, queued_s) if self._missing_since else 0.0
-                place = append(topic, value, key, headers, partition, timestamp_ms, future, waited_ms)
+                place = append(topic, value, key, headers, partition, timestamp_ms, None, waited_ms)
             except BaseException as error:  # of a serializer, a partitioner: it is the record's outcome
                 self._handle_send_error(future, topic, error, time.monotonic())
                 continue
             if place.__class__ is not ProducerBatch:
                 self._wait_for(place, future, topic)
                 break
+            # As `future.bind`.
+            future._index = len(place.tickets) - 1
+            future._delivery = place.delivery
+            if future._is_observed:
+                place.delivery.observe(future)
             if self._missing_since:
                 self._missing_since.pop(topic, None)
         if len(queue) <= _QUEUE_MAX // 2:
@@ -237,10 +247,39 @@ class Producer(BlockingClient):
         start_s = time.monotonic()
         return 1000 * max(0.0, start_s - max(queued_s, self._missing_since.get(topic, start_s)))
 
-    def _wait_for(self, waiting: Coroutine[Any, Any, object], future: RecordFuture, topic: str) -> None:
+    def _observe_on_loop(self, future: RecordFuture) -> None:
+        """In any thread: have the loop tell a future of its delivery."""
+        self._to_observe.append(future)
+        if self._is_observing:
+            return
+        thread = self._thread or self._ending_thread
+        try:
+            self._is_observing = True
+            if thread is not None:
+                thread.loop.call_soon_threadsafe(self._observe_all)
+        except RuntimeError:  # the loop is closed, and every delivery is settled
+            self._observe_all()
+        except BaseException:  # an interrupt, perhaps before the call
+            self._is_observing = False
+            raise
+
+    def _observe_all(self) -> None:
+        self._is_observing = False
+        while self._to_observe:
+            try:
+                future = self._to_observe.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            future.observe()
+
+    def _wait_for(self, waiting: Coroutine[Any, Any, Place], future: RecordFuture, topic: str) -> None:
         """Drain on when a record has its place, or has failed."""
         start_s = time.monotonic()
         transaction = self._producer.open_transaction
+
+        async def bind() -> None:
+            place = await waiting
+            future.bind(place.delivery, len(place.tickets) - 1)  # until the loop runs again it is the last
 
         def handle_end(task: asyncio.Task[object]) -> None:
             self._waiting_task = None
@@ -269,7 +308,7 @@ class Producer(BlockingClient):
             self._drain()
 
         self._waiting_future = future
-        self._waiting_task = asyncio.get_running_loop().create_task(waiting)
+        self._waiting_task = asyncio.get_running_loop().create_task(bind())
         self._waiting_task.add_done_callback(handle_end)
 
     def _handle_send_error(
@@ -496,6 +535,7 @@ class Producer(BlockingClient):
             try:
                 item = self._queue.popleft()
             except IndexError:
-                return
+                break
             if not isinstance(item, _Barrier):
                 item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
+        self._observe_all()  # the loop may have ended before it came to them

@@ -1,16 +1,19 @@
-"""The future of one record of the blocking producer: a `concurrent.futures.Future` that is cheap to make.
+"""The future of one record of the blocking producer: a `concurrent.futures.Future` that is cheap to make and to keep.
 
 The standard one makes a condition, a lock and two lists for each record, which costs more than the
 record itself. Here the futures of a producer share one lock, and what few of them need (a thread
-that waits, callbacks) is made on first use. Invariant: `concurrent.futures.wait`, `as_completed`
-and `asyncio.wrap_future` work as with the standard future.
+that waits, callbacks) is made on first use. A record's future is a view of its batch's delivery, as that
+of the asynchronous producer: nothing settles it, unless it is observed.
+
+Invariants: `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` work as with the
+standard future. The state that they see changes under the lock only, together with their notice of it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
@@ -30,9 +33,9 @@ class _MadeOnFirstUse:
         self._name = name
 
     def __get__(self, instance: Any, owner: Any = None) -> list[Any]:
+        instance._be_observed()
         made: list[Any] = []
         instance.__dict__[self._name] = made
-        instance._is_observed = True
         return made
 
 
@@ -41,15 +44,16 @@ class RecordFuture(Future[Any]):
     cancelled.
     """
 
-    _state = _RUNNING
+    _own_state = _RUNNING
+    """Of a future that is observed, or that is no view of a delivery."""
     _own_result: Any = None
+    _own_exception: BaseException | None = None
     _delivery: BatchDelivery | None = None
-    """The delivery of its batch, which is settled. It has the result in place of the future."""
     _index: int
-    _exception = None
+    """The place in the batch of that delivery, which may be split since."""
     _waiting_threads: WaitingThreads | None = None
     _is_observed = False
-    """Whether there may be waiters, callbacks or a waiting thread. Set under the lock, like the state."""
+    """Whether there may be waiters, callbacks, a waiting thread, or a look at the state. Set under the lock."""
     _waiters = _MadeOnFirstUse("_waiters")
     _done_callbacks = _MadeOnFirstUse("_done_callbacks")
 
@@ -59,57 +63,118 @@ class RecordFuture(Future[Any]):
     code, and an interrupt there would leave it taken, and the loop waiting for it.
     """
     _on_wait: Callable[[], None]
+    _observe_on_loop: Callable[[RecordFuture], None]
 
     __init__ = object.__init__
 
+    # -- on the loop
+
+    def bind(self, delivery: BatchDelivery, index: int) -> None:
+        """The record is in a batch, whose delivery is not settled."""
+        self._index = index
+        self._delivery = delivery
+        # Looked at after the delivery is set: another thread sets the flag first, and looks for a delivery then.
+        if self._is_observed:
+            delivery.observe(self)
+
+    def observe(self) -> None:
+        """Learn of the delivery of the batch that has the record."""
+        delivery, _ = self._place()
+        if delivery.is_settled:
+            self.handle_settled()
+        else:
+            delivery.observe(self)
+
+    @property
+    def index(self) -> int:
+        """As an observer of the delivery."""
+        return self._place()[1]
+
+    def handle_settled(self) -> None:
+        """As an observer of the delivery. More than once has no effect."""
+        with self._lock:
+            if self._own_state == _FINISHED:
+                return
+            self._own_state = _FINISHED
+            self._tell_waiters()
+        self._tell_others()
+
+    handle_split = observe
+
+    # -- in any thread
+
+    def _place(self) -> tuple[BatchDelivery, int]:
+        """The delivery that settles the record, and the record's place in it. Requires one."""
+        assert self._delivery is not None
+        return self._delivery.part_of(self._index)
+
     def done(self) -> bool:
-        return self._state == _FINISHED
+        return self._own_state == _FINISHED or (self._delivery is not None and self._place()[0].is_settled)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def _be_observed(self) -> None:
+        """From here on the loop tells the future when its delivery is settled. Requires the lock."""
+        if self._is_observed:
+            return
+        if self.done():
+            self._own_state = _FINISHED
+        self._is_observed = True
+        if self._own_state == _RUNNING and self._delivery is not None:
+            try:
+                type(self)._observe_on_loop(self)
+            except BaseException:  # an interrupt, perhaps before the loop heard of it
+                self._is_observed = False
+                raise
+
+    @property
+    def _state(self) -> str:  # type: ignore[override]
+        """`concurrent.futures` looks at it under the lock, and takes the future as done, or as one that tells it later:
+        never as both.
+        """
+        with self._lock:
+            self._be_observed()
+            return self._own_state
 
     @property
     def _result(self) -> Any:  # type: ignore[override]
-        return self._own_result if self._delivery is None else self._delivery.metadata(self._index)
+        if self._delivery is None:
+            return self._own_result
+        delivery, index = self._place()
+        return delivery.metadata(index)
+
+    @property
+    def _exception(self) -> BaseException | None:  # type: ignore[override]
+        return self._own_exception if self._delivery is None else self._place()[0].error
+
+    # -- the outcome of a future without a delivery
 
     def set_result(self, result: Any) -> None:
         with self._lock:
-            if self._state == _FINISHED:
-                raise InvalidStateError(f"{self._state}: {self!r}")
+            self._check_open()
             self._own_result = result
-            self._state = _FINISHED
+            self._own_state = _FINISHED
             if not self._is_observed:
                 return
             self._tell_waiters()
         self._tell_others()
-
-    @classmethod
-    def set_results(cls, futures: Iterable[RecordFuture], delivery: BatchDelivery, first: int) -> None:
-        """Settle the futures of one producer, except those that are done, by a batch that is in the log.
-
-        They are its records from the index `first` on. Each makes its metadata when it is read. Callbacks are called at
-        the end, in the order of the futures.
-        """
-        observed: list[RecordFuture] = []
-        with cls._lock:
-            for index, future in enumerate(futures, first):
-                if future._state != _FINISHED:
-                    future._delivery = delivery
-                    future._index = index
-                    future._state = _FINISHED
-                    if future._is_observed:
-                        future._tell_waiters()
-                        observed.append(future)
-        for future in observed:
-            future._tell_others()
 
     def set_exception(self, exception: BaseException | None) -> None:
         with self._lock:
-            if self._state == _FINISHED:
-                raise InvalidStateError(f"{self._state}: {self!r}")
-            self._exception = exception
-            self._state = _FINISHED
+            self._check_open()
+            self._own_exception = exception
+            self._own_state = _FINISHED
             if not self._is_observed:
                 return
             self._tell_waiters()
         self._tell_others()
+
+    def _check_open(self) -> None:
+        if self._own_state == _FINISHED or self._delivery is not None:
+            raise InvalidStateError(f"{self._own_state}: {self!r}")
+
+    # -- those who wait for it
 
     def _tell_waiters(self) -> None:
         """Tell `wait` and `as_completed`, under the lock that the state was set under: they come with it to a future
@@ -138,16 +203,14 @@ class RecordFuture(Future[Any]):
                 logger.exception("a callback of %r raised", self)
 
     def _wait(self, timeout: float | None) -> None:
-        if self._state == _FINISHED:
+        if self.done():
             return
         type(self)._on_wait()
         with self._lock:
-            if self.done():
-                return
             if self._waiting_threads is None:
-                self._is_observed = True
                 self._waiting_threads = WaitingThreads()
             threads = self._waiting_threads
+            self._be_observed()
         if not threads.wait(self.done, timeout):
             raise TimeoutError
 
@@ -165,11 +228,23 @@ class RecordFuture(Future[Any]):
         return self._exception
 
 
-def record_future_class(on_wait: Callable[[], None]) -> type[RecordFuture]:
+def _has_no_loop(_: RecordFuture) -> None:
+    raise AssertionError("these futures are never bound to a delivery")
+
+
+def record_future_class(
+    on_wait: Callable[[], None], observe_on_loop: Callable[[RecordFuture], None] = _has_no_loop
+) -> type[RecordFuture]:
     """The class of one producer's futures, which has what they share: a future without a constructor costs least.
 
-    `on_wait` is called in a thread that is about to wait for a record. It may raise.
+    `on_wait` is called in a thread that is about to wait for a record. It may raise. `observe_on_loop` has the loop
+    call a future's `observe` soon; where no loop runs any more, it calls it itself.
     """
     lock = threading.RLock()  # a signal handler may run inside any call
-    shared = {"_lock": lock, "_condition": lock, "_on_wait": staticmethod(on_wait)}
+    shared = {
+        "_lock": lock,
+        "_condition": lock,
+        "_on_wait": staticmethod(on_wait),
+        "_observe_on_loop": staticmethod(observe_on_loop),
+    }
     return type("RecordFuture", (RecordFuture,), shared)
