@@ -380,10 +380,16 @@ class DirectWorld(World):
         self.next_ticket += 1
         self.sent_order[partition].append(ticket)
         sent = DirectlySent(partition, ticket, identity)
+        self.session.begin_lone_send(partition, self.now_ms)
+        if self.choose(9) == 8:  # the program is interrupted, and goes on
+            if self.choose(2):
+                self.process(sent)
+            self.failed.add(ticket)
+            return
         is_answered, arrives = self.choose(3) == 0, self.choose(2) == 0
         code, node_id = self.process(sent) if is_answered or arrives else (ErrorCode.NONE, -1)
         if is_answered and code is ErrorCode.NONE:
-            self.session.handle_lone_acknowledgement(partition, self.now_ms)
+            self.session.handle_lone_acknowledgement(partition)
             self.acknowledged.add(ticket)
             return
         builder = BatchBuilder(100)
@@ -391,8 +397,7 @@ class DirectWorld(World):
         builder.append(0, None, value)
         queue = self.accumulator.queue(partition)
         sent.batch = self.accumulator.add_in_flight(queue, builder, ticket, 0, None, value, self.now_ms)
-        self.session.prepare_send(sent.batch, self.now_ms)
-        assert identity == (sent.batch.producer_id, sent.batch.producer_epoch, sent.batch.base_sequence)
+        self.session.adopt_lone_batch(sent.batch, identity)
         if is_answered:
             self.hear_one(sent.batch, code, node_id)
         elif arrives:

@@ -6,21 +6,24 @@ The brokers run in a thread of their own, because a direct send does not let the
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from tests.patience import PATIENCE_S, join, until
 from tests.unit.client.fake_broker import DROP, FakeCluster, FakeNode, refuse_produce, then
 from tests.unit.client.test_producer import FAST, handled, numbered, values
+from tests.unit.client.test_sync_fork import in_child
 from tidelog.client import Producer, RecordMetadata
 from tidelog.client.config import ProducerConfig
+from tidelog.client.network.connection import Connection
 from tidelog.client.producing import busy_poll, direct_send
 from tidelog.client.producing.accumulator import RECORD_OVERHEAD_BYTES
 from tidelog.client.producing.busy_poll import BusyPoll
@@ -233,6 +236,7 @@ async def test_the_memory_of_a_record_in_flight_is_counted_and_given_back(outcom
             cluster.script(ProduceRequest, after_a_while)
             waiting = asyncio.ensure_future(sending.send_and_wait("t", b"1234", b"key"))
             await until(lambda: "in flight" in outcomes)
+            assert sending._accumulator.opened_batch_count == 2, "each batch has a number of its own"
             totals = sending.metrics()
             assert totals.incomplete_batches == totals.requests_in_flight == 1
             assert free_bytes - totals.buffer_available_bytes == 7 + RECORD_OVERHEAD_BYTES
@@ -335,6 +339,57 @@ async def test_a_record_that_waits_for_memory_goes_first(outcomes: Outcomes) -> 
             sending._appender.waiting_count = 0
             await sending.send_and_wait("t", b"1")
         assert outcomes == ["refused", "answered"]
+
+
+def interrupted_before(connection: Connection, *arguments: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def interrupted_after(connection: Connection, *arguments: Any) -> NoReturn:
+    EXCHANGE(connection, *arguments)
+    raise KeyboardInterrupt
+
+
+EXCHANGE = Connection.exchange
+
+
+@pytest.mark.parametrize("exchange", [interrupted_before, interrupted_after])
+async def test_a_record_after_an_interrupt_is_not_taken_for_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, exchange: Any
+) -> None:
+    """With the same sequence the broker would take it for a duplicate, and it would be acknowledged and lost."""
+    with Brokers(t=1) as cluster:
+        async with producing(cluster) as sending:
+            for value in numbered(3):
+                await sending.send_and_wait("t", value)
+            assert sending._direct_send is not None
+            with monkeypatch.context() as patch:
+                patch.setattr(Connection, "exchange", exchange)
+                with pytest.raises(KeyboardInterrupt):
+                    sending._direct_send.send("t", b"interrupted", None, None)
+            offsets = [(await sending.send_and_wait("t", value)).offset for value in numbered(6)[3:]]
+        written = [b"interrupted"] if exchange is interrupted_after else []
+        assert values(cluster) == [*numbered(3), *written, *numbered(6)[3:]]
+        assert offsets == [3 + len(written) + place for place in range(3)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+async def test_the_child_of_a_fork_sends_nothing() -> None:
+    with Brokers(t=1) as cluster:
+        async with producing(cluster) as sending:
+            await sending.send_and_wait("t", b"0")
+
+            def send() -> str:
+                try:
+                    sending.send_and_wait("t", b"of the child").send(None)
+                except RuntimeError as error:
+                    return str(error)
+                return "sent"
+
+            sending._direct_send._turn_s = ALWAYS_S  # type: ignore[union-attr]
+            assert "before a fork" in in_child(send) or "no running event loop" in in_child(send)
+            await sending.send_and_wait("t", b"1")
+        assert values(cluster) == numbered(2)
 
 
 # -- the turns of the loop

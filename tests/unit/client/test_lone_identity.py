@@ -46,13 +46,38 @@ def test_it_leaves_the_session_as_a_batch_of_the_queue_does(next_sequence: int) 
     state.next_sequence = state.acknowledged_end = next_sequence
     queued = deepcopy(alone)
     assert alone.lone_identity(PARTITION, 9.0) == (7, 0, next_sequence)
-    alone.handle_lone_acknowledgement(PARTITION, 9.0)
+    alone.begin_lone_send(PARTITION, 9.0)
+    assert alone.lone_identity(PARTITION, 9.0) is None
+    alone.handle_lone_acknowledgement(PARTITION)
     sent = batch(3)
     queued.prepare_send(sent, 9.0)
     assert (sent.producer_id, sent.producer_epoch, sent.base_sequence) == (7, 0, next_sequence)
     queued.handle_acknowledgement(sent)
     assert state_of(alone) == state_of(queued)
     assert alone.lone_identity(PARTITION, 9.0) == (7, 0, (next_sequence + 1) & 0x7FFFFFFF)
+
+
+@pytest.mark.parametrize("next_sequence", [3, 0x7FFFFFFF])
+def test_a_record_without_an_answer_leaves_the_session_as_a_batch_in_flight_does(next_sequence: int) -> None:
+    alone = acknowledged(3)
+    state = alone._partitions[PARTITION]
+    state.next_sequence = state.acknowledged_end = next_sequence
+    queued = deepcopy(alone)
+    identity = alone.lone_identity(PARTITION, 9.0)
+    assert identity is not None
+    sent, queued_sent = batch(3), batch(3)
+    alone.begin_lone_send(PARTITION, 9.0)
+    alone.adopt_lone_batch(sent, identity)
+    assert (sent.producer_id, sent.producer_epoch, sent.base_sequence) == (7, 0, next_sequence)
+    queued.prepare_send(queued_sent, 9.0)
+    assert {**state_of(alone), "unsettled_batches": [queued_sent]} == state_of(queued)
+    assert state_of(alone)["unsettled_batches"] == [sent]
+    alone.handle_acknowledgement(sent)
+    assert alone.lone_identity(PARTITION, 9.0) == (7, 0, (next_sequence + 1) & 0x7FFFFFFF)
+
+
+def after_an_interrupt(session: ProducerSession) -> None:
+    session.begin_lone_send(PARTITION, 1.0)
 
 
 def of_unknown_partition(session: ProducerSession) -> None:
@@ -116,6 +141,7 @@ def after_an_error(session: ProducerSession) -> None:
         of_a_later_epoch,
         without_identity,
         after_an_error,
+        after_an_interrupt,
     ],
 )
 def test_nothing_is_sent_alone(change: Callable[[ProducerSession], None]) -> None:
@@ -129,5 +155,6 @@ def test_after_an_idle_time_the_broker_may_have_forgotten_the_producer() -> None
     session = acknowledged(now_ms=5.0)
     assert session.lone_identity(PARTITION, 5.0 + IDLE_MS - 1) is not None
     assert session.lone_identity(PARTITION, 5.0 + IDLE_MS) is None
-    session.handle_lone_acknowledgement(PARTITION, 100.0)
+    session.begin_lone_send(PARTITION, 100.0)
+    session.handle_lone_acknowledgement(PARTITION)
     assert session.lone_identity(PARTITION, 100.0 + IDLE_MS - 1) is not None

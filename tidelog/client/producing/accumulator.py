@@ -247,12 +247,17 @@ class Accumulator(Generic[Ticket]):
     ) -> ProducerBatch[Ticket]:
         """Add a batch of one record, without headers, that is sent already. Requires that all others are complete."""
         assert not self.incomplete_count
-        batch = self._open_batch(queue, builder, now_ms)
+        batch: ProducerBatch[Ticket] = ProducerBatch(self.opened_batch_count, queue.partition, builder, now_ms)
         batch.timestamps.append(0, timestamp_ms)
         batch.tickets.append(ticket)
         batch.charged_bytes = RECORD_OVERHEAD_BYTES + len(key or b"") + len(value)
+        batch.in_flight = True
+        batch.attempts = 1
+        self.opened_batch_count += 1
+        self.incomplete_count += 1
         self.used_bytes += batch.charged_bytes
-        return self.take(queue)
+        queue.in_flight.append(batch)
+        return batch
 
     def _open_batch(self, queue: PartitionQueue[Ticket], builder: BatchBuilder, now_ms: float) -> ProducerBatch[Ticket]:
         batch: ProducerBatch[Ticket] = ProducerBatch(self.opened_batch_count, queue.partition, builder, now_ms)

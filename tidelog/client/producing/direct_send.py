@@ -143,6 +143,7 @@ class DirectSend:
         identity = self._session.lone_identity(queue.partition, now_ms)
         if identity is None:
             return None
+        self._appender.check_loop()  # the child of a fork has the parent's sockets
         if is_spread:
             route.unkeyed_partitioner.record_sent(RECORD_OVERHEAD_BYTES + size_bytes)
         return self._exchange(lane, queue, identity, value, key, now_ms)
@@ -163,13 +164,15 @@ class DirectSend:
         records = builder.build(*identity)
         request = OneBatchRequest(lane.form, records)
         read = lane.form.read
+        # An interrupt may come between any two of the next steps. Each leaves the sequence used.
+        self._session.begin_lone_send(queue.partition, now_ms)
         answer = lane.connection.exchange(request, lane.version, read, started_s + self._exchange_s)
         if answer is None:
             batch = self._accumulator.add_in_flight(queue, builder, None, timestamp_ms, key, value, now_ms)
-            self._session.prepare_send(batch, now_ms)
+            self._session.adopt_lone_batch(batch, identity)
             self._sender.await_answer(lane.connection, batch, lane.version, read)
             return batch
-        self._session.handle_lone_acknowledgement(queue.partition, now_ms)
+        self._session.handle_lone_acknowledgement(queue.partition)
         self._sender.totals.note_direct_send(len(records), (monotonic() - started_s) * 1000)
         topic, partition = queue.partition
         base_offset, append_time_ms = answer

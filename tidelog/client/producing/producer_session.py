@@ -260,7 +260,7 @@ class ProducerSession:
             state is None
             or not state.is_confirmed
             or state.unsettled_batches
-            or state.has_gap
+            or state.acknowledged_end != state.next_sequence
             or state.has_other_log
             or now_ms - state.last_send_ms >= IDLE_MS
             or (state.producer_id, state.producer_epoch) != self.identity
@@ -269,11 +269,27 @@ class ProducerSession:
             return None
         return state.producer_id, state.producer_epoch, state.next_sequence
 
-    def handle_lone_acknowledgement(self, partition: TopicPartition, now_ms: float) -> None:
-        """A batch of one record with the `lone_identity` of this moment was sent, and is in the log."""
+    def begin_lone_send(self, partition: TopicPartition, now_ms: float) -> None:
+        """A record with the `lone_identity` of this moment is about to be sent.
+
+        No later one gets its sequence, even when nothing else follows, because of an interrupt for example. The log may
+        lack that sequence then. The next batch is refused as out of order, and restarts the sequences.
+        """
         state = self._partitions[partition]
         state.last_send_ms = now_ms
-        state.next_sequence = state.acknowledged_end = (state.next_sequence + 1) & _SEQUENCE_MASK
+        state.next_sequence = (state.next_sequence + 1) & _SEQUENCE_MASK
+
+    def handle_lone_acknowledgement(self, partition: TopicPartition) -> None:
+        """The record that was sent alone is in the log."""
+        state = self._partitions[partition]
+        state.acknowledged_end = state.next_sequence
+
+    def adopt_lone_batch(self, batch: Batch, identity: tuple[int, int, int]) -> None:
+        """The record that was sent alone is in this batch now, and not settled."""
+        state = self._partitions[batch.partition]
+        batch.producer_id, batch.producer_epoch, batch.base_sequence = identity
+        state.window.append(batch.order)
+        state.unsettled_batches.append(batch)
 
     # -- results
 

@@ -64,7 +64,7 @@ class RecordAppender:
         self._manager = manager
         self._interceptors = interceptors
         self._start = start
-        self._check_loop = check_loop
+        self.check_loop = check_loop
         self._routes = TopicRoutes(config, accumulator, session, rng, self._is_stuck)
         self._route_of = self._routes.by_topic
         self._prepares = (
@@ -200,7 +200,7 @@ class RecordAppender:
         ticket: Ticket,
     ) -> Place | Coroutine[Any, Any, Place]:
         """Append a checked record, to a new batch if needed, or return a coroutine that waits for free memory."""
-        self._check_loop()
+        self.check_loop()
         accumulator = self._accumulator
         if not self.waiting_count:
             assert self._loop is not None, "there is no queue before the start"
@@ -299,7 +299,7 @@ class RecordAppender:
             partition = as_partition_number(partition)
         if self._closed:
             raise RuntimeError("this producer is closed")
-        self._check_loop()
+        self.check_loop()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._config.max_block_ms - waited_ms) / 1000
         if self._sender is None:
