@@ -138,6 +138,17 @@ async def test_a_limit_of_zero_never_keeps_the_loop_awake(clock: Clock) -> None:
         assert await call(polling, turns, clock, 0) == 0
 
 
+async def test_each_turn_gives_the_processor_to_others(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker may wait for it."""
+    given: list[None] = []
+    monkeypatch.setattr(busy_poll, "yield_processor", lambda: given.append(None))
+    polling, turns = BusyPoll(LIMIT_US), Turns()
+    await call(polling, turns, clock, 100)
+    assert not given
+    turns_kept_awake = await call(polling, turns, clock, 100)
+    assert len(given) == turns_kept_awake - 1  # not the first one, in which the request is written
+
+
 async def test_a_call_is_prompt_when_it_took_little_time_since_its_begin(clock: Clock) -> None:
     polling, turns = BusyPoll(LIMIT_US), Turns()
     assert not polling.last_was_prompt

@@ -37,7 +37,7 @@ _INT32 = Struct(">i")
 _FRAME_START = Struct(">ii")
 _API_VERSIONS = 18
 _WRITE_BUFFER_BYTES = 1024 * 1024
-_yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: None)  # not on Windows
+yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: None)  # not on Windows
 _ADDRESS_WAIT_S = 0.5
 _ADDRESSES_MAX = 32
 
@@ -379,7 +379,7 @@ class Connection(asyncio.BufferedProtocol):
                 if monotonic() >= until_s:
                     return None
                 # The broker may be waiting for this very processor.
-                _yield_processor()
+                yield_processor()
             except OSError:  # the loop meets it again
                 return None
         else:

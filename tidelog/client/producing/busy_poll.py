@@ -10,6 +10,8 @@ import asyncio
 from time import monotonic
 from typing import Final
 
+from tidelog.client.network.connection import yield_processor
+
 PROMPT_S: Final = 0.0002
 """A call that takes no longer, alone, may be followed by a `DirectSend`."""
 
@@ -59,4 +61,5 @@ class BusyPoll:
 
     def _keep_awake(self, future: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
         if not future.done() and monotonic() - self._started_s < self._limit_s:
+            yield_processor()  # the broker may be waiting for this very one
             loop.call_soon(self._keep_awake, future, loop)
