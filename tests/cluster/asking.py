@@ -24,6 +24,10 @@ confluent = pytest.importorskip(
 admin = pytest.importorskip("confluent_kafka.admin")
 
 QUIET = {"log_level": 0}
+# For a librdkafka consumer that subscribes while brokers die. It asks one broker for the metadata that its join waits
+# for. If that broker dies, it asks no other one before its next refresh, by default 300 s later, whichever broker it is
+# a client of (docs/compatibility.md, "Found in others on the way").
+REFRESHING = {"topic.metadata.refresh.interval.ms": 5_000}
 UPGRADE, SAFE_DOWNGRADE = 1, 2
 
 

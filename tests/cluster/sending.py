@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.asking import REFRESHING
 from tests.cluster.checking import UNKNOWN_OFFSET, Scanned, Sent
 from tests.patience import PATIENCE_S, join
 
@@ -234,6 +235,7 @@ class Committing:
             "auto.offset.reset": "earliest",
             "log_level": 0,
             **IMPATIENT,
+            **REFRESHING,
         }
         self._topics = topics
         self._thread = threading.Thread(target=self._run, name="committing", daemon=True)

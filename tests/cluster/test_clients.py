@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.asking import await_healthy, confluent, create_topic, rotated
+from tests.cluster.asking import REFRESHING, await_healthy, confluent, create_topic, rotated
 from tests.cluster.conftest import NewCluster
 from tests.patience import PATIENCE_S, join
 from tidelog import Consumer, Producer
@@ -39,6 +39,7 @@ class Reader(threading.Thread):
                 "heartbeat.interval.ms": 500,
                 "enable.auto.commit": False,
                 "log_level": 0,
+                **REFRESHING,
             }
         )
         self._consumer.subscribe([TOPIC])
