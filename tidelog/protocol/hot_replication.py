@@ -33,6 +33,10 @@ _PARTITION = Struct(">iiqiqiB")
 _REQUEST_TAIL = Struct(">BBBBBiqB")
 _ONE_REQUEST = Struct(">iiibii B16sB iiqiqiB B BBBBBiqB".replace(" ", ""))
 ONE_REQUEST_BYTES = _ONE_REQUEST.size
+# The same with what a template knows as bytes: all before the session id, and all from the partition's max bytes on.
+_HEAD_OF_ALL = Struct(">iiib")
+_TAIL_OF_ONE = Struct(">iBBBBBBBiqB")
+_ONE_OF_TEMPLATE = Struct(f">{_HEAD_OF_ALL.size}s ii B16sB iiqiq {_TAIL_OF_ONE.size}s".replace(" ", ""))
 # The same by what differs in a follower's next request: all before the session epoch, the epoch, all between, the fetch
 # offset, all behind.
 read_repeated = Struct(">17si26sq36s").unpack_from
@@ -81,7 +85,7 @@ class FollowerRequest(NamedTuple):
 class RequestTemplate:
     """Makes the requests of one follower: all that stays the same is packed once per broker epoch."""
 
-    __slots__ = ("_head", "_tail", "broker_epoch", "partition_bytes_max")
+    __slots__ = ("_head", "_one_head", "_one_tail", "_tail", "broker_epoch", "partition_bytes_max")
 
     def __init__(
         self,
@@ -96,15 +100,17 @@ class RequestTemplate:
         self.partition_bytes_max = partition_bytes_max
         self._head = (max_wait_ms, min_bytes, max_bytes, 0)
         self._tail = (1, 1, 1, 1, 13, replica_id, broker_epoch, 0)
+        self._one_head = _HEAD_OF_ALL.pack(*self._head)
+        self._one_tail = _TAIL_OF_ONE.pack(partition_bytes_max, 0, 0, *self._tail)
 
     def one(
         self, session_id: int, session_epoch: int, topic_id: bytes, index: int, leader_epoch: int, fetch_offset: int,
         last_fetched_epoch: int, log_start_offset: int,
     ) -> bytes:  # fmt: skip
         """An incremental request that mentions one partition."""
-        return _ONE_REQUEST.pack(
-            *self._head, session_id, session_epoch, 2, topic_id, 2, index, leader_epoch, fetch_offset,
-            last_fetched_epoch, log_start_offset, self.partition_bytes_max, 0, 0, *self._tail,
+        return _ONE_OF_TEMPLATE.pack(
+            self._one_head, session_id, session_epoch, 2, topic_id, 2, index, leader_epoch, fetch_offset,
+            last_fetched_epoch, log_start_offset, self._one_tail,
         )  # fmt: skip
 
     def many(

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,11 +19,13 @@ from tests.patience import PATIENCE_S
 from tests.stream_server import Serve, StreamServer
 from tidelog.broker.network import channel
 from tidelog.broker.network.channel import BUFFER_INITIAL_BYTES, Channel, Channels
+from tidelog.protocol.errors import MalformedMessage
 from tidelog.protocol.messages.api_versions import ApiVersionsResponse
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 from tidelog.replication.ports import Endpoint, PeerUnreachable, PortState
 
 HEARTBEAT = 63
+API_VERSIONS = 18  # its answer's header has no tags
 
 
 @asynccontextmanager
@@ -152,6 +155,68 @@ async def test_an_answer_that_ends_in_its_header_is_one_that_never_came() -> Non
         assert answers == [None]
         assert channel.broken
         await channel.closed()
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        answer(1, b"one"),
+        answer(1, b""),
+        answer(1, b"one") + answer(2, b"two"),
+        answer(1, b"one") + answer(2, b"two")[:9],
+        answer(1, b"one")[:-1],
+        answer(1, b"one") + b"\0",
+        struct.pack(">iiBBB1s3s", 11, 1, 1, 5, 1, b"x", b"one"),  # one tag, of number 5 and one byte
+        struct.pack(">ii", 4, 1),
+        struct.pack(">iib", 4, 1, 0),
+        struct.pack(">iib", 3, 1, 0),
+        struct.pack(">iib", -1, 1, 0),
+        answer(2, b"two"),
+        answer(1, b"one") + answer(3, b"three"),
+        answer(1, b"one") + answer(2, b"two") + answer(3, b"nothing was asked"),
+    ],
+)
+@pytest.mark.parametrize("api_key", [HEARTBEAT, API_VERSIONS])
+async def test_what_was_received_means_the_same_however_it_was_cut(received: bytes, api_key: int) -> None:
+    """One whole answer has a short way; what comes byte by byte never takes it."""
+
+    def read(reads: list[bytes]) -> tuple[list[bytes | None], str]:
+        told: list[bytes | None] = []
+        link = Channel(asyncio.get_running_loop(), Endpoint("127.0.0.1", 9), "test")
+        link.connection_made(Mock())
+        for _ in range(2):
+            link.request(api_key, 1 if api_key == HEARTBEAT else 3, b"asked", kept(told))
+        for data in reads:
+            if not link.broken:
+                link.get_buffer(-1)[: len(data)] = data
+                link.buffer_updated(len(data))
+        found = list(told), link.reason
+        link.close()
+        return found
+
+    whole, ends, start = [], 0, 0
+    while len(received) - start >= 4 and (ends := start + 4 + struct.unpack_from(">i", received, start)[0]) > start:
+        whole.append(received[start:ends])
+        start = ends
+    in_bytes = read([bytes((each,)) for each in received])
+    assert read([received]) == in_bytes
+    assert read([*whole, received[start:]]) == in_bytes
+    length = len(answer(1, b"one"))  # the second read is as long as the answer that began in the first
+    for cut in range(1, length):
+        assert read([received[:cut], received[cut : cut + length], received[cut + length :]]) == in_bytes
+
+
+async def test_an_answer_that_its_taker_cannot_read_breaks_the_connection() -> None:
+    async with peer(echo) as endpoint:
+        link, later = Channel(asyncio.get_running_loop(), endpoint, "test"), list[bytes | None]()
+
+        def take(body: memoryview | None) -> None:
+            raise MalformedMessage("no number")
+
+        link.request(HEARTBEAT, 1, b"1", take)
+        link.request(HEARTBEAT, 1, b"2", kept(later))
+        await settled(later, 1)
+    assert (later, link.reason) == ([None], "an answer that cannot be read: no number")
 
 
 async def test_an_exchange_gives_the_message_of_the_answer() -> None:

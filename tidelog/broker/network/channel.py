@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import struct
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -35,8 +36,11 @@ ANSWER_TIMEOUT_MS = 10_000
 # A connection with this many unanswered `sign_of_life` requests is replaced: a full one would look like a refusal.
 LIFE_UNANSWERED_MAX = 8
 
-_FRAME = Struct(">ihhih")
+_FRAME = Struct(">i4si")  # size, API key and version, correlation id
 _read_int32 = Struct(">i").unpack_from
+# Size, correlation id, and the number of tags of a header of version 1.
+_answer_head = Struct(">iiB").unpack_from
+_ANSWER_BYTES_MIN = 9
 
 
 async def _connect(
@@ -96,7 +100,7 @@ class Channel(asyncio.BufferedProtocol):
         self.reason = ""
         self._loop = loop
         self._client_id = client_id.encode()
-        self._headers: dict[tuple[int, int], tuple[bytes, int]] = {}
+        self._headers: dict[tuple[int, int], tuple[bytes, bytes, int]] = {}
         self._on_broken = on_broken
         self._resolver = resolver
         self._buffer = memoryview(bytearray(BUFFER_INITIAL_BYTES))
@@ -122,20 +126,20 @@ class Channel(asyncio.BufferedProtocol):
             self._loop.call_soon(on_response, None)
             return
         correlation_id = self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        header_end, answer_version = self._headers.get((api_key, version)) or self._learn_headers(api_key, version)
-        size_bytes = 10 + len(header_end) + len(body)
-        head = _FRAME.pack(size_bytes, api_key, version, correlation_id, len(self._client_id))
-        frame = b"".join((head, header_end, body))
+        begin, end, answer_version = self._headers.get((api_key, version)) or self._learn_headers(api_key, version)
+        frame = _FRAME.pack(8 + len(end) + len(body), begin, correlation_id) + end + body
         self._open.append((correlation_id, answer_version, on_response))
         if self._transport is not None:
             self._transport.write(frame)
         elif self._queued is not None:
             self._queued.append(frame)
 
-    def _learn_headers(self, api_key: int, version: int) -> tuple[bytes, int]:
-        """The end of a request's header after the correlation id, and the version of the response header."""
-        tags = b"\0" if request_header_version(api_key, version) == 2 else b""
-        headers = self._headers[api_key, version] = self._client_id + tags, response_header_version(api_key, version)
+    def _learn_headers(self, api_key: int, version: int) -> tuple[bytes, bytes, int]:
+        """A request's header before and after the correlation id, and the version of the response header."""
+        begin = struct.pack(">hh", api_key, version)
+        client_id = struct.pack(">h", len(self._client_id)) + self._client_id
+        end = client_id + b"\0" if request_header_version(api_key, version) == 2 else client_id
+        headers = self._headers[api_key, version] = begin, end, response_header_version(api_key, version)
         return headers
 
     @property
@@ -174,11 +178,33 @@ class Channel(asyncio.BufferedProtocol):
         return False
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer[self._end :]
+        return self._buffer[self._end :] if self._end else self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        end = self._end = self._end + nbytes
-        start, buffer = self._start, self._buffer
+        if self._end or nbytes < _ANSWER_BYTES_MIN or not self._take_usual(nbytes):
+            self._end += nbytes
+            self._take_answers()
+
+    def _take_usual(self, size_bytes: int) -> bool:
+        """`_take_answers` for a buffer that holds one whole answer with a usual header. False, without a change, for
+        any other buffer.
+        """
+        buffer, unanswered = self._buffer, self._open
+        size, correlation_id, tags = _answer_head(buffer)
+        if size + 4 != size_bytes or not unanswered:
+            return False
+        expected_id, header_version, on_response = unanswered[0]
+        if correlation_id != expected_id or tags or not header_version:
+            return False
+        unanswered.popleft()
+        try:
+            on_response(buffer[_ANSWER_BYTES_MIN:size_bytes])
+        except (MalformedMessage, IndexError) as error:
+            self._break(f"an answer that cannot be read: {error}")
+        return True
+
+    def _take_answers(self) -> None:
+        start, end, buffer = self._start, self._end, self._buffer
         size = 0
         while end - start >= 4:
             size = _read_int32(buffer, start)[0]

@@ -246,9 +246,14 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._end = size_bytes
             self._wait_for_room()
             return True
-        callbacks = owner.callbacks
-        if callbacks.waiting and isinstance(answer, Deferred):
-            callbacks.run()  # as in `_process`
+        if isinstance(answer, Deferred):
+            callbacks = owner.callbacks
+            if callbacks.waiting:
+                callbacks.run()  # as in `_process`
+            if answer.response is None and not answer.exclusive:
+                self._pending.append(answer)
+                answer.on_complete(self._completed)
+                return True
         self._answer(answer)
         if self._out:
             self._flush()
