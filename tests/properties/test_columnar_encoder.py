@@ -70,7 +70,7 @@ def by_columns(table: Any, partitions: list[int], limit: int, has_numba: bool, p
         for rows in iter_rows(table, piece_bytes):
             chosen = np.array(partitions[done : done + rows.row_count], np.int64)
             done += rows.row_count
-            pieces.append((rows.row_count, encoder.encode(rows, chosen)))
+            pieces.append((rows.row_count, list(encoder.encode(rows, chosen))))
         assert done == len(partitions)
         return pieces
     finally:

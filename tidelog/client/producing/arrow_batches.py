@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES_MIN = 1024 * 1024
 _PIECE_BYTES_MAX = 4 * 1024 * 1024
-"""The event loop encodes a piece at a time, a few milliseconds with numba."""
+"""The partitions of a piece's rows are chosen at once."""
 _BATCHES_PER_PARTITION = 8
 _BATCH_BYTES = 500 * 1024
 """Where `batch_size` is not set. The rows of a table are all there: to wait for small batches would save neither time
@@ -78,7 +78,8 @@ class ArrowBatches:
                 partitions = np.zeros(rows.row_count, np.int64)
                 hash_keys(rows.keys, 1, partitions)
                 for batch_bytes in (1, self._batch_bytes):
-                    ColumnEncoder(batch_bytes).encode(rows, partitions)
+                    for _ in ColumnEncoder(batch_bytes).encode(rows, partitions):
+                        pass
         _loaded_batch_bytes.add(self._batch_bytes)
 
     def check(self, table: pa.Table | pa.RecordBatch) -> TableSummary:
@@ -114,8 +115,8 @@ class ArrowBatches:
         available_partitions: Sequence[int],
         unkeyed_partitioner: UnkeyedPartitioner,
         now_ms: int,
-    ) -> list[EncodedBatch]:
-        """The batches of a piece. Rows without a timestamp get `now_ms`."""
+    ) -> Iterator[EncodedBatch]:
+        """The batches of a piece, whose partitions are chosen now. Rows without a timestamp get `now_ms`."""
         import numpy as np
 
         partitions = rows.partitions.copy()

@@ -68,6 +68,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TURN_BYTES = 256 * 1024
+"""`send_arrow` lets the sender send what it has encoded after so many bytes: each large batch by itself."""
+
 
 class Producer:
     """Sends records. Options are Kafka's producer options with underscores (see `docs/client.md`).
@@ -502,12 +505,17 @@ class Producer:
                 route.unkeyed_partitioner,
                 int(time.time() * 1000),
             )
+            since_turn_bytes = 0
             for batch in batches:
                 if self._manager is not None:
                     self._manager.check_still_open(transaction)
                 builder = self._new_builder()
                 builder.adopt(batch.buffer, batch.record_count, batch.base_timestamp, batch.max_timestamp)
                 await self._appender.append_batch(TopicPartition(topic, batch.partition), builder, group)
+                since_turn_bytes += len(batch.buffer)
+                if since_turn_bytes >= _TURN_BYTES:
+                    since_turn_bytes = 0
+                    await asyncio.sleep(0)  # the sender reads the batch while it is in the processor's cache
             await asyncio.sleep(0)  # a large table must not hold the event loop
 
     async def flush(self) -> None:

@@ -50,23 +50,24 @@ class ColumnEncoder:
     def __init__(self, batch_bytes: int) -> None:
         self._batch_bytes = batch_bytes
 
-    def encode(self, rows: Rows, partitions: Any) -> list[EncodedBatch]:
+    def encode(self, rows: Rows, partitions: Any) -> Iterator[EncodedBatch]:
         """The batches of the rows. `partitions` has an int64 for each row.
 
-        Partitions are in rising order, and the rows of a partition keep their order.
+        Partitions are in rising order, and the rows of a partition keep their order. A large batch is encoded when it
+        is asked for: what is done with it before the next one finds it in the processor's cache.
         """
         import numpy as np
 
         if not rows.row_count:
-            return []
+            return
         order, bounds = _by_partition(partitions)
         sizes = _field_sizes(rows)
         rooms = np.cumsum((sizes + (_DELTAS_BYTES_MAX + HEADER_SIZE))[order])[bounds[1:] - 1]
         if has_numba() and min(self._batch_bytes, int(rooms[-1]) // len(rooms)) >= _BATCH_BYTES_PER_CALL_MIN:
-            return list(self._encode_in_place(rows, partitions, order, bounds, sizes))
+            yield from self._encode_in_place(rows, partitions, order, bounds, sizes)
+            return
         encode = _encode_by_kernel if has_numba() else _encode_by_numpy
         first_rows = order[bounds[:-1]]
-        batches: list[EncodedBatch] = []
         first = before = 0
         while first < len(rooms):
             last = max(first + 1, int(np.searchsorted(rooms, before + _BATCHES_PER_CALL * self._batch_bytes, "right")))
@@ -74,9 +75,8 @@ class ColumnEncoder:
             sections = encode(rows, order, bounds[first : last + 1], sizes, self._batch_bytes, out)
             for group, start, end, count, base, largest in sections.tolist():
                 partition = int(partitions[first_rows[first + group]])
-                batches.append(EncodedBatch(partition, _copy(out[start:end]), count, base, largest))
+                yield EncodedBatch(partition, _copy(out[start:end]), count, base, largest)
             first, before = last, int(rooms[last - 1])
-        return batches
 
     def _encode_in_place(
         self, rows: Rows, partitions: Any, order: Any, bounds: Any, sizes: Any
