@@ -34,6 +34,10 @@ class RaftLog(Protocol):
     def epoch(self) -> int: ...
     @property
     def end_offset(self) -> int: ...
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other voter is known that could have a copy of the log."""
+        ...
 
     def append(self, values: Sequence[bytes], now_ms: int) -> int:
         """Append one atomic batch; returns the offset of its last record, before its commit."""

@@ -186,7 +186,7 @@ class RaftNode:
         loaded = self.log.load(is_voter=self.raft.can_vote, keeps_writes=self._keeps_writes)
         if self.raft.can_vote and self.log.end_offset == 0:
             self.log.bootstrap_values()  # fails at once if they are damaged, because no controller could start
-        if self.log.lacks_records and self._is_alone:
+        if self.log.lacks_records and self.is_alone:
             self._recover_alone()
         self.raft.lacks_records, self.raft.acknowledged = self.log.lacks_records, self.log.acknowledged_end
         # An observer gives no vote, and learns the epoch from the quorum: damage to the file must not stop it.
@@ -212,11 +212,11 @@ class RaftNode:
             logger.error("%s", error)
             state, is_lost = None, True
         # A voter that is alone votes for itself. One that is no voter by its own log may be one by the others'.
-        self.raft.vote_is_unknown = is_lost and not self._is_alone
+        self.raft.vote_is_unknown = is_lost and not self.is_alone
         return state
 
     @property
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether no other voter is known that could have a copy of the log."""
         if not self.raft.can_vote or not self._history.latest.is_only(self.raft.own):
             return False
@@ -369,7 +369,7 @@ class RaftNode:
         self.log.note_snapshot(identity)
         if self._failure is not None or self.is_closed:
             return
-        if self.log.is_damaged and self._is_alone:
+        if self.log.is_damaged and self.is_alone:
             self._replace_damage(identity)
         self._cleaner.clean()
 
@@ -384,8 +384,7 @@ class RaftNode:
         """
         if self._failure is not None or self.is_closed or not self.log.is_damaged:
             return
-        if self._is_alone:
-            logger.error("no other voter has a copy: writing a snapshot of the committed records in its place")
+        if self.is_alone:
             self._listener_calls.add(self._listener.on_damage)
             return
         try:

@@ -141,6 +141,7 @@ class Member:
         self.ending: Ending | None = None
         """How the process before ended, None for what the directory says."""
         self.raft: RaftNode
+        self.new_listener: Callable[[], Listener] = Listener
         self.listener = Listener()
         self.directory: LogDirectory
 
@@ -156,7 +157,7 @@ class Member:
             config, 0, log_start_in, note_loss_of(quorum.disk(self.node_id), self.directory)
         )
         loop = asyncio.get_running_loop()
-        self.listener = Listener()
+        self.listener = self.new_listener()
         self.raft = self.listener.raft = RaftNode(
             node_id=self.node_id,
             directory_id=self.directory.directory_id,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.replication.quorum.quorum_nodes import THREE, Member, Quorum, endpoint, stop_all, three, until
+from tests.unit.replication.quorum.quorum_nodes import THREE, Listener, Member, Quorum, endpoint, stop_all, three, until
 from tests.unit.replication.quorum.test_metadata_damage import committed, flip, logs_of
+from tidelog.protocol.messages.metadata_records import ConfigRecord
+from tidelog.replication.controller.metadata.record_codec import LATEST_METADATA_VERSION, encode_record
+from tidelog.replication.controller.metadata.tracker import MetadataTracker
 from tidelog.replication.quorum.files.metadata_log import LACKING_FILE
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
+from tidelog.storage.log.partition_log import CorruptLog
 
 SCRUB: dict[str, Any] = {"scrub_interval_ms": 50, "scrub_bytes_per_s": 1 << 30}
 
@@ -209,5 +214,91 @@ def test_a_record_that_changes_after_it_was_checked_is_not_replayed(tmp_path: Pa
             await until(whole_again(member, leader))
             assert [value for each in member.raft.read(0) for value in each.values] == values
         await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+class NoController:
+    """No lead of a part of the metadata gets here."""
+
+    def on_lead(self, epoch: int, *, in_transaction: bool) -> None:
+        raise AssertionError("the controller takes over")
+
+    def on_resign(self, epoch: int) -> None:
+        pass
+
+    def take_committed(self, end_offset: int) -> None:
+        return None
+
+    def on_published(self, end_offset: int) -> None:
+        pass
+
+
+class Replaying(Listener):
+    """A node's image of the metadata. The log is damaged between the check at the start and the first replay."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.failures: list[Exception] = []
+        self.leads = 0
+        self._is_damaged = False
+        loop = asyncio.get_running_loop()
+        self.tracker = MetadataTracker(
+            on_image=lambda image, delta: None,
+            loop=loop,
+            run_in_executor=partial(loop.run_in_executor, None),
+            clock_ms=lambda: 0,
+            on_failure=self.failures.append,
+        )
+        self.tracker.controller = NoController()
+
+    def on_high_watermark(self, offset: int) -> None:
+        assert self.raft is not None
+        if not self._is_damaged:
+            flip_in_the_middle(self.folder)
+            self._is_damaged = True
+        self.tracker.raft = self.raft
+        for _ in self.tracker.on_high_watermark(offset) or ():
+            pass
+
+    def on_lead(self, epoch: int) -> None:
+        self.leads += 1
+        self.tracker.on_lead(epoch)
+
+    def on_resign(self, epoch: int) -> None:
+        self.tracker.on_resign(epoch)
+
+    def on_damage(self) -> None:
+        self.tracker.on_damage()
+
+
+def test_a_voter_that_is_alone_and_cannot_read_the_metadata_ends(tmp_path: Path) -> None:
+    """It gave up the lead and was elected again, without end."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {})
+        member = await Member(quorum, 1).start()
+        await until(lambda: member.raft.is_leader)
+        for number in range(20):
+            record = ConfigRecord(resource_type=2, resource_name="a", name="retention.ms", value=str(number))
+            member.raft.append([encode_record(record, LATEST_METADATA_VERSION)], 0)
+        await until(lambda: member.raft.high_watermark == member.raft.end_offset)
+        await member.stop()
+        folder = logs_of(tmp_path, 1)
+        again = Member(quorum, 1)
+        again.new_listener = partial(Replaying, folder)
+        await again.start()
+        listener = again.listener
+        assert isinstance(listener, Replaying)
+        await until(lambda: listener.failures or listener.leads > 5)
+        assert listener.leads == 1
+        assert "no other voter has a copy" in str(listener.failures[0])
+        epoch = again.raft.epoch
+        await asyncio.sleep(0.1)
+        assert (again.raft.epoch, listener.leads) == (epoch, 1)
+        await again.stop()
+        with pytest.raises(CorruptLog, match="no other voter has a copy"):
+            await Member(quorum, 1).start()
 
     asyncio.run(run())

@@ -152,6 +152,7 @@ class MetadataTracker:
     def on_damage(self) -> None:
         """Write a snapshot, because the image holds the content of the damaged records."""
         if self.failure is None and not self._loader.in_transaction:
+            logger.error("the metadata log or a snapshot is damaged: writing a snapshot of the committed records")
             self._begin_snapshot()
 
     def on_leader(self, leader_id: int, epoch: int) -> None:
@@ -160,12 +161,21 @@ class MetadataTracker:
 
     def on_lead(self, epoch: int) -> None:
         """Have the controller take over. It must not decide on a part of the metadata: an empty image would make it
-        write the first records of a new cluster.
+        write the first records of a new cluster. A voter that is alone would be elected again at once: it ends, as
+        Kafka's controller does after an error of the replay.
         """
         assert self.controller is not None, "a node without a controller leads the quorum"
         if self.failure is not None or self.offset + 1 < self._committed_end:
-            logger.error("this node gives up the lead of epoch %d: it could not read all committed metadata", epoch)
-            self.raft.resign()
+            if not self.raft.is_alone:
+                logger.error("this node gives up the lead of epoch %d: it could not read all committed metadata", epoch)
+                self.raft.resign()
+            elif self.failure is None:
+                self._fail(
+                    MetadataError(
+                        f"the metadata log is damaged at offset {self.offset + 1}, and no other voter has a copy: "
+                        "restore it from a copy"
+                    )
+                )
             return
         self.controller.on_lead(epoch, in_transaction=self._loader.in_transaction)
 
