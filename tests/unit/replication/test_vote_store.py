@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+import errno
+
 import pytest
 
+from tests.patience import PATIENCE_S
+from tests.unit.replication.quorum.quorum_nodes import RefusingDisk
 from tidelog.protocol.batches.crc import crc32c
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.quorum.files.vote_store import (
     CorruptQuorumState,
     QuorumState,
@@ -10,6 +16,9 @@ from tidelog.replication.quorum.files.vote_store import (
     decode_quorum_state,
     encode_quorum_state,
 )
+from tidelog.replication.quorum.files.vote_writer import VoteWriter
+from tidelog.replication.quorum.raft.messages import ElectionState
+from tidelog.replication.quorum.raft.voters import VoterHistory, VoterSet
 from tidelog.storage.files.disk import OsDisk
 
 # What Kafka 4.3.1 writes with static voters, and with dynamic ones.
@@ -65,3 +74,26 @@ def test_the_store_replaces_the_file(tmp_path, sync):
     assert found is not None
     assert found.leader_epoch == 2
     assert [path.name for path in tmp_path.iterdir()] == ["quorum-state"]
+
+
+async def test_no_request_waits_for_a_vote_that_is_never_written(tmp_path):
+    """A fetch that was parked is answered when the node leaves the quorum, and waits for the vote only then."""
+    loop = asyncio.get_running_loop()
+    disk = RefusingDisk()
+    disk.code = errno.EIO
+
+    def tolerates(error):
+        writer.give_up()
+        return False
+
+    writer = VoteWriter(
+        VoteStore(disk, str(tmp_path)), VoterHistory(VoterSet([])), loop,
+        lambda work: loop.run_in_executor(None, work), tolerates,
+    )  # fmt: skip
+    writer.write(ElectionState())
+    for _ in ("before the write fails", "after that"):
+        with pytest.raises(KafkaError) as refusal:
+            async with asyncio.timeout(PATIENCE_S):
+                await writer.written()
+        assert refusal.value.code == ErrorCode.BROKER_NOT_AVAILABLE
+    await writer.close()

@@ -47,8 +47,11 @@ class VoteWriter:
             self._writing = self._loop.create_task(self._write_all(), name="quorum-state")
 
     async def written(self) -> None:
+        """Raises KafkaError(BROKER_NOT_AVAILABLE) if this node has left the quorum before."""
         number = self._latest[0]
         if self._written < number:
+            if self._is_over:
+                raise _left_quorum()
             future: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append((number, future))
             await future
@@ -65,7 +68,7 @@ class VoteWriter:
         while self._waiters:
             _, future = self._waiters.popleft()
             if not future.done():
-                future.set_exception(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this node has left the quorum"))
+                future.set_exception(_left_quorum())
 
     async def _write_all(self) -> None:
         try:
@@ -85,3 +88,7 @@ class VoteWriter:
                         future.set_result(None)
         finally:
             self._writing = None
+
+
+def _left_quorum() -> KafkaError:
+    return KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "this node has left the quorum")
