@@ -302,6 +302,27 @@ async def test_a_new_leader_gets_the_next_record(outcomes: Outcomes) -> None:
         assert "in flight" not in outcomes
 
 
+async def test_a_topic_that_is_only_sent_to_directly_stays_in_use(
+    outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that is not in use loses its metadata, and its sequences begin anew under another epoch."""
+    monkeypatch.setattr(direct_send, "_USE_NOTED_MS", 10)
+    with Brokers(t=1) as cluster:
+        async with producing(cluster, metadata_max_age_ms=100) as sending:
+            await sending.start()
+            assert sending._cluster is not None
+            sending._cluster.forget_idle_topics_after(400)
+            ends_s = time.monotonic() + 1.2
+            count = 0
+            while time.monotonic() < ends_s:
+                await sending.send_and_wait("t", b"%d" % count)
+                count += 1
+                await asyncio.sleep(0.002)
+            assert sending._session.identity[1] == 0
+        assert values(cluster) == numbered(count)
+        assert outcomes.count("answered") > count / 2
+
+
 @pytest.mark.parametrize(
     "versions", [{ProduceRequest.API_KEY: (3, 8)}, {MetadataRequest.API_KEY: (4, 9)}], ids=["Produce 8", "no topic ids"]
 )

@@ -10,6 +10,7 @@ time, or is not the usual one, is in flight afterwards as if the sender had sent
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from time import monotonic
@@ -32,6 +33,8 @@ from tidelog.protocol.messages.produce import ProduceRequest
 
 _HELD_S = 0.00025
 """The time in which direct sends may follow each other without a turn of the event loop."""
+_USE_NOTED_MS = 1_000
+"""So often a topic is noted as one in use. One that is not loses its metadata, and its sequences with it."""
 _RECORD_BYTES_MAX = 16 * 1024
 """To write a larger record takes longer than a turn of the loop."""
 
@@ -55,12 +58,14 @@ def allows_direct_sends(config: ProducerConfig) -> bool:
 class _Lane:
     """What all direct sends to one partition need, as long as the metadata stays."""
 
-    __slots__ = ("connection", "form", "version")
+    __slots__ = ("connection", "form", "used_ms", "version")
 
     def __init__(self, connection: Connection, form: OneBatchForm, version: int) -> None:
         self.connection = connection
         self.form = form
         self.version = version
+        self.used_ms = -math.inf
+        """When the topic was last noted as one in use, by the event loop's time."""
 
 
 class DirectSend:
@@ -146,6 +151,9 @@ class DirectSend:
         self._appender.check_loop()  # the child of a fork has the parent's sockets
         if is_spread:
             route.unkeyed_partitioner.record_sent(RECORD_OVERHEAD_BYTES + size_bytes)
+        if now_ms - lane.used_ms > _USE_NOTED_MS:
+            lane.used_ms = now_ms
+            self._cluster.track((topic,))
         return self._exchange(lane, queue, identity, value, key, now_ms)
 
     def _exchange(
