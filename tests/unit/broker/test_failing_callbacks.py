@@ -19,7 +19,7 @@ from tidelog.broker.apis.records import fetch as fetch_api
 from tidelog.broker.apis.records import list_offsets
 from tidelog.broker.apis.records import produce as produce_api
 from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
-from tidelog.broker.network.request import Deferred, gather
+from tidelog.broker.network.request import Deferred, RequestContext, gather
 from tidelog.broker.replicas.deletions import Deletions
 from tidelog.broker.replicas.fetching.fetch_sessions import FetchSession
 from tidelog.protocol.errors import ErrorCode
@@ -177,6 +177,33 @@ async def test_a_handler_that_never_answers_closes_the_connection(
     assert ("a waiting request failed" in caplog.text) == (how == "fails"), "a node that stops is no failure"
     other = await running.connect()
     await other.call(MetadataRequest(topics=[]), 9, MetadataResponse)
+
+
+async def test_a_handler_in_a_task_that_waits_is_told_that_the_client_is_gone(
+    running: RunningNode, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeleteRecords of many partitions waits for followers, for as long as the client says."""
+    told: list[int] = []
+    connections: list[Any] = []
+    waiting = Deferred()
+    waiting.on_abandon = lambda: told.append(1)
+
+    async def handle(services: Any, context: RequestContext, request: Any) -> Any:
+        connections.append(context.connection)
+        return waiting
+
+    dispatcher = running.node._dispatchers[-1]
+    api = dispatcher._apis[metadata.REQUEST.API_KEY]
+    monkeypatch.setattr(api, "handle", handle)
+    monkeypatch.setattr(api, "counted_above_bytes", 0)
+    wire.send(MetadataRequest(topics=[]), 9)
+    await until(lambda: dispatcher.tasks_under_way)
+    await asyncio.sleep(0)
+    assert dispatcher._scheduler._request_bytes == 0, "what waits takes no room"
+    connections[0].abort()
+    await until(lambda: not dispatcher.tasks_under_way)
+    assert told == [1]
+    assert dispatcher._scheduler._request_bytes == 0
 
 
 async def test_a_fetch_that_fails_while_it_waits_closes_its_connection(

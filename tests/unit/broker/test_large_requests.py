@@ -13,13 +13,32 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
 from tidelog.broker.apis import config_changes, dispatch
-from tidelog.broker.apis.cluster import elect_leaders
-from tidelog.broker.apis.records import fetch, list_offsets, produce
+from tidelog.broker.apis.cluster import alter_replica_log_dirs, elect_leaders
+from tidelog.broker.apis.records import delete_records, fetch, list_offsets, offset_for_leader_epoch, produce
 from tidelog.broker.apis.topics import create_topics
-from tidelog.broker.scheduling import fair_scheduler
+from tidelog.broker.apis.transactions import add_partitions_to_txn
+from tidelog.broker.scheduling import fair_scheduler, large_answers
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages import alter_configs, incremental_alter_configs
+from tidelog.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+from tidelog.protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopic,
+)
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tidelog.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
@@ -30,6 +49,12 @@ from tidelog.protocol.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tidelog.protocol.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
 from tidelog.protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
 from tidelog.replication.controller.commands import ControllerCommands
@@ -134,10 +159,85 @@ async def test_others_are_served_between_the_pieces(running: RunningNode, wire: 
         assert served >= 8, type(request).__name__
 
 
+def of_partitions(topics: dict[str, list[int]]) -> list[tuple[Any, int, Any]]:
+    """Requests for some partitions twice, and for others that there are not."""
+    adds = [
+        AddPartitionsToTxnTransaction(
+            transactional_id=f"id-{number}",
+            producer_id=number,
+            verify_only=number % 2 == 0,
+            topics=[AddPartitionsToTxnTopic(name=name, partitions=indexes) for name, indexes in topics.items()],
+        )
+        for number in range(3)
+    ]
+    return [
+        (
+            OffsetForLeaderEpochRequest(
+                replica_id=-1,
+                topics=[
+                    OffsetForLeaderTopic(
+                        topic=name,
+                        partitions=[
+                            OffsetForLeaderPartition(partition=index, current_leader_epoch=-1, leader_epoch=0)
+                            for index in indexes
+                        ],
+                    )
+                    for name, indexes in topics.items()
+                ],
+            ),
+            4,
+            OffsetForLeaderEpochResponse,
+        ),
+        (
+            DeleteRecordsRequest(
+                timeout_ms=NEVER_MS,
+                topics=[
+                    DeleteRecordsTopic(
+                        name=name,
+                        partitions=[
+                            DeleteRecordsPartition(partition_index=index, offset=number % 3 * 50)
+                            for number, index in enumerate(indexes)
+                        ],
+                    )
+                    for name, indexes in topics.items()
+                ],
+            ),
+            2,
+            DeleteRecordsResponse,
+        ),
+        (
+            AlterReplicaLogDirsRequest(
+                dirs=[
+                    AlterReplicaLogDir(
+                        path=path,
+                        topics=[
+                            AlterReplicaLogDirTopic(name=name, partitions=indexes) for name, indexes in topics.items()
+                        ],
+                    )
+                    for path in ("/none", "relative")
+                ]
+            ),
+            2,
+            AlterReplicaLogDirsResponse,
+        ),
+        (AddPartitionsToTxnRequest(transactions=adds), 5, AddPartitionsToTxnResponse),
+        (
+            AddPartitionsToTxnRequest(v3_and_below_transactional_id="id", v3_and_below_topics=adds[0].topics),
+            3,
+            AddPartitionsToTxnResponse,
+        ),
+    ]
+
+
 def make_pieces_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fetch, produce, list_offsets, config_changes):
+    for module in (
+        fetch, produce, list_offsets, config_changes, offset_for_leader_epoch, delete_records, alter_replica_log_dirs,
+        add_partitions_to_txn, large_answers,
+    ):  # fmt: skip
         monkeypatch.setattr(module, "PIECE_ELEMENTS_MAX", 3)
-    monkeypatch.setattr(produce, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(add_partitions_to_txn, "PIECE_TRANSACTIONS", 1)
+    for module in (produce, dispatch):
+        monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 0)
 
 
 async def test_the_answer_is_the_same_as_in_one_go(
@@ -155,6 +255,7 @@ async def test_the_answer_is_the_same_as_in_one_go(
             (altered(messages, ["t", "none", "u", "x", "u", "y", "t"]), version, response)
             for messages, response, version in (ALTER, INCREMENT)
         ),
+        *of_partitions({"t": [*range(PARTITIONS), 2], "none": [0], "u": list(range(PARTITIONS + 2))}),
     ]
 
     async def answers() -> list[Any]:

@@ -11,6 +11,7 @@ from tests.patience import until
 from tests.unit.broker.conftest import RunningNode, StartNode, Wire
 from tests.unit.broker.test_node import fetch, fetched
 from tests.unit.broker.transactions import marker, partition_of, produce, transactional, write_markers
+from tidelog.broker.apis.transactions import add_partitions_to_txn
 from tidelog.broker.network.request import Deferred, completed
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -213,9 +214,12 @@ async def test_a_transaction_that_has_the_log_of_transactions_ends(running: Runn
 
 
 @pytest.mark.parametrize("version", [3, 5])
-async def test_more_partitions_than_a_transaction_holds_are_refused_in_short(ready: Wire, version: int):
+async def test_more_partitions_than_a_transaction_holds_are_refused_in_short(
+    ready: Wire, version: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(add_partitions_to_txn, "PARTITIONS_MAX", 90_000)
     identity = await producer(ready)
-    topics = [AddPartitionsToTxnTopic(name=name, partitions=list(range(60_000))) for name in ("t", "u")]
+    topics = [AddPartitionsToTxnTopic(name=name, partitions=list(range(46_000))) for name in ("t", "u")]
     if version > 3:
         one = AddPartitionsToTxnTransaction(
             transactional_id="txn", producer_id=identity[0], producer_epoch=identity[1], topics=topics

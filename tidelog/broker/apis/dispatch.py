@@ -12,13 +12,14 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from struct import Struct
 from struct import error as StructError
 from types import ModuleType
 from typing import Any
 
 from tidelog.broker.apis.delegated import CONTROLLER_ROWS, DelegatedApi
-from tidelog.broker.apis.error_counts import count_errors
+from tidelog.broker.apis.error_counts import count_errors, count_errors_in_steps
 from tidelog.broker.apis.records import fetch, produce
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.controller_channel import forwarding_ms
@@ -26,7 +27,7 @@ from tidelog.broker.network.counters import SHORTEST_S, ApiCounters, RequestCoun
 from tidelog.broker.network.request import NOT_YET, Answer, Deferred, Peer, RequestContext, completed
 from tidelog.broker.scheduling.host_queue import REQUEST_HOST
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
-from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, Arrays, is_large, join, split
+from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, WHOLE_BYTES_MAX, Arrays, is_large, join, split
 from tidelog.protocol.api import ApiKey, request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM, decode_alike
@@ -204,11 +205,24 @@ class Dispatcher:
                 return self._run(result, api, context, request, len(frame))
         except Exception as error:
             result = _as_kafka_error(error, api.name)
+        in_steps = api.answers_in_steps(len(frame))
         if isinstance(result, Deferred):
             if result.response is None:
-                return _EncodedAnswer(result, context, request, api)
+                later = partial(self._frame_later, api, context, request) if in_steps else None
+                return _EncodedAnswer(result, context, request, api, later)
             result = result.response
+        if in_steps:
+            return self._run(_made(result), api, context, request, len(frame))
         return api.framed(result, context, request)
+
+    def _frame_later(self, api: _Api, context: RequestContext, request: Any, response: Any, answer: Deferred) -> None:
+        """Complete `answer` with the frame of a large response."""
+
+        async def run() -> None:
+            REQUEST_HOST.set(context.client_host)
+            answer.complete(await self._framed_in_steps(api, response, context, request))
+
+        self._start(run(), answer, 0)
 
     def _run(
         self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any, size_bytes: int
@@ -232,17 +246,49 @@ class Dispatcher:
                     await self._scheduler.begin()
                 response = await coroutine
                 if isinstance(response, Deferred):
-                    response = await completed(response)
+                    response = await self._completed(response, answer)
             except Exception as error:
                 response = _as_kafka_error(error, api.name)
-            if type(response) is not bytes and takes_turns:
+            if type(response) is not bytes and (takes_turns or api.answers_in_steps(size_bytes)):
                 response = await self._framed_in_steps(api, response, context, request)
             is_framed = type(response) in (bytes, bytearray)
             answer.complete(response if is_framed else api.framed(response, context, request))
 
+        self._start(run(), answer, large_bytes, coroutine)
+        return answer
+
+    async def _completed(self, response: Deferred, answer: Deferred) -> Any:
+        """As `completed`, in the task of a request. While it waits for others it takes no room from large requests."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._scheduler.end_request(self._tasks[task])
+        self._tasks[task] = 0
+        abandon = response.on_abandon
+        if abandon is not None:
+
+            def abandoned() -> None:
+                abandon()
+                task.cancel()  # nothing completes the response any more
+
+            answer.on_abandon = abandoned
+        try:
+            return await completed(response)
+        finally:
+            answer.on_abandon = None
+
+    def _start(
+        self,
+        steps: Coroutine[Any, Any, None],
+        answer: Deferred,
+        large_bytes: int,
+        handling: Coroutine[Any, Any, Any] | None = None,
+    ) -> None:
+        """Start the task that completes the answer. `handling`: a coroutine that it awaits."""
+
         def ended(done: asyncio.Task[None]) -> None:
             self._scheduler.end_request(self._tasks.pop(done, 0))
-            coroutine.close()  # prevents the warning about a coroutine cancelled before its first step
+            if handling is not None:
+                handling.close()  # prevents the warning about a coroutine cancelled before its first step
             if answer.response is not None:
                 return
             error = None if done.cancelled() else done.exception()
@@ -251,11 +297,10 @@ class Dispatcher:
             else:
                 answer.failed(error)
 
-        task = asyncio.get_running_loop().create_task(run())
+        task = asyncio.get_running_loop().create_task(steps)
         self._tasks[task] = large_bytes
         self._scheduler.begin_request(large_bytes)
         task.add_done_callback(ended)
-        return answer
 
     async def _piece_by_piece(self, arrays: Arrays, api: _Api, context: RequestContext, request: Any) -> Any:
         """Handle a large request in pieces, with pauses in which other requests run."""
@@ -393,10 +438,17 @@ class _Api:
         self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
         self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
         self.in_pieces: Arrays | None = getattr(module, "IN_PIECES", None)
-        # Clients' requests with many elements, which take their turns: the bytes under way have a bound.
-        above_bytes = UNCOUNTED_BYTES_MAX if self.in_pieces is not None or self.takes_turns else sys.maxsize
+        # Requests with many elements take their turns: the bytes under way have a bound. Not those of nodes, and with
+        # COUNTED_ABOVE_BYTES not those that wait for large requests of other nodes.
+        above_bytes = UNCOUNTED_BYTES_MAX if self.in_pieces is not None or self.takes_turns else WHOLE_BYTES_MAX
+        if self.key in KEYS_OF_NODES:
+            above_bytes = sys.maxsize
         self.counted_above_bytes: int = getattr(module, "COUNTED_ABOVE_BYTES", above_bytes)
         self.check: Callable[[Any], None] = getattr(module, "check", lambda request: None)
+
+    def answers_in_steps(self, size_bytes: int) -> bool:
+        """Whether the answer to a request of this size is encoded in steps. Only for what is counted: it waits."""
+        return size_bytes > WHOLE_BYTES_MAX and size_bytes > self.counted_above_bytes
 
     def parse(self, frame: memoryview, version: int, client_id_bytes: int) -> tuple[str | None, Any]:
         """The client id and the request of a frame whose first fields are known. Raises MalformedMessage."""
@@ -420,7 +472,10 @@ class _Api:
 
     def framed_in_steps(self, frame: bytearray, response: Any, context: RequestContext, request: Any) -> Iterator[None]:
         """Fill `frame` as `framed`; others may run at each yield."""
-        response = self._counted(response, context, request)
+        if isinstance(response, KafkaError):
+            response = self.refuse(request, response, context.api_version)
+            yield
+        yield from count_errors_in_steps(response, self.counters.errors)
         try:
             yield from _steps_of_frame(frame, response, context)
         except Exception as error:
@@ -455,12 +510,23 @@ class _EncodedAnswer(_DeferredMessage):
 
     __slots__ = ()
 
-    def __init__(self, inner: Deferred, context: RequestContext, request: Any, api: _Api) -> None:
+    def __init__(
+        self,
+        inner: Deferred,
+        context: RequestContext,
+        request: Any,
+        api: _Api,
+        later: Callable[[Any, Deferred], None] | None = None,
+    ) -> None:
         super().__init__(request, inner.exclusive)
 
         def encode(response: Any) -> None:
             if response is None:
                 self.complete(None)
+                return
+            if later is not None:
+                self.on_abandon = None  # nothing waits any more
+                later(response, self)
                 return
             try:
                 frame = api.framed(response, context, request)
@@ -471,6 +537,10 @@ class _EncodedAnswer(_DeferredMessage):
 
         inner.on_complete(encode)
         self.on_abandon = inner.on_abandon
+
+
+async def _made(result: Any) -> Any:
+    return result
 
 
 def _head(frame: memoryview) -> tuple[int, int, int, int]:

@@ -5,9 +5,11 @@ Pure. The fields of a message that can hold error codes are computed once per cl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from tidelog.protocol.codec.encoding import STEP_ELEMENTS
 from tidelog.protocol.codec.schema import Message
 
 
@@ -25,6 +27,27 @@ def count_errors(response: Message, into: dict[int, int]) -> None:
                 count_errors(each, into)
         elif value is not None:
             count_errors(value, into)
+
+
+def count_errors_in_steps(response: Message, into: dict[int, int]) -> Iterator[None]:
+    """As `count_errors`, of a response that may be large; yields after each STEP_ELEMENTS messages."""
+    waiting: list[Iterator[Message]] = [iter((response,))]
+    counted = 0
+    while waiting:
+        message = next(waiting[-1], None)
+        if message is None:
+            waiting.pop()
+            continue
+        has_code, nested = _plan(type(message))
+        if has_code and (code := message.error_code):  # type: ignore[attr-defined]
+            into[code] = into.get(code, 0) + 1
+        for name in nested:
+            value: Any = getattr(message, name)
+            if value is not None:
+                waiting.append(iter(value if type(value) is list else (value,)))
+        counted += 1
+        if not counted % STEP_ELEMENTS:
+            yield
 
 
 @cache

@@ -7,8 +7,9 @@ the answer. Other requests are served between its pieces, and only a few corouti
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
@@ -16,6 +17,8 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 # The bound of one answer. Encoding so many elements takes a tenth of a second of the loop.
 ANSWER_ELEMENTS_MAX: Final = 50_000
+
+Element = TypeVar("Element")
 
 
 class Client(Protocol):
@@ -68,3 +71,11 @@ class AnswerInPieces:
     def _check_client(self) -> None:
         if self._client is not None and self._client.is_gone:
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "the client has disconnected")
+
+
+async def in_pieces(scheduler: FairScheduler, elements: Sequence[Element], handle: Callable[[Element], None]) -> None:
+    """Handle each element of a large request; other requests are served before each PIECE_ELEMENTS_MAX of them."""
+    for start in range(0, len(elements), PIECE_ELEMENTS_MAX):
+        await scheduler.pause()
+        for element in elements[start : start + PIECE_ELEMENTS_MAX]:
+            handle(element)

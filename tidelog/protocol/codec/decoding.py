@@ -24,18 +24,29 @@ PREPARED_COUNT = 17
 BUDGET = 8_000_000
 """The maximum total cost of the array elements of one message.
 
-A number costs 1; a string, message or tagged field costs ELEMENT_COST. The budget allows a million
-topics in a response, and prevents that a frame of 100 MB of empty names becomes gigabytes of
-objects.
+A number costs 1, a partition index INDEX_COST; a string, message or tagged field ELEMENT_COST. The
+budget allows a million topics in a response, and prevents that a frame of 100 MB of empty names
+becomes gigabytes of objects.
 """
 REQUEST_BUDGET = 400_000
 """A twentieth for a request: the broker spends some microseconds on each element."""
 ELEMENT_COST = 8
+INDEX_COST = 4
 ELEMENTS_MAX = 1_000_000
 """The maximum number of elements of one array, at any cost."""
 TAGGED_FIELDS_MAX = 10_000
 """The maximum number of tagged fields in one section."""
 PREPARED = {width: [Struct(f">{count}{width}").unpack_from for count in range(PREPARED_COUNT)] for width in "?bhHiIqd"}
+
+
+def element_cost(array: str, element: Any) -> int:
+    """What an element of this array takes of the budget.
+
+    The broker answers each partition index with a message. The ids of a replica list are only numbers.
+    """
+    if element not in FIXED_WIDTH or element == "uuid":
+        return ELEMENT_COST
+    return INDEX_COST if "partition" in array else 1
 
 
 def minimum_size(message: type[Declaration], version: int) -> int:
@@ -256,7 +267,8 @@ class DecoderSource:
         self.null(target, nullable)
 
     def elements(self, target: str, element: Any, count: str, compact: bool) -> None:
-        cost = f"{count} * {ELEMENT_COST}" if isinstance(element, type) or element in ("string", "uuid") else count
+        each = element_cost(target.partition(".")[2], element)
+        cost = f"{count} * {each}" if each > 1 else count
         self.emit(f"if {count} > {ELEMENTS_MAX} or (left := left - {cost}) < 0: too_many({count})")
         if element == "uuid":
             self.emit(f"if {count} * 16 > end - p: too_many({count})")

@@ -8,6 +8,7 @@ broker adds it (KIP-890).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ from tidelog.protocol.messages.txn_offset_commit import (
 REQUEST = TxnOffsetCommitRequest
 ADDS_FROM = 5
 ABORTABLE_FROM = 4
+# It waits for the coordinator of the transaction, which may have no room meanwhile: a circle of two nodes.
+COUNTED_ABOVE_BYTES = sys.maxsize
 # Older clients crashed on COORDINATOR_LOAD_IN_PROGRESS (KAFKA-7296).
 LOADING_FROM = 2
 # error -> the error that a client gets instead, because it may not know the first

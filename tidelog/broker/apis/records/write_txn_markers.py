@@ -24,7 +24,8 @@ from tidelog.protocol.messages.write_txn_markers import (
 )
 
 REQUEST = WriteTxnMarkersRequest
-# The maximum of markers in one request, counted per partition; a coordinator sends the rest in its next request.
+# The maximum of markers in one request, counted per partition; a coordinator sends the rest in its next request. A
+# larger request gets an answer with only the first partition of each topic.
 MARKERS_MAX = 20_000
 
 Results = dict[int, dict[TopicPartition, ErrorCode]]
@@ -51,11 +52,11 @@ class _Answer(Deferred):
 
 
 def handle(services: Services, context: RequestContext, request: WriteTxnMarkersRequest) -> Any:
+    if (count := _count(request)) > MARKERS_MAX:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{count} markers in one request, above {MARKERS_MAX}")
     markers = [
         (_marker(each), partition) for each in request.markers for partition in _partitions(each)
     ]  # one per partition
-    if len(markers) > MARKERS_MAX:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{len(markers)} markers in one request, above {MARKERS_MAX}")
     answer = _Answer(request, len(markers))
     if len(markers) > PIECE_ELEMENTS_MAX:
         return _write_in_pieces(services, markers, answer)
@@ -88,6 +89,10 @@ def _marker(marker: WritableTxnMarker) -> Marker:
     )
 
 
+def _count(request: WriteTxnMarkersRequest) -> int:
+    return sum(len(topic.partition_indexes) for marker in request.markers for topic in marker.topics)
+
+
 def _partitions(marker: WritableTxnMarker) -> dict[TopicPartition, None]:
     """The partitions of the marker without duplicates."""
     return {(topic.name, index): None for topic in marker.topics for index in topic.partition_indexes}
@@ -110,6 +115,9 @@ def _response(results: Results) -> WriteTxnMarkersResponse:
 
 def refuse(request: WriteTxnMarkersRequest, error: KafkaError, version: int) -> WriteTxnMarkersResponse:
     results: Results = {}
+    is_excessive = _count(request) > MARKERS_MAX
     for marker in request.markers:
+        for topic in marker.topics if is_excessive else ():
+            del topic.partition_indexes[1:]
         results.setdefault(marker.producer_id, {}).update(dict.fromkeys(_partitions(marker), error.code))
     return _response(results)

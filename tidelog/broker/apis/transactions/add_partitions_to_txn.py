@@ -9,14 +9,17 @@ internal topic; here only `__consumer_offsets` gets markers, so no other interna
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
 from tidelog.broker.apis.transactions.answers import error_for_version
 from tidelog.broker.coordinators.transaction.transitions import EPOCH_BUMP_VERSION
-from tidelog.broker.network.request import Deferred, RequestContext, gather
+from tidelog.broker.network.request import Deferred, RequestContext, completed, gather
+from tidelog.broker.scheduling.large_answers import in_pieces
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.internal_topics import INTERNAL_TOPICS, OFFSETS_TOPIC
 from tidelog.protocol.messages.add_partitions_to_txn import (
@@ -36,6 +39,7 @@ PRODUCER_FENCED_FROM = 2
 # The maximum of partitions in one request; a transaction's record holds fewer. A larger request gets an answer with
 # only the first partition of each topic.
 PARTITIONS_MAX = 100_000
+PIECE_TRANSACTIONS = 100
 
 Errors = dict[tuple[str, int], ErrorCode]
 _REFUSED_HERE = {
@@ -45,25 +49,55 @@ _REFUSED_HERE = {
 }
 
 
-def handle(
-    services: Services, context: RequestContext, request: AddPartitionsToTxnRequest
-) -> AddPartitionsToTxnResponse | Deferred:
+def handle(services: Services, context: RequestContext, request: AddPartitionsToTxnRequest) -> Any:
     version = context.api_version
     transactions = _transactions(request, version)
     check_repeats([transaction.transactional_id for transaction in transactions])
     if (count := _partition_count(transactions)) > PARTITIONS_MAX:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{count} partitions in one request, above {PARTITIONS_MAX}")
 
-    def response(answers: Sequence[Errors | KafkaError]) -> AddPartitionsToTxnResponse:
-        results = [
-            _result(transaction, answer, version) for transaction, answer in zip(transactions, answers, strict=True)
-        ]
-        if version >= MANY_TRANSACTIONS_FROM:
-            return AddPartitionsToTxnResponse(results_by_transaction=results)
-        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results[0].topic_results)
-
     waits = len(transactions) == 1  # others must not wait for one
-    return gather([partial(_add, services, transaction, version, waits) for transaction in transactions], response)
+    calls = [partial(_add, services, transaction, version, waits) for transaction in transactions]
+    if count + len(transactions) + sum(len(transaction.topics) for transaction in transactions) > PIECE_ELEMENTS_MAX:
+        return _added_in_pieces(services, transactions, calls, version)
+
+    def response(answers: Sequence[Errors | KafkaError]) -> AddPartitionsToTxnResponse:
+        return _response(
+            [_result(transaction, answer, version) for transaction, answer in zip(transactions, answers, strict=True)],
+            version,
+        )
+
+    return gather(calls, response)
+
+
+async def _added_in_pieces(
+    services: Services,
+    transactions: list[AddPartitionsToTxnTransaction],
+    calls: Sequence[Callable[[], Errors | Deferred]],
+    version: int,
+) -> AddPartitionsToTxnResponse:
+    """Other requests are served between the pieces, each of one transaction at least: no other half of it is added."""
+    added: list[list[Errors | KafkaError] | Deferred] = []
+    pieces = [calls[start : start + PIECE_TRANSACTIONS] for start in range(0, len(calls), PIECE_TRANSACTIONS)]
+    for piece in pieces:
+        await services.scheduler.pause()
+        added.append(gather(piece, list))
+    answers: list[Errors | KafkaError] = []
+    for answer in added:
+        answers += await completed(answer) if isinstance(answer, Deferred) else answer
+    results: list[AddPartitionsToTxnResult] = []
+
+    def answer_one(number: int) -> None:
+        results.append(_result(transactions[number], answers[number], version))
+
+    await in_pieces(services.scheduler, range(len(transactions)), answer_one)
+    return _response(results, version)
+
+
+def _response(results: list[AddPartitionsToTxnResult], version: int) -> AddPartitionsToTxnResponse:
+    if version >= MANY_TRANSACTIONS_FROM:
+        return AddPartitionsToTxnResponse(results_by_transaction=results)
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results[0].topic_results)
 
 
 def _transactions(request: AddPartitionsToTxnRequest, version: int) -> list[AddPartitionsToTxnTransaction]:

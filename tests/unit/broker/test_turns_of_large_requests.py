@@ -1,0 +1,191 @@
+"""How long one request keeps all others waiting: the largest turn of the loop, for the largest requests of each API."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.doses import is_large
+from tests.patience import PATIENCE_S
+from tests.unit.broker.conftest import RunningNode
+from tests.unit.broker.largest_requests import TOPIC, Large, largest_requests
+from tidelog.broker.apis.api_tables import BROKER_APIS
+from tidelog.broker.config.node_config import NodeConfig
+from tidelog.broker.node import Node
+from tidelog.broker.node_ports import os_ports
+from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX
+from tidelog.protocol.messages.fetch import FetchRequest
+from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from tidelog.protocol.messages.produce import ProduceRequest
+
+REQUESTS: Final[list[Any]] = [ProduceRequest, FetchRequest, *(api.REQUEST for api in BROKER_APIS)]
+
+SHARE: Final = 0.1
+CALLS_MAX: Final = 7
+"""The function calls of one turn for each element of the request, beside those of its decoding: to sort, to count."""
+CALLS_OF: Final = {"Produce": 12, "Fetch": 30, "AddPartitionsToTxn": 8, "OffsetFetch": 9, "TxnOffsetCommit": 12}
+"""Produce and Fetch have codecs of their own, AddPartitionsToTxn adds to one transaction and OffsetFetch reads one
+group in one turn, and the answer of TxnOffsetCommit is encoded in one."""
+CALLS_OF_PIECES: Final = 2_500
+
+TURN_S_MAX: Final = 0.4
+"""Of the CPU time of one turn: twice what limits.md promises of two processors with little other load."""
+
+
+class Turns:
+    """The selector of a loop, and the largest of its turns by a measure that only grows."""
+
+    def __init__(self, selector: Any, measure: Callable[[], float]) -> None:
+        self.largest = 0.0
+        self.selector = selector
+        self._measure = measure
+        self._before = measure()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.selector, name)
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.largest = max(self.largest, self._measure() - self._before)
+        events = self.selector.select(timeout)
+        self._before = self._measure()
+        return events
+
+
+@contextmanager
+def measured(measure: Callable[[], float]) -> Iterator[Turns]:
+    loop: Any = asyncio.get_running_loop()
+    turns = loop._selector = Turns(loop._selector, measure)
+    try:
+        yield turns
+    finally:
+        loop._selector = turns.selector
+
+
+class Calls:
+    """Counts the calls of functions in this thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        if event == "call" or event == "c_call":
+            self.count += 1
+
+
+@contextmanager
+def counted() -> Iterator[Calls]:
+    calls = Calls()
+    sys.setprofile(calls)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+def ask(port: int, frame: bytes) -> int:
+    """The bytes of the answer, which a thread of its own reads, or -1 if the node has closed the connection."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        client.settimeout(PATIENCE_S)
+        try:
+            client.sendall(frame)
+            head = client.recv(4, socket.MSG_WAITALL)
+            left = size = struct.unpack(">i", head)[0] if len(head) == 4 else -1
+            while left > 0:
+                left -= len(client.recv(min(left, 1 << 20))) or left
+        except ConnectionError:
+            return -1
+    return size
+
+
+@asynccontextmanager
+async def started(directory: Path) -> AsyncIterator[int]:
+    """The port of a node with a topic and the coordinators' topics."""
+    settings = {
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "log.dirs": str(directory),
+        "auto.create.topics.enable": "false",
+        "offsets.topic.num.partitions": "2",
+        "transaction.state.log.num.partitions": "2",
+    }
+    node = Node(NodeConfig(settings), os_ports())
+    try:
+        line = await node.start()
+        running = RunningNode(node, int(line.partition("://")[2].partition(" ")[0].rpartition(":")[2]))
+        wire = await running.connect()
+        await wire.create_topic(TOPIC, 10)
+        for key_type in (0, 1):
+            request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=["any"])
+            await wire.call(request, 6, FindCoordinatorResponse)
+        wire.writer.close()
+        yield running.port
+    finally:
+        await node.stop()
+
+
+def on_a_loop_of_its_own(work: Coroutine[Any, Any, None]) -> None:
+    """On asyncio's own loop, whose turns can be seen. uvloop, which the other tests use, shows none."""
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(work)
+
+
+def all_largest(share: float, *, every_version: bool) -> Iterator[Large]:
+    """Of the newest version of each API, and of older ones what it has no more; or of every version."""
+    for message in REQUESTS:
+        known = set[str]()
+        for version in reversed(message.VERSIONS):
+            made = list(largest_requests(message, version, share, but=frozenset() if every_version else known))
+            known.update(large.wide for large in made)
+            yield from made
+
+
+async def decode_then_go_on_in_pieces(directory: Path) -> None:
+    unfair = []
+    async with started(directory) as port:
+        for large in all_largest(SHARE, every_version=False):
+            frame, body = large.frame(), large.request.encode(large.version)
+            if len(frame) <= WHOLE_BYTES_MAX:
+                continue
+            with counted() as calls:
+                type(large.request).decode(body, large.version)
+            decoding = calls.count
+            with counted() as calls, measured(lambda: calls.count) as turns:
+                assert await asyncio.to_thread(ask, port, frame) > 0, str(large)
+            of_each = CALLS_OF.get(type(large.request).__name__.removesuffix("Request"), CALLS_MAX)
+            if turns.largest > decoding + CALLS_OF_PIECES + of_each * large.elements:
+                of_one = (turns.largest - decoding) / large.elements
+                unfair.append(f"{large}: {of_one:.1f} calls for each of {large.elements}")
+    assert not unfair, "\n".join(unfair)
+
+
+@pytest.mark.slow
+def test_one_turn_decodes_a_request_and_the_rest_is_done_in_pieces(tmp_path: Path) -> None:
+    """AlterReplicaLogDirs for 400,000 replicas, 1.6 MB, took 1.2 s of the loop; the calls were 16 for each of them."""
+    on_a_loop_of_its_own(decode_then_go_on_in_pieces(tmp_path))
+
+
+async def take_no_long_turn(directory: Path) -> None:
+    slow = []
+    async with started(directory) as port:
+        with measured(time.thread_time) as turns:
+            for large in all_largest(1.0, every_version=is_large()):
+                frame = large.frame()
+                await asyncio.sleep(0)
+                turns.largest = 0.0
+                assert await asyncio.to_thread(ask, port, frame) > 0, str(large)
+                if turns.largest > TURN_S_MAX:
+                    slow.append(f"{large}: {turns.largest * 1000:.0f} ms")
+    assert not slow, "\n".join(slow)
+
+
+@pytest.mark.hunt
+def test_no_request_keeps_the_others_waiting_for_long(tmp_path: Path) -> None:
+    on_a_loop_of_its_own(take_no_long_turn(tmp_path))
