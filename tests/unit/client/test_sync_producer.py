@@ -524,3 +524,26 @@ def test_an_interrupt_before_the_loop_is_called_leaves_it_to_the_next_one(cluste
         future.add_done_callback(lambda _: called.set())
         sending.flush()
         assert called.wait(PATIENCE_S)
+
+
+def test_an_interrupted_close_leaves_no_future_without_an_outcome(cluster):
+    cluster.script(ProduceRequest, *[lambda request, node: SILENCE] * 5)
+    sending = producer(cluster)
+    future = sending.send("t", b"x")
+    called = threading.Event()
+    future.add_done_callback(lambda _: called.set())
+    wait_until(lambda: cluster.sent(ProduceRequest))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            sending.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert called.wait(PATIENCE_S)
+    assert isinstance(future.exception(0), KafkaError)

@@ -279,6 +279,7 @@ class Producer(BlockingClient):
 
         async def bind() -> None:
             place = await waiting
+            self._waiting_future = None
             future.bind(place.delivery, len(place.tickets) - 1)  # until the loop runs again it is the last
 
         def handle_end(task: asyncio.Task[object]) -> None:
@@ -509,6 +510,9 @@ class Producer(BlockingClient):
                     await self._producer.close()
             except TimeoutError:
                 await self._producer.close(0)
+            except asyncio.CancelledError:  # an interrupt of the caller: the records that are left fail
+                await self._producer.close(0)
+                raise
 
         self._check_not_on_loop()
         try:
