@@ -450,10 +450,7 @@ class SimulatedDisk:
         parent.change(name, target_name, node)
 
     def remove(self, path: str) -> None:
-        try:
-            parent, name = self._parent(path)
-        except FileNotFoundError:
-            return
+        parent, name = self._parent(path)
         if name in parent.entries:
             self.operation("remove", path)
             parent.change(name, "", None)
