@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,8 +16,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.patience import PATIENCE_S, join, until
+from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import DROP, FakeCluster, FakeNode, refuse_produce, then
+from tests.unit.client.test_admin import served
 from tests.unit.client.test_producer import FAST, handled, numbered, values
 from tests.unit.client.test_sync_fork import in_child
 from tidelog.client import Producer, RecordMetadata
@@ -33,30 +33,6 @@ from tidelog.protocol.messages.metadata import MetadataRequest
 from tidelog.protocol.messages.produce import ProduceRequest
 
 ALWAYS_S = 1e9
-
-
-class Brokers:
-    """A `FakeCluster` in a thread."""
-
-    def __init__(self, **topics: int) -> None:
-        self._topics = topics
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-
-    def __enter__(self) -> FakeCluster:
-        self._thread.start()
-        assert self._started.wait(PATIENCE_S)
-        return self._cluster
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
-        join(self._thread)
-
-    async def _run(self) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        async with FakeCluster(**self._topics) as self._cluster:
-            self._started.set()
-            await self._end.wait()
 
 
 class Outcomes(list[str]):
@@ -96,7 +72,7 @@ async def producing(cluster: FakeCluster, *, waits_s: float = PATIENCE_S, **opti
 
 
 async def test_a_call_after_a_prompt_one_is_sent_directly(outcomes: Outcomes) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             places = [await sending.send_and_wait("t", value) for value in numbered(20)]
         assert [place.offset for place in places] == list(range(20))
@@ -109,7 +85,7 @@ async def test_the_requests_and_totals_are_those_of_the_usual_way(monkeypatch: p
     monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_000_000_000)
     seen = []
     for busy_poll_us in (0, 1000):
-        with Brokers(t=5, other=1) as cluster:
+        with served(t=5, other=1) as cluster:
             async with producing(cluster, busy_poll_us=busy_poll_us, batch_size=2_000) as sending:
                 sending._rng.seed(7)
                 for number, value in enumerate(numbered(60)):
@@ -128,7 +104,7 @@ async def test_the_requests_and_totals_are_those_of_the_usual_way(monkeypatch: p
 
 async def test_a_record_never_passes_another(outcomes: Outcomes) -> None:
     """A record that waits for its batch, or for its answer, goes first."""
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"0")
             first = await sending.send("t", b"1")
@@ -154,7 +130,7 @@ ANSWERS: list[tuple[str, Callable[[], Any]]] = [
 async def test_a_record_without_the_usual_answer_is_sent_again_and_is_there_once(
     outcomes: Outcomes, answer: Callable[[], Any]
 ) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             for value in numbered(3):
                 await sending.send_and_wait("t", value)
@@ -169,7 +145,7 @@ async def test_a_record_without_the_usual_answer_is_sent_again_and_is_there_once
 
 
 async def test_an_error_that_is_final_is_raised(outcomes: Outcomes) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"0")
             cluster.script(ProduceRequest, refuse_produce(ErrorCode.MESSAGE_TOO_LARGE))
@@ -189,7 +165,7 @@ def after_a_while(request: Any, node: FakeNode) -> Awaitable[Any]:
 
 
 async def test_a_late_answer_is_awaited_while_the_loop_runs(outcomes: Outcomes) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster, waits_s=0.001) as sending:
             await sending.send_and_wait("t", b"0")
             cluster.script(ProduceRequest, after_a_while)
@@ -210,7 +186,7 @@ async def test_a_late_answer_is_awaited_while_the_loop_runs(outcomes: Outcomes) 
 
 
 async def test_a_throttled_producer_waits_as_it_is_asked(outcomes: Outcomes) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"0")
 
@@ -228,9 +204,10 @@ async def test_a_throttled_producer_waits_as_it_is_asked(outcomes: Outcomes) -> 
         assert values(cluster) == numbered(3)
 
 
-async def test_the_memory_of_a_record_in_flight_is_counted_and_given_back(outcomes: Outcomes) -> None:
-    with Brokers(t=1) as cluster:
-        async with producing(cluster, waits_s=0.001) as sending:
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+async def test_the_memory_of_a_record_in_flight_is_counted_and_given_back(outcomes: Outcomes, codec: str) -> None:
+    with served(t=1) as cluster:
+        async with producing(cluster, waits_s=0.001, compression_type=codec) as sending:
             await sending.send_and_wait("t", b"0")
             free_bytes = sending.metrics().buffer_available_bytes
             cluster.script(ProduceRequest, after_a_while)
@@ -261,7 +238,7 @@ async def test_the_time_of_a_direct_send_counts_for_its_call(monkeypatch: pytest
         begin(polling, future, loop, started_s)
 
     monkeypatch.setattr(BusyPoll, "begin", note)
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster, waits_s=0.01) as sending:
             await sending.send_and_wait("t", b"0")
             cluster.script(ProduceRequest, after_a_while)
@@ -270,7 +247,7 @@ async def test_the_time_of_a_direct_send_counts_for_its_call(monkeypatch: pytest
 
 
 async def test_the_time_of_the_append_is_the_records_where_the_topic_says_so(outcomes: Outcomes) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"0")
 
@@ -285,7 +262,7 @@ async def test_the_time_of_the_append_is_the_records_where_the_topic_says_so(out
 
 
 async def test_a_new_leader_gets_the_next_record(outcomes: Outcomes) -> None:
-    with Brokers(nodes=2, t=1) as cluster:
+    with served(nodes=2, t=1) as cluster:
         async with producing(cluster) as sending:
             for value in numbered(3):
                 await sending.send_and_wait("t", value)
@@ -307,7 +284,7 @@ async def test_a_topic_that_is_only_sent_to_directly_stays_in_use(
 ) -> None:
     """A topic that is not in use loses its metadata, and its sequences begin anew under another epoch."""
     monkeypatch.setattr(direct_send, "_USE_NOTED_MS", 10)
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster, metadata_max_age_ms=100) as sending:
             await sending.start()
             assert sending._cluster is not None
@@ -329,7 +306,7 @@ async def test_a_topic_that_is_only_sent_to_directly_stays_in_use(
 async def test_an_older_broker_gets_its_records_the_usual_way(
     outcomes: Outcomes, versions: dict[int, tuple[int, int]]
 ) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         cluster.versions.update(versions)
         async with producing(cluster) as sending:
             for value in numbered(3):
@@ -339,7 +316,7 @@ async def test_an_older_broker_gets_its_records_the_usual_way(
 
 
 async def test_a_call_during_a_close_is_refused() -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"0")
             closing = asyncio.ensure_future(sending.close())
@@ -351,7 +328,7 @@ async def test_a_call_during_a_close_is_refused() -> None:
 
 
 async def test_a_record_that_waits_for_memory_goes_first(outcomes: Outcomes) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"0")
             sending._appender.waiting_count = 1
@@ -379,7 +356,7 @@ async def test_a_record_after_an_interrupt_is_not_taken_for_the_one_before(
     monkeypatch: pytest.MonkeyPatch, exchange: Any
 ) -> None:
     """With the same sequence the broker would take it for a duplicate, and it would be acknowledged and lost."""
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             for value in numbered(3):
                 await sending.send_and_wait("t", value)
@@ -396,7 +373,7 @@ async def test_a_record_after_an_interrupt_is_not_taken_for_the_one_before(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 async def test_the_child_of_a_fork_sends_nothing() -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"0")
 
@@ -441,7 +418,7 @@ async def turns_during(sending: Producer, count: int) -> int:
 async def test_the_loop_runs_as_soon_as_it_was_held_for_its_time(
     outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch, held_s: float, turns_min: int, turns_max: int
 ) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"first")
             await sending.send_and_wait("t", b"second")  # the first direct one always lets the loop run
@@ -452,7 +429,7 @@ async def test_the_loop_runs_as_soon_as_it_was_held_for_its_time(
 
 async def test_calls_at_the_same_time_share_their_batches(outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"first")
 
@@ -471,7 +448,7 @@ async def test_calls_at_the_same_time_share_their_batches(outcomes: Outcomes, mo
 
 async def test_a_call_that_is_cancelled_while_the_loop_runs_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"0")
             call = asyncio.ensure_future(sending.send_and_wait("t", b"lost"))
@@ -499,7 +476,7 @@ async def test_a_call_that_is_cancelled_while_the_loop_runs_sends_nothing(monkey
     ids=["no value", "another type", "another type of key", "headers", "a time", "a large one"],
 )
 async def test_an_unusual_record_goes_the_usual_way(outcomes: Outcomes, record: dict[str, Any]) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster) as sending:
             await sending.send_and_wait("t", b"0")
             await sending.send_and_wait("t", **record)
@@ -508,7 +485,7 @@ async def test_an_unusual_record_goes_the_usual_way(outcomes: Outcomes, record: 
 
 
 async def test_arguments_are_refused_as_before(outcomes: Outcomes) -> None:
-    with Brokers(t=1) as cluster:
+    with served(t=1) as cluster:
         async with producing(cluster, max_request_size=10_000, max_block_ms=50) as sending:
             await sending.send_and_wait("t", b"0")
             for wrong, error in (

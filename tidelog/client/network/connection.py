@@ -38,6 +38,7 @@ _FRAME_START = Struct(">ii")
 _API_VERSIONS = 18
 _WRITE_BUFFER_BYTES = 1024 * 1024
 yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: None)  # not on Windows
+"""Let another thread or process run here, if one waits for this processor."""
 _ADDRESS_WAIT_S = 0.5
 _ADDRESSES_MAX = 32
 

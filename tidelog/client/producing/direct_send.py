@@ -178,7 +178,7 @@ class DirectSend:
         if answer is None:
             batch = self._accumulator.add_in_flight(queue, builder, None, timestamp_ms, key, value, now_ms)
             self._session.adopt_lone_batch(batch, identity)
-            self._sender.await_answer(lane.connection, batch, lane.version, read)
+            self._sender.await_answer(lane.connection, batch, lane.version, read, len(records))
             return batch
         self._session.handle_lone_acknowledgement(queue.partition)
         self._sender.totals.note_direct_send(len(records), (monotonic() - started_s) * 1000)

@@ -301,7 +301,7 @@ class Producer:
     ) -> RecordMetadata:
         """Send one record and wait for its acknowledgement. Raises KafkaError without one.
 
-        Without a `linger_ms` its batch is sent in the next turn of the event loop.
+        Without a `linger_ms` its batch is sent at once, or in the next turn of the event loop.
         """
         if get_ident() != self._thread_id:
             self._shared_start.check_loop()

@@ -320,13 +320,17 @@ class Sender:
         """Whether the node asks for a pause before the next request."""
         return self._throttled_until_ms.get(connection.node_id, 0.0) > now_ms
 
-    def await_answer(self, connection: Connection, batch: Batch, version: int, read: FrameReader) -> None:
-        """Handle the answer to a batch that is in flight: `Connection.exchange` has written it and read no answer."""
+    def await_answer(
+        self, connection: Connection, batch: Batch, version: int, read: FrameReader, written_bytes: int
+    ) -> None:
+        """Handle the answer to a batch that is in flight: `Connection.exchange` has written it, as so many bytes, and
+        read no answer.
+        """
         topic = batch.partition.topic
         ids = {topic: self._cluster.metadata.topic_id(topic)} if version > LAST_VERSION_WITH_NAMES else None
         self.totals.requests += 1
         self.totals.requests_in_flight += 1
-        self.totals.bytes_sent += batch.size_bytes
+        self.totals.bytes_sent += written_bytes
         handle = partial(self._handle_response, connection.node_id, [batch], ids, time.monotonic() * 1000)
         connection.await_answer(ProduceResponse, version, self._config.request_timeout_ms, handle, read)
         self._wake_at(self.now_ms + _EXPIRY_CHECK_MS * 4)  # as after a pass
