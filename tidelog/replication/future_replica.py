@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from tidelog.replication.follower import truncation_offset
+from tidelog.replication.truncation import truncate_copy
 from tidelog.storage.segments.append import check_first_holds
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class FutureReplica:
             target = truncation_offset(present_epoch, present_end, own_epoch, own_end, log.log_end_offset)
             if not log.log_start_offset <= target < log.log_end_offset:
                 target = log.log_start_offset  # the offset at which the logs diverge is unknown
-            log.truncate_to(target)
+            truncate_copy(log, target)
         begins_later = log.log_start_offset == log.log_end_offset > present.log_start_offset
         if begins_later or not present.log_start_offset <= log.log_end_offset <= present.log_end_offset:
             log.truncate_fully_and_start_at(present.log_start_offset)

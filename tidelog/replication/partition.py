@@ -19,6 +19,7 @@ from tidelog.protocol.batches.record_batch import MAGIC, BatchHeader, check_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.replication.isr import InSyncReplicas
+from tidelog.replication.truncation import truncate_copy
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.pipelined_append import append_pipelined
 from tidelog.storage.log.usual_append import append_usual
@@ -470,7 +471,7 @@ class Partition:
         log.append_as_follower(batches, now_ms, epoch_max=self.leader_epoch)
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
-        """Truncate the log, and record the removed batches as refused. Raises the errors of the log's `truncate_to`.
+        """`truncate_copy`, and record the removed batches as refused.
 
         Their producers send them again, and this replica may lead by then. The record keeps it from treating the
         batches that were pipelined behind them as a gap in the sequence.
@@ -485,7 +486,7 @@ class Partition:
             ),
             reverse=True,  # each joins the refused batches behind it
         )
-        log.truncate_to(offset)
+        truncate_copy(log, offset)
         for first_offset, producer_id, epoch, (first_sequence, _, _, last_offset, _) in lost:
             expected = producers.expected_sequence(producer_id, epoch)
             last_delta = last_offset - first_offset

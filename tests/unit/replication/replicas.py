@@ -403,7 +403,8 @@ class ReplicaNode:
     def produce(self, *values: bytes, acks: int = -1, timeout_ms: int = 1000, **sequence: Any) -> Sent:
         """`sequence`: producer_id, producer_epoch and base_sequence of an idempotent producer."""
         now_ms = self.clock_ms()
-        batch = bytes(encode_batch([Record(n, now_ms, None, value) for n, value in enumerate(values)], **sequence))
+        records = [self.cluster.record_of(number, now_ms, value) for number, value in enumerate(values)]
+        batch = bytes(encode_batch(records, **sequence))
         request = ProduceRequest(
             acks=acks,
             timeout_ms=timeout_ms,
@@ -484,6 +485,10 @@ class Replicas:
         self.requests: list[tuple[int, int, int]] = []
         ids = tuple(range(1, count + 1))
         self.placed = PartitionImage(replicas=ids, isr=ids, leader=1, leader_epoch=0, partition_epoch=0)
+        self.record_of: Callable[[int, int, bytes], Record] = lambda number, now_ms, value: Record(
+            number, now_ms, None, value
+        )
+        """(number in its batch, ms, value) -> what a client sends."""
         self.configs: dict[str, str] = {}
         self.broker_configs: dict[str, str] = {}
         self.image = MetadataImage()
@@ -562,6 +567,11 @@ class Replicas:
             if link._target == node_id and not link.closed:
                 link._break()
         return not is_struck
+
+    def close(self) -> None:
+        """End what is under way on the nodes that run: a pending task would complain when it is collected."""
+        for node in self.nodes.values():
+            node.end_moves()
 
     def heal(self) -> None:
         """What was cut hung until now; it turns out to be broken."""

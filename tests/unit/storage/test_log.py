@@ -72,7 +72,7 @@ class TestAppending:
         info = made.log.append_as_follower(memoryview(fetched), NOW)
         assert info is not None
         assert (info.first_offset, info.last_offset, made.log.log_end_offset) == (0, 7, 8)
-        assert list(made.log.leader_epochs) == [(3, 0), (4, 7)]
+        assert list(made.log.leader_epochs) == [(3, 0), (4, 2)]
         assert offsets_of(records_of(made.log)) == [0, 1, 7]
         assert offsets_of(records_of(made.log, 1)) == [0, 1, 7]
         assert made.log.append_as_follower(memoryview(bytearray(20)), NOW) is None

@@ -653,9 +653,9 @@ class _Loader:
         for position, header in headers(segment):
             if is_judged and header.base_offset != expected:
                 raise CorruptIndex(segment.path, f"base offset {header.base_offset} at {position}, not {expected}")
-            expected = header.next_offset
             if header.partition_leader_epoch > self.epochs.latest:
-                self.epochs.assign(header.partition_leader_epoch, header.base_offset)
+                self.epochs.assign(header.partition_leader_epoch, header.base_offset if segment.damage else expected)
+            expected = header.next_offset  # where an epoch begins whose first batches were removed
 
     # Scanning
 

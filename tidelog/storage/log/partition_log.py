@@ -244,10 +244,10 @@ class PartitionLog:
         admitted = admit_replicated(batches, self.log_end_offset, no_gap_from, epoch_max)
         if not admitted:
             return None
-        is_empty = self.log_start_offset == self.log_end_offset
-        if is_empty and self.failure is None and lookup.last_epoch(self.segments) > admitted[0][9]:
+        end = self.log_end_offset
+        if self.log_start_offset == end and not self.failure and lookup.last_epoch(self.segments) > admitted[0][9]:
             producers = list(self.producers.entries.values())
-            self._start_over_at(self.log_end_offset)  # deleted batches of a later epoch, as in `_truncate_to`
+            self._start_over_at(end)  # deleted batches of a later epoch, as in `_truncate_to`
             self.producers.load(producers, self.log_end_offset)  # they stay known, as behind retention
         position, size, _, last_offset, _, _, _, _, _, last_epoch = admitted[-1]
         data = batches[: position + size]
@@ -255,13 +255,12 @@ class PartitionLog:
         if len(data) <= self.segment_bytes and last_offset - admitted[0][2] <= MAX_RELATIVE_OFFSET:
             self.append_admitted(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
             if last_epoch > self.leader_epochs.latest:
-                self.leader_epochs.assign_appended(admitted)
+                self.leader_epochs.assign_appended(admitted, end)
         else:  # the fetched batches do not fit into one segment here
-            for batch in admitted:
-                position, size = batch[:2]
-                piece, alone = data[position : position + size], [(0, *batch[1:])]
+            for batch, next_offset in zip(admitted, [end, *(each[3] + 1 for each in admitted)]):
+                piece, alone = data[batch[0] : batch[0] + batch[1]], [(0, *batch[1:])]
                 self.append_admitted(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
-                self.leader_epochs.assign_appended(alone)
+                self.leader_epochs.assign_appended(alone, next_offset)
         return AppendInfo(admitted[0][2], last_offset, NO_APPEND_TIME, self.log_start_offset, False)
 
     def append_admitted(

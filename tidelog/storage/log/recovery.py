@@ -243,7 +243,7 @@ def scan_segment(
                 epochs.assign(epoch, start_offset)
         hidden_epochs.clear()  # the file is from before a truncation where it has a higher epoch before this batch
         if leader_epoch > epochs.latest:
-            epochs.assign(leader_epoch, header.base_offset)
+            epochs.assign(leader_epoch, _start_of_epoch(leader_epoch, segment.next_offset, header, filed_epochs))
         completed = producers.replay(header, marker)
         if completed is not None and completed.is_abort:
             transactions.note(completed, segment.transaction_index)
@@ -257,6 +257,15 @@ def scan_segment(
     segment.damage = merged([*damage, *_doubt_scanned_epochs(edges, epochs, filed_epochs)])
     segment.trust(0, segment.size_bytes if rest is None else rest.position)
     return rest
+
+
+def _start_of_epoch(epoch: int, next_offset: int, header: BatchHeader, filed_epochs: Sequence[tuple[int, int]]) -> int:
+    """Where the epoch of the batch begins, by the file if that agrees with the batches.
+
+    Otherwise at the end of the batch before, `next_offset`, as in `LeaderEpochs.assign_appended`.
+    """
+    filed = (start for each, start in filed_epochs if each == epoch and next_offset <= start <= header.base_offset)
+    return next(filed, next_offset)
 
 
 def _doubt_scanned_epochs(

@@ -64,11 +64,18 @@ class LeaderEpochs:
         self.is_dirty = True
         return True
 
-    def assign_appended(self, batches: list[Batch]) -> None:
-        """Note the epochs of appended batches. One without records could win this log an election (KIP-101)."""
-        for _, _, base_offset, _, _, _, _, _, _, epoch in batches:
+    def assign_appended(self, batches: list[Batch], next_offset: int) -> None:
+        """Note the epochs of batches appended at `next_offset`. One without records could win this log an election
+        (KIP-101).
+
+        An epoch begins where the log ended before it. Compaction may have removed its first records, and a follower
+        with records of another history at their offsets must not keep them. A member of the ISR loses none so: the
+        cleaner removes only committed records, so its log does not end among them.
+        """
+        for _, _, _, last_offset, _, _, _, _, _, epoch in batches:
             if epoch > self.latest:
-                self.assign(epoch, base_offset)
+                self.assign(epoch, next_offset)
+            next_offset = last_offset + 1
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(the largest epoch not above `epoch`, its end offset), or (-1, -1) if unknown.

@@ -1,0 +1,114 @@
+"""The replicas of a compacted topic: what one has lost to its cleaner decides on no record of another."""
+
+from __future__ import annotations
+
+import random
+
+from tests.simulation.simulated_disk import SimulatedDisk
+from tests.unit.replication.replicas import ReplicaNode, Replicas
+from tidelog.protocol.batches.record import Record
+from tidelog.storage.cleaner.keys import PlainKeyTable
+from tidelog.storage.log.compaction import Compaction, find_cleanable
+
+
+def compacted() -> Replicas:
+    """A value is "key=value"."""
+    cluster = Replicas(3, min_insync_replicas="1", replica_lag_time_max_ms="1000")
+    cluster.record_of = lambda number, now_ms, value: Record(number, now_ms, value.partition(b"=")[0], value)
+    cluster.configure(cleanup_policy="compact", delete_retention_ms="0")
+    return cluster
+
+
+def settle(cluster: Replicas) -> None:
+    """Long enough for the ISR to shrink and to grow."""
+    for _ in range(4):
+        cluster.loop.run_for(3000)
+        leader = cluster.nodes.get(cluster.placed.leader)
+        while leader is not None and leader.proposals:
+            cluster.agree(leader.id)
+
+
+def clean(node: ReplicaNode) -> None:
+    """All that is in the log now."""
+    log, now_ms = node.log, node.clock_ms()
+    log.roll(now_ms)
+    chosen = find_cleanable(log, now_ms)
+    cleaning = Compaction(log, chosen, lambda: PlainKeyTable(1 << 20, 1.0), now_ms, piece_bytes=10_000)
+    cleaning.run()
+    while cleaning.advance():
+        cleaning.run()
+
+
+def end(cluster: Replicas, node_id: int) -> None:
+    cluster.stop(node_id)
+    cluster.broker_epochs[node_id] += 1
+    cluster.fenced.add(node_id)
+
+
+def begin(cluster: Replicas, node_id: int) -> None:
+    cluster.fenced.discard(node_id)
+    cluster.alter()
+    cluster.start(node_id, killed=True)
+    cluster.tell()
+    settle(cluster)
+
+
+def test_a_follower_keeps_no_record_in_the_place_of_the_compacted_first_ones_of_an_epoch() -> None:
+    """The leader has copied that epoch without them, and its predecessor had a tail of its own at their offsets."""
+    cluster = compacted()
+    cluster.elect(3, (1, 2, 3))
+    settle(cluster)
+    cluster.nodes[3].produce(b"k=committed")
+    settle(cluster)
+    cluster.cut |= {(1, 3), (2, 3)}
+    cluster.nodes[3].produce(b"k=never committed", timeout_ms=100)
+    cluster.loop.run_for(50)
+    end(cluster, 3)
+    cluster.heal()
+    cluster.elect(1, (1, 2))
+    settle(cluster)
+    for value in (b"x=1", b"x=2", b"x=3"):
+        cluster.nodes[1].produce(value)
+        cluster.loop.settle()
+    clean(cluster.nodes[1])
+    assert cluster.nodes[1].values() == [b"k=committed", b"x=3"]
+    end(cluster, 2)
+    cluster.alter(isr=(1,))
+    settle(cluster)
+    cluster.disks[2] = SimulatedDisk(random.Random(2))
+    begin(cluster, 2)
+    assert set(cluster.placed.isr) == {1, 2}
+    cluster.elect(2, (1, 2))
+    settle(cluster)
+    begin(cluster, 3)
+    assert set(cluster.placed.isr) == {1, 2, 3}
+    assert [node.values() for _, node in sorted(cluster.nodes.items())] == [[b"k=committed", b"x=3"]] * 3
+
+
+def test_a_copy_that_an_unclean_election_cuts_below_what_was_cleaned_begins_again() -> None:
+    """The newest record of a key went with the cut, and the one before it with the cleaning."""
+    cluster = compacted()
+    for value in (b"k=1", b"j=1", b"h=1"):
+        cluster.nodes[1].produce(value)
+        cluster.loop.settle()
+    settle(cluster)
+    end(cluster, 2)
+    end(cluster, 3)
+    cluster.alter(isr=(1,))
+    settle(cluster)
+    assert cluster.nodes[1].produce(b"k=2").code == 0
+    cluster.nodes[1].log.roll(cluster.nodes[1].clock_ms())
+    cluster.nodes[1].produce(b"j=2")
+    clean(cluster.nodes[1])
+    assert cluster.nodes[1].values() == [b"h=1", b"k=2", b"j=2"]
+    cluster.nodes[1].checkpoint()
+    end(cluster, 1)
+    cluster.elect(-1, (1,), tell=())
+    begin(cluster, 2)
+    cluster.elect(2, (2,))
+    cluster.nodes[2].produce(b"i=1")
+    settle(cluster)
+    cluster.disks[1].end_process()
+    begin(cluster, 1)
+    assert set(cluster.placed.isr) == {1, 2}
+    assert [cluster.nodes[each].values() for each in (1, 2)] == [[b"k=1", b"j=1", b"h=1", b"i=1"]] * 2
