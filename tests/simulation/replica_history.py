@@ -18,6 +18,7 @@ from typing import Any
 from tests.simulation.simulated_disk import NEVER, PowerLoss
 from tests.simulation.storage_invariants import Broken
 from tests.unit.replication.replicas import ReplicaNode, Replicas, Sent
+from tidelog.protocol.batches.record import Record
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import decode_batch
 from tidelog.storage.log.partition_log import PartitionLog
@@ -43,8 +44,15 @@ class Complaints(logging.Handler):
         self.messages.append(record.getMessage())
 
 
+def value_of(record: Record) -> bytes:
+    """A tombstone has its number in a header."""
+    if record.value is None and record.headers:
+        return record.headers[0][1] or b""
+    return record.value or b""
+
+
 def content_of(log: PartitionLog) -> dict[int, bytes]:
-    """Offset -> value, from the log start to the log end; also of markers of transactions."""
+    """Offset -> `value_of` the record, from the log start to the log end; also of markers of transactions."""
     found: dict[int, bytes] = {}
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -57,7 +65,7 @@ def content_of(log: PartitionLog) -> dict[int, bytes]:
         for position, header in iter_headers(data):
             for record in decode_batch(data, position, header):
                 if record.offset >= offset:
-                    found[record.offset] = record.value or b""
+                    found[record.offset] = value_of(record)
         offset = result.next_offset
     return found
 
@@ -82,10 +90,8 @@ class ReplicaHistory:
             log_segment_delete_delay_ms=rng.choice(("0", "1000")),
             **self.options(),
         )
-        self.cluster.configure(
-            internal_segment_bytes=rng.choice(("300", "1000", "100000")),
-            retention_bytes=rng.choice(("-1", "-1", "-1", "600")),
-        )
+        self.cluster.record_of = self.record_of
+        self.cluster.configure(**self.topic_configs())
         self.cluster.loop.settles_in = lambda: rng.choice(TURNS)
         self.is_synced = flush_messages == "1"
         """Whether records are on the device before they are acknowledged: no loss of power takes one."""
@@ -108,6 +114,25 @@ class ReplicaHistory:
     def options(self) -> dict[str, str]:
         """Of the brokers, besides those that are drawn here."""
         return {}
+
+    def topic_configs(self) -> dict[str, str]:
+        return {
+            "internal_segment_bytes": self.rng.choice(("300", "1000", "100000")),
+            "retention_bytes": self.rng.choice(("-1", "-1", "-1", "600")),
+        }
+
+    def record_of(self, number: int, now_ms: int, value: bytes) -> Record:
+        """What a client sends: `number` in its batch."""
+        return Record(number, now_ms, None, value)
+
+    def may_lack(self, offset: int, value: bytes, found: Mapping[int, bytes]) -> bool:
+        """Whether a log with these records need not have this one."""
+        return value in self.deleted
+
+    def agree_on(self, contents: Mapping[int, Mapping[int, bytes]]) -> bool:
+        """Whether all copies have the same."""
+        first, *others = contents.values()
+        return all(each == first for each in others)
 
     def actions_drawn(self) -> dict[Callable[[], None], int]:
         """Action -> weight."""
@@ -137,6 +162,7 @@ class ReplicaHistory:
             error.add_note(f"seed {self.seed}, after: {'; '.join(self.steps)}")
             raise
         finally:
+            self.cluster.close()
             logger.removeHandler(self.complaints)
 
     def do(self, action: Any) -> None:
@@ -178,11 +204,11 @@ class ReplicaHistory:
         start = max(node.log.log_start_offset for node in self.hosting.values())
         # A killed replica may have deleted records back, and another may have those of an earlier history there.
         gone = {offset for each in contents.values() for offset, value in each.items() if value in self.deleted}
-        shared = [
-            {offset: value for offset, value in each.items() if offset >= start and offset not in gone}
-            for each in contents.values()
-        ]
-        if any(each != shared[0] for each in shared):
+        shared = {
+            node_id: {offset: value for offset, value in each.items() if offset >= start and offset not in gone}
+            for node_id, each in contents.items()
+        }
+        if not self.agree_on(shared):
             raise Broken(f"ReplicasAgree: {contents}")
         for node_id in self.hosting:
             self.require_promised(node_id, why)
@@ -260,7 +286,7 @@ class ReplicaHistory:
         log = self.nodes[node_id].log
         found = content_of(log)
         for offset, value in self.promised.items():
-            if value not in self.deleted and found.get(offset) != value:
+            if found.get(offset) != value and not self.may_lack(offset, value, found):
                 what = f"{value!r} at {offset}, not {found.get(offset)!r}"
                 raise Broken(f"PromisedRecordsArePresent: node {node_id} {why}: {what}; {self.describe(node_id)}")
         last = max(self.promised, default=-1)
@@ -498,7 +524,11 @@ class ReplicaHistory:
         kept = self.kept.pop(node_id, {})
         if node.hosts:  # before the loop goes on: another leader may have it begin anew
             found = content_of(node.log)
-            lost = {at: value for at, value in kept.items() if found.get(at) != value and value not in self.deleted}
+            lost = {
+                at: value
+                for at, value in kept.items()
+                if found.get(at) != value and not self.may_lack(at, value, found)
+            }
             if lost:
                 raise Broken(f"SyncedRecordsAreKept: node {node_id} lacks {lost}: {self.describe(node_id)}")
         if any(home.shortened_logs for home in node.homes):

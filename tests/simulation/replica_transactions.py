@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.simulation.replica_history import LAG_MS, ReplicaHistory
+from tests.simulation.replica_history import LAG_MS, ReplicaHistory, value_of
 from tests.simulation.storage_invariants import Broken
 from tests.unit.replication.replicas import ReplicaNode
-from tidelog.protocol.batches.record import Record
 from tidelog.protocol.batches.record_batch import BatchHeader, iter_headers
 from tidelog.protocol.batches.records import (
     ControlRecordType,
@@ -55,8 +54,10 @@ def read_batches(log: PartitionLog, offset: int, bound: int, max_bytes: int) -> 
         records = list(decode_batch(data, position, header))
         is_abort = None
         if header.is_control:
-            is_abort = int.from_bytes((records[0].key or b"")[2:4], "big") == ControlRecordType.ABORT
-        stored.append(Stored(header, {each.offset: each.value or b"" for each in records}, is_abort))
+            # Without a record it is one that the cleaner has emptied, and ends nothing that is left.
+            key = (records[0].key or b"") if records else b""
+            is_abort = int.from_bytes(key[2:4], "big") == ControlRecordType.ABORT if key else False
+        stored.append(Stored(header, {each.offset: value_of(each) for each in records}, is_abort))
     return stored, result.next_offset
 
 
@@ -86,6 +87,8 @@ class Transactions:
             header = stored.header
             if header.producer_id >= 0:
                 self.last[header.producer_id] = stored
+                if header.is_control and not stored.values:
+                    del self.last[header.producer_id]  # at a start its epoch is not known, as in Kafka
             if stored.is_abort is None and not header.is_transactional:
                 self.committed |= stored.values
             elif stored.is_abort is None:
@@ -117,6 +120,8 @@ def read_committed(log: PartitionLog, bound: int, max_bytes: int) -> dict[int, b
                 dropped.discard(header.producer_id)
             elif is_abort is None and not (header.is_transactional and header.producer_id in dropped):
                 seen |= {each: value for each, value in values.items() if each >= offset}
+        if end <= offset:
+            raise Broken(f"ReadsGoOn: a read at {offset} of a log that is stable up to {bound} gives nothing")
         offset = end
     return seen
 
@@ -129,6 +134,8 @@ class Producer:
         self.epoch = self.sequence = 0
         self.is_begun = False
         self.is_abort: bool | None = None
+        self.values: set[bytes] = set()
+        """Of its transaction."""
         self.marker: tuple[ReplicaNode, int, int] | None = None
         """Where it was appended: the node, its leader epoch, the offset."""
 
@@ -138,6 +145,8 @@ class TransactionsOfReplicas(ReplicaHistory):
         self.producers = {each: Producer(each) for each in PRODUCERS}
         self.appended: list[tuple[int, ReplicaNode, int, int, dict[int, bytes]]] = []
         """Not committed yet: history, node, its leader epoch, the end offset, the values."""
+        self.transactional: set[bytes] = set()
+        """Each value that was ever sent in a transaction."""
         self.began: dict[ReplicaNode, int] = {}
         """Where the log of a started node ended."""
         return {**super().options(), "transaction_partition_verification_enable": "false"}
@@ -150,6 +159,7 @@ class TransactionsOfReplicas(ReplicaHistory):
         leader = self.leader
         assert leader is not None
         for producer in self.producers.values():
+            self.forget(producer)
             producer.epoch += 2
             self.append_marker(leader, producer, is_abort=True)
         self.cluster.loop.run_for(2 * LAG_MS)
@@ -170,14 +180,20 @@ class TransactionsOfReplicas(ReplicaHistory):
         self.serial += len(values)
         now_ms = node.clock_ms()
         data = encode_batch(
-            [Record(number, now_ms, None, value) for number, value in enumerate(values)], producer_id=producer.id,
+            [self.record_of(number, now_ms, value) for number, value in enumerate(values)], producer_id=producer.id,
             producer_epoch=producer.epoch, base_sequence=producer.sequence, transactional=True,
         )  # fmt: skip
         producer.is_begun = True
+        producer.values.update(values)
+        self.transactional.update(values)
         if self.append_to(node, bytearray(data), TransactionAppend(), values, from_client=True) < 0:
             producer.is_abort = True  # as after any error
+            self.forget(producer)
         else:
             producer.sequence += len(values)
+
+    def forget(self, producer: Producer) -> None:
+        """Its transaction is to be aborted."""
 
     def append_to(
         self, node: ReplicaNode, data: bytearray, given: TransactionAppend, values: list[bytes], *, from_client: bool
@@ -201,7 +217,10 @@ class TransactionsOfReplicas(ReplicaHistory):
         """Decide how one ends; write the markers of those that are decided, where no leader has committed them."""
         begun = [each for each in self.producers.values() if each.is_begun and each.is_abort is None]
         if begun:
-            self.rng.choice(begun).is_abort = self.rng.random() < 0.6
+            ended = self.rng.choice(begun)
+            ended.is_abort = self.rng.random() < 0.6
+            if ended.is_abort:
+                self.forget(ended)
         leader = self.leader
         for producer in self.producers.values():
             if producer.is_abort is None or leader is None:
@@ -245,6 +264,7 @@ class TransactionsOfReplicas(ReplicaHistory):
                 if is_there and node.partition.leads and node.log.high_watermark > offset:
                     self.uses["aborted" if producer.is_abort else "committed"] += 1
                     producer.epoch, producer.sequence, producer.is_begun = producer.epoch + 1, 0, False
+                    producer.values.clear()
                     producer.is_abort = producer.marker = None
 
     # ------------------------------------------------------------------------------------------------------ the checks

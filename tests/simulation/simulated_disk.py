@@ -450,7 +450,10 @@ class SimulatedDisk:
         parent.change(name, target_name, node)
 
     def remove(self, path: str) -> None:
-        parent, name = self._parent(path)
+        try:
+            parent, name = self._parent(path)
+        except FileNotFoundError:
+            return
         if name in parent.entries:
             self.operation("remove", path)
             parent.change(name, "", None)

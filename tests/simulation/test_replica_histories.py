@@ -12,12 +12,21 @@ from typing import Any
 import pytest
 
 from tests.doses import seeds
+from tests.simulation.replica_compaction import CompactedReplicas
+from tests.simulation.replica_emptied import EmptiedReplicas
 from tests.simulation.replica_history import ReplicaHistory
 from tests.simulation.replica_places import PlacesOfReplicas
 from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
+from tidelog.protocol.batches.control_batches import ControlRecordType
+from tidelog.protocol.batches.record_batch import BatchHeader
+from tidelog.replication import future_replica, partition
 from tidelog.replication.partition import Partition
-from tidelog.storage.log import loader
+from tidelog.storage.cleaner.choice import CleanableRange, cleanable_range
+from tidelog.storage.cleaner.transactions import CleanedTransactions
+from tidelog.storage.log import compaction, loader
+from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.producers.producer_state import CompletedTransaction, EndMarker, ProducerState
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.segment import Segment
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -55,7 +64,19 @@ def test_replicas_that_move_and_have_transactions_have_it_too(chosen: range):
         PlacesOfReplicas(seed).run()
 
 
-@pytest.mark.parametrize("kind", [ReplicaHistory, PlacesOfReplicas])
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_REPLICA_SEEDS", chunk=5, fast=5, full=50))
+def test_replicas_that_are_cleaned_keep_the_newest_of_each_key(chosen: range):
+    for seed in chosen:
+        CompactedReplicas(seed).run()
+
+
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_REPLICA_SEEDS", chunk=5, fast=5, full=20))
+def test_replicas_that_missed_a_deletion_have_what_was_promised(chosen: range):
+    for seed in chosen:
+        EmptiedReplicas(seed).run()
+
+
+@pytest.mark.parametrize("kind", [ReplicaHistory, PlacesOfReplicas, CompactedReplicas, EmptiedReplicas])
 def test_a_seed_does_the_same_again(kind: type[ReplicaHistory]):
     first, second = kind(42), kind(42)
     first.run()
@@ -104,25 +125,49 @@ def start_with_a_copy_that_is_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DiscoveredLogs, "claim", trusting)
 
 
-PLANTS: list[tuple[Plant, str, type[ReplicaHistory], int]] = [
-    # One in 2,500 histories: the first seeds before it would take longer than all other tests here.
-    (go_on_without_an_epoch, "PromisedRecordsArePresent", ReplicaHistory, 860),
-    (forget_aborted_transactions, "CommittedRecordsAreRead", PlacesOfReplicas, 0),
-    (read_what_is_ended_but_not_replicated, "OnlyStableRecordsAreRead", PlacesOfReplicas, 0),
-    (start_with_a_copy_that_is_behind, "PromisedRecordsArePresent", PlacesOfReplicas, 0),
+def clean_open_transactions(patch: pytest.MonkeyPatch) -> None:
+    def hasty(segments: Any, first_dirty: int, stable: int, config: LogConfig, now_ms: int) -> CleanableRange:
+        return cleanable_range(segments, first_dirty, INT64_MAX, config, now_ms)
+
+    patch.setattr(compaction, "cleanable_range", hasty)
+
+
+def drop_needed_markers(patch: pytest.MonkeyPatch) -> None:
+    """A marker goes though batches of its transaction are left."""
+    on_control = CleanedTransactions.on_control
+
+    def careless(self: CleanedTransactions, header: BatchHeader, kind: ControlRecordType | None) -> Any:
+        on_control(self, header, kind)
+        return True, None
+
+    patch.setattr(CleanedTransactions, "on_control", careless)
+
+
+def keep_what_a_cut_has_left(patch: pytest.MonkeyPatch) -> None:
+    """A cleaned copy is cut by an unclean election, and goes on from there."""
+    for module in (partition, future_replica):
+        patch.setattr(module, "truncate_copy", PartitionLog.truncate_to)
+
+
+PLANTS: list[tuple[Plant, str, type[ReplicaHistory]]] = [
+    (go_on_without_an_epoch, "PromisedRecordsArePresent", EmptiedReplicas),
+    (forget_aborted_transactions, "CommittedRecordsAreRead", PlacesOfReplicas),
+    (read_what_is_ended_but_not_replicated, "OnlyStableRecordsAreRead", PlacesOfReplicas),
+    (start_with_a_copy_that_is_behind, "PromisedRecordsArePresent", PlacesOfReplicas),
+    (clean_open_transactions, "ReadsGoOn", CompactedReplicas),
+    (drop_needed_markers, "CommittedRecordsAreRead", CompactedReplicas),
+    (keep_what_a_cut_has_left, "PromisedRecordsArePresent", CompactedReplicas),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("plant", "invariant", "kind", "first"), PLANTS, ids=lambda value: getattr(value, "__name__", "")
-)
+@pytest.mark.parametrize(("plant", "invariant", "kind"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_mistake_is_caught(
-    plant: Plant, invariant: str, kind: type[ReplicaHistory], first: int, monkeypatch: pytest.MonkeyPatch
+    plant: Plant, invariant: str, kind: type[ReplicaHistory], monkeypatch: pytest.MonkeyPatch
 ):
     plant(monkeypatch)
     others: set[str] = set()
-    for seed in range(first, first + PLANTED_SEEDS):
+    for seed in range(PLANTED_SEEDS):
         try:
             kind(seed).run()
         except Exception as error:
