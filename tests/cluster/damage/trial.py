@@ -54,6 +54,7 @@ TOPIC_CONFIG = {
     "retention.ms": "-1",
 }
 OPTIONS = {
+    "min.insync.replicas": "2",  # of the groups' offsets, too: with 1 a leader alone commits what has no second copy
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "300",
     "replica.lag.time.max.ms": "2000",
