@@ -170,7 +170,7 @@ async def test_a_handler_that_never_answers_closes_the_connection(
     api = dispatcher._apis[metadata.REQUEST.API_KEY]
     monkeypatch.setattr(api, "handle", handle)
     if how == "fails":
-        monkeypatch.setattr(type(api), "framed", fail)
+        monkeypatch.setattr(type(api), "framed_in_steps", fail)
     wire.send(MetadataRequest(topics=[]), 9)
     assert await asyncio.wait_for(wire.reader.read(1), PATIENCE_S) == b""
     monkeypatch.undo()

@@ -201,7 +201,7 @@ def test_a_refusal_can_be_said_in_every_version(version):
 async def test_thousands_of_topics_are_answered_in_pieces(services, by_id):
     await create(services, "a")
     a_id = services.image().topics_by_name["a"].topic_id
-    count = metadata.TOPICS_AT_ONCE_MAX * 4 + 1
+    count = metadata.AT_ONCE_MAX * 4 + 1
     asked = [MetadataRequestTopic(name=f"none-{number}") for number in range(count)]
     asked.append(MetadataRequestTopic(name="a"))
     if by_id:
@@ -224,7 +224,30 @@ async def test_thousands_of_topics_are_answered_in_pieces(services, by_id):
 
 
 async def test_among_thousands_of_topics_too_a_version_may_be_wrong(services):
-    asked = [MetadataRequestTopic(name=f"none-{number}") for number in range(metadata.TOPICS_AT_ONCE_MAX * 2)]
+    asked = [MetadataRequestTopic(name=f"none-{number}") for number in range(metadata.AT_ONCE_MAX * 2)]
     asked.append(MetadataRequestTopic(name=None))
     with pytest.raises(KafkaError):
         await cast(Any, metadata.handle(services, context(10), MetadataRequest(topics=asked)))
+
+
+@pytest.mark.parametrize("asked", ["by name", "by id", "all", "all, in version 0"])
+async def test_a_topic_of_thousands_of_partitions_is_answered_in_pieces(services, asked):
+    await create(services, "a", partitions=metadata.AT_ONCE_MAX * 5)
+    version = 0 if asked == "all, in version 0" else 12
+    request = MetadataRequest(topics=None if version else [])
+    if asked.startswith("by"):
+        topic_id = services.image().topics_by_name["a"].topic_id
+        one = (
+            MetadataRequestTopic(name="a") if asked == "by name" else MetadataRequestTopic(name=None, topic_id=topic_id)
+        )
+        request = MetadataRequest(topics=[one])
+    answer = asyncio.ensure_future(cast(Any, metadata.handle(services, context(version), request)))
+    turns = 0
+    while not answer.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 10
+    response = encoded(answer.result(), version)
+    indexes = [partition.partition_index for partition in response.topics[0].partitions]
+    assert indexes == [*range(metadata.AT_ONCE_MAX * 5)]
+    assert response == encoded(metadata._answer(services, context(version), request), version)

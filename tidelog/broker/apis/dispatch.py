@@ -249,7 +249,8 @@ class Dispatcher:
                     response = await self._completed(response, answer)
             except Exception as error:
                 response = _as_kafka_error(error, api.name)
-            if type(response) is not bytes and (takes_turns or api.answers_in_steps(size_bytes)):
+            in_steps = takes_turns or api.answers_may_be_large or api.answers_in_steps(size_bytes)
+            if in_steps and type(response) is not bytes:
                 response = await self._framed_in_steps(api, response, context, request)
             is_framed = type(response) in (bytes, bytearray)
             answer.complete(response if is_framed else api.framed(response, context, request))
@@ -407,6 +408,7 @@ def _lost_the_lead(response: Any) -> bool:
 
 class _Api:
     __slots__ = (
+        "answers_may_be_large",
         "check",
         "counted_above_bytes",
         "counters",
@@ -438,6 +440,10 @@ class _Api:
         self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
         self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
         self.in_pieces: Arrays | None = getattr(module, "IN_PIECES", None)
+        # The answers that its coroutines make are encoded in steps, whatever the size of the request.
+        self.answers_may_be_large: bool = getattr(module, "ANSWERS_MAY_BE_LARGE", False) or (
+            self.in_pieces is not None and self.in_pieces.response_elements is not None
+        )
         # Requests with many elements take their turns: the bytes under way have a bound. Not those of nodes, and with
         # COUNTED_ABOVE_BYTES not those that wait for large requests of other nodes.
         above_bytes = UNCOUNTED_BYTES_MAX if self.in_pieces is not None or self.takes_turns else WHOLE_BYTES_MAX

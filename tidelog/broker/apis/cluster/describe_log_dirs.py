@@ -12,6 +12,8 @@ from tidelog.broker.apis.refusals import refusing
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
 from tidelog.broker.replicas.log_directories import CORDONED
+from tidelog.broker.scheduling.large_answers import AnswerInPieces
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
 
 REQUEST = DescribeLogDirsRequest
+ANSWERS_MAY_BE_LARGE = True
 refuse = refusing(DescribeLogDirsResponse)
 
 LAG_UNKNOWN = -1
@@ -46,36 +49,39 @@ async def handle(
     knows = services.image().feature_level(METADATA_VERSION) >= CORDONED_VERSION
     cordoned = services.settings.items(CORDONED) if knows else []
     results = []
-    for path, absolute in services.directories.home_paths.items():
-        is_cordoned = services.directories.is_cordoned(path, cordoned)
-        result = DescribeLogDirsResult(log_dir=absolute, is_cordoned=is_cordoned)
-        results.append(result)
-        directory = services.directories.home_at(path)
-        if directory is None:
-            result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-            continue
-        result.total_bytes, result.usable_bytes = await services.directories.volume_bytes(directory)
-        await services.scheduler.begin()
-        result.topics = _topics(services, directory, requested)
+    async with AnswerInPieces(services.scheduler, context.connection) as answer:
+        for path, absolute in services.directories.home_paths.items():
+            is_cordoned = services.directories.is_cordoned(path, cordoned)
+            result = DescribeLogDirsResult(log_dir=absolute, is_cordoned=is_cordoned)
+            results.append(result)
+            directory = services.directories.home_at(path)
+            if directory is None:
+                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                continue
+            result.total_bytes, result.usable_bytes = await services.directories.volume_bytes(directory)
+            result.topics = await _topics(services, directory, requested, answer)
     return DescribeLogDirsResponse(results=results)
 
 
-def _topics(
-    services: Services, directory: LogDirectory, requested: _PartitionsByTopic | None
+async def _topics(
+    services: Services, directory: LogDirectory, requested: _PartitionsByTopic | None, answer: AnswerInPieces
 ) -> list[DescribeLogDirsTopic]:
     topics: dict[str, DescribeLogDirsTopic] = {}
-    for logs, are_future in ((directory.logs, False), (directory.futures, True)):
-        for (name, index), log in logs.items():
+    logs = [(*each, False) for each in directory.logs.items()] + [(*each, True) for each in directory.futures.items()]
+    for start in range(0, len(logs), PIECE_ELEMENTS_MAX):
+        piece = logs[start : start + PIECE_ELEMENTS_MAX]
+        for (name, index), log, is_future in piece:
             if requested is None or index in requested.get(name, ()):
                 topic = topics.setdefault(name, DescribeLogDirsTopic(name=name))
                 topic.partitions.append(
                     DescribeLogDirsPartition(
                         partition_index=index,
                         partition_size=log.size_bytes,
-                        offset_lag=_lag(services, name, index, log, are_future),
-                        is_future_key=are_future,
+                        offset_lag=_lag(services, name, index, log, is_future),
+                        is_future_key=is_future,
                     )
                 )
+        await answer.add_elements(len(piece))
     return list(topics.values())
 
 

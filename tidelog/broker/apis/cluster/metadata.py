@@ -6,7 +6,7 @@ As in Kafka, the answer for a new topic is UNKNOWN_TOPIC_OR_PARTITION, and clien
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Iterable, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,8 @@ from tidelog.broker.apis import authorized_operations
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import broker_endpoint, cluster_controller, offline_replicas, reachable_brokers
 from tidelog.broker.network.request import Deferred, RequestContext
-from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX
+from tidelog.broker.scheduling.large_answers import AnswerInPieces
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.internal_topics import INTERNAL_TOPICS
 from tidelog.protocol.messages.metadata import (
@@ -34,9 +35,10 @@ from tidelog.replication.controller.metadata.image import (
 
 REQUEST = MetadataRequest
 COUNTED_ABOVE_BYTES = WHOLE_BYTES_MAX
+ANSWERS_MAY_BE_LARGE = True
 
-# The number of requested topics between two pauses; they take some milliseconds.
-TOPICS_AT_ONCE_MAX = 1000
+# The topics and partitions of an answer that is made in one turn of the loop; they take a millisecond or two.
+AT_ONCE_MAX = 1000
 TOPIC_IDS_FROM = 12
 LISTENER_NOT_FOUND_FROM = 6
 OPERATIONS_FROM = 8
@@ -50,9 +52,11 @@ _Look = tuple[ErrorCode, int, list[int], list[int], list[int]]
 def handle(
     services: Services, context: RequestContext, request: MetadataRequest
 ) -> MetadataResponse | Deferred | Coroutine[Any, Any, MetadataResponse]:
+    if context.api_version == 0 and not request.topics:
+        request.topics = None  # version 0 has no null
     if services.lost_brokers and services.lost_brokers.contains_any(_leaders(services.image(), request)):
         return _when_settled(services, context, request)
-    if request.topics is not None and len(request.topics) > TOPICS_AT_ONCE_MAX:
+    if _is_large(services.image(), request):
         return _answer_in_pieces(services, context, request)
     if request.topics:
         unverified_leaders = services.lost_brokers.unverified(_leaders(services.image(), request))
@@ -63,22 +67,39 @@ def handle(
 
 async def _answer_in_pieces(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     """The response, computed with pauses in which other requests run."""
-    for response in _answering(services, context, request):
-        await services.scheduler.pause()
-        if response is not None:
-            return response
-    raise AssertionError("the last step is the response")
+    steps = _answering(services, context, request)
+    async with AnswerInPieces(services.scheduler, context.connection) as answer:
+        while True:
+            try:
+                elements = next(steps)
+            except StopIteration as end:
+                response: MetadataResponse = end.value
+                return response
+            await answer.add_elements(elements)
+
+
+def _topics(image: MetadataImage, request: MetadataRequest) -> Iterator[TopicImage | None]:
+    """The requested topics; None for one that does not exist."""
+    if request.topics is None:
+        yield from image.topics_by_name.values()
+        return
+    for one in request.topics:
+        yield image.topics_by_id.get(one.topic_id) if one.name is None else image.topics_by_name.get(one.name)
+
+
+def _is_large(image: MetadataImage, request: MetadataRequest) -> bool:
+    """Whether the answer has more than AT_ONCE_MAX topics and partitions."""
+    count = 0
+    for topic in _topics(image, request):
+        count += 1 if topic is None else 1 + len(topic.partitions)
+        if count > AT_ONCE_MAX:
+            return True
+    return False
 
 
 def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
     """The leaders of the requested partitions."""
-    topics: Iterable[TopicImage | None] = image.topics_by_name.values()
-    if request.topics is not None:
-        topics = (
-            image.topics_by_id.get(one.topic_id) if one.name is None else image.topics_by_name.get(one.name)
-            for one in request.topics
-        )
-    for topic in topics:
+    for topic in _topics(image, request):
         if topic is not None:
             yield from (partition.leader for partition in topic.partitions.values())
 
@@ -119,27 +140,33 @@ def _complete(answer: Deferred, services: Services, context: RequestContext, req
 
 
 def _answer(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-    *_, response = _answering(services, context, request)
-    assert response is not None
-    return response
+    steps = _answering(services, context, request)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            response: MetadataResponse = end.value
+            return response
 
 
 def _answering(
     services: Services, context: RequestContext, request: MetadataRequest
-) -> Iterator[MetadataResponse | None]:
-    """Yield None after each TOPICS_AT_ONCE_MAX requested topics, then the response. All steps use the image of the
-    first step.
+) -> Generator[int, None, MetadataResponse]:
+    """Compute the response in steps, and yield the number of topics and partitions of each. All steps use the image of
+    the first one.
     """
     version = context.api_version
     image = services.image()
-    if request.topics is None or (version == 0 and not request.topics):
+    if request.topics is None:
         view = _View(image, context)
-        topics = [view.known(topic) for _, topic in sorted(image.topics_by_name.items())]
+        topics = []
+        for _, topic in sorted(image.topics_by_name.items()):
+            topics.append((yield from view.known(topic)))
     else:
         topics = yield from _requested(services, context, request, image)
     if version >= OPERATIONS_FROM and request.include_topic_authorized_operations:
-        for topic in topics:
-            topic.topic_authorized_operations = authorized_operations.TOPIC
+        for answered in topics:
+            answered.topic_authorized_operations = authorized_operations.TOPIC
     response = MetadataResponse(
         brokers=_brokers(services, context, image, has_topics=bool(topics)),
         cluster_id=services.cluster_id,
@@ -148,7 +175,7 @@ def _answering(
     )
     if OPERATIONS_FROM <= version <= CLUSTER_OPERATIONS_TO and request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = authorized_operations.CLUSTER
-    yield response
+    return response
 
 
 def _brokers(
@@ -171,7 +198,7 @@ def _brokers(
 
 def _requested(
     services: Services, context: RequestContext, request: MetadataRequest, image: MetadataImage
-) -> Generator[None, None, list[MetadataResponseTopic]]:
+) -> Generator[int, None, list[MetadataResponseTopic]]:
     assert request.topics is not None
     if context.api_version < TOPIC_IDS_FROM:
         for entry in request.topics:
@@ -185,19 +212,17 @@ def _requested(
     ids = dict.fromkeys(entry.topic_id for entry in request.topics if entry.topic_id != ZERO_UUID)
     topics: list[MetadataResponseTopic] = []
     if ids:
-        for number, topic_id in enumerate(ids, 1):
-            if number % TOPICS_AT_ONCE_MAX == 0:
-                yield
-            topics.append(view.by_id(topic_id))
+        for topic_id in ids:
+            answered = yield from view.by_id(topic_id)
+            topics.append(answered)
         return topics
     missing: list[str] = []
-    for number, name in enumerate(dict.fromkeys(entry.name for entry in request.topics if entry.name is not None), 1):
-        if number % TOPICS_AT_ONCE_MAX == 0:
-            yield
+    for name in dict.fromkeys(entry.name for entry in request.topics if entry.name is not None):
         topic = image.topics_by_name.get(name)
         if topic is not None:
-            topics.append(view.known(topic))
+            topics.append((yield from view.known(topic)))
             continue
+        yield 1
         if topic_name_problem(name) is None:
             missing.append(name)
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -219,18 +244,22 @@ class _View:
         self._version, self._listener = context.api_version, context.listener_name
         self._looks: dict[tuple[int, _Ids, _Ids, tuple[bytes, ...]], _Look] = {}
 
-    def by_id(self, topic_id: bytes) -> MetadataResponseTopic:
+    def by_id(self, topic_id: bytes) -> Generator[int, None, MetadataResponseTopic]:
         topic = self._image.topics_by_id.get(topic_id)
-        if topic is None:
-            return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id)
-        return self.known(topic)
+        if topic is not None:
+            return (yield from self.known(topic))
+        yield 1
+        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id)
 
-    def known(self, topic: TopicImage) -> MetadataResponseTopic:
+    def known(self, topic: TopicImage) -> Generator[int, None, MetadataResponseTopic]:
+        partitions: list[MetadataResponsePartition] = []
+        in_order = sorted(topic.partitions.items())
+        for start in range(0, len(in_order), PIECE_ELEMENTS_MAX):
+            piece = in_order[start : start + PIECE_ELEMENTS_MAX]
+            partitions += [self._partition(index, partition) for index, partition in piece]
+            yield 1 + len(piece)
         return MetadataResponseTopic(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            is_internal=topic.is_internal,
-            partitions=[self._partition(index, partition) for index, partition in sorted(topic.partitions.items())],
+            name=topic.name, topic_id=topic.topic_id, is_internal=topic.is_internal, partitions=partitions
         )
 
     def _partition(self, index: int, partition: PartitionImage) -> MetadataResponsePartition:

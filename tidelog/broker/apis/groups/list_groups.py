@@ -14,6 +14,7 @@ from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 
 REQUEST = ListGroupsRequest
+ANSWERS_MAY_BE_LARGE = True
 refuse = refusing(ListGroupsResponse)
 
 

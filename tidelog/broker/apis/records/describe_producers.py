@@ -19,6 +19,7 @@ from tidelog.protocol.messages.describe_producers import (
 from tidelog.replication.controller.decisions.topic_names import topic_name_problem
 
 REQUEST = DescribeProducersRequest
+ANSWERS_MAY_BE_LARGE = True
 COUNTED_ABOVE_BYTES = UNCOUNTED_BYTES_MAX
 
 

@@ -45,6 +45,7 @@ from tidelog.replication.controller.metadata.image import (
 )
 
 REQUEST = DescribeConfigsRequest
+ANSWERS_MAY_BE_LARGE = True
 COUNTED_ABOVE_BYTES = UNCOUNTED_BYTES_MAX
 # To describe a resource takes some tenths of a millisecond, whatever is wanted of it: as much as so many elements.
 DESCRIBED_ELEMENTS = 16

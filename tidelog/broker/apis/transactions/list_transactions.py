@@ -24,6 +24,7 @@ from tidelog.protocol.messages.list_transactions import (
 )
 
 REQUEST = ListTransactionsRequest
+ANSWERS_MAY_BE_LARGE = True
 refuse = refusing(ListTransactionsResponse)
 
 # The matching steps that count as much as an id in the answer; a single id may take more (`patterns.STEPS_MAX`).
