@@ -460,6 +460,79 @@ async def test_a_call_that_is_cancelled_while_the_loop_runs_sends_nothing(monkey
         assert values(cluster) == numbered(2)
 
 
+async def send_and_wait_for(sending: Producer, value: bytes) -> None:
+    await sending.send_and_wait("t", value)
+
+
+async def send(sending: Producer, value: bytes) -> None:
+    await (await sending.send("t", value))
+
+
+async def send_many(sending: Producer, value: bytes) -> None:
+    await (await sending.send_many("t", [value]))
+
+
+async def send_batch(sending: Producer, value: bytes) -> None:
+    await (await sending.send_batch("t", [value], partition=0))
+
+
+async def send_arrow(sending: Producer, value: bytes) -> None:
+    pa = pytest.importorskip("pyarrow")
+    await (await sending.send_arrow("t", pa.table({"key": pa.nulls(1, pa.binary()), "value": [value]})))
+
+
+LATER = [send_and_wait_for, send, send_many, send_batch, send_arrow]
+
+
+@pytest.mark.parametrize("later", LATER, ids=lambda each: each.__name__)
+async def test_a_call_that_lets_the_loop_run_is_passed_by_no_later_one(
+    later: Callable[[Producer, bytes], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
+    with served(t=1) as cluster:
+        async with producing(cluster) as sending:
+            await sending.send_and_wait("t", b"0")
+            first, *_ = await asyncio.gather(
+                sending.send_and_wait("t", b"1"), later(sending, b"2"), sending.send_and_wait("t", b"3")
+            )
+            assert first.offset == 1
+            await sending.send_and_wait("t", b"4")
+        assert values(cluster)[:2] == numbered(2)
+        assert later is send_arrow or values(cluster) == numbered(5)  # an arrow table waits for its kernel
+
+
+async def test_a_call_may_be_cancelled_when_a_later_one_has_taken_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
+    with served(t=1) as cluster:
+        async with producing(cluster) as sending:
+            await sending.send_and_wait("t", b"0")
+            call: asyncio.Task[Any]
+
+            async def send_and_cancel() -> None:
+                last = await sending.send("t", b"2")
+                call.cancel()
+                await last
+
+            call = asyncio.create_task(sending.send_and_wait("t", b"1"))
+            await asyncio.create_task(send_and_cancel())
+            assert call.cancelled()
+            await sending.send_and_wait("t", b"3")
+        assert values(cluster) == numbered(4)
+
+
+async def test_a_record_that_cannot_be_sent_fails_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
+    with served(t=1) as cluster:
+        async with producing(cluster) as sending:
+            await sending.send_and_wait("t", b"0")
+            wrong: Any = 5
+            outcomes = await asyncio.gather(
+                sending.send_and_wait("t", wrong), sending.send_and_wait("t", b"1"), return_exceptions=True
+            )
+            assert isinstance(outcomes[0], TypeError)
+        assert values(cluster) == numbered(2)
+
+
 # -- where the usual way is the only one
 
 

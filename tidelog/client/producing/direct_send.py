@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
 
 from tidelog.client.assignment.partitioner import positive_hash
 from tidelog.client.config import ProducerConfig
@@ -26,10 +27,15 @@ from tidelog.client.producing.busy_poll import PROMPT_S
 from tidelog.client.producing.one_batch import FIRST_VERSION, OneBatchForm, OneBatchRequest, one_batch_form
 from tidelog.client.producing.producer_session import ProducerSession
 from tidelog.client.producing.record_appender import Place, RecordAppender
+from tidelog.client.producing.record_waiter import RecordWaiter
 from tidelog.client.producing.sender import LAST_VERSION_WITH_NAMES, Sender, Ticket
 from tidelog.client.producing.topic_routes import RECORD_OVERHEAD_BYTES
 from tidelog.protocol.batches.records import BatchBuilder
 from tidelog.protocol.messages.produce import ProduceRequest
+
+Appended = tuple[Place, RecordWaiter] | tuple[None, None]
+"""The batch of a record and the waiter of its call."""
+NOT_APPENDED: Final[Appended] = None, None
 
 _HELD_S = 0.00025
 """The time in which direct sends may follow each other without a turn of the event loop."""
@@ -102,14 +108,32 @@ class DirectSend:
         """Whether the event loop has to run before the next direct send."""
         return now_s - self._turn_s > _HELD_S and not self._is_giving_turn
 
-    async def give_turn(self) -> None:
-        """Let the event loop run once. Calls that begin meanwhile are not alone, so they are not sent directly."""
+    async def give_turn(self, append: Callable[[], Appended]) -> Appended:
+        """Let the event loop run once. Calls that begin meanwhile are not alone, so they are not sent directly.
+
+        The first of them calls `append` before it takes its own record, so that records keep the order of the calls.
+        Returns what that returned; NOT_APPENDED if the record is not taken.
+        """
+        appended = NOT_APPENDED
+
+        def append_now() -> None:
+            nonlocal appended
+            appended = append()
+
         self._is_giving_turn = True
+        self._appender.yield_to_later(append_now)
         try:
             await asyncio.sleep(0)
+        except BaseException:
+            _, waiter = appended
+            if waiter is not None:
+                waiter.future.cancel()
+            raise
         finally:
             self._is_giving_turn = False
             self._turn_s = monotonic()
+            self._appender.end_yield(append_now)
+        return appended
 
     # -- one record
 

@@ -38,7 +38,7 @@ from tidelog.client.producing.arrow_batches import ArrowBatches
 from tidelog.client.producing.busy_poll import BusyPoll
 from tidelog.client.producing.delivery_future import DeliveryFuture, delivery_future_class
 from tidelog.client.producing.detached_transactions import DetachedTransaction
-from tidelog.client.producing.direct_send import DirectSend, allows_direct_sends
+from tidelog.client.producing.direct_send import NOT_APPENDED, Appended, DirectSend, allows_direct_sends
 from tidelog.client.producing.interceptors import DeliveryCallback, Interceptors, calls_on_delivery
 from tidelog.client.producing.producer_memory import new_accumulator
 from tidelog.client.producing.producer_session import ProducerSession
@@ -308,14 +308,17 @@ class Producer:
         started_s = monotonic()
         transaction: int | None = None
         place: Any = None
+        waiter: RecordWaiter | None = None
         try:
             direct = self._direct_send
             if direct is not None and self._busy_poll.last_was_prompt and not headers and timestamp_ms is None:
                 if direct.is_turn_due(started_s):
-                    await direct.give_turn()
-                place = direct.send(topic, value, key, partition)
-                if place.__class__ is RecordMetadata:
-                    return place
+                    append = partial(self._append_awaited, topic, value, key, partition)
+                    place, waiter = await direct.give_turn(append)
+                if waiter is None:
+                    place = direct.send(topic, value, key, partition)
+                    if place.__class__ is RecordMetadata:
+                        return place
             if place is None:
                 place = self._append(topic, value, key, headers, partition, timestamp_ms, None)
             if place.__class__ is not ProducerBatch:
@@ -325,7 +328,8 @@ class Producer:
             self._handle_unsent(error, transaction)
             raise
         loop = self._new_future.loop
-        waiter = RecordWaiter(place.delivery, len(place.tickets) - 1, loop)
+        if waiter is None:
+            waiter = RecordWaiter(place.delivery, len(place.tickets) - 1, loop)
         if self._config.linger_ms is None and not place.in_flight:
             place.delivery.is_awaited = True
             assert self._sender is not None
@@ -335,6 +339,14 @@ class Producer:
         await future
         self._busy_poll.end(future)
         return waiter.result()
+
+    def _append_awaited(self, topic: str, value: Any, key: Any, partition: int | None) -> Appended:
+        """Append a record that a call waits for, and return its batch and waiter, if it can be done at once."""
+        place = self._append(topic, value, key, (), partition, None, None)
+        if not isinstance(place, ProducerBatch):
+            place.close()
+            return NOT_APPENDED
+        return place, RecordWaiter(place.delivery, len(place.tickets) - 1, self._new_future.loop)
 
     def _send_appended(self) -> None:
         """Send all records appended so far without linger: the blocking client waits for one of them."""

@@ -2,8 +2,8 @@
 
 The routes choose the partition, the accumulator batches. Invariants: an append suspends for long
 only when memory is full or a topic's metadata is missing. Otherwise it yields to the event loop at
-most once per few batches, so that a tight loop of sends also sends. Records that wait for memory
-are appended in the order of the calls.
+most once per few batches, so that a tight loop of sends also sends. Records that wait for memory,
+and those of calls that overlap, are appended in the order of the calls.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from random import Random
 from typing import Any
+from weakref import ref
 
 from tidelog.client.arguments import as_topic_name
 from tidelog.client.config import ProducerConfig
@@ -39,6 +41,10 @@ from tidelog.protocol.errors import ErrorCode, KafkaError, counted
 Place = ProducerBatch[Ticket]
 """The batch of a record that was appended. Until the event loop runs again the record is its last."""
 _BATCHES_PER_YIELD = 8
+
+
+def _no_task() -> asyncio.Task[Any] | None:
+    return None
 
 
 class RecordAppender:
@@ -77,7 +83,13 @@ class RecordAppender:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._memory_lock = asyncio.Lock()
         self._is_held = False
-        """The next append first yields to the event loop, or raises because of `close` or of another loop."""
+        """The next append yields to the event loop, lets the record of a call before it go first, or raises because of
+        `close` or of another loop.
+        """
+        self._held_task: Callable[[], asyncio.Task[Any] | None] = _no_task
+        """The task that has opened the last batches, if it is still there."""
+        self._append_yielding: Callable[[], None] | None = None
+        """Appends the record of the call that lets the event loop run."""
         self._closed = False
         self._has_loop_ended = False
         self.waiting_count = 0
@@ -167,6 +179,25 @@ class RecordAppender:
         """The route of a topic, when a record may be appended in this turn of the loop."""
         return None if self._is_held or self.waiting_count else self._route_of.get(topic)
 
+    # -- a call that lets the event loop run before its record is taken
+
+    def yield_to_later(self, append: Callable[[], None]) -> None:
+        """Have the next call, whose record comes later, call `append` first: it takes the record of this one."""
+        self._append_yielding, self._is_held = append, True
+
+    def end_yield(self, append: Callable[[], None]) -> None:
+        """The call goes on. No other one takes its record from now on."""
+        if self._append_yielding is append:
+            self._append_yielding, self._is_held = None, self._has_loop_ended or self._closed
+
+    def _append_before(self) -> None:
+        """Take the record of the call that lets the event loop run. It raises its error itself when it goes on."""
+        append = self._append_yielding
+        if append is not None:
+            self.end_yield(append)
+            with suppress(Exception):
+                append()
+
     def _prepared(self, topic: str, record: ProducerRecord) -> ProducerRecord:
         """A record after interceptors and serializers."""
         if self._interceptors is not None:
@@ -223,8 +254,10 @@ class RecordAppender:
         if self._last_opened_count - self._opened_count_at_yield >= _BATCHES_PER_YIELD:
             self._opened_count_at_yield = self._last_opened_count
             # The next send yields, before it takes its record: a cancellation after that would hide that the
-            # record is taken, and the caller would send it again.
+            # record is taken, and the caller would send it again. That of another task need not: the loop has run.
             self._is_held = True
+            task = asyncio.current_task()
+            self._held_task = _no_task if task is None else ref(task)
 
     # -- a whole batch
 
@@ -232,6 +265,7 @@ class RecordAppender:
         """Append a batch of a known topic. Raises as `Producer.send`."""
         if self._closed:  # between two batches of a table
             raise RuntimeError("this producer is closed")
+        self._append_before()
         accumulator = self._accumulator
 
         def append(queue: PartitionQueue[Ticket], now_ms: float) -> Place | None:
@@ -307,8 +341,10 @@ class RecordAppender:
         assert self._cluster is not None
         assert self._sender is not None
         if self._is_held:
+            self._append_before()
             self._is_held = self._has_loop_ended or self._closed
-            await asyncio.sleep(0)
+            if self._held_task() is asyncio.current_task():
+                await asyncio.sleep(0)
         while True:
             metadata = await self._cluster.topic(topic, (deadline - loop.time()) * 1000)
             if partition is None or 0 <= partition < len(metadata.partitions):
