@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import random
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, join, wait_until
+from tests.unit.client.test_sync_fork import in_child
 from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.producing.batch_delivery import BatchDelivery
 from tidelog.client.producing.record_timestamps import RecordTimestamps
@@ -202,6 +204,46 @@ def test_the_state_and_its_notice_change_together() -> None:
     future._waiters.append(Waiter())
     loop.bind().acknowledge(0, -1)
     assert could_come_between == [False]
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_threads_that_wait_for_the_futures_of_two_producers_do_not_block_each_other() -> None:
+    """`concurrent.futures` takes the locks of all of them, in the order of the futures."""
+    kinds = [record_future_class(lambda: None) for _ in range(2)]
+    made = sorted((kinds[number % 2]() for number in range(20)), key=id)
+    first = made[0]
+    second = next(future for future in made if type(future) is not type(first))
+    third = next(future for future in made[made.index(second) :] if type(future) is type(first))
+
+    def wait(some: list[RecordFuture]) -> None:
+        for _ in range(2_000):
+            concurrent.futures.wait(some, 0)
+
+    pairs = ([first, second], [second, third])
+    threads = [threading.Thread(target=wait, args=(pair,), daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        join(thread)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_the_child_of_a_fork_has_a_lock_of_its_own() -> None:
+    held, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with RecordFuture._lock:
+            held.set()
+            end.wait(PATIENCE_S)
+
+    holding = threading.Thread(target=hold, daemon=True)
+    holding.start()
+    assert held.wait(PATIENCE_S)
+    try:
+        assert in_child(lambda: Loop(1).futures[0]._state) == "'RUNNING'"
+    finally:
+        end.set()
+        join(holding)
 
 
 def test_an_interrupt_before_the_loop_heard_of_an_observer_loses_nothing() -> None:

@@ -1,7 +1,7 @@
 """The future of one record of the blocking producer: a `concurrent.futures.Future` that is cheap to make and to keep.
 
 The standard one makes a condition, a lock and two lists for each record, which costs more than the
-record itself. Here the futures of a producer share one lock, and what few of them need (a thread
+record itself. Here all futures of the process share one lock, and what few of them need (a thread
 that waits, callbacks) is made on first use. A record's future is a view of its batch's delivery, as that
 of the asynchronous producer: nothing settles it, unless it is observed.
 
@@ -12,6 +12,7 @@ standard future. The state that they see changes under the lock only, together w
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -57,8 +58,11 @@ class RecordFuture(Future[Any]):
     _waiters = _MadeOnFirstUse("_waiters")
     _done_callbacks = _MadeOnFirstUse("_done_callbacks")
 
-    _lock: threading.RLock
-    _condition: Any
+    _lock = threading.RLock()  # a signal handler may run inside any call
+    """One for all producers. `concurrent.futures` takes the locks of many futures one after the other, in the order of
+    the futures: of two locks two threads could each hold one, and wait for the other.
+    """
+    _condition: Any = _lock
     """What `concurrent.futures` holds while it registers. It is the lock itself: a condition takes its lock in Python
     code, and an interrupt there would leave it taken, and the loop waiting for it.
     """
@@ -240,11 +244,14 @@ def record_future_class(
     `on_wait` is called in a thread that is about to wait for a record. It may raise. `observe_on_loop` has the loop
     call a future's `observe` soon; where no loop runs any more, it calls it itself.
     """
-    lock = threading.RLock()  # a signal handler may run inside any call
-    shared = {
-        "_lock": lock,
-        "_condition": lock,
-        "_on_wait": staticmethod(on_wait),
-        "_observe_on_loop": staticmethod(observe_on_loop),
-    }
+    shared = {"_on_wait": staticmethod(on_wait), "_observe_on_loop": staticmethod(observe_on_loop)}
     return type("RecordFuture", (RecordFuture,), shared)
+
+
+def _make_lock() -> None:
+    """In the child of a fork: another thread of the parent may have held the lock."""
+    RecordFuture._lock = RecordFuture._condition = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_make_lock)
