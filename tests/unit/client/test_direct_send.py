@@ -501,6 +501,29 @@ async def test_a_call_that_lets_the_loop_run_is_passed_by_no_later_one(
         assert later is send_arrow or values(cluster) == numbered(5)  # an arrow table waits for its kernel
 
 
+async def test_a_call_that_takes_the_record_of_an_earlier_one_follows_it_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where that record opens a batch after which a task lets the loop run."""
+    monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
+    with served(t=1) as cluster:
+        async with producing(cluster) as sending:
+            for number in range(0, 400, 4):
+                await sending.send_and_wait("t", b"%d" % number)
+                later = [send(sending, b"%d" % (number + 2)), send(sending, b"%d" % (number + 3))]
+                await asyncio.gather(sending.send_and_wait("t", b"%d" % (number + 1)), *later)
+        assert values(cluster) == numbered(400)
+
+
+async def test_calls_for_a_topic_that_is_not_known_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
+    with served(t=1, u=1) as cluster:
+        async with producing(cluster) as sending:
+            await sending.send_and_wait("t", b"0")
+            places = await asyncio.gather(*(sending.send_and_wait("u", value) for value in numbered(4)))
+            assert [place.offset for place in places] == [0, 1, 2, 3]
+
+
 async def test_a_call_may_be_cancelled_when_a_later_one_has_taken_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
     with served(t=1) as cluster:

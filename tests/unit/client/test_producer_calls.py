@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_producer import numbered, producer, values
 from tests.unit.client.test_transactions import SHORT, both_versions, run
@@ -136,6 +136,23 @@ async def test_sends_of_many_tasks_keep_the_order_in_which_they_begin():
         await asyncio.gather(*begun)
         await sending.flush()
         assert values(cluster) == numbered(122)
+
+
+async def test_a_close_after_an_interrupted_one_ends(monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    async with FakeCluster(t=1) as cluster:
+        sending = producer(cluster)
+        future = await sending.send("t", b"1")
+        with monkeypatch.context() as patch:
+            patch.setattr(sending._appender, "close", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                await sending.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await sending.close()
+            with pytest.raises(KafkaError, match="closed"):
+                await future
 
 
 async def test_a_second_close_waits_for_the_first():

@@ -104,9 +104,18 @@ class DirectSend:
 
     # -- turns of the loop
 
-    def is_turn_due(self, now_s: float) -> bool:
-        """Whether the event loop has to run before the next direct send."""
-        return now_s - self._turn_s > _HELD_S and not self._is_giving_turn
+    def is_turn_due(self, now_s: float, topic: str) -> bool:
+        """Whether the event loop has to run before the next direct send, which is to this topic.
+
+        Not where the record goes the usual way: nothing but a direct send holds the loop.
+        """
+        return (
+            now_s - self._turn_s > _HELD_S
+            and not self._is_giving_turn
+            and not self._accumulator.incomplete_count
+            and topic.__class__ is str
+            and self._appender.open_route(topic) is not None
+        )
 
     async def give_turn(self, append: Callable[[], Appended]) -> Appended:
         """Let the event loop run once. Calls that begin meanwhile are not alone, so they are not sent directly.

@@ -196,9 +196,9 @@ class Producer:
                 async with asyncio.timeout(limit_s):
                     await self._close_finished.wait()
             return
-        self._closed = True
-        self._appender.close()
         try:
+            self._closed = True  # here: a call behind an interrupted one waits for the end below
+            self._appender.close()
             await self._shared_start.stop()  # no record is taken before the start has ended
             async with asyncio.timeout(limit_s):
                 if self._transactions is not None:
@@ -208,10 +208,12 @@ class Producer:
         except TimeoutError:
             pass
         finally:
-            if self._sender is not None:
-                self._sender.close()
-            # A task, which goes on where this call is cancelled again.
-            await asyncio.wait([start_task(self._disconnect())])
+            try:
+                if self._sender is not None:
+                    self._sender.close()
+            finally:
+                # A task, which goes on where this call is cancelled again.
+                await asyncio.wait([start_task(self._disconnect())])
 
     async def _disconnect(self) -> None:
         try:
@@ -312,7 +314,7 @@ class Producer:
         try:
             direct = self._direct_send
             if direct is not None and self._busy_poll.last_was_prompt and not headers and timestamp_ms is None:
-                if direct.is_turn_due(started_s):
+                if direct.is_turn_due(started_s, topic):
                     append = partial(self._append_awaited, topic, value, key, partition)
                     place, waiter = await direct.give_turn(append)
                 if waiter is None:

@@ -341,9 +341,11 @@ class RecordAppender:
         assert self._cluster is not None
         assert self._sender is not None
         if self._is_held:
+            # After the record of an earlier call this one follows at once, or a later one passed it. The loop has run.
+            yields = self._append_yielding is None and self._held_task() is asyncio.current_task()
             self._append_before()
             self._is_held = self._has_loop_ended or self._closed
-            if self._held_task() is asyncio.current_task():
+            if yields:
                 await asyncio.sleep(0)
         while True:
             metadata = await self._cluster.topic(topic, (deadline - loop.time()) * 1000)
