@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.broker.conftest import RunningNode, Wire
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
+from tidelog.broker.apis.records import fetch as fetching
 from tidelog.broker.replicas.fetching import fetch_sessions
 from tidelog.broker.replicas.fetching.fetch_sessions import (
     EPOCH_FINAL,
@@ -167,6 +168,42 @@ async def test_with_capped_answers_every_partition_has_its_turn(wire: Wire, make
         offsets[asked[0]] += 1
         served += asked
     assert served == [0, 1, 2] * 4
+
+
+async def test_an_answer_that_is_nearly_full_looks_at_no_other_partition(
+    wire: Wire, make_batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look takes as long as the read of a partition with records. Those left out come first in the next answer."""
+    looks: list[int] = []
+    look = fetching._Fetch._read
+
+    def counted(self: Any, entry: SessionPartition, *arguments: Any) -> Any:
+        looks.append(entry.key[1])
+        return look(self, entry, *arguments)
+
+    monkeypatch.setattr(fetching._Fetch, "_read", counted)
+    await wire.create_topic("t", 6)
+    batch = make_batch(bytes(1000))
+    for _ in range(3):
+        await wire.call(produce("t", *[batch] * 6), 9, ProduceResponse)
+    most = 2 * len(batch) + len(batch) // 20
+    session_id, served, asked = 0, [0] * 6, list(range(6))
+    for epoch in range(9):
+        looks.clear()
+        partitions = [
+            FetchPartition(partition=index, fetch_offset=served[index], partition_max_bytes=len(batch))
+            for index in asked
+        ]
+        topics = [FetchTopic(topic="t", partitions=partitions)]
+        fetch = FetchRequest(min_bytes=1, max_bytes=most, session_id=session_id, session_epoch=epoch, topics=topics)
+        answer = await wire.call(fetch, 11, FetchResponse)
+        session_id = answer.session_id
+        asked = [each.partition_index for topic in answer.responses for each in topic.partitions if each.records]
+        assert len(asked) == 2
+        assert looks == asked if epoch else list(range(6))
+        for index in asked:
+            served[index] += 1
+    assert served == [3] * 6
 
 
 class Watch:

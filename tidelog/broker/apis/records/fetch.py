@@ -44,6 +44,9 @@ ANY_REPLICA_FROM = 11  # clients may read from followers (KIP-392)
 
 _NOT_THERE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 RESPONSE_BYTES_MAX = 2 * 1024 * 1024  # librdkafka would take 11 MB at a time, at three times the CPU
+# An answer that has no more than this part of its bytes left is full. Nearly always a batch of another partition would
+# not fit, and to find that out costs as much as to read it.
+FULL_SHARE = 32
 WAIT_MS_MAX = 300_000  # a client may name any time, and a waiting fetch holds memory
 # A waiting fetch outside a session with more partitions than PARTITIONS_AT_ONCE is retried after a delay of one
 # millisecond per PARTITIONS_PER_MS partitions.
@@ -346,7 +349,7 @@ class _Fetch:
         for entry in entries:
             left_bytes = budget_bytes - attempt.total_bytes
             is_first = not attempt.total_bytes
-            if left_bytes <= 0 and not is_first and not answer_all:
+            if left_bytes <= budget_bytes // FULL_SHARE and not is_first and not answer_all:
                 attempt.must_answer = attempt.is_full = True
                 break
             try:
