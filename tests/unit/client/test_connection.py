@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import uvloop
 
 from tests.patience import PATIENCE_S, until
 from tests.stream_server import StreamServer
@@ -636,3 +640,50 @@ async def test_no_exchange_while_something_unasked_arrives() -> None:
         broker.sendall((200_000).to_bytes(4, "big") + b"unasked")
         await until(lambda: not connection.can_exchange)
         assert not connection.closed
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_what_arrives_while_the_connection_reads_later_is_read_after_that(run: Callable[[Any], None]) -> None:
+    """Linux does not tell the loop of the bytes until the connection reads again, and must tell it then."""
+    is_linux = sys.platform == "linux"
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(3):
+            writer.write(answer_beat(await read_frame(reader), 7))
+        await reader.read()
+
+    async def beats() -> None:
+        async with Server(script) as server:
+            connection = await server.connect()
+            for _ in range(3):
+                answer = beat(connection)
+                connection.set_reads_later(True)
+                assert (unread_bytes_awaited(connection) == connection_module.UNREAD_BYTES) is is_linux
+                await asyncio.sleep(0.02)
+                assert answer.done() is not is_linux
+                connection.set_reads_later(False)
+                assert unread_bytes_awaited(connection) == 1
+                assert (await asyncio.wait_for(answer, PATIENCE_S)).error_code == 7
+            connection.close()
+            await connection.wait_closed(PATIENCE_S)
+            connection.set_reads_later(True)
+
+    run(beats())
+
+
+async def test_a_system_without_the_option_reads_on() -> None:
+    class Socket:
+        def setsockopt(self, *_: int) -> None:
+            raise OSError(errno.ENOPROTOOPT, "Protocol not available")
+
+    connection = Connection("b:1", "c", 1_000_000)
+    transport = SimpleNamespace(is_closing=lambda: False, get_extra_info=lambda _: Socket())
+    connection._transport = cast(Any, transport)
+    connection.set_reads_later(True)
+    connection.set_reads_later(False)
+
+
+def unread_bytes_awaited(connection: Connection) -> int:
+    assert connection._transport is not None
+    sock = connection._transport.get_extra_info("socket")
+    return int(sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT))

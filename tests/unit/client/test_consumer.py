@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
 from tidelog.client import Consumer, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener, TopicPartition
+from tidelog.client.network.connection import Connection
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse
@@ -103,6 +106,36 @@ class TestWithoutAGroup:
                     sizes.append(sum(len(records) for records in (await consuming.poll(1000)).values()))
                 assert max(sizes) <= 7
                 assert await consuming.position(T0) == 50
+
+    @pytest.mark.parametrize("record_bytes", [100, 400_000])
+    async def test_a_large_answer_goes_on_arriving_while_the_one_before_it_is_decoded(self, record_bytes: int):
+        """And after that, which may be an exception, the connection reads as before."""
+        calls: list[bool] = []
+        decoded_while: list[list[bool]] = []
+
+        class Refused(Exception):
+            pass
+
+        def decode(value: bytes) -> bytes:
+            decoded_while.append(calls[-1:])
+            if len(decoded_while) == 2:
+                raise Refused
+            return value
+
+        async with FakeCluster(t=1) as cluster:
+            for _ in range(5):
+                cluster.topics["t"][0].append(bytes(encode_batch([(1000, None, b"v" * record_bytes, ())])))
+            limits = {"max_partition_fetch_bytes": record_bytes + 100, "max_poll_records": 1}
+            async with consumer(cluster, "t", value_deserializer=decode, **limits) as consuming:
+                with patch.object(Connection, "set_reads_later", lambda _, reads_later: calls.append(reads_later)):
+                    while len(decoded_while) < 5:
+                        with suppress(Refused):
+                            await asyncio.wait_for(consuming.poll(1000), PATIENCE_S)
+                        assert calls[-1:] in ([], [False])
+                        if len(decoded_while) == 2:
+                            consuming.seek(T0, 2)
+        assert ([True] in decoded_while) is (record_bytes == 400_000)
+        assert calls == [True, False] * (len(calls) // 2)
 
     async def test_an_empty_poll_returns_when_its_time_is_over(self):
         async with FakeCluster(t=1) as cluster, consumer(cluster, "t", fetch_max_wait_ms=120_000) as consuming:

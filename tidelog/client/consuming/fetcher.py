@@ -50,18 +50,22 @@ logger = logging.getLogger(__name__)
 _LAST_VERSION_WITH_NAMES = 12
 _FIRST_VERSION_WITH_DIVERGENCE = 12
 _RESPONSES_PER_NODE = 2
+_LARGE_ANSWER_BYTES = 256 * 1024
+"""More than a broker's send buffer holds by default."""
 RESET_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 
 
 class _NodeFetches:
     """The fetch session with one broker, and its responses that are not read to the end."""
 
-    __slots__ = ("in_flight", "node_id", "responses", "retry_at_ms", "session")
+    __slots__ = ("answers_are_large", "in_flight", "node_id", "responses", "retry_at_ms", "session")
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.session = FetchSession()
         self.in_flight = False
+        self.answers_are_large = False
+        """The last one was."""
         self.responses: deque[list[CompletedFetch]] = deque()
         self.retry_at_ms = 0.0
 
@@ -266,6 +270,7 @@ class Fetcher:
                     completed_fetch = self._accept_partition(node, partition, targets[partition].offset, data)
                     if completed_fetch is not None:
                         completed.append(completed_fetch)
+        node.answers_are_large = sum(fetch.size_bytes for fetch in completed) >= _LARGE_ANSWER_BYTES
         if completed:
             node.responses.append(completed)
         if completed or self._buffer.errors:
@@ -423,16 +428,34 @@ class Fetcher:
 
         Raises as `FetchBuffer.take`.
         """
-        with _collector_at_rest():
+        with _collector_at_rest(), self._reading_later():
             taken = self._buffer.take(limit)
         self.records_taken += sum(map(len, taken.values()))
         return taken
 
     def take_columns(self, columns: Sequence[str], rows: int, size_bytes: int) -> list[pa.RecordBatch]:
         """Return records as Arrow columns; as `FetchBuffer.take_columns`."""
-        taken = self._buffer.take_columns(columns, rows, size_bytes)
+        with self._reading_later():
+            taken = self._buffer.take_columns(columns, rows, size_bytes)
         self.records_taken += sum(piece.num_rows for piece in taken)
         return taken
+
+    @contextmanager
+    def _reading_later(self) -> Iterator[None]:
+        """Let large answers go on arriving while their predecessors are decoded."""
+        connections = [
+            connection
+            for node in self._nodes.values()
+            if node.in_flight and node.answers_are_large
+            if (connection := self._cluster.ready(node.node_id)) is not None
+        ]
+        for connection in connections:
+            connection.set_reads_later(True)
+        try:
+            yield
+        finally:
+            for connection in connections:
+                connection.set_reads_later(False)
 
     def _drop_finished_responses(self, node: _NodeFetches) -> None:
         while node.responses and not any(

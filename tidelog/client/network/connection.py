@@ -13,8 +13,10 @@ import ipaddress
 import os
 import re
 import socket
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from struct import Struct
 from time import monotonic
 from typing import Any, ClassVar, Protocol, TypeVar, cast
@@ -31,6 +33,10 @@ Address = TypeVar("Address")
 
 MAX_IN_FLIGHT = 128
 _RECEIVE_BUFFER_BYTES = 64 * 1024
+UNREAD_BYTES = 2 * 1024 * 1024
+"""What the system takes in while the program decodes: a whole answer of Tidelog's brokers. It takes in as much of any
+connection that was busy for a while.
+"""
 _CORRELATION_MASK = 0x7FFFFFFF
 _CORRELATION_ID_START = 8
 _INT32 = Struct(">i")
@@ -258,6 +264,20 @@ class Connection(asyncio.BufferedProtocol):
             version = 0
         message, _ = pending.response.read(frame, position, version)
         return message
+
+    def set_reads_later(self, reads_later: bool) -> None:
+        """Whether this thread reads nothing for the moment, because it decodes. It must not wait for the socket before
+        it says that it reads again.
+
+        Linux acknowledges bytes that a program does not read after a delay, unless it waits for more (SO_RCVLOWAT).
+        A broker's send buffer, 100 KiB by default, stays full so long, and its answer stands still.
+        """
+        transport = self._transport
+        if sys.platform == "linux" and transport is not None and not transport.is_closing():
+            sock = transport.get_extra_info("socket")
+            if sock is not None:  # not on a simulated network
+                with suppress(OSError):  # a system that stands in for Linux may not have the option
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, UNREAD_BYTES if reads_later else 1)
 
     # -- requests
 
