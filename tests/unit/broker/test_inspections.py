@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -90,6 +91,37 @@ async def test_with_acks_0_a_refusal_ends_the_connection_and_nothing_else_is_ans
     wire.send(produce("t", keyed(LONG, key=None), acks=0), 9)
     assert await asyncio.wait_for(wire.reader.read(1), PATIENCE_S) == b""
     assert produced(await other.call(produce("t", keyed(1)), 9, ProduceResponse)) == [(0, LONG + 1)]
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def kept() -> int:
+    """The batches that are in memory although their requests are answered, or their clients gone."""
+    return sum(type(each) is NeedsInspection for each in gc.get_objects())
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_no_batch_is_kept_for_the_garbage_collector(start_node: StartNode, partitions: int) -> None:
+    """A node that had refused 283 requests of 734 B kept 4.3 GB: 15 MiB of decompressed records of each of them."""
+    running = await start_node()
+    wire = await running.connect()
+    await wire.create_topic("t", 2, compression_type="uncompressed")
+    for batch, error in (
+        (keyed(10, bytes(200_000)), ErrorCode.MESSAGE_TOO_LARGE),  # when it is compressed anew
+        (keyed(1, bytes(INSPECTED_BYTES_MAX + 1)), ErrorCode.MESSAGE_TOO_LARGE),
+        (keyed(LONG), ErrorCode.NONE),
+    ):
+        for _ in range(2):
+            answer = await wire.call(produce("t", *[batch] * partitions), 9, ProduceResponse)
+            assert [code for code, _ in produced(answer)] == [error] * partitions
+    await until(lambda: not kept())
 
 
 @pytest.mark.slow
@@ -202,6 +234,7 @@ async def test_what_clients_left_behind_is_dropped_when_it_becomes_too_much(monk
         all_of_them.begin(one)
         if number < 9:
             all_of_them.abandon(one)
+        assert hasattr(one, "batch") == (number not in range(2, 9))
     await until(lambda: 9 in looked)
     assert looked == [0, 1, 9]
     await all_of_them.close()

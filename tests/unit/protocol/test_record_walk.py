@@ -83,6 +83,23 @@ def test_another_count_is_refused(values: list[tuple[object, ...]], more: int) -
     refused(section_of(values), max(1, len(values) + more) if len(values) + more != 0 and len(values) > 1 else 2)
 
 
+@pytest.mark.parametrize("count", [1, 2, CHECKED_RECORDS, CHECKED_RECORDS + 20])
+@pytest.mark.parametrize("delta", [-1, 5, 2**31 - 1])
+def test_offset_deltas_that_are_not_0_1_2_are_refused_where_they_are_counted(count: int, delta: int) -> None:
+    values = [Record(index, NOW_MS, None, b"v") for index in range(count)]
+    section = section_of(values)
+    check_records(section, 0, len(section), count, counted=True)
+    for wrong in range(min(count, CHECKED_RECORDS)):
+        fields = b"\0\0" + encode_varint(delta) + b"\1\2v\0"
+        size = len(section) // count
+        start = size * wrong
+        lying = section[:start] + encode_varint(len(fields)) + fields + section[start + size :]
+        check_records(lying, 0, len(lying), count)
+        with pytest.raises(KafkaError) as caught:
+            check_records(lying, 0, len(lying), count, counted=True)
+        assert caught.value.code is ErrorCode.INVALID_RECORD
+
+
 @given(records, st.integers(0, 2**32), st.integers(0, 255))
 def test_a_scan_refuses_what_the_decoder_refuses(values: list[tuple[object, ...]], place: int, byte: int) -> None:
     batch = encode_batch(values)  # type: ignore[arg-type]

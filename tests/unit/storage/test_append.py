@@ -287,7 +287,7 @@ def test_a_refusal_names_no_more_than_a_thousand_records():
     assert len(caught.value.record_errors) == BLAMED_MAX
 
 
-def test_compressed_records_whose_offsets_leave_some_out_are_given_new_ones_where_they_are_looked_at():
+def test_compressed_records_whose_offsets_leave_some_out_are_refused_or_where_all_are_looked_at_replaced():
     data = batch(3, compression=1, key=b"k")
     header = read_header(data)
     section = bytearray(record_section(data, 0, header, 1 << 20))
@@ -295,6 +295,7 @@ def test_compressed_records_whose_offsets_leave_some_out_are_given_new_ones_wher
     sparse = memoryview(bytearray(data[:61]) + compress(1, section))
     struct.pack_into(">i", sparse, 8, len(sparse) - 12)
     write_crc(sparse, 0, len(sparse))
+    assert refused(memoryview(bytearray(sparse))) == ErrorCode.INVALID_RECORD
     written, [entry] = admitted(sparse, cleanup_policy=frozenset({"compact"}))
     assert [record.offset for record in decode_batch(written)] == [100, 101, 102]
     assert entry[2:4] == (100, 102)

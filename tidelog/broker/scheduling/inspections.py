@@ -39,6 +39,12 @@ class Inspection:
         self.on_inspected = on_inspected
         self.held_bytes = held_bytes
 
+    def end(self) -> None:
+        """Let go of the batch and of the callback, whose owner refers to this inspection. The cycle would keep the
+        batch, and its decompressed records if it was refused, until a garbage collection.
+        """
+        del self.batch, self.on_inspected
+
 
 class Inspections:
     """The inspections of one node. Each may hold 16 MiB of records, and twice that during the decompression."""
@@ -65,6 +71,7 @@ class Inspections:
         """The client has disconnected, and its buffer bounds the memory no longer: drop the batch if too much waits."""
         if inspection in self._waiting and self._waiting_bytes > ABANDONED_BYTES_MAX:
             self._take(inspection)
+            inspection.end()
 
     def _take(self, inspection: Inspection) -> None:
         del self._waiting[inspection]
@@ -80,6 +87,7 @@ class Inspections:
                     inspection.on_inspected(outcome)
                 except Exception:
                     logger.exception("the append of an inspected batch failed")
+                inspection.end()
                 del inspection, outcome
         finally:
             self._worker = None

@@ -42,23 +42,23 @@ def check_plausible(count: int, section_bytes: int, codec: int) -> None:
         raise _invalid(f"{count} records in {section_bytes} bytes")
 
 
-def check_records(data: Buffer, position: int, end: int, count: int) -> None:
-    """Check the `count` uncompressed records between `position` and `end`.
+def check_records(data: Buffer, position: int, end: int, count: int, *, counted: bool = False) -> None:
+    """Check the `count` uncompressed records between `position` and `end`. `counted`: the offset deltas of those whose
+    fields are checked must be 0, 1, 2.
 
     Raises INVALID_RECORD.
     """
     if count * MIN_RECORD_BYTES > end - position:
         raise _invalid(f"{count} records in {end - position} bytes")
     try:
-        if count == 1:
-            if _is_usual_record(data, position, end):
-                return
-            position = _read_record(data, position, end)[0]
-        else:
-            for _ in range(min(count, CHECKED_RECORDS)):
-                position = _read_record(data, position, end)[0]
-            if count > CHECKED_RECORDS:
-                position = _walk(data, position, end, count - CHECKED_RECORDS)
+        if count == 1 and not counted and _is_usual_record(data, position, end):
+            return
+        for index in range(min(count, CHECKED_RECORDS)):
+            position, _, offset_delta, _ = _read_record(data, position, end)
+            if counted and offset_delta != index:
+                raise _invalid(f"record {index} of a compressed batch has the offset delta {offset_delta}")
+        if count > CHECKED_RECORDS:
+            position = _walk(data, position, end, count - CHECKED_RECORDS)
     except IndexError:
         position = -1
     if position != end:

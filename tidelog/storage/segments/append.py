@@ -404,7 +404,7 @@ def _check_compressed(batches: memoryview, position: int, header: BatchHeader) -
         if error.code is ErrorCode.MESSAGE_TOO_LARGE:
             return
         raise
-    check_records(section, 0, len(section), header.record_count)
+    check_records(section, 0, len(section), header.record_count, counted=True)
 
 
 def _admit_rewritten(

@@ -216,6 +216,18 @@ def test_partitions_that_do_not_exist_are_refused_one_by_one():
     assert results(node.answer(offset_commit, only_unknown, 9)) == {("nowhere", 0): E.UNKNOWN_TOPIC_OR_PARTITION}
 
 
+def test_the_refused_partitions_of_a_topic_named_twice_are_in_one_entry():
+    """As in Kafka, whether others are committed or not."""
+    node = Node()
+    for more in ([], [commit_topic("t", 0)]):
+        topics = [commit_topic("nowhere", 0), *more, commit_topic("nowhere", 1)]
+        answer = node.answer(offset_commit, OffsetCommitRequest(group_id="g", topics=topics), 9)
+        assert [(topic.name, len(topic.partitions)) for topic in answer.topics] == [
+            ("nowhere", 2),
+            *(("t", 1) for _ in more),
+        ]
+
+
 def test_a_refused_commit_answers_for_every_partition():
     node = Node()
     request = OffsetCommitRequest(

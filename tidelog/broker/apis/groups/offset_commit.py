@@ -45,7 +45,7 @@ def handle(services: Services, context: RequestContext, request: OffsetCommitReq
                 OffsetCommitRequestTopic(name=topic_image.name, topic_id=topic_image.topic_id, partitions=existing)
             )
     if refused and not known:
-        return OffsetCommitResponse(topics=refused)
+        return _merged(OffsetCommitResponse(), refused, by_id)
     commit = OffsetCommitRequest(
         group_id=request.group_id,
         generation_id_or_member_epoch=request.generation_id_or_member_epoch,

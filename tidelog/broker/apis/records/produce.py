@@ -92,6 +92,7 @@ _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
 # The partition, the append, the partition results of its topic, and the index of its result in them.
 _UncommittedAppend = tuple["Partition", "AppendInfo", list[ProducedPartition], int]
 # Topic, partition index, the batch to inspect, the partition results of its topic, and the index of its result.
+# Without a traceback: its frames would keep the batch, and its decompressed records, until a garbage collection.
 _Uninspected = tuple[str | bytes, int, NeedsInspection, list[ProducedPartition], int]
 
 
@@ -130,7 +131,7 @@ def serve_one(services: Services, one: OneProduce, version: int, correlation_id:
         results = [ProducedPartition(index)]
         transaction = None if given is None else _Transaction({(topic, index): given}, {})
         progress = _Progress(connection, acks, timeout_ms, [(topic, results)], [], False, transaction)
-        return _AwaitingInspection(to, progress, [(topic, index, needed, results, 0)])
+        return _AwaitingInspection(to, progress, [(topic, index, needed.with_traceback(None), results, 0)])
     except KafkaError as error:
         partitions.note_refused(topic, index, records, error.code)
         to = _Responder(services, connection.listener_name, version, correlation_id)
@@ -330,7 +331,7 @@ def _append_all(
                 assert records is not None
                 info = partitions.append(partition, records, now_ms, acks, True, given)
             except NeedsInspection as needed:
-                uninspected.append((topic, index, needed, results, len(results)))
+                uninspected.append((topic, index, needed.with_traceback(None), results, len(results)))
                 results.append(ProducedPartition(index))
                 continue
             except KafkaError as error:
@@ -620,10 +621,12 @@ class _AwaitingInspection(Deferred):
             given = progress.transaction.of(topic, index) if progress.transaction is not None else None
             info = partitions.append(partition, outcome, to.services.clock_ms(), acks, True, given)
         except NeedsInspection as again:  # the rules have changed meanwhile
-            self._remaining.append((topic, index, again, results, position))
+            self._remaining.append((topic, index, again.with_traceback(None), results, position))
         except Exception as error:
             self._progress = progress._replace(failed=True)
-            refusal = partitions.refusal(None, error)
+            # Without a traceback: this frame refers to it, and it would to this frame and the batch, until a garbage
+            # collection.
+            refusal = partitions.refusal(None, error).with_traceback(None)
             partitions.note_refused(topic, index, needed.batches, refusal.code)
             results[position] = _refused(to.services, index, refusal, to.version)
         else:
