@@ -21,6 +21,7 @@ from tests.unit.client.test_producer import FAST, numbered, values
 from tests.unit.client.transacting import finalize
 from tidelog.client.model import RecordMetadata
 from tidelog.client.sync import Producer, loop_thread
+from tidelog.client.sync.loop_call import LoopCall
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.produce import ProduceRequest
@@ -524,6 +525,35 @@ def test_an_interrupt_before_the_loop_is_called_leaves_it_to_the_next_one(cluste
         future.add_done_callback(lambda _: called.set())
         sending.flush()
         assert called.wait(PATIENCE_S)
+
+
+def test_a_close_that_is_interrupted_before_it_begins_on_the_loop_leaves_no_future_without_an_outcome(
+    cluster, monkeypatch
+):
+    cluster.script(ProduceRequest, *[lambda request, node: SILENCE] * 5)
+    sending = producer(cluster)
+    future = sending.send("t", b"x")
+    called, interrupted = threading.Event(), threading.Event()
+    future.add_done_callback(lambda _: called.set())
+    wait_until(lambda: cluster.sent(ProduceRequest))
+    usual_cancel, usual_result = LoopCall.cancel, LoopCall.result
+
+    def cancel(call: LoopCall[Any]) -> None:
+        usual_cancel(call)
+        interrupted.set()
+
+    def result(call: LoopCall[Any]) -> Any:
+        if interrupted.is_set():
+            return usual_result(call)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LoopCall, "cancel", cancel)
+    monkeypatch.setattr(LoopCall, "result", result)
+    sending._call_on_loop(lambda: interrupted.wait(PATIENCE_S))
+    with pytest.raises(KeyboardInterrupt):
+        sending.close()
+    assert called.wait(PATIENCE_S)
+    assert isinstance(future.exception(0), KafkaError)
 
 
 def test_an_interrupted_close_leaves_no_future_without_an_outcome(cluster):

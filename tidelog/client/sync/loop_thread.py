@@ -52,6 +52,15 @@ async def _cancel_other_tasks() -> None:
         await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
 
 
+async def _end_tasks(last_call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await _cancel_other_tasks()
+    await last_call()
+
+
+async def _do_nothing() -> None:
+    pass
+
+
 class LoopThread:
     """An event loop in a daemon thread."""
 
@@ -109,14 +118,16 @@ class LoopThread:
         """Whether the caller runs in this thread, as callbacks of the loop do."""
         return threading.current_thread() is self._thread
 
-    def stop(self) -> None:
-        """End the thread. Waiting calls of other threads raise RuntimeError."""
+    def stop(self, last_call: Callable[[], Coroutine[Any, Any, None]] = _do_nothing) -> None:
+        """Run `last_call` when all other calls have ended, then end the thread. Waiting calls of other threads raise
+        RuntimeError.
+        """
         try:
             with self._lock:
                 self._is_ending = True
             # Earlier calls have their tasks by now. A later call would wait for a loop that does not
             # run.
-            ending = LoopCall(self.loop, _cancel_other_tasks(), WaitingThreads())
+            ending = LoopCall(self.loop, _end_tasks(last_call), WaitingThreads())
             ending.begin()
             ending.result()
         finally:
@@ -167,6 +178,9 @@ class BlockingClient:
     def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
         """The call that ends the asynchronous client of a dropped one. It must not refer to this object."""
         raise NotImplementedError
+
+    async def _last_call(self) -> None:
+        """On the loop: end the asynchronous client at once where an interrupt came before `close` began there."""
 
     def _forget_finalizer(self) -> None:
         if self._finalizer is not None:
@@ -240,7 +254,7 @@ class BlockingClient:
             if is_first:
                 try:
                     if thread is not None:
-                        thread.stop()
+                        thread.stop(self._last_call)
                 finally:
                     self._is_close_finished = True
                     self._close_waiters.wake()

@@ -530,6 +530,9 @@ class Producer(BlockingClient):
     def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return self._producer.close  # nothing is underway: a record's future refers to this client
 
+    async def _last_call(self) -> None:
+        await self._producer.close(0)  # returns at once where `close` has ended
+
     def _fail_queued(self) -> None:
         """Fail all queued records. Several threads may do this at the same time."""
         waiting_future = self._waiting_future
