@@ -296,6 +296,33 @@ def test_where_no_time_passes_everybody_in_line_is_served_in_each_turn() -> None
     assert not due
 
 
+@pytest.mark.parametrize("key", [PRODUCE, METADATA, HEARTBEAT])
+def test_costly_requests_of_two_hundred_connections_of_one_host_hold_no_other_host_up(
+    key: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside 200 connections that produced 2,000 records in 2 KB each, another client had no answer for 2 s."""
+    machine = Machine()
+    monkeypatch.setattr(machine, "keys_of_nodes", frozenset({HEARTBEAT}))
+    dispatch = machine.dispatch
+
+    def costly(frame: memoryview, connection: KafkaConnection) -> Any:
+        machine.now += 0.002
+        machine.scheduler.add_work(0.002)
+        return dispatch(frame, connection)
+
+    monkeypatch.setattr(machine, "dispatch", costly)
+    for _ in range(200):
+        Client(machine, request(key))
+    machine.turn()
+    Client(machine, request(key))
+    other = Client(machine, request(key))
+    other.connection.host = "10.0.0.2"
+    began = machine.now
+    for _ in range(10):
+        machine.turn()
+    assert 0 < machine.served_at.get(other.connection, 0) - began < 0.02
+
+
 def test_who_fails_does_not_hold_up_the_line(caplog: pytest.LogCaptureFixture) -> None:
     due: list[Callable[[], None]] = []
     scheduler = FairScheduler(due.append)

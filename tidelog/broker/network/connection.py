@@ -642,7 +642,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
             is_large = size > (UNCOUNTED_BYTES_MAX if of_node else WHOLE_BYTES_MAX) and not for_records
         wake = self._wake_for_one if is_first else self.wake
         first = is_first and not is_large
-        self._owner.scheduler.wait(wake, is_first=first, for_records=for_records, of_node=of_node, is_known=is_known)
+        self._owner.scheduler.wait(
+            wake, is_first=first, for_records=for_records, of_node=of_node, is_known=is_known, host=self.host
+        )
 
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:

@@ -7,8 +7,9 @@ requests, each for those between nodes, for Produce and Fetch, and for all else:
 votes, and a Produce costs a tenth of most other requests. Two more are for the first fetches and heartbeats of few
 connections, which are known as those of voters and brokers. Coroutines wait in two queues of their own. A turn
 continues only the first of each, because the time until its next pause is unknown.
-Invariants: each queue is served in order, that of coroutines in rotation of their clients' hosts; a connection is in
-at most one queue, and there once; every turn of the loop serves every queue.
+Invariants: in each queue those of one host are served in order, and hosts take turns (not
+the coroutines of Produce and Fetch); a connection is in at most one queue, and there once; every turn of the loop
+serves every queue.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class FairScheduler:
         self.is_turn_long = False
         self._call_soon = call_soon
         self._stopwatch = stopwatch
-        self._queues: tuple[deque[Wake], ...] = tuple(deque() for _ in range(8))
+        self._queues: tuple[HostQueue[Wake], ...] = tuple(HostQueue() for _ in range(8))
         self._paused_for_records: deque[asyncio.Future[None]] = deque()
         self._paused: HostQueue[asyncio.Future[None]] = HostQueue()  # all other coroutines
         self._request_bytes = 0
@@ -74,15 +75,22 @@ class FairScheduler:
         return sum(map(len, self._queues)) + len(self._paused_for_records) + len(self._paused)
 
     def wait(
-        self, wake: Wake, *, is_first: bool, for_records: bool, of_node: bool = False, is_known: bool = False
+        self,
+        wake: Wake,
+        *,
+        is_first: bool,
+        for_records: bool,
+        of_node: bool = False,
+        is_known: bool = False,
+        host: str = "",
     ) -> None:
-        """Enqueue a connection. `wake` serves a part of its requests; with `is_first` it serves one request."""
+        """Enqueue a connection of this host. `wake` serves a part of its requests; with `is_first` it serves one."""
         kind = 0 if of_node else 1 if for_records else 2
         if not is_first:
             kind += 3
         elif is_known:
             kind = 7 if for_records else 6
-        self._queues[kind].append(wake)
+        self._queues[kind].append(wake, host)
         self._arm()
         self.add_work(0.0)
 
@@ -196,7 +204,7 @@ class FairScheduler:
             if self._stopwatch is not None:
                 self._turn_began_s = self._stopwatch()
 
-    def _serve_queue(self, queue: deque[Wake]) -> None:
+    def _serve_queue(self, queue: HostQueue[Wake]) -> None:
         """Serve each connection of the queue once, or as many as fit into QUEUE_S."""
         stopwatch = self._stopwatch
         began_s = 0.0
