@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from tests.simulation.replica_history import content_of
+from tests.simulation.replica_history import LAG_MS, content_of
 from tests.simulation.replica_places import PlacesOfReplicas
 from tests.simulation.replica_transactions import Producer
 from tests.simulation.simulated_disk import PowerLoss
 from tests.simulation.storage_invariants import Broken
 from tests.unit.replication.replicas import ReplicaNode
+from tidelog.broker.replicas.log_cleaner import ABSENCE_MS_MAX
 from tidelog.protocol.batches.record import Record
 from tidelog.storage.cleaner.keys import BYTES_PER_KEY, PlainKeyTable
 from tidelog.storage.log.compaction import CleaningFailed, Compaction, find_cleanable
@@ -54,7 +55,7 @@ class CompactedReplicas(PlacesOfReplicas):
         }
 
     def actions_drawn(self) -> dict[Callable[[], None], int]:
-        drawn = {**super().actions_drawn(), self.clean_a_little: 40, self.clean: 6}
+        drawn = {**super().actions_drawn(), self.clean_a_little: 40, self.clean: 6, self.be_away_for_long: 6}
         return drawn | {self.delete: 3, self.produce: 20}
 
     # ---------------------------------------------------------------------------------------------------- the records
@@ -66,7 +67,7 @@ class CompactedReplicas(PlacesOfReplicas):
         return Record(number, now_ms, self.key_of(value), value)
 
     def key_of(self, value: bytes) -> bytes:
-        return b"k%d" % (int(value) * 7919 // 3 % self.key_count)
+        return b"k%d" % ((int(value) * 2654435761 % 2**32 >> 16) % self.key_count)
 
     def is_tombstone(self, value: bytes) -> bool:
         return int(value) % TOMBSTONE_EVERY == 0
@@ -141,6 +142,25 @@ class CompactedReplicas(PlacesOfReplicas):
             with suppress(PowerLoss):
                 self.clean_on(node, CLEANED_STEPS_MAX)
 
+    def be_away_for_long(self) -> None:
+        """A replica ends, and comes back when the others have written and been cleaned several times."""
+        if len(self.hosting) < 2:
+            return
+        away = self.rng.choice(sorted(self.hosting))
+        self.let_flushes_end(self.nodes[away])
+        self.end_node(away, self.rng.choice(("stopped", "killed")))
+        if self.leader is None:
+            self.elect_from_isr()
+        self.shrink()
+        for _ in range(8):
+            self.produce()
+            self.cluster.loop.run_for(LAG_MS)
+            self.note_answers()
+            self.clean()
+        self.uses["away for long"] += 1
+        if away not in self.nodes:
+            self.start_node(away)
+
     def clean_on(self, node: ReplicaNode, steps: int) -> None:
         compaction = self.compactions.get(node) or self.begin(node)
         if compaction is None:
@@ -172,14 +192,18 @@ class CompactedReplicas(PlacesOfReplicas):
         if not chosen.cleanable_bytes:
             return None
         memory_bytes = BYTES_PER_KEY * self.rng.choice((1, 2, 1000))
+        now_ms = node.clock_ms()
         begun = Compaction(
-            log, chosen, lambda: PlainKeyTable(memory_bytes, 1.0), node.clock_ms(),
-            piece_bytes=self.rng.choice((61, 200, 10_000)),
+            log, chosen, lambda: PlainKeyTable(memory_bytes, 1.0), now_ms,
+            piece_bytes=self.rng.choice((61, 200, 10_000)), removes_until_ms=self.removes_until_ms(node, now_ms),
         )  # fmt: skip
         self.compactions[node] = begun
         node.checkpoint()
         self.steps.append(f"{node.id} is cleaned from {chosen.first_dirty_offset} to {chosen.end_offset}")
         return begun
+
+    def removes_until_ms(self, node: ReplicaNode, now_ms: int) -> int:
+        return now_ms if node.hosting.is_on_all_replicas(node.log) else now_ms - ABSENCE_MS_MAX
 
     def delete(self) -> None:
         if "delete" in self.cleanup_policy:
@@ -195,6 +219,28 @@ class CompactedReplicas(PlacesOfReplicas):
         self.compare("after all cleanings")
         for node in self.hosting.values():
             self.require_clean(node.log)
+
+    def require_promised(self, node_id: int, why: str) -> None:
+        super().require_promised(node_id, why)
+        self.require_deleted(node_id)
+
+    def require_deleted(self, node_id: int) -> None:
+        """No record of a key is left that a promised tombstone has deleted. An unclean election may bring one back."""
+        if self.history:
+            return
+        found = content_of(self.nodes[node_id].log)
+        newest = self.newest(found)
+        for offset, value in self.promised.items():
+            if offset < self.deleted_to or value in self.transactional:
+                continue
+            if not self.is_keyed(value) or not self.is_tombstone(value):
+                continue
+            self.uses["deleted"] += 1
+            if newest.get(self.key_of(value), offset) < offset:
+                raise Broken(
+                    f"DeletedKeysStayDeleted: node {node_id} has a record of {self.key_of(value)!r} at "
+                    f"{newest[self.key_of(value)]}, which a tombstone at {offset} has deleted"
+                )
 
     def require_clean(self, log: PartitionLog) -> None:
         """Below where the cleaner begins next no key is there twice."""

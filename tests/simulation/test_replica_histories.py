@@ -17,6 +17,7 @@ from tests.simulation.replica_emptied import EmptiedReplicas
 from tests.simulation.replica_history import ReplicaHistory
 from tests.simulation.replica_places import PlacesOfReplicas
 from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
+from tidelog.broker.replicas.hosting import Hosting
 from tidelog.protocol.batches.control_batches import ControlRecordType
 from tidelog.protocol.batches.record_batch import BatchHeader
 from tidelog.replication import future_replica, partition
@@ -149,6 +150,11 @@ def keep_what_a_cut_has_left(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "truncate_copy", PartitionLog.truncate_to)
 
 
+def remove_what_another_replica_lacks(patch: pytest.MonkeyPatch) -> None:
+    """Tombstones go after `delete.retention.ms`, also while a replica is away."""
+    patch.setattr(Hosting, "is_on_all_replicas", lambda hosting, log: True)
+
+
 PLANTS: list[tuple[Plant, str, type[ReplicaHistory]]] = [
     (go_on_without_an_epoch, "PromisedRecordsArePresent", EmptiedReplicas),
     (forget_aborted_transactions, "CommittedRecordsAreRead", PlacesOfReplicas),
@@ -157,6 +163,7 @@ PLANTS: list[tuple[Plant, str, type[ReplicaHistory]]] = [
     (clean_open_transactions, "ReadsGoOn", CompactedReplicas),
     (drop_needed_markers, "CommittedRecordsAreRead", CompactedReplicas),
     (keep_what_a_cut_has_left, "PromisedRecordsArePresent", CompactedReplicas),
+    (remove_what_another_replica_lacks, "DeletedKeysStayDeleted", CompactedReplicas),
 ]
 
 

@@ -158,7 +158,15 @@ class BrokerSide:
         self._unclean_leaders = UncleanLeaders(partitions, self.repairs, loop, ports.clock_ms)
         self._hosting.set_unclean_leaders(self._unclean_leaders)
         self._upkeep = Upkeep(config, self.directories, partitions, loop, ports.clock_ms, run, ports.disk)
-        self.cleaner = LogCleaner(self.directories, self._settings, loop, ports.clock_ms, run, self._upkeep)
+        self.cleaner = LogCleaner(
+            self.directories,
+            self._settings,
+            loop,
+            ports.clock_ms,
+            run,
+            self._upkeep,
+            self._hosting.is_on_all_replicas,
+        )
         self.scrubber = Scrubber(config, partitions, self.repairs, loop, run)
         self._removal_checks = RemovalChecks(config.node_id, partitions, self.repairs, self.scrubber, loop)
         self.cleaner.on_uncleanable = self.scrubber.look_soon

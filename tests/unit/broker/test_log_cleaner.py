@@ -20,6 +20,7 @@ from tests.unit.storage.batches import NOW, Logs, batch
 from tests.unit.storage.cleaning import contents
 from tidelog.broker.config.dynamic_config import DynamicConfig
 from tidelog.broker.config.node_config import NodeConfig
+from tidelog.broker.replicas import log_cleaner
 from tidelog.broker.replicas.log_cleaner import LogCleaner
 from tidelog.storage.cleaner.filter import BatchFilter
 from tidelog.storage.files.disk import is_exhaustion
@@ -54,6 +55,7 @@ class Node:
         explicit = {"log.cleaner.backoff.ms": "1", **{key.replace("_", "."): value for key, value in settings.items()}}
         self.settings = DynamicConfig(NodeConfig(explicit))
         self.written_down = self.looked_after = 0
+        self.is_on_all = True
         self.cleaner: LogCleaner
 
     def start(self) -> None:
@@ -63,7 +65,7 @@ class Node:
             return loop.run_in_executor(None, work)
 
         directories: Any = self.directories
-        self.cleaner = LogCleaner(directories, self.settings, loop, lambda: NOW, run, self)
+        self.cleaner = LogCleaner(directories, self.settings, loop, lambda: NOW, run, self, lambda _: self.is_on_all)
         self.cleaner.start()
 
     def checkpoint(self) -> None:
@@ -253,6 +255,37 @@ async def test_closing_in_the_middle_leaves_a_whole_log(tmp_path: Path, turns: i
     newest = {key: value for _, key, value in contents(log)}
     assert len(newest) == 7
     assert [name for name in node.logs.files("*") if name.endswith((".cleaned", ".swap"))] == []
+
+
+@pytest.mark.parametrize("then", ["all replicas are in sync", "the longest absence is over"])
+async def test_tombstones_wait_for_a_replica_that_is_not_in_sync(
+    tmp_path: Path, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    node.is_on_all = False
+    log = node.logs.log
+    log.set_config(replace(CONFIG, delete_retention_ms=0))
+
+    async def clean_again() -> None:
+        cleanings = node.cleaner.totals.cleanings
+        node.fill("t", 50)
+        await node.until(lambda: node.cleaner.totals.cleanings > cleanings and not node.cleaner.running_count)
+
+    def has_tombstone() -> bool:
+        return (b"deleted", None) in [(key, value) for _, key, value in contents(log)]
+
+    log.append_as_leader(batch(key=b"deleted", value=None), 0, NOW)
+    node.start()
+    for _ in range(3):
+        await clean_again()
+        assert has_tombstone()
+    if then == "all replicas are in sync":
+        node.is_on_all = True
+    else:
+        monkeypatch.setattr(log_cleaner, "ABSENCE_MS_MAX", 0)
+    await clean_again()
+    assert not has_tombstone()
+    await node.cleaner.close()
 
 
 @pytest.mark.slow

@@ -6,15 +6,27 @@ import random
 
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.replication.replicas import ReplicaNode, Replicas
+from tidelog.broker.replicas.log_cleaner import ABSENCE_MS_MAX
+from tidelog.protocol.batches.control_batches import ControlRecordType
 from tidelog.protocol.batches.record import Record
+from tidelog.protocol.batches.records import encode_batch, encode_control_batch, encode_end_txn_value, iter_records
+from tidelog.replication.partition import ACKS_ALL
 from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.log.compaction import Compaction, find_cleanable
+from tidelog.storage.producers.verification import TransactionAppend
+
+
+def record(number: int, now_ms: int, text: bytes) -> Record:
+    """`text` is "key=value", or "key" for a tombstone."""
+    key, has_value, _ = text.partition(b"=")
+    return Record(number, now_ms, key, text if has_value else None)
 
 
 def compacted() -> Replicas:
-    """A value is "key=value"."""
-    cluster = Replicas(3, min_insync_replicas="1", replica_lag_time_max_ms="1000")
-    cluster.record_of = lambda number, now_ms, value: Record(number, now_ms, value.partition(b"=")[0], value)
+    cluster = Replicas(
+        3, min_insync_replicas="1", replica_lag_time_max_ms="1000", transaction_partition_verification_enable="false"
+    )
+    cluster.record_of = record
     cluster.configure(cleanup_policy="compact", delete_retention_ms="0")
     return cluster
 
@@ -33,7 +45,11 @@ def clean(node: ReplicaNode) -> None:
     log, now_ms = node.log, node.clock_ms()
     log.roll(now_ms)
     chosen = find_cleanable(log, now_ms)
-    cleaning = Compaction(log, chosen, lambda: PlainKeyTable(1 << 20, 1.0), now_ms, piece_bytes=10_000)
+    is_on_all = node.hosting.is_on_all_replicas(log)
+    cleaning = Compaction(
+        log, chosen, lambda: PlainKeyTable(1 << 20, 1.0), now_ms, piece_bytes=10_000,
+        removes_until_ms=now_ms if is_on_all else now_ms - ABSENCE_MS_MAX,
+    )  # fmt: skip
     cleaning.run()
     while cleaning.advance():
         cleaning.run()
@@ -112,3 +128,76 @@ def test_a_copy_that_an_unclean_election_cuts_below_what_was_cleaned_begins_agai
     begin(cluster, 1)
     assert set(cluster.placed.isr) == {1, 2}
     assert [cluster.nodes[each].values() for each in (1, 2)] == [[b"k=1", b"j=1", b"h=1", b"i=1"]] * 2
+
+
+def clean_all_often(cluster: Replicas) -> None:
+    """Often enough that what is due to go is gone."""
+    for number in range(3):
+        cluster.nodes[1].produce(b"z=%d" % number)
+        settle(cluster)
+        for node in cluster.nodes.values():
+            clean(node)
+        cluster.loop.run_for(1000)
+
+
+def tables(cluster: Replicas) -> list[list[bytes]]:
+    """What each replica has of the keys but "z"."""
+    return [
+        [value for value in node.values() if value and not value.startswith(b"z")]
+        for _, node in sorted(cluster.nodes.items())
+    ]
+
+
+def test_a_replica_that_comes_back_has_no_key_that_was_deleted_meanwhile() -> None:
+    cluster = compacted()
+    cluster.nodes[1].produce(b"k=1", b"j=1")
+    settle(cluster)
+    end(cluster, 3)
+    cluster.alter(isr=(1, 2))
+    settle(cluster)
+    cluster.nodes[1].produce(b"k")
+    settle(cluster)
+    clean_all_often(cluster)
+    begin(cluster, 3)
+    assert set(cluster.placed.isr) == {1, 2, 3}
+    clean_all_often(cluster)
+    assert tables(cluster) == [[b"j=1"]] * 3
+    assert [tombstones(node) for node in cluster.nodes.values()] == [[]] * 3, "they go when all are back"
+
+
+def tombstones(node: ReplicaNode) -> list[bytes | None]:
+    log = node.log
+    data = b"".join(map(bytes, log.read(log.log_start_offset, 1 << 20, log.log_end_offset).regions))
+    return [each.key for each in iter_records(data) if each.value is None]
+
+
+def append(cluster: Replicas, data: bytes | bytearray, *, version: int = 0) -> None:
+    """`version` of a transaction's marker; 0 for records."""
+    node = cluster.nodes[1]
+    transaction = TransactionAppend(transaction_version=version) if version else TransactionAppend()
+    node.partitions.append(
+        node.partition, memoryview(bytearray(data)), node.clock_ms(), ACKS_ALL, not version, transaction
+    )
+    settle(cluster)
+
+
+def test_a_replica_that_comes_back_has_no_transaction_open_that_was_ended_meanwhile() -> None:
+    """Its last stable offset stood still, and readers of committed records with it, when it led."""
+    cluster = compacted()
+    now_ms = cluster.nodes[1].clock_ms()
+    cluster.nodes[1].produce(b"k=1")
+    opening = encode_batch(
+        [Record(0, now_ms, b"t", b"t=1")], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    append(cluster, opening)
+    end(cluster, 3)
+    cluster.alter(isr=(1, 2))
+    settle(cluster)
+    marker = encode_control_batch(
+        ControlRecordType.ABORT, encode_end_txn_value(0), timestamp=now_ms, producer_id=7, producer_epoch=1
+    )
+    append(cluster, marker, version=2)
+    clean_all_often(cluster)
+    begin(cluster, 3)
+    assert set(cluster.placed.isr) == {1, 2, 3}
+    assert [node.log.last_stable_offset for node in cluster.nodes.values()] == [cluster.nodes[1].log.log_end_offset] * 3

@@ -28,7 +28,7 @@ TOPIC_ID = bytes(range(16))
 
 
 def batch(
-    count: int = 1, *, value: bytes = b"value", timestamp: int = NOW, key: bytes | None = None, **kw: Any
+    count: int = 1, *, value: bytes | None = b"value", timestamp: int = NOW, key: bytes | None = None, **kw: Any
 ) -> memoryview:
     """A writable batch as a client sends it; record i has timestamp `timestamp` + i."""
     return memoryview(encode_batch([(timestamp + i, key, value, ()) for i in range(count)], **kw))

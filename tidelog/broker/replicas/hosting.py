@@ -314,6 +314,19 @@ class Hosting:
         self._directory_of[partition] = directory
         return partition
 
+    def is_on_all_replicas(self, log: PartitionLog) -> bool:
+        """Whether all replicas of the partition are in sync, and no copy in another log directory is being made. Then
+        each of them has what is committed in this log.
+        """
+        if self._image is None or log.topic_id is None:
+            return False
+        partition = self._partitions.find(log.topic_id, log.partition)
+        topic = self._image.topics_by_id.get(log.topic_id)
+        assignment = None if topic is None else topic.partitions.get(log.partition)
+        if assignment is None or partition is None or partition.future_log is not None:
+            return False
+        return set(assignment.replicas) <= set(assignment.isr)
+
     def _is_lost(self, topic: TopicImage, index: int, assignment: PartitionImage) -> bool:
         """Whether this replica, without a log, must not begin an empty one.
 

@@ -2,8 +2,9 @@
 
 Kafka's LogCleaner and LogCleanerManager. `storage/log/compaction.py` cleans one log. Its steps run on threads, at most
 log.cleaner.threads at a time. Between two steps the loop throttles, and the log may be truncated or closed. A log that
-cannot be cleaned stays readable and is not tried again before the next start or a repair. Invariant: in one log's
-directory no cleaning starts before the last one has ended, even if that log is gone.
+cannot be cleaned stays readable and is not tried again before the next start or a repair. Invariants: in one log's
+directory no cleaning starts before the last one has ended, even if that log is gone. While a replica may lack them,
+tombstones and transaction markers stay on all: it would have a deleted record, or an open transaction, for good.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tidelog.cleaner")
 
+ABSENCE_MS_MAX: Final = 7 * 24 * 3600 * 1000
+"""How long tombstones and markers that are due to go wait for a replica that is not in sync."""
 _PIECE_BYTES_MIN: Final = 64 * 1024
 _SHORTAGE_PAUSE_S: Final = 0.1
 _PAUSE_S_MAX: Final = 3600.0
@@ -79,13 +82,16 @@ class LogCleaner:
         clock_ms: Callable[[], int],
         run_in_executor: RunInExecutor,
         upkeep: UpkeepOfLogs,
+        is_on_all_replicas: Callable[[PartitionLog], bool],
     ) -> None:
+        """`is_on_all_replicas(log)`: every replica has what is committed in it."""
         self._directories = directories
         self._settings = settings
         self._loop = loop
         self._clock_ms = clock_ms
         self._run_in_executor = run_in_executor
         self._upkeep = upkeep
+        self._is_on_all_replicas = is_on_all_replicas
         self.totals = CleanerTotals()
         self.uncleanable: dict[PartitionLog, str] = {}
         """Logs that cannot be cleaned -> the reason."""
@@ -203,7 +209,10 @@ class LogCleaner:
         )
         piece_bytes = max(_PIECE_BYTES_MIN, settings.integer("log.cleaner.io.buffer.size") // threads // 2)
         try:
-            compaction = Compaction(log, chosen, make_keys, now_ms, piece_bytes=piece_bytes)
+            compaction = Compaction(
+                log, chosen, make_keys, now_ms, piece_bytes=piece_bytes,
+                removes_until_ms=now_ms if self._is_on_all_replicas(log) else now_ms - ABSENCE_MS_MAX,
+            )  # fmt: skip
         except CorruptTransactionIndex as error:
             self._cannot_be_cleaned(log, str(error))
             return

@@ -64,7 +64,10 @@ class CleanedBatch(NamedTuple):
 
 
 class BatchFilter:
-    """`now_ms`: the start of the cleaning. `last_of_producers`: producer id -> its last batch, for known producers."""
+    """`now_ms`: the start of the cleaning. `last_of_producers`: producer id -> its last batch, for known producers.
+
+    `removes_until_ms`: tombstones and markers that were to be kept until then or less go.
+    """
 
     def __init__(
         self,
@@ -73,11 +76,12 @@ class BatchFilter:
         last_of_producers: Mapping[int, LastOfProducer],
         now_ms: int,
         delete_retention_ms: int,
+        removes_until_ms: int,
     ) -> None:
         self._keys = keys
         self._transactions = transactions
         self._last_of_producers = last_of_producers
-        self._now_ms = now_ms
+        self._removes_until_ms = removes_until_ms
         self._new_horizon_ms = now_ms + delete_retention_ms
         self.stats = FilterStats()
         self.newly_indexed: list[AbortedTransaction] = []
@@ -97,7 +101,7 @@ class BatchFilter:
         if self._transactions.on_data(header):
             return self._without_records(header, is_last)
         section = record_section(buffer, position, header, codecs.DEFAULT_MAX_BYTES)
-        drop_tombstones = header.has_delete_horizon and header.base_timestamp <= self._now_ms
+        drop_tombstones = header.has_delete_horizon and header.base_timestamp <= self._removes_until_ms
         kept = self._keys.keep(section, header, drop_tombstones)
         self.stats.keyless += kept.keyless
         if not kept.records:
@@ -116,7 +120,7 @@ class BatchFilter:
         may_go, aborted = self._transactions.on_control(header, kind)
         if aborted is not None:
             self.newly_indexed.append(aborted)
-        is_over = header.has_delete_horizon and header.base_timestamp <= self._now_ms
+        is_over = header.has_delete_horizon and header.base_timestamp <= self._removes_until_ms
         if not records or (may_go and is_over):
             return self._without_records(header, is_last)
         self.stats.messages_kept += len(records)

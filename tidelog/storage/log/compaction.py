@@ -88,7 +88,10 @@ def _times(segment: Segment) -> tuple[int, int]:
 
 
 class Compaction:
-    """The first `run` calls `make_keys`. `piece_bytes`: the bytes of one read, which one `run` handles."""
+    """The first `run` calls `make_keys`. `piece_bytes`: the bytes of one read, which one `run` handles.
+
+    `removes_until_ms`: tombstones and markers that were to be kept until then or less go; `now_ms` without it.
+    """
 
     def __init__(
         self,
@@ -98,6 +101,7 @@ class Compaction:
         now_ms: int,
         *,
         piece_bytes: int,
+        removes_until_ms: int | None = None,
     ) -> None:
         assert log.compaction is None, log
         self.log = log
@@ -121,6 +125,7 @@ class Compaction:
         self._ends = [segment.base_offset for segment in self._segments[1:]] + [chosen.end_offset]
         self._aborted = lookup.aborted_between(log.segments, log.segments.first.base_offset, chosen.end_offset)
         self._filter_at_ms = now_ms
+        self._removes_until_ms = now_ms if removes_until_ms is None else removes_until_ms
         synced = log.durability.recovery_point
         self._to_sync = [segment.path for segment in log.segments if segment.next_offset > synced]
         self._last_of_producers: dict[int, LastOfProducer] = {
@@ -239,6 +244,7 @@ class Compaction:
             self._last_of_producers,
             self._filter_at_ms,
             self._config.delete_retention_ms,
+            self._removes_until_ms,
         )
         for start, stop in groups(facts, end_offset, self._config.segment_bytes):
             yield from self._clean_group(cleaned[start:stop], batches)
