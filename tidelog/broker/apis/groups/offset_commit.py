@@ -27,25 +27,32 @@ def handle(services: Services, context: RequestContext, request: OffsetCommitReq
     image = services.image()
     by_id = context.api_version >= TOPIC_IDS_FROM
     known: list[OffsetCommitRequestTopic] = []
-    refused: list[OffsetCommitResponseTopic] = []
+    refused: dict[str | bytes, OffsetCommitResponseTopic] = {}
+    """By topic: one that is named twice has one entry in the answer."""
     for topic in request.topics:
+        key = topic.topic_id if by_id else topic.name
         topic_image = image.topics_by_id.get(topic.topic_id) if by_id else image.topics_by_name.get(topic.name)
         if topic_image is None:
             error = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            refused.append(_refused(topic, [each.partition_index for each in topic.partitions], error))
-            continue
-        existing = [each for each in topic.partitions if each.partition_index in topic_image.partitions]
-        if len(existing) < len(topic.partitions):
-            missing = [
-                each.partition_index for each in topic.partitions if each.partition_index not in topic_image.partitions
-            ]
-            refused.append(_refused(topic, missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-        if existing:
-            known.append(
-                OffsetCommitRequestTopic(name=topic_image.name, topic_id=topic_image.topic_id, partitions=existing)
-            )
+            missing = [each.partition_index for each in topic.partitions]
+        else:
+            error, partitions = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic_image.partitions
+            existing = [each for each in topic.partitions if each.partition_index in partitions]
+            missing = []
+            if len(existing) < len(topic.partitions):
+                missing = [each.partition_index for each in topic.partitions if each.partition_index not in partitions]
+            if existing:
+                known.append(
+                    OffsetCommitRequestTopic(name=topic_image.name, topic_id=topic_image.topic_id, partitions=existing)
+                )
+        if missing or topic_image is None:
+            answered = _refused(topic, missing, error)
+            if key in refused:
+                refused[key].partitions += answered.partitions
+            else:
+                refused[key] = answered
     if refused and not known:
-        return _merged(OffsetCommitResponse(), refused, by_id)
+        return OffsetCommitResponse(topics=[*refused.values()])
     commit = OffsetCommitRequest(
         group_id=request.group_id,
         generation_id_or_member_epoch=request.generation_id_or_member_epoch,
@@ -63,14 +70,14 @@ def handle(services: Services, context: RequestContext, request: OffsetCommitReq
         return _merged(refuse(commit, error, context.api_version), refused, by_id)
     merged = Deferred()
 
-    def answered(response: OffsetCommitResponse | KafkaError) -> None:
+    def commit_answered(response: OffsetCommitResponse | KafkaError) -> None:
         if isinstance(response, KafkaError):
             response = refuse(commit, response, context.api_version)
         merged.complete(_merged(response, refused, by_id))
 
     if not isinstance(answer, Deferred):
         return _merged(answer, refused, by_id)
-    answer.on_complete(answered)
+    answer.on_complete(commit_answered)
     return merged
 
 
@@ -93,12 +100,11 @@ def _refused(topic: OffsetCommitRequestTopic, indexes: list[int], error: ErrorCo
 
 
 def _merged(
-    response: OffsetCommitResponse, refused: list[OffsetCommitResponseTopic], by_id: bool
+    response: OffsetCommitResponse, refused: dict[str | bytes, OffsetCommitResponseTopic], by_id: bool
 ) -> OffsetCommitResponse:
     """The response with one entry per topic, for refused and committed partitions together."""
-    topics: dict[str | bytes, OffsetCommitResponseTopic] = {}
-    for topic in refused + response.topics:
-        earlier = topics.setdefault(topic.topic_id if by_id else topic.name, topic)
+    for topic in response.topics:
+        earlier = refused.setdefault(topic.topic_id if by_id else topic.name, topic)
         if earlier is not topic:
             earlier.partitions.extend(topic.partitions)
-    return OffsetCommitResponse(topics=list(topics.values()))
+    return OffsetCommitResponse(topics=[*refused.values()])
