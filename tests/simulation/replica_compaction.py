@@ -154,7 +154,7 @@ class CompactedReplicas(PlacesOfReplicas):
         self.shrink()
         for _ in range(8):
             self.produce()
-            self.cluster.loop.run_for(LAG_MS)
+            self.run_for_long(LAG_MS)
             self.note_answers()
             self.clean()
         self.uses["away for long"] += 1

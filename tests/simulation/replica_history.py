@@ -404,9 +404,20 @@ class ReplicaHistory:
             before = content_of(node.log)
             for home in node.homes:
                 home.maintain(node.clock_ms())
-            start = node.log.log_start_offset
-            self.deleted.update(value for offset, value in before.items() if offset < start)
-            self.deleted_to = max(self.deleted_to, start)
+            self.note_deleted(node, before)
+
+    def run_for_long(self, duration_ms: float) -> None:
+        """Retention may be due meanwhile."""
+        before = {node: content_of(node.log) for node in self.hosting.values()}
+        self.cluster.loop.run_for(duration_ms)
+        for node, content in before.items():
+            if node in self.hosting.values():
+                self.note_deleted(node, content)
+
+    def note_deleted(self, node: ReplicaNode, before: Mapping[int, bytes]) -> None:
+        start = node.log.log_start_offset
+        self.deleted.update(value for offset, value in before.items() if offset < start)
+        self.deleted_to = max(self.deleted_to, start)
 
     def cut(self) -> None:
         source, target = self.rng.sample(sorted(self.cluster.disks), 2)
