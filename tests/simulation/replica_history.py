@@ -177,6 +177,7 @@ class ReplicaHistory:
         """All are up and can reach each other: each is in the ISR again, and all have the same records."""
         for _ in range(ROUNDS_MAX):
             self.heal()
+            self.bury()
             for node_id in self.cluster.disks:
                 if node_id not in self.nodes:
                     self.start_node(node_id)
@@ -367,7 +368,7 @@ class ReplicaHistory:
             return
         partition, proposal = proposals[-1]
         is_known = (proposal.leader_epoch, proposal.partition_epoch) == (placed.leader_epoch, placed.partition_epoch)
-        is_alive = proposal.adds is None or proposal.adds in self.nodes
+        is_alive = proposal.adds is None or proposal.adds in self.hosting
         if not (is_known and is_alive and all(self.is_epoch(*member) for member in proposal.isr)):
             proposals.clear()
             partition.on_proposal_rejected(proposal)
