@@ -8,6 +8,7 @@ import pytest
 from tests.unit.broker.metadata_services import context, encoded, running_services
 from tidelog.broker.apis import authorized_operations
 from tidelog.broker.apis.cluster import metadata
+from tidelog.broker.scheduling.fair_scheduler import LARGE_ANSWERS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tidelog.protocol.messages.metadata_records import PartitionChangeRecord
@@ -251,3 +252,25 @@ async def test_a_topic_of_thousands_of_partitions_is_answered_in_pieces(services
     indexes = [partition.partition_index for partition in response.topics[0].partitions]
     assert indexes == [*range(metadata.AT_ONCE_MAX * 5)]
     assert response == encoded(metadata._answer(services, context(version), request), version)
+
+
+async def test_few_large_answers_are_made_at_a_time(services, monkeypatch):
+    """Each holds its partitions while it is made: 300 that were asked for together took 235 MB."""
+    await create(services, "a", partitions=metadata.AT_ONCE_MAX * 2)
+    begun = []
+
+    class Counted(metadata._View):
+        def __init__(self, *arguments):
+            begun.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(metadata, "_View", Counted)
+    answers = [
+        asyncio.ensure_future(cast(Any, metadata.handle(services, context(12), MetadataRequest(topics=None))))
+        for _ in range(20)
+    ]
+    while not any(answer.done() for answer in answers):
+        await asyncio.sleep(0)
+        assert len(begun) <= LARGE_ANSWERS_MAX
+    for answer in answers:
+        assert len((await answer).topics[0].partitions) == metadata.AT_ONCE_MAX * 2

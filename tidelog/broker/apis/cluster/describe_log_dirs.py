@@ -66,6 +66,7 @@ async def handle(
 async def _topics(
     services: Services, directory: LogDirectory, requested: _PartitionsByTopic | None, answer: AnswerInPieces
 ) -> list[DescribeLogDirsTopic]:
+    await answer.add_elements(len(directory.logs) + len(directory.futures))  # the list of all is held, too
     topics: dict[str, DescribeLogDirsTopic] = {}
     logs = [(*each, False) for each in directory.logs.items()] + [(*each, True) for each in directory.futures.items()]
     for start in range(0, len(logs), PIECE_ELEMENTS_MAX):

@@ -69,6 +69,7 @@ async def _answer_in_pieces(services: Services, context: RequestContext, request
     """The response, computed with pauses in which other requests run."""
     steps = _answering(services, context, request)
     async with AnswerInPieces(services.scheduler, context.connection) as answer:
+        await answer.add_elements(PIECE_ELEMENTS_MAX)  # it is large: before it holds anything it waits for its turn
         while True:
             try:
                 elements = next(steps)
@@ -253,10 +254,10 @@ class _View:
 
     def known(self, topic: TopicImage) -> Generator[int, None, MetadataResponseTopic]:
         partitions: list[MetadataResponsePartition] = []
-        in_order = sorted(topic.partitions.items())
+        in_order = sorted(topic.partitions)
         for start in range(0, len(in_order), PIECE_ELEMENTS_MAX):
             piece = in_order[start : start + PIECE_ELEMENTS_MAX]
-            partitions += [self._partition(index, partition) for index, partition in piece]
+            partitions += [self._partition(index, topic.partitions[index]) for index in piece]
             yield 1 + len(piece)
         return MetadataResponseTopic(
             name=topic.name, topic_id=topic.topic_id, is_internal=topic.is_internal, partitions=partitions
