@@ -197,7 +197,9 @@ def test_the_state_and_its_notice_change_together() -> None:
 
     class Waiter:
         def add_result(self, _: Any) -> None:
-            other = threading.Thread(target=lambda: could_come_between.append(future._lock.acquire(blocking=False)))
+            other = threading.Thread(
+                target=lambda: could_come_between.append(future._condition.acquire(blocking=False))
+            )
             other.start()
             join(other)
 
@@ -227,20 +229,51 @@ def test_threads_that_wait_for_the_futures_of_two_producers_do_not_block_each_ot
         join(thread)
 
 
+def test_threads_that_wait_for_their_records_and_for_a_future_of_both_do_not_block_each_other() -> None:
+    """The one of both is that of an executor, say. `concurrent.futures` takes the locks in the order of the futures."""
+    kind = record_future_class(lambda: None)
+    kinds: list[type[concurrent.futures.Future[Any]]] = [kind, concurrent.futures.Future] * 20
+    made = sorted((each() for each in kinds), key=id)
+    first = next(future for future in made if type(future) is kind)
+    shared = next(future for future in made[made.index(first) :] if type(future) is not kind)
+    last = next(future for future in made[made.index(shared) :] if type(future) is kind)
+    with shared._condition:
+        one = threading.Thread(target=concurrent.futures.wait, args=([first, shared], 0), daemon=True)
+        one.start()
+        wait_until(lambda: not can_take(first))
+        other = threading.Thread(target=concurrent.futures.wait, args=([last], 0), daemon=True)
+        other.start()
+        join(other)
+    join(one)
+
+
+def can_take(future: concurrent.futures.Future[Any]) -> bool:
+    """Whether no other thread holds the lock of the future."""
+    if not future._condition.acquire(blocking=False):
+        return False
+    future._condition.release()
+    return True
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_the_child_of_a_fork_has_a_lock_of_its_own() -> None:
+def test_the_child_of_a_fork_has_locks_of_its_own() -> None:
     held, end = threading.Event(), threading.Event()
+    [future] = Loop(1).futures
 
     def hold() -> None:
-        with RecordFuture._lock:
+        with future._condition:
             held.set()
             end.wait(PATIENCE_S)
+
+    def look() -> list[str]:
+        is_same = future._condition is future._condition
+        return [each._state for each in [future, Loop(1).futures[0]] if is_same]
 
     holding = threading.Thread(target=hold, daemon=True)
     holding.start()
     assert held.wait(PATIENCE_S)
     try:
-        assert in_child(lambda: Loop(1).futures[0]._state) == "'RUNNING'"
+        assert in_child(look) == "['RUNNING', 'RUNNING']"
     finally:
         end.set()
         join(holding)

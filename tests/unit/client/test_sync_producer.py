@@ -527,6 +527,30 @@ def test_an_interrupt_before_the_loop_is_called_leaves_it_to_the_next_one(cluste
         assert called.wait(PATIENCE_S)
 
 
+def test_an_interrupt_before_the_loop_is_called_takes_nothing_from_another_thread(cluster, monkeypatch):
+    with producer(cluster, linger_ms=60_000) as sending:
+        futures: list[Any] = [sending.send("t", b"x") for _ in range(2)]
+        wait_until(lambda: futures[1]._delivery is not None)
+        called = threading.Event()
+        thread = sending._thread
+        assert thread is not None
+
+        class Interrupted:
+            @property
+            def loop(self) -> Any:
+                monkeypatch.setattr(sending, "_thread", thread)
+                other = threading.Thread(target=futures[1].add_done_callback, args=(lambda _: called.set(),))
+                other.start()
+                join(other)
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(sending, "_thread", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            sending._observe_on_loop(futures[0])
+        sending.flush()
+        assert called.wait(PATIENCE_S)
+
+
 def test_a_close_that_is_interrupted_before_it_begins_on_the_loop_leaves_no_future_without_an_outcome(
     cluster, monkeypatch
 ):

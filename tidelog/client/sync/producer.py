@@ -141,7 +141,7 @@ class Producer(BlockingClient):
             self._wait_for_space()
         future: RecordFuture = self._new_future()
         if on_delivery is not None:
-            future.add_done_callback(calls_on_delivery(on_delivery))
+            future.call_when_done(calls_on_delivery(on_delivery))
         queued_s = time.monotonic() if self._missing_since else 0.0  # read only while a topic is missing
         self._queue.append((future, queued_s, topic, value, key, headers, partition, timestamp_ms))
         if self._is_closed:
@@ -259,8 +259,9 @@ class Producer(BlockingClient):
                 thread.loop.call_soon_threadsafe(self._observe_all)
         except RuntimeError:  # the loop is closed, and every delivery is settled
             self._observe_all()
-        except BaseException:  # an interrupt, perhaps before the call
+        except BaseException:  # an interrupt, perhaps before the call, to which other threads have left their futures
             self._is_observing = False
+            self._call_on_loop(self._observe_all)
             raise
 
     def _observe_all(self) -> None:

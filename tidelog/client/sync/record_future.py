@@ -1,9 +1,9 @@
 """The future of one record of the blocking producer: a `concurrent.futures.Future` that is cheap to make and to keep.
 
 The standard one makes a condition, a lock and two lists for each record, which costs more than the
-record itself. Here all futures of the process share one lock, and what few of them need (a thread
-that waits, callbacks) is made on first use. A record's future is a view of its batch's delivery, as that
-of the asynchronous producer: nothing settles it, unless it is observed.
+record itself. Here what few of them need (a lock, a thread that waits, callbacks) is made on first
+use. A record's future is a view of its batch's delivery, as that of the asynchronous producer:
+nothing settles it, unless it is observed.
 
 Invariants: `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` work as with the
 standard future. The state that they see changes under the lock only, together with their notice of it.
@@ -40,6 +40,25 @@ class _MadeOnFirstUse:
         return made
 
 
+class _LockMadeOnFirstUse:
+    """A lock of each instance, as the class attribute `_condition`. `name` is that of its place in the instance."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # Reentrant, as a signal handler may run inside any call. Threads that come at once get the same one.
+        return instance.__dict__.setdefault(self._name, threading.RLock())
+
+
+class _LockOfChild(_LockMadeOnFirstUse):
+    """Takes the place of the locks that are there at a fork: another thread of the parent may have held one."""
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        """There so that Python looks here first."""
+        raise AttributeError(self._name)
+
+
 class RecordFuture(Future[Any]):
     """The outcome of a record, or of all records of one call. It is underway from the beginning, so it cannot be
     cancelled.
@@ -58,18 +77,21 @@ class RecordFuture(Future[Any]):
     _waiters = _MadeOnFirstUse("_waiters")
     _done_callbacks = _MadeOnFirstUse("_done_callbacks")
 
-    _lock = threading.RLock()  # a signal handler may run inside any call
-    """One for all producers. `concurrent.futures` takes the locks of many futures one after the other, in the order of
-    the futures: of two locks two threads could each hold one, and wait for the other.
-    """
-    _condition: Any = _lock
-    """What `concurrent.futures` holds while it registers. It is the lock itself: a condition takes its lock in Python
-    code, and an interrupt there would leave it taken, and the loop waiting for it.
+    _condition: Any = _LockMadeOnFirstUse("_condition")
+    """What `concurrent.futures` holds while it registers. It takes those of many futures one after the other, in the
+    order of the futures: with a lock that futures share two threads could each hold one, and wait for the other. It is
+    the lock itself: a condition takes its lock in Python code, and an interrupt there would leave it taken, and the
+    loop waiting for it.
     """
     _on_wait: Callable[[], None]
     _observe_on_loop: Callable[[RecordFuture], None]
 
     __init__ = object.__init__
+
+    def call_when_done(self, callback: Callable[[Future[Any]], object]) -> None:
+        """As `add_done_callback`, in the thread that has made the future, before any other thing has it."""
+        self.__dict__["_done_callbacks"] = [callback]
+        self._is_observed = True
 
     # -- on the loop
 
@@ -96,7 +118,7 @@ class RecordFuture(Future[Any]):
 
     def handle_settled(self) -> None:
         """As an observer of the delivery. More than once has no effect."""
-        with self._lock:
+        with self._condition:
             if self._own_state == _FINISHED:
                 return
             self._own_state = _FINISHED
@@ -137,7 +159,7 @@ class RecordFuture(Future[Any]):
         """`concurrent.futures` looks at it under the lock, and takes the future as done, or as one that tells it later:
         never as both.
         """
-        with self._lock:
+        with self._condition:
             self._be_observed()
             return self._own_state
 
@@ -155,7 +177,7 @@ class RecordFuture(Future[Any]):
     # -- the outcome of a future without a delivery
 
     def set_result(self, result: Any) -> None:
-        with self._lock:
+        with self._condition:
             self._check_open()
             self._own_result = result
             self._own_state = _FINISHED
@@ -165,7 +187,7 @@ class RecordFuture(Future[Any]):
         self._tell_others()
 
     def set_exception(self, exception: BaseException | None) -> None:
-        with self._lock:
+        with self._condition:
             self._check_open()
             self._own_exception = exception
             self._own_state = _FINISHED
@@ -210,7 +232,7 @@ class RecordFuture(Future[Any]):
         if self.done():
             return
         type(self)._on_wait()
-        with self._lock:
+        with self._condition:
             if self._waiting_threads is None:
                 self._waiting_threads = WaitingThreads()
             threads = self._waiting_threads
@@ -248,10 +270,10 @@ def record_future_class(
     return type("RecordFuture", (RecordFuture,), shared)
 
 
-def _make_lock() -> None:
-    """In the child of a fork: another thread of the parent may have held the lock."""
-    RecordFuture._lock = RecordFuture._condition = threading.RLock()
+def _replace_locks() -> None:
+    """In the child of a fork."""
+    RecordFuture._condition = _LockOfChild(f"_lock_of_{os.getpid()}")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_make_lock)
+    os.register_at_fork(after_in_child=_replace_locks)
