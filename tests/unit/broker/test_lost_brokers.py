@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -12,7 +14,8 @@ from tests.unit.broker.metadata_services import context, running_services
 from tidelog.broker.apis.cluster import metadata
 from tidelog.broker.cluster import lost_brokers
 from tidelog.broker.cluster.lost_brokers import LostBrokers
-from tidelog.broker.network.request import Deferred
+from tidelog.broker.network.request import Deferred, completed
+from tidelog.broker.scheduling.fair_scheduler import QUEUE_S, FairScheduler
 from tidelog.protocol.messages.broker_heartbeat import BrokerHeartbeatRequest
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tidelog.replication.controller.decisions.state import NewTopic
@@ -39,7 +42,7 @@ async def test_an_answer_that_would_name_a_lost_leader_waits(services):
     assert all(isinstance(answer, Deferred) and answer.response is None for answer in held)
     assert isinstance(ask(services, "another"), MetadataResponse)
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
-    assert all(isinstance(answer.response, MetadataResponse) for answer in held)
+    await until(lambda: all(isinstance(answer.response, MetadataResponse) for answer in held))
     assert isinstance(ask(services, "t"), MetadataResponse)
 
 
@@ -55,8 +58,51 @@ async def test_a_leader_that_answers_again_is_named_again(services):
     services.lost_brokers.on_connection_lost(1)
     held = ask(services, "t")
     services.lost_brokers.on_connection_made(1)
-    assert held.response is not None
     assert not services.lost_brokers
+    await until(lambda: held.response is not None)
+
+
+@pytest.mark.parametrize("partitions", [1, metadata.AT_ONCE_MAX * 2])
+async def test_many_answers_that_wait_for_one_leader_are_not_made_in_one_turn(services, monkeypatch, partitions):
+    """300 for 10,000 partitions, when a broker had died, held all others up for 20 s."""
+    await services.controller.create_topics([NewTopic("many", partitions, 1)])
+    monkeypatch.setattr(services, "scheduler", FairScheduler(asyncio.get_running_loop().call_soon, time.perf_counter))
+    made_in, turn = Counter[int](), 0
+    known = metadata._View.known
+
+    def slow(self, topic):
+        made_in[turn] += 1
+        time.sleep(QUEUE_S)
+        return known(self, topic)
+
+    monkeypatch.setattr(metadata._View, "known", slow)
+    services.lost_brokers.on_connection_lost(1)
+    requests = [ask(services, "many") for _ in range(30)]
+    answers = [asyncio.ensure_future(one if asyncio.iscoroutine(one) else completed(one)) for one in requests]
+    await asyncio.sleep(0.01)
+    assert not made_in
+    services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
+    while not all(answer.done() for answer in answers):
+        turn += 1
+        await asyncio.sleep(0)
+    assert all(len(answer.result().topics[0].partitions) == partitions for answer in answers)
+    assert made_in.total() == 30
+    assert max(made_in.values()) <= 2
+
+
+async def test_the_leader_of_very_many_partitions_is_probed_too(services):
+    probed = []
+
+    async def probe(broker_id):
+        probed.append(broker_id)
+        return PortState.ACCEPTS
+
+    await services.controller.create_topics([NewTopic("many", metadata.AT_ONCE_MAX * 2, 1)])
+    services.lost_brokers._probe = probe
+    services.lost_brokers.on_connection_made(1)
+    answer = await ask(services, "many")
+    assert len(answer.topics[0].partitions) == metadata.AT_ONCE_MAX * 2
+    assert probed == [1]
 
 
 def listed(services):
@@ -155,7 +201,7 @@ async def test_a_leader_that_refuses_is_not_named_though_its_link_seems_to_stand
     assert port.tried == 1
     assert all(answer.response is None for answer in held)
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
-    assert all(isinstance(answer.response, MetadataResponse) for answer in held)
+    await until(lambda: all(isinstance(answer.response, MetadataResponse) for answer in held))
     assert isinstance(ask(services, "t"), MetadataResponse)
     assert port.tried == 1, "the link is gone: nothing is tried until it stands again"
 

@@ -55,7 +55,7 @@ class LostBrokers:
         self._probes: dict[int, asyncio.Task[None]] = {}
         self._next_probe_s: dict[int, float] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], object]] = []
         self._fenced_at_s: dict[int, float] = {}
         self._unfenced: set[int] = set()
         self._connected: set[int] = set()
@@ -124,7 +124,7 @@ class LostBrokers:
         ]
         return due_ids if len(due_ids) <= PROBED_AT_ONCE_MAX else []
 
-    def probe_all(self, broker_ids: Iterable[int], then: Callable[[], None]) -> None:
+    def probe_all(self, broker_ids: Iterable[int], then: Callable[[], object]) -> None:
         """Probe each broker, with one probe of a broker at a time. Call back when all
         brokers that are gone are lost.
         """
@@ -157,7 +157,7 @@ class LostBrokers:
         pause_ms = ANSWERED_MS if state is PortState.ACCEPTS else UNANSWERED_MS
         self._next_probe_s[broker_id] = asyncio.get_running_loop().time() + pause_ms / 1000
 
-    def when_resolved(self, answer: Callable[[], None]) -> None:
+    def when_resolved(self, answer: Callable[[], object]) -> None:
         """Call back when any lost broker is resolved; at once when too many callbacks wait."""
         if len(self._waiting) >= WAITING_MAX:
             answer()

@@ -6,8 +6,10 @@ As in Kafka, the answer for a new topic is UNKNOWN_TOPIC_OR_PARTITION, and clien
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from tidelog.broker.apis import authorized_operations
@@ -47,6 +49,8 @@ CLUSTER_OPERATIONS_TO = 10
 _Ids = tuple[int, ...]
 _Look = tuple[ErrorCode, int, list[int], list[int], list[int]]
 """Error, leader, replicas, in-sync replicas, offline replicas."""
+_Wait = Callable[[Callable[[], object]], None]
+"""Calls back when the wait is over."""
 
 
 def handle(
@@ -54,19 +58,26 @@ def handle(
 ) -> MetadataResponse | Deferred | Coroutine[Any, Any, MetadataResponse]:
     if context.api_version == 0 and not request.topics:
         request.topics = None  # version 0 has no null
-    if services.lost_brokers and services.lost_brokers.contains_any(_leaders(services.image(), request)):
-        return _when_settled(services, context, request)
+    wait = _wait_for_leaders(services, request)
     if _is_large(services.image(), request):
-        return _answer_in_pieces(services, context, request)
-    if request.topics:
-        unverified_leaders = services.lost_brokers.unverified(_leaders(services.image(), request))
-        if unverified_leaders:
-            return _after_trying(services, context, request, unverified_leaders)
-    return _answer(services, context, request)
+        return _answer_in_pieces(services, context, request, wait)
+    if wait is None:
+        return _answer(services, context, request)
+    answer = Deferred()
+    complete = partial(_complete, answer, services, context, request)
+    # Very many may wait for the same broker: they are answered as fast as requests that arrive.
+    wait(partial(services.scheduler.wait, complete, is_first=False, for_records=False, host=context.client_host))
+    return answer
 
 
-async def _answer_in_pieces(services: Services, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+async def _answer_in_pieces(
+    services: Services, context: RequestContext, request: MetadataRequest, wait: _Wait | None
+) -> MetadataResponse:
     """The response, computed with pauses in which other requests run."""
+    if wait is not None:
+        over = asyncio.Event()
+        wait(over.set)
+        await over.wait()
     steps = _answering(services, context, request)
     async with AnswerInPieces(services.scheduler, context.connection) as answer:
         await answer.add_elements(PIECE_ELEMENTS_MAX)  # it is large: before it holds anything it waits for its turn
@@ -105,28 +116,30 @@ def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
             yield from (partition.leader for partition in topic.partitions.values())
 
 
-def _when_settled(services: Services, context: RequestContext, request: MetadataRequest) -> Deferred:
-    answer = Deferred()
-    services.lost_brokers.when_resolved(partial(_complete, answer, services, context, request))
-    return answer
+def _wait_for_leaders(services: Services, request: MetadataRequest) -> _Wait | None:
+    """Waits until the outcome for the leaders that may be lost is known. None if the answer need not wait."""
+    lost_brokers, image = services.lost_brokers, services.image()
+    if lost_brokers and lost_brokers.contains_any(_leaders(image, request)):
+        return lost_brokers.when_resolved
+    if request.topics:
+        # So many partitions name all leaders that a client may ask for because it lost one.
+        leaders = lost_brokers.unverified(islice(_leaders(image, request), AT_ONCE_MAX))
+        if leaders:
+            return partial(_try, services, request, leaders)
+    return None
 
 
-def _after_trying(
-    services: Services, context: RequestContext, request: MetadataRequest, leaders: list[int]
-) -> Deferred:
-    """Answer after an attempt to connect to these leaders. If a leader refuses, answer after the outcome is known."""
-    answer = Deferred()
+def _try(services: Services, request: MetadataRequest, leaders: list[int], then: Callable[[], object]) -> None:
+    """Try to connect to these leaders. If one refuses, wait until the outcome is known."""
     lost_brokers = services.lost_brokers
 
     def tried() -> None:
-        complete = partial(_complete, answer, services, context, request)
         if lost_brokers.contains_any(_leaders(services.image(), request)):
-            lost_brokers.when_resolved(complete)
+            lost_brokers.when_resolved(then)
         else:
-            complete()
+            then()
 
     lost_brokers.probe_all(leaders, tried)
-    return answer
 
 
 def _complete(answer: Deferred, services: Services, context: RequestContext, request: MetadataRequest) -> None:
