@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import produce
 from tests.unit.storage.test_slow_lookups import untrue
 from tidelog.broker.apis.records import list_offsets
+from tidelog.broker.node_ports import IO_THREADS_MAX
 from tidelog.protocol.batches.record_batch import read_header
+from tidelog.protocol.batches.records import record_section
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.list_offsets import (
@@ -83,13 +87,13 @@ async def test_many_records_are_looked_at_beside_the_loop(
 ) -> None:
     """A small batch can stand for a hundred thousand of them, and be asked about again and again."""
     threads: list[threading.Thread] = []
-    look = SlowLookup.warm
+    decompress = SlowLookup.decompress
 
     def noted(slow: SlowLookup) -> None:
         threads.append(threading.current_thread())
-        look(slow)
+        decompress(slow)
 
-    monkeypatch.setattr(SlowLookup, "warm", noted)
+    monkeypatch.setattr(SlowLookup, "decompress", noted)
     await wire.create_topic("t")
     await wire.call(produce("t", make_batch(*[b"x"] * 5000, compression=4)), 9, ProduceResponse)
     asked = [ListOffsetsPartition(partition_index=0, timestamp=when) for when in (5, -3)]
@@ -99,6 +103,68 @@ async def test_many_records_are_looked_at_beside_the_loop(
         assert [(each.error_code, each.offset) for each in answer.topics[0].partitions] == [(0, 0)]
     assert len(threads) == 2
     assert threading.current_thread() not in threads
+
+
+async def test_searches_leave_the_threads_to_others(
+    start_node: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 requests of 50 B took all of them for minutes: no topic could be created, and no vote was synced."""
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t")
+    await wire.call(produce("t", make_batch(*[b"x"] * 5000, compression=4)), 9, ProduceResponse)
+    running, at_most = 0, 0
+    goes_on = threading.Event()
+    section = record_section
+
+    def waiting(*arguments: Any) -> bytes:
+        nonlocal running, at_most
+        running += 1
+        at_most = max(at_most, running)
+        assert goes_on.wait(PATIENCE_S)
+        running -= 1
+        return section(*arguments)
+
+    monkeypatch.setattr(lookup, "record_section", waiting)
+    others = [await node.connect() for _ in range(2 * IO_THREADS_MAX)]
+    try:
+        for when, other in enumerate(others):
+            partition = ListOffsetsPartition(partition_index=0, timestamp=when)
+            request = ListOffsetsRequest(topics=[ListOffsetsTopic(name="t", partitions=[partition])])
+            for _ in range(2):
+                other.send(request, 7)
+        await until(lambda: running > 0)
+        await asyncio.wait_for(wire.create_topic("another"), PATIENCE_S / 2)
+    finally:
+        goes_on.set()
+    for other in others * 2:
+        answer = await other.receive(ListOffsetsResponse, 7)
+        assert [(each.error_code, each.offset) for each in answer.topics[0].partitions] == [(0, 0)]
+    assert at_most == 1
+
+
+async def test_searches_of_many_partitions_let_others_run(
+    wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may look at 2,000 records: 500 of them in one turn took more than a second."""
+    await wire.create_topic("t", 5)
+    await wire.call(produce("t", *[make_batch(b"x")] * 5), 9, ProduceResponse)
+    find, found_in, turn = list_offsets._find, Counter[int](), 0
+
+    def slow(*arguments: Any) -> Any:
+        found_in[turn] += 1
+        time.sleep(list_offsets.PIECE_S)
+        return find(*arguments)
+
+    monkeypatch.setattr(list_offsets, "_find", slow)
+    partitions = [ListOffsetsPartition(partition_index=index, timestamp=0) for index in range(5)]
+    request = ListOffsetsRequest(topics=[ListOffsetsTopic(name="t", partitions=partitions)])
+    answering = asyncio.ensure_future(wire.call(request, 7, ListOffsetsResponse))
+    while not answering.done():
+        turn += 1
+        await asyncio.sleep(0)
+    assert [each.offset for each in answering.result().topics[0].partitions] == [0] * 5
+    assert max(found_in.values()) <= 2
 
 
 @pytest.mark.slow

@@ -253,7 +253,8 @@ def test_metadata_that_waited_and_fails_ends_the_wait(monkeypatch: pytest.Monkey
 
 def test_a_listing_that_fails_after_records_were_brought_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     completed: list[Any] = []
-    listing = list_offsets._Listing(cast(Any, None), 8, ListOffsetsRequest())
+    context = RequestContext(2, 8, 1, None, "127.0.0.1", "PLAINTEXT")
+    listing = list_offsets._Listing(cast(Any, None), context, ListOffsetsRequest())
     listing.deferred = Deferred()
     listing.deferred.on_complete(completed.append)
     monkeypatch.setattr(listing, "_answer", fail)

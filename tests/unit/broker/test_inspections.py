@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tidelog.broker.scheduling import inspections
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.inspections import Inspection
 from tidelog.protocol.batches.records import encode_batch
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.segments.append_rules import INSPECTED_BYTES_MAX
@@ -42,6 +43,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[NeedsInspection]:
     begin = inspections.Inspections.begin
 
     def noted(self: Any, inspection: Inspection) -> None:
+        assert isinstance(inspection.batch, NeedsInspection)
         found.append(inspection.batch)
         begin(self, inspection)
 
@@ -191,7 +193,6 @@ class FakeUnseen:
     """One that notes when it is looked at, and may fail."""
 
     def __init__(self, seen: list[int], number: int) -> None:
-        self.batches = memoryview(b"x")
         self._seen = seen
         self._number = number
 
@@ -216,10 +217,39 @@ async def test_one_that_cannot_be_taken_on_does_not_keep_the_others_waiting(capl
 
     for number in range(3):
         callback = fail if number == 1 else partial(note, looked, number)
-        all_of_them.begin(Inspection(FakeUnseen(seen, number), callback, 1))  # type: ignore[arg-type]
+        all_of_them.begin(Inspection(FakeUnseen(seen, number), callback, 1))
     await until(lambda: len(looked) == 2)
     assert (seen, looked) == ([0, 1, 2], [0, 2])
     assert "as planned" in caplog.text
+    await all_of_them.close()
+
+
+async def test_hosts_take_turns() -> None:
+    """A large batch of one host waited for 86 s behind those of 200 connections of another one."""
+    loop = asyncio.get_running_loop()
+    all_of_them = inspections.Inspections(loop, None, FairScheduler(loop.call_soon))
+    seen: list[int] = []
+    for number, host in enumerate("aaaabbca"):
+        one = Inspection(FakeUnseen(seen, number), lambda _: None, 1, host)
+        all_of_them.begin(one)
+    assert len(all_of_them) == 8
+    await until(lambda: len(seen) == 8)
+    assert seen == [0, 4, 6, 1, 5, 2, 3, 7]
+    await until(lambda: not all_of_them._waiting)  # no host is kept
+    await all_of_them.close()
+
+
+async def test_a_search_whose_client_is_gone_is_not_begun() -> None:
+    loop = asyncio.get_running_loop()
+    all_of_them = inspections.Inspections(loop, None, FairScheduler(loop.call_soon))
+    seen: list[int] = []
+    refusals: list[KafkaError | None] = []
+    for number, is_gone in enumerate((True, False)):
+        client = SimpleNamespace(is_gone=is_gone)
+        all_of_them.begin(Inspection(FakeUnseen(seen, number), refusals.append, 0, client=client))
+    await until(lambda: len(refusals) == 2)
+    assert seen == [1]
+    assert [refused and refused.code for refused in refusals] == [ErrorCode.NETWORK_EXCEPTION, None]
     await all_of_them.close()
 
 
@@ -230,7 +260,7 @@ async def test_what_clients_left_behind_is_dropped_when_it_becomes_too_much(monk
     seen: list[int] = []
     looked: list[int] = []
     for number in range(10):
-        one = Inspection(FakeUnseen(seen, number), partial(note, looked, number), 10)  # type: ignore[arg-type]
+        one = Inspection(FakeUnseen(seen, number), partial(note, looked, number), 10)
         all_of_them.begin(one)
         if number < 9:
             all_of_them.abandon(one)
@@ -250,13 +280,13 @@ async def test_a_connection_that_waits_for_an_inspection_keeps_its_buffer(
     server = running.node._broker_server
     assert server is not None
     goes_on = asyncio.Event()
-    outcome = inspections.Inspections._outcome
+    refusal = inspections.Inspections._refusal
 
-    async def wait(self: Any, batch: NeedsInspection) -> Any:
+    async def wait(self: Any, inspection: Inspection) -> Any:
         await goes_on.wait()
-        return await outcome(self, batch)
+        return await refusal(self, inspection)
 
-    monkeypatch.setattr(inspections.Inspections, "_outcome", wait)
+    monkeypatch.setattr(inspections.Inspections, "_refusal", wait)
     wire.send(produce("t", keyed(LONG, bytes(100), compression=0)), 9)
     await until(lambda: any(each._exclusive for each in server.connections))
     before = server.receive_bytes

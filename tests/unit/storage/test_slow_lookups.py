@@ -15,6 +15,7 @@ from tests.patience import join
 from tests.unit.storage.batches import NOW, Logs, batch
 from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header, write_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.segments import lookup
 from tidelog.storage.segments.inspection import AT_ONCE_COMPRESSED_MAX, INSPECTED_RECORDS_MAX
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.lookup import RECORDS_AT_ONCE_MAX, UNTRUE_HEADERS_MAX, SlowLookup, TimestampOffset
@@ -108,6 +109,13 @@ def test_headers_that_are_untrue_do_not_make_it_go_on_for_ever(logs: Logs) -> No
     assert refused.value.code is ErrorCode.INVALID_RECORD
 
 
+def test_no_search_looks_at_more_than_few_records_at_once(logs: Logs) -> None:
+    """A hundred batches whose headers are untrue, of 2,000 records each, held the loop for a quarter of a second."""
+    for _ in range(5):
+        logs.log.append_as_leader(untrue(batch(RECORDS_AT_ONCE_MAX // 2, timestamp=NOW), NOW + 10_000), 0, NOW)
+    assert asked(lambda: logs.log.offset_for_timestamp(NOW + 9_000, wait=False)) == (None, 3)
+
+
 def test_a_failure_is_told_once_and_tried_again(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
     log = logs.log
     log.append_as_leader(batch(RECORDS_AT_ONCE_MAX + 1), 0, NOW)
@@ -117,8 +125,9 @@ def test_a_failure_is_told_once_and_tried_again(logs: Logs, monkeypatch: pytest.
 
     with pytest.raises(SlowLookup) as slow:
         ask()
-    monkeypatch.setattr(slow.value, "_look", lambda data: 1 // 0)
-    slow.value.warm()
+    with monkeypatch.context() as failing:
+        failing.setattr(lookup, "_looking", lambda *_: 1 // 0)
+        slow.value.warm()
     with pytest.raises(ZeroDivisionError):
         ask()
     assert asked(ask) == ((NOW + 7, 7, 0), 1)

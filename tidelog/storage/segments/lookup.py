@@ -8,7 +8,7 @@ caller checks its bound. Follows Kafka's UnifiedLog.fetchOffsetByTimestamp and L
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
@@ -18,7 +18,7 @@ from tidelog.protocol.batches.records import record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, damage_at
-from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX, is_decompressed_at_once
+from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX, STEP_RECORDS, is_decompressed_at_once
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.reader import ColdRead, batch_at, checked_headers, ends_damaged, headers, position_of
@@ -29,7 +29,8 @@ from tidelog.storage.segments.transaction_index import AbortedTransaction
 
 logger = logging.getLogger("tidelog.storage")
 
-# The records and bytes of one batch that are read on the loop's thread. Larger batches are read on another thread.
+# The records that one search looks at on the loop's thread, and the bytes of a batch of them. What is larger is
+# decompressed on another thread and looked at in steps.
 RECORDS_AT_ONCE_MAX: Final = 2000
 BYTES_AT_ONCE_MAX: Final = 1024 * 1024
 # A search ends with an error after this many batches without the timestamp that their headers announce.
@@ -116,11 +117,11 @@ def first_at_or_after(
     first offsets of damage without a copy: it counts as older where a record behind it is.
     Raises KafkaError for records that cannot be read.
     """
-    untrue: list[int] = []
+    so_far = _SoFar()
     for segment in _confirm_all(segments, wait):
         result = None
         if segment.size_bytes and max_timestamp_of(segment) >= timestamp:
-            result = _first_in_segment(segments, segment, timestamp, log_start_offset, wait, untrue)
+            result = _first_in_segment(segments, segment, timestamp, log_start_offset, wait, so_far)
         for damage in segment.damage:  # the damaged range may hold an earlier record
             is_before = result is None or damage.first_offset < result.offset
             is_older = damage.first_offset in accepted_losses and segment.is_older(damage, timestamp)
@@ -132,7 +133,7 @@ def first_at_or_after(
 
 
 def _first_in_segment(
-    segments: Segments, segment: Segment, timestamp: int, log_start_offset: int, wait: bool, untrue: list[int]
+    segments: Segments, segment: Segment, timestamp: int, log_start_offset: int, wait: bool, so_far: _SoFar
 ) -> TimestampOffset | None:
     row = segment.time_index.floor(timestamp - 1)  # all records up to this row's offset are older
     if row is not None and row[1] >= segment.next_offset:
@@ -148,12 +149,13 @@ def _first_in_segment(
             offset = max(header.base_offset, log_start_offset)
             return TimestampOffset(header.max_timestamp, offset, header.partition_leader_epoch)
         search = _Search(timestamp, INT64_MAX, log_start_offset)
-        result = _first_in_batch(segments, segment, position, header, search, wait)
+        result = _first_in_batch(segments, segment, position, header, search, wait, so_far)
         if result is not None:
             return result
-        untrue.append(header.base_offset)
-        if len(untrue) > UNTRUE_HEADERS_MAX:
-            raise KafkaError(ErrorCode.INVALID_RECORD, f"headers from {untrue[0]} on give times that no record has")
+        so_far.untrue.append(header.base_offset)
+        if len(so_far.untrue) > UNTRUE_HEADERS_MAX:
+            first = so_far.untrue[0]
+            raise KafkaError(ErrorCode.INVALID_RECORD, f"headers from {first} on give times that no record has")
     return None
 
 
@@ -203,27 +205,62 @@ _Outcome = TimestampOffset | Exception | None
 _NOT_SEARCHED: Final = LookupError("not searched yet")
 
 
+class _SoFar:
+    """What one search has looked at: the first offsets of batches whose headers are untrue, and the records that it
+    read at once.
+    """
+
+    __slots__ = ("records", "untrue")
+
+    def __init__(self) -> None:
+        self.untrue: list[int] = []
+        self.records = 0
+
+
 class SlowLookup(ColdRead):
-    """A search in a large batch. `warm` searches on a thread and stores the result for the caller's next try."""
+    """A search in a large batch. It stores the result for the caller's next try. The caller runs `warm` on a thread, or
+    `decompress` on a thread and then all steps of `inspect`: they hold up no other thread of Python for long.
+    """
 
     def __init__(
-        self, segment: Segment, position: int, header: BatchHeader, look: Callable[[bytes], TimestampOffset | None],
-        tell: Callable[[_Outcome], None],
-    ) -> None:  # fmt: skip
+        self, segment: Segment, position: int, header: BatchHeader, search: _Search, tell: Callable[[_Outcome], None]
+    ) -> None:
         super().__init__(segment, position, header.size_bytes)
-        self._look, self._tell = look, tell
+        self._header, self._search, self._tell = header, search, tell
+        self._section: bytes | None = None
 
     def warm(self) -> None:
+        self.decompress()
+        for _ in self.inspect():
+            pass
+
+    def decompress(self) -> None:
+        """On any thread."""
         try:
-            outcome: _Outcome = self._look(self._file.read_at(self._size_bytes, self._position))
+            batch = self._file.read_at(self._size_bytes, self._position)
+            self._section = _section(batch, self._header, DEFAULT_MAX_BYTES)
         except Exception as error:
-            outcome = error
+            self._tell(error.with_traceback(None))
+
+    def inspect(self) -> Iterator[None]:
+        """Search. Each step takes about a millisecond."""
+        if self._section is None:
+            return  # the failure is told
+        try:
+            outcome: _Outcome = yield from _looking(self._section, self._header, self._search)
+        except Exception as error:
+            outcome = error.with_traceback(None)
+        self._section = None
         self._tell(outcome)
+
+    def rebuild(self) -> None:
+        """Nothing: the batch stays as it is."""
 
 
 def _first_in_batch(
-    segments: Segments, segment: Segment, position: int, header: BatchHeader, search: _Search, wait: bool
-) -> TimestampOffset | None:
+    segments: Segments, segment: Segment, position: int, header: BatchHeader, search: _Search, wait: bool,
+    so_far: _SoFar,
+) -> TimestampOffset | None:  # fmt: skip
     # The CRC does not cover base offset and epoch. After a truncation the same batch may be there in another epoch.
     key = (segment.path, position, header.crc, header.base_offset, header.partition_leader_epoch, *search)
     outcome: _Outcome = segments.found_by_time.get(key, _NOT_SEARCHED)
@@ -232,7 +269,9 @@ def _first_in_batch(
             segments.found_by_time.pop(key, None)
             raise outcome
         return outcome
-    if wait or (header.record_count <= RECORDS_AT_ONCE_MAX and is_decompressed_at_once(header)):
+    has_few = so_far.records + header.record_count <= RECORDS_AT_ONCE_MAX
+    if wait or (has_few and is_decompressed_at_once(header)):
+        so_far.records += header.record_count
         batch = batch_at(segment, position, header, wait=wait)
         try:
             return _look(batch, header, search, DEFAULT_MAX_BYTES if wait else BYTES_AT_ONCE_MAX)
@@ -245,17 +284,34 @@ def _first_in_batch(
         for oldest in list(segments.found_by_time)[:-_FOUND_MAX]:  # iterates over a copy: other threads add entries
             segments.found_by_time.pop(oldest, None)
 
-    raise SlowLookup(segment, position, header, lambda data: _look(data, header, search, DEFAULT_MAX_BYTES), tell)
+    raise SlowLookup(segment, position, header, search, tell)
 
 
 def _look(batch: bytes, header: BatchHeader, search: _Search, bytes_max: int) -> TimestampOffset | None:
-    """Search a batch one record at a time, because the decoded batch may be too large for memory."""
+    """Search a batch at once."""
+    steps = _looking(_section(batch, header, bytes_max), header, search)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            found: TimestampOffset | None = done.value
+            return found
+
+
+def _section(batch: bytes, header: BatchHeader, bytes_max: int) -> bytes:
+    """The decompressed records. Raises KafkaError."""
     if header.record_count > INSPECTED_RECORDS_MAX:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE, f"{header.record_count} records in a batch, above {INSPECTED_RECORDS_MAX}"
         )
-    section = record_section(batch, 0, header, bytes_max)
-    for offset_delta, time_delta, _ in scan_records(section, header.record_count):
+    return record_section(batch, 0, header, bytes_max)
+
+
+def _looking(section: bytes, header: BatchHeader, search: _Search) -> Generator[None, None, TimestampOffset | None]:
+    """Search one record at a time, because the decoded batch may be too large for memory."""
+    for index, (offset_delta, time_delta, _) in enumerate(scan_records(section, header.record_count)):
+        if index % STEP_RECORDS == STEP_RECORDS - 1:
+            yield
         offset, timestamp = header.base_offset + offset_delta, header.base_timestamp + time_delta
         if search.oldest <= timestamp <= search.newest and offset >= search.from_offset:
             return TimestampOffset(timestamp, offset, header.partition_leader_epoch)
@@ -283,7 +339,7 @@ def largest(
             if header.timestamp_type == LOG_APPEND_TIME:  # all records of the batch have this timestamp
                 return TimestampOffset(header.max_timestamp, header.base_offset, header.partition_leader_epoch)
             search = _Search(header.max_timestamp, header.max_timestamp, 0)
-            return _first_in_batch(segments, best, position, header, search, wait)
+            return _first_in_batch(segments, best, position, header, search, wait, _SoFar())
     return None
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Deferred, RequestContext
+from tidelog.broker.scheduling.inspections import Inspection
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.list_offsets import (
@@ -47,14 +48,17 @@ _OFFSET_NOT_AVAILABLE_FROM = 5  # KIP-207
 # for ever.
 _SLOW_LOOKUPS_MAX = 2 * UNTRUE_HEADERS_MAX
 
+# The partitions that are looked up in one turn of the loop: no more after this time, and PIECE_ELEMENTS_MAX at most.
+PIECE_S = 0.001
+
 _FoundOffset = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NOTHING: _FoundOffset = (-1, -1, -1)
 
 
 def handle(services: Services, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse | Deferred:
-    listing = _Listing(services, context.api_version, request)
+    listing = _Listing(services, context, request)
     if not listing.goes_on():
-        listing.deferred = Deferred(exclusive=listing.is_large)
+        listing.deferred = Deferred(exclusive=True)  # a connection may ask for very many: one waits at a time
         return listing.deferred
     return listing.response()
 
@@ -62,26 +66,31 @@ def handle(services: Services, context: RequestContext, request: ListOffsetsRequ
 class _Listing:
     """One request. It handles partition after partition, and waits for a thread if records are not in memory."""
 
-    def __init__(self, services: Services, version: int, request: ListOffsetsRequest) -> None:
-        self._services, self._version, self._request = services, version, request
+    def __init__(self, services: Services, context: RequestContext, request: ListOffsetsRequest) -> None:
+        self._services, self._request = services, request
+        self._version, self._host, self._client = context.api_version, context.client_host, context.connection
         requested = [(topic.name, partition) for topic in request.topics for partition in topic.partitions]
         times = Counter((name, partition.partition_index) for name, partition in requested)
         self._duplicates = {key for key, count in times.items() if count > 1}
         self._remaining = iter(requested)
         self._left_count = len(requested)
-        self.is_large = len(requested) > PIECE_ELEMENTS_MAX
         self._topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {name: {} for name, _ in requested}
         self.deferred: Deferred | None = None
         self._slow_lookups: Counter[tuple[str, int]] = Counter()
 
     def goes_on(self) -> bool:
         """Handle the next partitions. Returns whether all are done; otherwise the request continues later by itself."""
+        stopwatch = self._services.requests.stopwatch
+        ends_s = stopwatch() + PIECE_S
         for name, partition in islice(self._remaining, PIECE_ELEMENTS_MAX):
             self._left_count -= 1
             if not self._answer(name, partition):
                 return False
+            if stopwatch() > ends_s:
+                break
         if self._left_count:
-            self._services.scheduler.wait(partial(self._complete_if, self.goes_on), is_first=False, for_records=False)
+            goes_on = partial(self._complete_if, self.goes_on)
+            self._services.scheduler.wait(goes_on, is_first=False, for_records=False, host=self._host)
         return not self._left_count
 
     def _answer(self, name: str, partition: ListOffsetsPartition) -> bool:
@@ -101,11 +110,28 @@ class _Listing:
             if self._slow_lookups[name, index] > _SLOW_LOOKUPS_MAX:
                 return self._failed(name, index, ErrorCode.INVALID_RECORD)
             again = partial(self._answer, name, partition)
-            self._services.partitions.run_cold(cold, lambda: self._complete_if(lambda: again() and self.goes_on()))
+            self._load(cold, lambda: self._complete_if(lambda: again() and self.goes_on()))
             return False
         except KafkaError as error:
             return self._failed(name, index, error.code)
         return True
+
+    def _load(self, cold: ColdRead, done: Callable[[], None]) -> None:
+        if not isinstance(cold, SlowLookup):
+            self._services.partitions.run_cold(cold, done)
+            return
+        # Not on the threads that wait for devices: hundreds of searches would take all of them for minutes.
+        cold.pin()
+
+        def searched(refusal: KafkaError | None) -> None:
+            cold.unpin()
+            if refusal is None:
+                done()
+            else:
+                assert self.deferred is not None
+                self.deferred.complete(refusal)
+
+        self._services.inspections.begin(Inspection(cold, searched, 0, self._host, self._client))
 
     def _failed(self, name: str, index: int, code: ErrorCode) -> bool:
         self._topics[name][index] = ListOffsetsPartitionResponse(partition_index=index, error_code=code)

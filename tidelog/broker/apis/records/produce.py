@@ -542,7 +542,8 @@ class _InPieces(Deferred):
         self._wait()
 
     def _wait(self) -> None:
-        self._to.services.scheduler.wait(self._next, is_first=False, for_records=True)
+        host = self._progress.connection.host
+        self._to.services.scheduler.wait(self._next, is_first=False, for_records=True, host=host)
 
     def _abandoned(self) -> None:
         self._is_abandoned = True
@@ -595,7 +596,8 @@ class _AwaitingInspection(Deferred):
 
     def _begin(self) -> None:
         held_bytes = sum(len(needed.batches) for _, _, needed, _, _ in self._remaining)
-        self._inspection = Inspection(self._remaining[-1][2], self._on_inspected, held_bytes)
+        host = self._progress.connection.host
+        self._inspection = Inspection(self._remaining[-1][2], self._on_inspected, held_bytes, host)
         inspections = self._to.services.inspections
         inspections.begin(self._inspection)
         if self._is_abandoned:
@@ -605,21 +607,21 @@ class _AwaitingInspection(Deferred):
         self._is_abandoned = True
         self._to.services.inspections.abandon(self._inspection)
 
-    def _on_inspected(self, outcome: memoryview | KafkaError) -> None:
+    def _on_inspected(self, refused_with: KafkaError | None) -> None:
         topic, index, needed, results, position = self._remaining.pop()
         to, progress = self._to, self._progress
         acks = progress.acks
         partitions = to.services.partitions
         try:
             partition = partitions.leader(topic, index)
-            if isinstance(outcome, KafkaError):
-                partition.watch.traffic.refused(outcome.code, len(needed.batches))
-                # Raise a copy: `outcome` would refer to this frame, and the frame to it and the batch, until a
+            if refused_with is not None:
+                partition.watch.traffic.refused(refused_with.code, len(needed.batches))
+                # Raise a copy: the error would refer to this frame, and the frame to it and the batch, until a
                 # garbage collection.
-                raise KafkaError(outcome.code, outcome.message, outcome.record_errors)
-            needed.rules.inspected_batch = outcome
+                raise KafkaError(refused_with.code, refused_with.message, refused_with.record_errors)
+            needed.rules.inspected_batch = needed.batches
             given = progress.transaction.of(topic, index) if progress.transaction is not None else None
-            info = partitions.append(partition, outcome, to.services.clock_ms(), acks, True, given)
+            info = partitions.append(partition, needed.batches, to.services.clock_ms(), acks, True, given)
         except NeedsInspection as again:  # the rules have changed meanwhile
             self._remaining.append((topic, index, again.with_traceback(None), results, position))
         except Exception as error:
