@@ -282,12 +282,29 @@ def test_a_host_with_one_large_request_waits_for_one_of_each_other_host() -> Non
     assert scheduler.has_room
 
 
+def test_large_requests_that_have_room_take_the_turns_of_their_hosts() -> None:
+    """Those of all hosts shared one turn: beside a hundred hosts with small requests, each waited for a hundred."""
+    due: list[Callable[[], None]] = []
+    scheduler = FairScheduler(due.append)
+    served: list[str] = []
+    for _ in range(2):
+        scheduler.begin_request(REQUEST_BYTES_MAX // 2)
+    for host in ("one", "two"):
+        scheduler.wait_for_room(partial(served.append, host), host)
+    for host in "abc" * 2:
+        scheduler.wait(partial(served.append, host), is_first=True, for_records=False, host=host)
+    for _ in range(2):
+        scheduler.end_request(REQUEST_BYTES_MAX // 2)
+    due.pop()()
+    assert served == ["a", "b", "c", "one", "two", "a", "b", "c"]
+
+
 def test_where_no_time_passes_everybody_in_line_is_served_in_each_turn() -> None:
     due: list[Callable[[], None]] = []
     scheduler = FairScheduler(due.append)
     served: list[int] = []
     for number in range(500):
-        scheduler.wait(partial(served.append, number), is_first=number % 5 == 0, for_records=bool(number % 2))
+        scheduler.wait(partial(served.append, number), is_first=number % 5 == 0, for_records=bool(number % 2), host="")
     assert len(scheduler) == 500
     assert len(due) == 1
     due.pop()()
@@ -331,9 +348,9 @@ def test_who_fails_does_not_hold_up_the_line(caplog: pytest.LogCaptureFixture) -
     def fails() -> None:
         raise ValueError("a bug of ours")
 
-    scheduler.wait(fails, is_first=True, for_records=True)
-    scheduler.wait(lambda: served.append("behind it"), is_first=True, for_records=True)
-    scheduler.wait(lambda: served.append("beside it"), is_first=False, for_records=False)
+    scheduler.wait(fails, is_first=True, for_records=True, host="")
+    scheduler.wait(lambda: served.append("behind it"), is_first=True, for_records=True, host="")
+    scheduler.wait(lambda: served.append("beside it"), is_first=False, for_records=False, host="")
     due.pop(0)()
     assert served == ["behind it", "beside it"]
     assert "a bug of ours" in caplog.text

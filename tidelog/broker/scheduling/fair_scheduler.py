@@ -61,7 +61,7 @@ class FairScheduler:
         self._paused_for_records: deque[asyncio.Future[None]] = deque()
         self._paused: HostQueue[asyncio.Future[None]] = HostQueue()  # all other coroutines
         self._request_bytes = 0
-        self._waiting_for_room: HostQueue[Wake] = HostQueue()
+        self._waiting_for_room: HostQueue[tuple[Wake, str]] = HostQueue()
         self._is_admitting = False  # the first of `_waiting_for_room` is being served
         self._large_answers = 0
         self._large_waiting: HostQueue[asyncio.Future[None]] = HostQueue()
@@ -80,9 +80,9 @@ class FairScheduler:
         *,
         is_first: bool,
         for_records: bool,
+        host: str,
         of_node: bool = False,
         is_known: bool = False,
-        host: str = "",
     ) -> None:
         """Enqueue a connection of this host. `wake` serves a part of its requests; with `is_first` it serves one."""
         kind = 0 if of_node else 1 if for_records else 2
@@ -121,7 +121,7 @@ class FairScheduler:
 
     def wait_for_room(self, wake: Wake, host: str) -> None:
         """Wait behind the requests of the same host, and between two of them for one of each other host."""
-        self._waiting_for_room.append(wake, host)
+        self._waiting_for_room.append((wake, host), host)
 
     def begin_request(self, size_bytes: int) -> None:
         """Count a large request. `end_request` must follow."""
@@ -133,7 +133,8 @@ class FairScheduler:
 
     def _admit(self) -> None:
         if self._waiting_for_room and self._request_bytes < REQUEST_BYTES_MAX:
-            self.wait(partial(self._serve_large, self._waiting_for_room.popleft()), is_first=True, for_records=False)
+            wake, host = self._waiting_for_room.popleft()
+            self.wait(partial(self._serve_large, wake), is_first=True, for_records=False, host=host)
 
     def _serve_large(self, wake: Wake) -> None:
         self._is_admitting = True

@@ -92,7 +92,7 @@ def serve(
     except KafkaError as error:
         counters.failed(error.code)
         return encode_fetch_response(correlation_id, version, error.code, 0, []), counters
-    fetch = _Fetch(services, request, session, answer_all, version, correlation_id, connection.listener_name)
+    fetch = _Fetch(services, request, session, answer_all, version, correlation_id, connection)
     answer = fetch.start()
     if isinstance(answer, Deferred):
         services.scheduler.add_work(stopwatch() - began)
@@ -152,17 +152,17 @@ class _Fetch:
     """One fetch request from its arrival to its answer."""
 
     __slots__ = (
-        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_has_more", "_is_repair", "_isolation",
-        "_listener_name", "_moved", "_parked", "_rack", "_request", "_retry_due", "_services", "_session",
+        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_has_more", "_host", "_is_repair",
+        "_isolation", "_listener_name", "_moved", "_parked", "_rack", "_request", "_retry_due", "_services", "_session",
         "_unfinished", "_version", "_warming",
     )  # fmt: skip
 
     def __init__(
         self, services: Services, request: FetchRequest, session: FetchSession, answer_all: bool, version: int,
-        correlation_id: int, listener_name: str,
+        correlation_id: int, connection: Peer,
     ) -> None:  # fmt: skip
         self._services = services
-        self._listener_name = listener_name
+        self._listener_name, self._host = connection.listener_name, connection.host
         self._rack = request.rack_id if services.partitions.follower_fetches.tells_high_watermark else ""
         self._request = request
         self._session = session
@@ -307,7 +307,7 @@ class _Fetch:
             self._retry()
 
         self._warming = True
-        self._services.scheduler.wait(resume, is_first=False, for_records=True)
+        self._services.scheduler.wait(resume, is_first=False, for_records=True, host=self._host)
 
     def _next_piece(self, attempt: _Attempt) -> list[Buffer] | None:
         """Read the next piece of a large attempt. A partition that changes after its piece becomes dirty again."""
