@@ -21,12 +21,12 @@ class EmptiedReplicas(ReplicaHistory):
         self.shrink()
         for _ in range(self.rng.choice((1, 2))):
             self.produce()
-            self.cluster.loop.run_for(self.rng.choice((30, LAG_MS)))
+            self.run_for_long(self.rng.choice((30, LAG_MS)))
             self.note_answers()
         self.delete()
         if late not in self.nodes:
             self.start_node(late)
-        self.cluster.loop.run_for(self.rng.choice((30, LAG_MS)))
+        self.run_for_long(self.rng.choice((30, LAG_MS)))
         self.end_all([each for each in sorted(self.nodes) if each != away])
         if away not in self.nodes:
             self.start_node(away)

@@ -184,7 +184,7 @@ class ReplicaHistory:
             if self.leader is None and not self.elect_from_isr():
                 self.elect_uncleanly()
             self.tell_all()
-            self.cluster.loop.run_for(2 * LAG_MS)
+            self.run_for_long(2 * LAG_MS)
             self.agree()
             self.note_answers()
             if len(self.cluster.placed.isr) == len(self.cluster.placed.replicas) and self.is_at_rest():
@@ -373,7 +373,9 @@ class ReplicaHistory:
             proposals.clear()
             partition.on_proposal_rejected(proposal)
             return
-        self.name_elr(tuple(member for member, _ in proposal.isr))
+        isr = tuple(member for member, _ in proposal.isr)
+        self.name_elr(isr)
+        self.end_reassignment(isr)
         self.cluster.agree(node.id)
         self.steps.append(f"the ISR is {self.cluster.placed.isr}")
         if proposal.adds is not None:
@@ -381,11 +383,14 @@ class ReplicaHistory:
             self.note_answers()
             self.require_promised(proposal.adds, "joins")
 
+    def end_reassignment(self, isr: tuple[int, ...]) -> None:
+        """If these are in sync now, the controller ends one in the same decision."""
+
     def is_epoch(self, node_id: int, broker_epoch: int) -> bool:
         return broker_epoch in (-1, self.cluster.broker_epochs[node_id])
 
     def shrink(self) -> None:
-        self.cluster.loop.run_for(LAG_MS * 1.5)
+        self.run_for_long(LAG_MS * 1.5)
         if self.leader is not None:
             self.leader.partition.check_isr()
             self.agree()
@@ -393,7 +398,7 @@ class ReplicaHistory:
     # ------------------------------------------------------------------------------------------------------- the nodes
 
     def run_on(self) -> None:
-        self.cluster.loop.run_for(self.rng.choice((1, 30, 600, 600)))
+        self.run_for_long(self.rng.choice((1, 30, 600, 600)))
 
     def checkpoint(self) -> None:
         if self.nodes:

@@ -7,6 +7,7 @@ replica from reports, and ends a reassignment when the added replica is in the I
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tests.simulation.replica_history import LAG_MS, ROUNDS_MAX
 from tests.simulation.replica_transactions import TransactionsOfReplicas
@@ -37,7 +38,7 @@ class PlacesOfReplicas(TransactionsOfReplicas):
         for _ in range(ROUNDS_MAX):
             self.accept_reports(all_of_them=True)
             self.answer_reports(all_of_them=True)
-            self.cluster.loop.run_for(2 * LAG_MS)
+            self.run_for_long(2 * LAG_MS)
             moving = [node.id for node in self.hosting.values() if node.moves is not None and node.moves._moves]
             if not moving and not self.accepted and self.is_at_rest():
                 break
@@ -124,6 +125,11 @@ class PlacesOfReplicas(TransactionsOfReplicas):
             )  # fmt: skip
             self.tell_some()
             self.uses["added"] += 1
+
+    def end_reassignment(self, isr: tuple[int, ...]) -> None:
+        placed = self.cluster.placed
+        if set(placed.adding_replicas) <= set(isr):
+            self.cluster.placed = replace(placed, adding_replicas=())
 
     def remove_replica(self) -> None:
         """One that others in the ISR can do without."""

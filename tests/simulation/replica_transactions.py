@@ -166,7 +166,7 @@ class TransactionsOfReplicas(ReplicaHistory):
             self.forget(producer)
             producer.epoch += 2
             self.append_marker(leader, producer, is_abort=True)
-        self.cluster.loop.run_for(2 * LAG_MS)
+        self.run_for_long(2 * LAG_MS)
         self.note_answers()
         for node_id, node in self.hosting.items():
             self.require_promised(node_id, "after the last transactions")
