@@ -12,6 +12,7 @@ import pytest
 from tests.unit.storage.batches import NOW, Logs, idempotent, marker, records_of
 from tests.unit.storage.cleaning import begin, clean, contents
 from tidelog.protocol.batches.records import Headers, encode_batch, iter_records
+from tidelog.storage.cleaner.keys import BYTES_PER_KEY
 from tidelog.storage.log.compaction import CleaningFailed, find_cleanable
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
@@ -158,6 +159,34 @@ class TestTombstones:
         roll(logs.log)
         clean(logs.log)
         assert contents(logs.log) == [(1, b"a", b"2")]
+
+    def test_a_tombstone_goes_after_the_record_that_it_deletes_and_not_with_it(self, logs: Logs):
+        """Its time began when the table had no room for its key. A reader was behind the record when both went."""
+        logs.append(keyed(("a", "1")))
+        roll(logs.log)
+        logs.append(keyed(("b", "1")), keyed(("c", "1")), keyed(("a", None)))
+        roll(logs.log)
+        clean(logs.log, memory_bytes=2 * BYTES_PER_KEY, load_factor=1.0)
+        assert contents(logs.log) == [(0, b"a", b"1"), (1, b"b", b"1"), (2, b"c", b"1"), (3, b"a", None)]
+        later = NOW + CONFIG.delete_retention_ms
+        clean(logs.log, later)
+        assert contents(logs.log) == [(1, b"b", b"1"), (2, b"c", b"1"), (3, b"a", None)]
+        clean_again(logs, later)
+        assert b"a" not in newest(logs.log)
+
+    @pytest.mark.parametrize("delete_retention_ms", [INT64_MAX, INT64_MAX - NOW + 1])
+    def test_tombstones_and_markers_stay_for_ever(self, tmp_path: Path, delete_retention_ms: int):
+        """The end of their time did not fit into the batch, and the log was never cleaned any more."""
+        logs = Logs(tmp_path / "logs", replace(CONFIG, delete_retention_ms=delete_retention_ms))
+        logs.append(keyed(("a", "1"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        logs.append(marker(abort=True), from_client=False)
+        logs.append(keyed(("a", None), ("b", "1"), timestamp=-1), keyed(("b", "2")))
+        roll(logs.log)
+        for _ in range(3):
+            clean_again(logs, INT64_MAX // 2)
+        assert controls(logs.log) == [1]
+        left = [record for record in records_of(logs.log) if record.key in (b"a", b"b")]
+        assert [(each.offset, each.timestamp) for each in left] == [(2, -1), (4, NOW)]
 
 
 class TestProducersAndTransactions:

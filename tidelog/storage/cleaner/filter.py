@@ -36,6 +36,7 @@ from tidelog.protocol.batches.record_batch import (
 from tidelog.protocol.batches.records import decode_section, record_section
 from tidelog.storage.cleaner.keys import KeptRecords, KeyTable, Run, largest_timestamp, rebased
 from tidelog.storage.cleaner.transactions import CleanedTransactions
+from tidelog.storage.segments.log_config import INT64_MAX
 
 if TYPE_CHECKING:
     from tidelog.storage.segments.transaction_index import AbortedTransaction
@@ -66,7 +67,9 @@ class CleanedBatch(NamedTuple):
 class BatchFilter:
     """`now_ms`: the start of the cleaning. `last_of_producers`: producer id -> its last batch, for known producers.
 
-    `removes_until_ms`: tombstones and markers that were to be kept until then or less go.
+    `removes_until_ms`: tombstones and markers that were to be kept until then or less go. A tombstone goes only below
+    `clean_below`, where an earlier cleaning has removed what it deletes. With it in one cleaning, a reader that is
+    between the two would see the deleted record alone.
     """
 
     def __init__(
@@ -77,12 +80,14 @@ class BatchFilter:
         now_ms: int,
         delete_retention_ms: int,
         removes_until_ms: int,
+        clean_below: int,
     ) -> None:
         self._keys = keys
         self._transactions = transactions
         self._last_of_producers = last_of_producers
         self._removes_until_ms = removes_until_ms
-        self._new_horizon_ms = now_ms + delete_retention_ms
+        self._clean_below = clean_below
+        self._new_horizon_ms = min(now_ms + delete_retention_ms, INT64_MAX)  # 2**63 - 1 ms keep them for ever
         self.stats = FilterStats()
         self.newly_indexed: list[AbortedTransaction] = []
         """Aborted transactions whose marker stays, for the transaction index of the new segment."""
@@ -101,7 +106,8 @@ class BatchFilter:
         if self._transactions.on_data(header):
             return self._without_records(header, is_last)
         section = record_section(buffer, position, header, codecs.DEFAULT_MAX_BYTES)
-        drop_tombstones = header.has_delete_horizon and header.base_timestamp <= self._removes_until_ms
+        is_over = header.has_delete_horizon and header.base_timestamp <= self._removes_until_ms
+        drop_tombstones = is_over and header.last_offset < self._clean_below
         kept = self._keys.keep(section, header, drop_tombstones)
         self.stats.keyless += kept.keyless
         if not kept.records:

@@ -245,6 +245,7 @@ class Compaction:
             self._filter_at_ms,
             self._config.delete_retention_ms,
             self._removes_until_ms,
+            self.chosen.first_dirty_offset,
         )
         for start, stop in groups(facts, end_offset, self._config.segment_bytes):
             yield from self._clean_group(cleaned[start:stop], batches)
