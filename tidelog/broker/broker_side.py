@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
     from tidelog.replication.partition import Partition
+    from tidelog.storage.log.partition_log import PartitionLog
 
 logger = logging.getLogger("tidelog.node")
 
@@ -165,13 +166,19 @@ class BrokerSide:
             ports.clock_ms,
             run,
             self._upkeep,
-            self._hosting.is_on_all_replicas,
+            self._is_on_all_replicas,
         )
         self.scrubber = Scrubber(config, partitions, self.repairs, loop, run)
         self._removal_checks = RemovalChecks(config.node_id, partitions, self.repairs, self.scrubber, loop)
         self.cleaner.on_uncleanable = self.scrubber.look_soon
         self._upkeep.on_doubt = self.scrubber.look_soon
         self.repairs.on_repaired = self.cleaner.try_again
+
+    def _is_on_all_replicas(self, log: PartitionLog) -> bool:
+        """`Hosting.is_on_all_replicas`. False while no controller hears of this broker: the metadata may be old then,
+        and name replicas in the ISR that have left it.
+        """
+        return self.lifecycle.has_session() and self._hosting.is_on_all_replicas(log)
 
     def _make_fetchers(self, channels: Channels) -> ReplicaFetchers:
         config, ports = self._config, self._ports

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
+from tests.unit.broker.conftest import StartNode
 from tests.unit.storage.batches import NOW, Logs, batch
 from tests.unit.storage.cleaning import contents
 from tidelog.broker.config.dynamic_config import DynamicConfig
@@ -286,6 +287,17 @@ async def test_tombstones_wait_for_a_replica_that_is_not_in_sync(
     await clean_again()
     assert not has_tombstone()
     await node.cleaner.close()
+
+
+async def test_a_broker_of_which_no_controller_hears_knows_of_no_replica_in_sync(start_node: StartNode) -> None:
+    """Its metadata named an ISR of before, and tombstones went that a replica outside of it had not copied yet."""
+    running = await start_node()
+    await (await running.connect()).create_topic("t")
+    broker: Any = running.node._broker
+    log = broker.partitions.find("t", 0).log
+    assert broker.cleaner._is_on_all_replicas(log)
+    broker.lifecycle._session_start_s -= 3600
+    assert not broker.cleaner._is_on_all_replicas(log)
 
 
 @pytest.mark.slow
