@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidelog.storage.segments.log_config import INT64_MAX
+
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
 
@@ -17,7 +19,12 @@ def truncate_copy(log: PartitionLog, offset: int) -> None:
 
     Raises the errors of the log's `truncate_to`.
     """
-    if log.config.is_compacted and offset < max(log.high_watermark, log.cleaned_offset):
+    if offset < min(max(log.high_watermark, log.cleaned_offset), compacted_below(log)):
         log.truncate_fully_and_start_at(min(offset, log.log_start_offset))
     else:
         log.truncate_to(offset)
+
+
+def compacted_below(log: PartitionLog) -> int:
+    """The offset below which the topic is compacted, or was once: there the cleaner may have removed records."""
+    return INT64_MAX if log.config.is_compacted else max(log.cleaned_offset, log.gaps_explained_below)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
+from typing import Any
+
+import pytest
 
 from tests.simulation.simulated_disk import SimulatedDisk
-from tests.unit.replication.replicas import ReplicaNode, Replicas
+from tests.unit.replication.replicas import TOPIC_ID, ReplicaNode, Replicas
 from tidelog.broker.replicas.log_cleaner import ABSENCE_MS_MAX
 from tidelog.protocol.batches.control_batches import ControlRecordType
 from tidelog.protocol.batches.record import Record
@@ -22,10 +26,11 @@ def record(number: int, now_ms: int, text: bytes) -> Record:
     return Record(number, now_ms, key, text if has_value else None)
 
 
-def compacted() -> Replicas:
+def compacted(**options: Any) -> Replicas:
     cluster = Replicas(
-        3, min_insync_replicas="1", replica_lag_time_max_ms="1000", transaction_partition_verification_enable="false"
-    )
+        3, min_insync_replicas="1", replica_lag_time_max_ms="1000", transaction_partition_verification_enable="false",
+        **options,
+    )  # fmt: skip
     cluster.record_of = record
     cluster.configure(cleanup_policy="compact", delete_retention_ms="0")
     return cluster
@@ -42,17 +47,21 @@ def settle(cluster: Replicas) -> None:
 
 def clean(node: ReplicaNode) -> None:
     """All that is in the log now."""
+    cleaning = begin_to_clean(node)
+    cleaning.run()
+    while cleaning.advance():
+        cleaning.run()
+
+
+def begin_to_clean(node: ReplicaNode) -> Compaction:
     log, now_ms = node.log, node.clock_ms()
     log.roll(now_ms)
     chosen = find_cleanable(log, now_ms)
     is_on_all = node.hosting.is_on_all_replicas(log)
-    cleaning = Compaction(
+    return Compaction(
         log, chosen, lambda: PlainKeyTable(1 << 20, 1.0), now_ms, piece_bytes=10_000,
         removes_until_ms=now_ms if is_on_all else now_ms - ABSENCE_MS_MAX,
     )  # fmt: skip
-    cleaning.run()
-    while cleaning.advance():
-        cleaning.run()
 
 
 def end(cluster: Replicas, node_id: int) -> None:
@@ -101,7 +110,8 @@ def test_a_follower_keeps_no_record_in_the_place_of_the_compacted_first_ones_of_
     assert [node.values() for _, node in sorted(cluster.nodes.items())] == [[b"k=committed", b"x=3"]] * 3
 
 
-def test_a_copy_that_an_unclean_election_cuts_below_what_was_cleaned_begins_again() -> None:
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_a_copy_that_an_unclean_election_cuts_below_what_was_cleaned_begins_again(policy: str) -> None:
     """The newest record of a key went with the cut, and the one before it with the cleaning."""
     cluster = compacted()
     for value in (b"k=1", b"j=1", b"h=1"):
@@ -117,6 +127,7 @@ def test_a_copy_that_an_unclean_election_cuts_below_what_was_cleaned_begins_agai
     cluster.nodes[1].produce(b"j=2")
     clean(cluster.nodes[1])
     assert cluster.nodes[1].values() == [b"h=1", b"k=2", b"j=2"]
+    cluster.configure(cleanup_policy=policy)
     cluster.nodes[1].checkpoint()
     end(cluster, 1)
     cluster.elect(-1, (1,), tell=())
@@ -201,3 +212,103 @@ def test_a_replica_that_comes_back_has_no_transaction_open_that_was_ended_meanwh
     begin(cluster, 3)
     assert set(cluster.placed.isr) == {1, 2, 3}
     assert [node.log.last_stable_offset for node in cluster.nodes.values()] == [cluster.nodes[1].log.log_end_offset] * 3
+
+
+def test_a_replica_that_is_added_again_has_no_key_that_was_deleted_while_it_was_none() -> None:
+    """Its node was down all the time, so that it still has its former copy."""
+    cluster = compacted()
+    cluster.nodes[1].produce(b"k=1", b"j=1")
+    settle(cluster)
+    end(cluster, 3)
+    cluster.alter(replicas=(1, 2), isr=(1, 2))
+    cluster.nodes[1].produce(b"k")
+    settle(cluster)
+    clean_all_often(cluster)
+    assert [tombstones(node) for node in cluster.nodes.values()] == [[]] * 2
+    cluster.alter(replicas=(1, 2, 3), adding_replicas=(3,))
+    begin(cluster, 3)
+    assert set(cluster.placed.isr) == {1, 2, 3}
+    assert tables(cluster) == [[b"j=1"]] * 3
+
+
+@pytest.mark.parametrize(
+    "why", ["it is no copy that is being added", "nobody leads", "it may be elected", "one other is in sync"]
+)
+def test_a_copy_that_may_be_needed_does_not_begin_again(why: str) -> None:
+    cluster = compacted()
+    cluster.nodes[1].produce(b"k=1", b"j=1")
+    settle(cluster)
+    end(cluster, 3)
+    isr = (1,) if why == "one other is in sync" else (1, 2)
+    cluster.alter(isr=isr, adding_replicas=() if why == "it is no copy that is being added" else (3,))
+    if why == "nobody leads":
+        cluster.elect(-1, isr, tell=())
+    elif why == "it may be elected":
+        cluster.alter(elr=(3,))
+    cluster.cut |= {(3, 1), (3, 2)}
+    begin(cluster, 3)
+    assert cluster.nodes[3].values() == [b"k=1", b"j=1"]
+
+
+def accept_reports(cluster: Replicas) -> None:
+    """The controller assigns the replicas to the directories that their nodes have reported."""
+    for node in cluster.nodes.values():
+        settle(cluster)
+        assert node.assignments is not None
+        reported = node.assignments.reported.pop((TOPIC_ID, 0), None)
+        if reported is not None:
+            directory_id, on_accepted = reported
+            placed = cluster.placed
+            own = [directory_id if each == node.id else placed.directory_of(each) for each in placed.replicas]
+            cluster.alter(directories=tuple(own))
+            if on_accepted is not None:
+                on_accepted()
+    settle(cluster)
+
+
+def test_a_move_that_goes_on_after_its_directory_was_offline_brings_no_deleted_key_back() -> None:
+    """The copy in it had not come to the tombstone, which is gone when the directory is back."""
+    cluster = compacted(log_dirs="/data,/other")
+    accept_reports(cluster)
+    cluster.nodes[1].produce(b"k=1", b"j=1")
+    settle(cluster)
+    node = cluster.nodes[3]
+    assert node.moves is not None
+    other = next(home for home in node.homes if not home.logs)
+    node.moves.order("t", 0, other.path)
+    settle(cluster)
+    copy = other.futures["t", 0]
+    assert copy.log_end_offset == 2
+    copy.flush()
+    node.directories.failed(other, OSError(errno.EIO, "broken"))
+    accept_reports(cluster)
+    cluster.nodes[1].produce(b"k")
+    clean_all_often(cluster)
+    assert [tombstones(each) for each in cluster.nodes.values()] == [[]] * 3
+    end(cluster, 3)
+    cluster.alter(isr=(1, 2))
+    begin(cluster, 3)
+    for _ in range(3):
+        accept_reports(cluster)
+    homes = [home for home in cluster.nodes[3].homes if home.logs]
+    assert [home.path for home in homes] == [other.path]
+    assert tables(cluster) == [[b"j=1"]] * 3
+
+
+def test_a_cleaning_ends_when_the_topic_is_not_compacted_any_more() -> None:
+    cluster = compacted()
+    for value in (b"k=1", b"k=2", b"k=3"):
+        cluster.nodes[1].produce(value)
+    settle(cluster)
+    log = cluster.nodes[1].log
+    cleaning = begin_to_clean(cluster.nodes[1])
+    cleaning.run()
+    assert cleaning.advance()
+    cluster.configure(cleanup_policy="delete")
+    cleaning.run()
+    assert not cleaning.advance()
+    assert (cleaning.is_given_up, log.compaction) == (True, None)
+    assert cluster.nodes[1].values() == [b"k=1", b"k=2", b"k=3"]
+    cluster.configure(cleanup_policy="compact")
+    clean(cluster.nodes[1])
+    assert cluster.nodes[1].values() == [b"k=3"]

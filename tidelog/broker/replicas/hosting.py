@@ -309,6 +309,12 @@ class Hosting:
         config = self._log_config(topic.name)
         if log.config is not config:  # the log was opened with the settings of an earlier image
             _set_config(log, config)
+        if self._is_former_copy(log, assignment):
+            logger.info("%s-%d is added again: its copy begins again", topic.name, index)
+            try:
+                log.truncate_fully_and_start_at(log.log_start_offset)
+            except OSError as error:
+                self._directories.failed(directory, error)
         partition = self._partitions.add(topic.name, index, topic.topic_id, log)
         self._configure(partition)
         self._directory_of[partition] = directory
@@ -326,6 +332,18 @@ class Hosting:
         if assignment is None or partition is None or partition.future_log is not None:
             return False
         return set(assignment.replicas) <= set(assignment.isr)
+
+    def _is_former_copy(self, log: PartitionLog, assignment: PartitionImage) -> bool:
+        """Whether a reassignment adds this replica, but it has a copy of a compacted log already.
+
+        It may be one from before a reassignment that removed it. From then on the others have not kept tombstones and
+        transaction markers for it. The copy stays where it may be needed: fewer than two others are in sync.
+        """
+        is_added = self._node_id in assignment.adding_replicas
+        may_be_elected = self._node_id in (*assignment.isr, *assignment.elr)
+        is_needed = may_be_elected or assignment.leader == -1 or len(assignment.isr) < 2
+        has_records = log.log_end_offset > log.log_start_offset
+        return is_added and not is_needed and log.config.is_compacted and has_records
 
     def _is_lost(self, topic: TopicImage, index: int, assignment: PartitionImage) -> bool:
         """Whether this replica, without a log, must not begin an empty one.
@@ -561,7 +579,10 @@ class Hosting:
             self._log_configs.pop(name, None)
         for partition in self._partitions.hosted():
             if affects_all or partition.topic in names:
-                _set_config(partition.log, self._log_config(partition.topic))
+                try:
+                    _set_config(partition.log, self._log_config(partition.topic))
+                except OSError as error:
+                    self._directories.failed(self._directory_of[partition], error)
                 self._configure(partition)
                 partition.advance_high_watermark()  # a lower min.insync.replicas may allow it
         for topic_id, index in list(self._lost_replicas):
@@ -574,7 +595,9 @@ class Hosting:
 
 def _set_config(log: PartitionLog, config: LogConfig) -> None:
     """Apply changed settings. What compaction has left out here, or in a log that this one was copied from, is gone for
-    good: it must not count as damage where the topic is not compacted any more.
+    good: it must not count as damage where the topic is not compacted any more. A cleaning ends then, as in Kafka.
+
+    Raises OSError if its directory cannot be used.
     """
     if log.config.is_compacted and not config.is_compacted:
         try:
@@ -583,3 +606,5 @@ def _set_config(log: PartitionLog, config: LogConfig) -> None:
         except OSError as error:
             logger.warning("%s: cannot note that it was compacted: %s", log.directory, error)
     log.set_config(config)
+    if log.compaction is not None and not config.is_compacted:
+        log.compaction.give_up()

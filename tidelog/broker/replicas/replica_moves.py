@@ -21,6 +21,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.future_replica import FutureReplica, MoveState
 from tidelog.replication.threads import until_done
 from tidelog.replication.throttle import Throttle
+from tidelog.replication.truncation import compacted_below
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.log_names import NAME_LENGTH_MAX, future_name
 from tidelog.storage.log.partition_log import CorruptLog
@@ -156,7 +157,8 @@ class ReplicaMoves:
     ) -> None:
         """Continue the moves of an earlier process, at the start. Delete the future logs that have no use.
 
-        Those of `deferred` replicas, which are not hosted yet, stay.
+        Those of `deferred` replicas, which are not hosted yet, stay. The copy of a compacted log begins again: its
+        directory may have been offline meanwhile, and tombstones that it lacks may be gone from the present log.
         """
         for directory in self._directories.homes:
             for (topic, index), future in list(directory.futures.items()):
@@ -164,6 +166,12 @@ class ReplicaMoves:
                 source = None if partition is None else directory_of.get(partition)
                 if partition is not None and source not in (None, directory) and future.topic_id == partition.topic_id:
                     assert source is not None
+                    if compacted_below(partition.log) > 0:
+                        try:
+                            future.truncate_fully_and_start_at(partition.log.log_start_offset)
+                        except OSError as error:
+                            self._directories.failed(directory, error)
+                            continue
                     self.begin(partition, source, directory)
                 elif not self._partitions.is_unavailable(topic, index) and (topic, index) not in deferred:
                     self._discard((topic, index), directory)
