@@ -141,6 +141,7 @@ class RaftNode:
         self._failure: Exception | None = None
         self._is_driving = False
         self._installed_end = 0  # of the last snapshot from a leader
+        self._installing: set[SnapshotId] = set()  # threads check their files, which must not begin anew
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._sync = MetadataSync(self.log, log, loop, run_in_executor, self.drive, self.tolerates)
@@ -579,6 +580,9 @@ class RaftNode:
 
     def _keep_part(self, part: KeepSnapshotPart) -> None:
         """Store a part of the leader's snapshot; after the last part, check and install the snapshot."""
+        if part.snapshot in self._installing:
+            following.on_snapshot_failed(self.raft, part.snapshot, self.now_ms())
+            return
         try:
             self.log.keep_part(part.snapshot, part.position, part.data)
         except OSError as error:
@@ -586,12 +590,16 @@ class RaftNode:
             following.on_snapshot_failed(self.raft, part.snapshot, self.now_ms())
             return
         if part.is_last:
+            self._installing.add(part.snapshot)
             self._begin(self._install(part.snapshot), "snapshot")
 
     async def _install(self, identity: SnapshotId) -> None:
         """Sync and check the snapshot, then restart the log at its end."""
         try:
-            snapshot = await until_done(self.run_in_executor(partial(self.log.finish_part, identity)))
+            try:
+                snapshot = await until_done(self.run_in_executor(partial(self.log.finish_part, identity)))
+            finally:
+                self._installing.discard(identity)
         except (OSError, CorruptSnapshot, KafkaError) as error:
             logger.error("cannot use the fetched snapshot %s: %s", identity, error)
             following.on_snapshot_failed(self.raft, identity, self.now_ms())
