@@ -220,13 +220,13 @@ def _end_download(raft: RaftReplica, snapshot: SnapshotId, now_ms: float) -> Non
 
 def _tell_own_endpoints(raft: RaftReplica, state: Follower, peer: Peer, now_ms: float) -> None:
     own = raft.voters.latest.get(raft.own.id)
-    if state.update_sent or raft.voters.kraft_version < 1 or not raft.is_voter or own is None:
+    if raft.voters.kraft_version < 1 or not raft.is_voter or own is None:
         return
-    if raft.own_endpoints and own.endpoints != raft.own_endpoints and state.has_fetched:
-        state.update_sent = raft.send(peer, UpdateVoterAsk(raft.epoch, raft.own), now_ms)
+    # A leader of another kind may list them in another order.
+    if raft.own_endpoints and set(own.endpoints) != set(raft.own_endpoints) and state.has_fetched:
+        raft.send(peer, UpdateVoterAsk(raft.epoch, raft.own), now_ms)
 
 
-def on_update_answer(raft: RaftReplica, peer: Peer, error: int, now_ms: float) -> None:
-    if isinstance(raft.state, Follower) and error != ErrorCode.NONE:
-        raft.state.update_sent = False
-        raft.requests.rest(peer.id, "update", now_ms + raft.settings.fetch_timeout_ms)
+def on_update_answer(raft: RaftReplica, peer: Peer, now_ms: float) -> None:
+    """The record arrives by a fetch. Until then, and while updates are refused, the next one waits."""
+    raft.requests.rest(peer.id, "update", now_ms + raft.settings.fetch_timeout_ms)

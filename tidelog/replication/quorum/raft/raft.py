@@ -154,7 +154,7 @@ class Raft(RaftReplica):
         elif isinstance(ask, SnapshotAsk) and isinstance(answer, SnapshotAnswer):
             following.on_snapshot_answer(self, peer, ask, answer, now_ms)
         else:
-            following.on_update_answer(self, peer, answer.error, now_ms)
+            following.on_update_answer(self, peer, now_ms)
 
     def on_failure(self, send: Send, refused: bool, now_ms: float) -> None:
         """The request has got no answer. `refused`: the peer's port refused the connection."""

@@ -97,7 +97,6 @@ class Follower:
     is_gone: bool = False
     leader_high_watermark: int = -1
     download: Download | None = None
-    update_sent: bool = False
 
 
 @dataclass(eq=False, repr=False)
