@@ -21,7 +21,7 @@ from tidelog.protocol.messages.list_partition_reassignments import (
 )
 from tidelog.protocol.messages.metadata_records import FeatureLevelRecord
 from tidelog.replication.controller.decisions.isr_alterations import alter_partition
-from tidelog.replication.controller.decisions.leaders import fence_brokers
+from tidelog.replication.controller.decisions.leaders import fence_brokers, forget_incarnation, unfence_broker
 from tidelog.replication.controller.decisions.reassignment import (
     alter_partition_reassignments,
     list_partition_reassignments,
@@ -114,6 +114,47 @@ def test_cancelled_on_the_way(state):
     assert (part(state).replicas, part(state).isr) == ((1, 2), (1, 2))
     assert (part(state).adding_replicas, part(state).removing_replicas, part(state).leader_epoch) == ((), (), 1)
     assert move(state, None) is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+
+
+def only_3_has_all_records(state):
+    """The partition moves to 3 and 4. 1 and 2 died before 3, which is the last known leader, and eligible."""
+    move(state, [3, 4])
+    in_sync(state, 1, 2, 3)
+    for broker_id in (1, 2, 3):
+        apply(state, fence_brokers(state, [broker_id]))
+    assert (part(state).leader, part(state).isr, part(state).elr) == (-1, (), (3,))
+
+
+@pytest.mark.parametrize("may_have_lost_records", [False, True])
+def test_a_cancellation_keeps_the_only_replica_that_may_lead(state, may_have_lost_records):
+    """Without it the partition had no leader for good, and the replica, of which it no longer was one, was removed."""
+    only_3_has_all_records(state)
+    if may_have_lost_records:
+        apply(state, forget_incarnation(state, 3, clean=False))
+        assert (part(state).elr, part(state).last_known_elr) == ((), (3,))
+    assert move(state, None) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert part(state).adding_replicas == (3, 4)
+    apply(state, unfence_broker(state, 3))
+    assert (part(state).leader, part(state).isr) == (3, (3,))
+
+
+def test_it_is_cancelled_without_a_leader_where_an_old_replica_may_lead(state):
+    move(state, [3, 4])
+    in_sync(state, 1, 2, 3)
+    apply(state, fence_brokers(state, [1, 2, 3]))
+    assert (part(state).leader, part(state).elr) == (-1, (1, 2, 3))
+    assert move(state, None) is ErrorCode.NONE
+    assert (part(state).replicas, part(state).elr) == ((1, 2), (1, 2))
+    apply(state, unfence_broker(state, 2))
+    assert part(state).leader == 2
+
+
+def test_it_is_cancelled_where_the_topic_may_lose_records(state):
+    only_3_has_all_records(state)
+    state.settings.unclean_leader_election = True
+    assert move(state, None) is ErrorCode.NONE
+    apply(state, unfence_broker(state, 1))
+    assert (part(state).replicas, part(state).leader) == ((1, 2), 1)
 
 
 def test_replaced_on_the_way_by_another_target(state):

@@ -114,15 +114,16 @@ def _cancel(
         raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
     replicas = [replica for replica in partition.replicas if replica not in partition.adding_replicas]
     isr = [replica for replica in partition.isr if replica not in partition.adding_replicas]
-    if not isr and partition.isr:
-        # Only added replicas are in sync: an old replica may lack records.
+    # Those that have all records, also while the partition has no leader. Replicas that leave remove their copies.
+    complete = partition.isr or partition.elr or partition.last_known_elr
+    if complete and set(complete).isdisjoint(replicas):
         if not state.unclean_enabled(topic.name):
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"Unable to revert partition assignment for {topic.name}:{index} because it would require an "
                 "unclean leader election.",
             )
-        isr = replicas[:1]
+        isr = replicas[:1] if partition.isr else []
     change = PartitionChange(partition, index, state.topic_rules(topic), state.election_rules())
     if state.unclean_enabled(topic.name):
         change.election = Election.UNCLEAN
