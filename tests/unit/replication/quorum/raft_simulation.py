@@ -1,13 +1,15 @@
 """A cluster of raft cores alone, on virtual time: no loop, no bytes. Everything that can go wrong does, by the seed.
 
 Messages are lost, delayed, repeated and reordered; links are cut one way; nodes crash at any moment, even between two
-effects, and keep only what was synced. `Violation` is raised at the step that breaks an invariant.
+effects, and keep only what was synced. Where voters change, nodes also come back with an empty disk and another
+directory id. `Violation` is raised at the step that breaks an invariant.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -160,17 +162,19 @@ class Node:
             history.add_voters(self.log.snapshot.end_offset - 1, world.snapshot_voters[self.log.snapshot])
         self.history = history
         self._scan(self.log.start_offset)
+        self.world.knows_its_voters(self)
         self.wanted = self.persisted = 0
         self.is_persisting = self.is_flushing = False
         self.state_to_write = self.file
         self.waiting: list[tuple[int, Callable[[], None]]] = []
         self.reported = -1
         endpoints = (("CONTROLLER", Endpoint("node", self.key.id)),)
+        servers = [Endpoint("node", node_id) for node_id in world.nodes] if world.is_dynamic else []
         self.raft = Raft(
             own=self.key,
             own_endpoints=endpoints,
             can_vote=self.can_vote,
-            settings=SETTINGS,
+            settings=replace(SETTINGS, bootstrap_servers=servers),
             log=self.log,
             voters=history,
             rng=Random(world.rng.random()),
@@ -192,6 +196,13 @@ class Node:
             self.log.lose_unsynced()
         else:
             self.log.synced_offset = self.log.end_offset
+
+    def replace_disk(self) -> None:
+        """Come back later as another replica, with nothing."""
+        self.crash()
+        self.world.lost_logs[self.key] = self.log
+        self.key = ReplicaKey(self.key.id, bytes([self.key.id, 100 + len(self.world.lost_logs)]) * 8)
+        self.log, self.file = Log(), ElectionState()
 
     def later(self, delay_ms: float, what: Callable[[], None]) -> None:
         life = self.life
@@ -232,6 +243,7 @@ class Node:
         elif isinstance(effect, Send):
             self.when_persisted(lambda: world.send(self, effect))
         elif isinstance(effect, AppendLeaderChange):
+            world.elected(self, effect)
             self.append(("leader", self.key.id))
         elif isinstance(effect, AppendVoters):
             self.append(effect.voters)
@@ -241,15 +253,19 @@ class Node:
             if effect.records.first == log.end_offset:
                 log.entries += effect.records.entries
                 self._scan(effect.records.first)
+                world.knows_its_voters(self)
                 self._flush()
         elif isinstance(effect, Truncate):
             log.cut(effect.end_offset)
             self.history.truncate_to(log.end_offset)
+            world.knows_its_voters(self)
         elif isinstance(effect, KeepSnapshotPart):
             self.later(world.rng.random() * 5, lambda: self._install(effect.snapshot))
         elif isinstance(effect, ReportHighWatermark):
             check(effect.offset > self.reported, f"node {self.key.id}: high watermark went back")
             self.reported = effect.offset
+            if isinstance(self.raft.state, Leader):
+                world.counted(self, effect.offset)
             world.committed(self, effect.offset)
         elif isinstance(effect, ReportLead):
             world.leads(self, effect.epoch)
@@ -313,6 +329,7 @@ class Node:
             if self.world.is_dynamic:
                 self.history.add_version(-1, 1)
             self.history.add_voters(snapshot.end_offset - 1, self.world.snapshot_voters[snapshot])
+            self.world.knows_its_voters(self)
             following.on_snapshot_installed(self.raft, snapshot, self.world.now)
             self.reported = max(self.reported, snapshot.end_offset)
         self.drive()
@@ -385,9 +402,10 @@ class World:
         self.snapshot_voters: dict[SnapshotId, VoterSet] = {}
         self.truth: list[tuple[int, Any]] = []
         self.leader_of: dict[int, int] = {}
-        self.votes: dict[tuple[int, int], int] = {}
+        self.votes: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
+        self.lost_logs: dict[ReplicaKey, Log] = {}
         self.value = 0
-        size = size or self.rng.choice([3, 3, 5] if not dynamic else [1, 2, 3])
+        size = size or self.rng.choice([3, 3, 5] if not dynamic else [1, 2, 3, 3, 5])
         self.static = VoterSet(
             Voter(ReplicaKey(i, bytes([i]) * 16 if dynamic else bytes(16)), (("C", Endpoint("node", i)),))
             for i in range(1, size + 1)
@@ -460,8 +478,43 @@ class World:
             check(known == effect.leader_id, f"epoch {effect.epoch} has leaders {known} and {effect.leader_id}")
 
     def granted(self, node: Node, ask: VoteAsk) -> None:
-        known = self.votes.setdefault((node.key.id, ask.epoch), ask.candidate.id)
-        check(known == ask.candidate.id, f"node {node.key.id} votes twice in epoch {ask.epoch}")
+        known = self.votes.setdefault((node.key, ask.epoch), ask.candidate)
+        check(known == ask.candidate, f"node {node.key.id} votes twice in epoch {ask.epoch}")
+
+    def voters_in(self, node: Node) -> VoterSet:
+        """The last voters that its log or its snapshot names."""
+        log = node.log
+        named = (value for _, value in reversed(log.entries) if isinstance(value, VoterSet))
+        return next(named, self.snapshot_voters[log.snapshot] if log.snapshot else self.static)
+
+    def knows_its_voters(self, node: Node) -> None:
+        check(node.history.latest == self.voters_in(node), f"node {node.key.id} does not use the voters in its log")
+
+    def elected(self, node: Node, effect: AppendLeaderChange) -> None:
+        """By a majority of the voters in its log; each of the others has given it its vote in this epoch."""
+        voters, own = self.voters_in(node), node.key
+        granting = [key for key in effect.granting if voters.includes(key)]
+        check(len(granting) >= voters.majority, f"node {own.id} leads in epoch {effect.epoch} without a majority")
+        if not self.is_dynamic:
+            return  # static voters have no directory ids
+        for key in granting:
+            vote = self.votes.get((key, effect.epoch))
+            check(key == own or vote == own, f"node {own.id} leads by the vote of {key}, which went to {vote}")
+
+    def counted(self, node: Node, offset: int) -> None:
+        """A leader takes as committed what a majority of the voters in its log has synced."""
+        voters, ids = self.voters_in(node), []
+        for voter in voters:
+            other = self.nodes[voter.key.id]
+            log = other.log if voter.key.matches(other.key) else self.lost_logs[voter.key]
+            if log.synced_offset >= offset:
+                ids.append(voter.key.id)
+        check(len(ids) >= voters.majority, f"node {node.key.id} commits {offset}: only {ids} of {voters} have it")
+
+    def keeps_a_majority(self, voters: VoterSet, without: int = -1) -> bool:
+        """Whether enough of these voters have their disks."""
+        intact = [one for one in voters if one.key.id != without and one.key.matches(self.nodes[one.key.id].key)]
+        return len(intact) >= voters.majority
 
     def committed(self, node: Node, offset: int) -> None:
         log = node.log
@@ -511,6 +564,11 @@ class World:
         elif kind == 8 and node.is_up and isinstance(node.raft.state, Leader):
             node.raft.resign(self.now)
             node.drive()
+        elif kind == 8 and self.is_dynamic:
+            known = [self.voters_in(each) for each in self.nodes.values()]
+            if all(self.keeps_a_majority(voters, node.key.id) for voters in known):
+                node.replace_disk()
+                self.at(rng.random() * 300, lambda: node.start() if not node.is_up else None)
 
     def produce(self) -> None:
         for node in list(self.nodes.values()):
@@ -524,12 +582,13 @@ class World:
             if not node.is_up or not node.raft.is_active_leader:
                 continue
             other = self.rng.choice(list(self.nodes.values()))
+            present = node.history.latest.get(other.key.id)
             try:
-                if node.history.latest.get(other.key.id) is None:
+                if present is None:
                     voter = Voter(other.key, (("C", Endpoint("node", other.key.id)),))
                     reconfiguration.add_voter(node.raft, voter, self.now)
-                else:
-                    reconfiguration.remove_voter(node.raft, other.key)
+                elif self.keeps_a_majority(node.history.latest.without(present.key)):
+                    reconfiguration.remove_voter(node.raft, present.key)
             except KafkaError:
                 continue
             node.drive()

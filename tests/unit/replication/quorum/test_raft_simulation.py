@@ -9,10 +9,12 @@ import pytest
 from tests.doses import seeds
 from tests.unit.replication.quorum.raft_simulation import Log, Node, Violation, World
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.replication.quorum.raft import candidacy, following, leading, raft, reconfiguration
-from tidelog.replication.quorum.raft.commit import Progress
+from tidelog.replication.quorum.raft import candidacy, following, leading, raft, reconfiguration, replica
+from tidelog.replication.quorum.raft.commit import Progress, ReplicaProgress
+from tidelog.replication.quorum.raft.election import Tally
 from tidelog.replication.quorum.raft.messages import ElectionState
 from tidelog.replication.quorum.raft.state import Follower, Leader
+from tidelog.replication.quorum.raft.voters import ReplicaKey, VoterHistory, VoterSet
 
 PLANTED_SEEDS = 1000
 
@@ -118,6 +120,56 @@ def truncation_leaves_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "cut", lambda self, end_offset: honest(self, end_offset + 1))
 
 
+def a_vote_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidacy, "may_vote", lambda candidate, voted, leader_id, ok: ok and leader_id < 0)
+
+
+def one_vote_less_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_won = property(lambda self: len(self.granted) >= max(1, self.voters.majority - 1))
+    monkeypatch.setattr(Tally, "is_won", is_won)
+
+
+def a_leader_counts_itself_though_it_is_no_voter(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Progress.set_voters
+
+    def set_voters(self: Progress, voters: VoterSet, now_ms: float) -> None:
+        honest(self, voters, now_ms)
+        self._voters.setdefault(self._own.id, ReplicaProgress(self._own))
+
+    monkeypatch.setattr(Progress, "set_voters", set_voters)
+
+
+def a_candidate_counts_itself_though_it_is_no_voter(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Tally.__init__
+
+    def init(self: Tally, voters: VoterSet, own: ReplicaKey) -> None:
+        honest(self, voters, own)
+        self.granted = {own.id: None}
+
+    monkeypatch.setattr(Tally, "__init__", init)
+
+
+def truncated_voters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VoterHistory, "truncate_to", lambda self, end_offset: None)
+
+
+def new_voters_count_once_they_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = replica.RaftReplica.committed
+
+    def committed(self: raft.Raft, high_watermark: int) -> None:
+        honest(self, high_watermark)
+        if isinstance(self.state, Leader):
+            known = [voters for at, voters in self.voters._voters if at < high_watermark]
+            self.state.progress.set_voters(known[-1] if known else self.voters.static, 0.0)
+
+    monkeypatch.setattr(replica.RaftReplica, "committed", committed)
+    monkeypatch.setattr(raft.Raft, "on_voters_changed", lambda self, now_ms: None)
+
+
+def a_replaced_disk_votes_as_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReplicaKey, "matches", lambda self, other: self.id == other.id)
+
+
 PLANTED = [
     (vote_is_not_persisted, False),
     (followers_report_before_they_sync, False),
@@ -127,6 +179,13 @@ PLANTED = [
     (half_is_a_majority, False),
     (truncation_leaves_too_much, False),
     (voters_change_before_the_last_change_is_committed, True),
+    (a_vote_is_given_twice, False),
+    (one_vote_less_is_enough, False),
+    (a_leader_counts_itself_though_it_is_no_voter, True),
+    (a_candidate_counts_itself_though_it_is_no_voter, True),
+    (truncated_voters_stay, True),
+    (new_voters_count_once_they_are_committed, True),
+    (a_replaced_disk_votes_as_the_one_before, True),
 ]
 
 
