@@ -184,6 +184,35 @@ def test_a_voter_whose_log_no_longer_names_the_others_finds_them(tmp_path: Path)
     asyncio.run(run())
 
 
+def test_voters_that_were_added_know_the_voters_below_the_damage(tmp_path: Path) -> None:
+    """They have no snapshot that names them. They did not read their logs again, and none of them ran for the lead."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {})
+        quorum.format_dynamic(1)
+        servers: dict[str, Any] = {"bootstrap_servers": [endpoint(1), endpoint(2), endpoint(3)]}
+        first = await Member(quorum, 1, **servers).start()
+        await until(lambda: first.raft.is_leader)
+        for node_id in (2, 3):
+            member = await Member(quorum, node_id, **servers).start()
+            await until(partial(same_mark, member, first))
+            assert (await until_done(add(member), first.raft.add_voter)).error_code == 0
+        values = await committed(quorum, 20)
+        for node_id in (2, 3):
+            await quorum.up[node_id].stop()
+            flip(logs_of(tmp_path, node_id), 0.8)
+            damaged = await Member(quorum, node_id, **servers).start()
+            assert damaged.raft.raft.lacks_records
+            assert (damaged.raft.voter_ids(), damaged.raft.kraft_version) == ([1, 2, 3], 1)
+            await damaged.listener.has(values)
+        await until(lambda: not any(member.raft.raft.lacks_records for member in quorum.up.values()))
+        await first.stop()
+        await until(lambda: quorum.leaders)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
 def last_batch(data: bytes | bytearray) -> tuple[int, int]:
     """Where the last batch of a log begins, and the offset behind it."""
     begin = position = 0

@@ -478,6 +478,7 @@ class MetadataLog:
                     self.damage = f"starts at {self.start_offset} and there is no snapshot before"
                 self.lose(self.damage)
                 self._log.truncate_fully_and_start_at(0)
+            self._forget_voters()
             self._scan(0)
             return None
         self._adopt(*newest)
@@ -486,13 +487,17 @@ class MetadataLog:
     def _adopt(self, identity: SnapshotId, snapshot: Snapshot) -> None:
         if not self.holds(identity):
             self._log.truncate_fully_and_start_at(identity.end_offset)
-        self._voters.clear()
-        self._voters_known_below = 0
+        self._forget_voters()
         if snapshot.kraft_version > 0:
             self._voters.add_version(identity.end_offset - 1, snapshot.kraft_version)
         if snapshot.voters is not None:
             self._voters.add_voters(identity.end_offset - 1, voters_from_record(snapshot.voters))
         self._scan(max(self.start_offset, identity.end_offset))
+
+    def _forget_voters(self) -> None:
+        """Before they are read from the snapshot and the log: what a cut has left was known only to a running node."""
+        self._voters.clear()
+        self._voters_known_below = 0
 
     def holds(self, identity: SnapshotId) -> bool:
         """Whether the log starts at or after the snapshot's end, or has the snapshot's last record.
@@ -610,6 +615,7 @@ class MetadataLog:
         self.remember_acknowledged(end_offset)  # first, or a kill in between would look like a loss
         self._log.truncate_to(end_offset)
         self._voters.truncate_to(self.end_offset)
+        self._voters_known_below = min(self._voters_known_below, self.end_offset)
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
