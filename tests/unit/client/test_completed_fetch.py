@@ -129,6 +129,8 @@ def test_aborted_records_are_not_seen():
     data = aborted + bytes(marker) + good
     assert offsets(CompletedFetch(TP, 0, data, [(9, 0)])) == [3]
     assert offsets(CompletedFetch(TP, 0, data)) == [0, 1, 3]
+    plain = batch(2, 1, producer_id=9, producer_epoch=0, base_sequence=2)
+    assert offsets(CompletedFetch(TP, 0, aborted + plain, [(9, 0)])) == [2]
 
 
 def test_a_broken_batch_is_an_error_every_time_but_not_before_the_good_ones_are_out():

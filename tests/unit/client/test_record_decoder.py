@@ -14,6 +14,7 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_consumer import consumer
 from tidelog.client.consuming import record_decoder
+from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.batches import record_columns
@@ -46,6 +47,20 @@ def test_the_loop_is_due_after_many_records_in_large_batches(monkeypatch: pytest
     read(decoder, FEWEST_RECORDS)
     assert not decoder.is_kernel_due
     read(decoder, FEWEST_RECORDS)
+    assert decoder.is_kernel_due
+
+
+def test_the_loop_is_due_after_many_records_in_small_batches_that_came_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", 2 * FEWEST_RECORDS)
+    decoder = RecordDecoder()
+    small = b"".join(encode_batch([(5, None, b"v", ())], base_offset=n) for n in range(FEWEST_RECORDS))
+    for _ in range(10):
+        assert len(CompletedFetch(PARTITION, 0, small[: len(small) // 2], decoder=decoder).take(1000)) > 1
+    CompletedFetch(PARTITION, 0, small, decoder=decoder).take(1000)
+    assert not decoder.is_kernel_due
+    CompletedFetch(PARTITION, 0, small, decoder=decoder).take(1000)
     assert decoder.is_kernel_due
 
 
@@ -123,11 +138,11 @@ async def test_a_consumer_that_reads_in_bulk_goes_on_with_the_loop(monkeypatch: 
     monkeypatch.setattr(record_decoder, "RECORDS_BEFORE_KERNEL", FEWEST_RECORDS)
     splits: list[int] = []
 
-    def split(section: bytes, header: Any, first_offset: int) -> Any:
-        splits.append(header.base_offset)
-        return record_columns.split_records(section, header, first_offset)
+    def split(data: bytes, sections: Any, first_offset: int) -> Any:
+        splits.append(sections[-1][2].base_offset)
+        return record_columns.split_sections(data, sections, first_offset)
 
-    monkeypatch.setattr(record_decoder, "split_records", split)
+    monkeypatch.setattr(record_decoder, "split_sections", split)
     async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
         for _ in range(3):
             rows = [(1000, b"k", b"v%d" % n, ()) for n in range(FEWEST_RECORDS)]

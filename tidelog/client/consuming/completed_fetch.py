@@ -1,21 +1,24 @@
 """The batches of one partition from one fetch response, decoded into records or Arrow columns in steps.
 
 Pure. Invariants: records come in offset order, from the requested offset on. Records of control
-batches and of aborted transactions are left out. A batch is decoded only when its first record is
+batches and of aborted transactions are left out. A run of batches is decoded only when its first record is
 due. `position` is always the offset at which a later fetch continues, and at which either kind of
 decoding continues after the other.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.protocol.batches.columnar import decode_columns
 from tidelog.protocol.batches.record_batch import (
+    LOG_OVERHEAD,
+    MAGIC,
     BatchHeader,
     Buffer,
     check_crc,
@@ -31,20 +34,28 @@ if TYPE_CHECKING:
 
 Deserializer = Callable[[bytes], Any]
 
+RUN_BYTES_MAX: Final = 256 * 1024
+"""Small batches are decoded together up to this size, which a processor's cache holds. A larger batch is alone."""
+RUN_RECORDS_MAX: Final = 500
+"""And up to so many records: they all live at once, and the garbage collector runs for every 700 new objects."""
+
 
 class CompletedFetch:
     """Record batches of one partition, and the position up to which they are handed out."""
 
     __slots__ = (
         "_aborted",
+        "_ahead",
         "_batch_end",
         "_batches",
         "_buffer",
         "_check_crcs",
+        "_checked",
         "_columns",
         "_cursor",
         "_decoder",
         "_error",
+        "_error_behind",
         "_headers",
         "_key_deserializer",
         "_pieces",
@@ -91,7 +102,7 @@ class CompletedFetch:
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
         self._aborted = tuple(aborted)
-        self._batches = iter_data_batches(buffer, self._aborted, self._headers)
+        self._begin_batches()
         self._pieces: Iterator[pa.RecordBatch] | None = None
         """The decoding into columns, which the next `take` ends; None while there is none."""
         self._columns: tuple[str, ...] = ()
@@ -101,6 +112,15 @@ class CompletedFetch:
         """The offset after the batch that `_records` come from."""
         self._error: Exception | None = None
         self._traceback: TracebackType | None = None
+
+    def _begin_batches(self) -> None:
+        self._batches = iter_data_batches(self._buffer, self._aborted, self._headers)
+        self._checked: deque[tuple[int, BatchHeader]] = deque()
+        """The next batches, which could not be decoded in a run."""
+        self._ahead: tuple[int, BatchHeader] | None = None
+        """The next batch behind them, if it has been read already."""
+        self._error_behind: Exception | None = None
+        """The error of the batch behind them."""
 
     def _find_end(self, buffer: Buffer, high_watermark: int) -> None:
         """Set `end_offset`, `end_epoch` and `_headers`. Raises KafkaError CORRUPT_MESSAGE for a
@@ -112,6 +132,7 @@ class CompletedFetch:
         next fetch returns it again.
         """
         headers = iter_headers(buffer)
+        add_header = self._headers.append
         while True:
             try:
                 place = next(headers)
@@ -127,10 +148,10 @@ class CompletedFetch:
             base, end = header.base_offset, self.end_offset
             is_first = end == self.start_offset
             too_late = is_first and high_watermark >= 0 and base > max(high_watermark, end)
-            next_offset = header.next_offset
+            next_offset = base + header[6] + 1  # with the last offset delta
             if next_offset <= end or (not is_first and base < end) or too_late:
                 raise self._misplaced_batch(base)
-            self._headers.append(place)
+            add_header(place)
             self.end_offset = next_offset
             self.end_epoch = header.partition_leader_epoch
 
@@ -154,7 +175,7 @@ class CompletedFetch:
         """
         if self._pieces is not None:
             self._pieces = None
-            self._batches = iter_data_batches(self._buffer, self._aborted, self._headers)
+            self._begin_batches()
         records: list[ConsumerRecord] = []
         while len(records) < limit:
             if self._cursor >= len(self._records):
@@ -268,13 +289,18 @@ class CompletedFetch:
         return KafkaError(ErrorCode.CORRUPT_MESSAGE, problem)
 
     def _decode_next(self) -> bool:
-        """Decode the next batch that has a record to hand out; False when no such batch follows."""
-        for start, header in self._batches:
-            if self._check_crcs and not check_crc(self._buffer, start, header):
-                raise self._crc_error(header)
-            check_magic(header)
-            section = record_section(self._buffer, start, header)
-            records = self._decoder.decode(self.partition, section, header, self.position)
+        """Decode the next batches that have a record to hand out; False when no such batch follows."""
+        while run := self._take_run():
+            start, header = run[0]
+            records: list[ConsumerRecord] | None = None
+            if not header.compression:
+                records = self._decoder.decode_run(self.partition, self._buffer, run, self.position)
+            if records is None:
+                self._checked.extend(run[1:])
+                section = record_section(self._buffer, start, header)
+                records = self._decoder.decode(self.partition, section, header, self.position)
+            else:
+                header = run[-1][1]
             if records:
                 self._records = self._deserialize(records)
                 self._cursor, self._batch_end = 0, header.next_offset
@@ -283,6 +309,45 @@ class CompletedFetch:
         self._cursor = 0
         self._buffer, self._headers = b"", []
         return False
+
+    def _take_run(self) -> list[tuple[int, BatchHeader]]:
+        """The next batches, with valid CRCs, that can be decoded together; none at the end.
+
+        Raises KafkaError for a damaged batch or a malformed marker, after the batches before it.
+        """
+        if self._checked:
+            return [self._checked.popleft()]
+        if self._error_behind is not None:
+            raise self._error_behind
+        run: list[tuple[int, BatchHeader]] = []
+        count = run_start = 0
+        kind = (0, 0)
+        buffer, checks_crcs = memoryview(self._buffer), self._check_crcs
+        try:
+            while (place := self._ahead or next(self._batches, None)) is not None:
+                start, header = place
+                _, length, epoch, magic, _, attributes, *_, record_count = header
+                if not run:
+                    kind, run_start = (attributes, epoch), start
+                elif (
+                    kind != (attributes, epoch)
+                    or start + length + LOG_OVERHEAD - run_start > RUN_BYTES_MAX
+                    or count + record_count > RUN_RECORDS_MAX
+                ):
+                    self._ahead = place
+                    break
+                self._ahead = None
+                if checks_crcs and not check_crc(buffer, start, header):
+                    raise self._crc_error(header)
+                if magic != MAGIC:
+                    check_magic(header)
+                run.append(place)
+                count += record_count
+        except Exception as error:
+            if not run:
+                raise
+            self._error_behind = error
+        return run
 
     def _deserialize(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
         """Deserialize records up to the first that fails.

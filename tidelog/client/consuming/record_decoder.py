@@ -1,22 +1,23 @@
 """Decodes fetched batches to consumer records: in Python, and in bulk with a compiled loop where numba is installed.
 
-The loop takes a third of a second and 120 MB to load, so a consumer loads it only after it has read many records in
-large batches. Pure, except that `load_kernel` imports modules. Invariant: both ways make the same records.
+The loop takes a third of a second and 120 MB to load, so a consumer loads it only after it has read many records that
+came together. Pure, except that `load_kernel` imports modules. Invariant: both ways make the same records.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Final
 
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.protocol.batches import record_columns
-from tidelog.protocol.batches.record_batch import BatchHeader
-from tidelog.protocol.batches.record_columns import FEWEST_RECORDS, split_records
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, Buffer
+from tidelog.protocol.batches.record_columns import FEWEST_RECORDS, RecordColumns, split_records, split_sections
 from tidelog.protocol.batches.records import decode_fields
 
 RECORDS_BEFORE_KERNEL: Final = 50_000
-"""A consumer that has read so many in large batches reads in bulk."""
+"""A consumer that has read so many in long runs reads in bulk."""
 
 
 class RecordDecoder:
@@ -26,7 +27,7 @@ class RecordDecoder:
 
     def __init__(self) -> None:
         self._bulk_records = 0
-        """Records of large batches."""
+        """Records of runs that are long enough for the compiled loop."""
         self._has_kernel = False
 
     @property
@@ -41,21 +42,52 @@ class RecordDecoder:
         record_columns.load()
         self._has_kernel = True
 
+    def decode_run(
+        self, partition: TopicPartition, buffer: Buffer, run: Sequence[tuple[int, BatchHeader]], first_offset: int
+    ) -> list[ConsumerRecord] | None:
+        """The records from `first_offset` on of a run: whole uncompressed batches of one leader epoch and timestamp
+        type, by their places in `buffer`, in offset order. None if `decode` must look at each of them.
+        """
+        counts = [header[12] for _, header in run]
+        if sum(counts) < FEWEST_RECORDS:
+            return None
+        if not self._has_kernel:
+            self._bulk_records += sum([count for count in counts if count < FEWEST_RECORDS])  # `decode` adds the others
+            return None
+        first, (last, header) = run[0][0], run[-1]
+        data = bytes(memoryview(buffer)[first : last + header.size_bytes])
+        sections = []
+        for start, each in run:
+            start -= first
+            sections.append((start + HEADER_SIZE, start + each[1] + LOG_OVERHEAD, each))
+        return _records_of(partition, header, split_sections(data, sections, first_offset))
+
     def decode(
         self, partition: TopicPartition, section: bytes, header: BatchHeader, first_offset: int
     ) -> list[ConsumerRecord]:
         """The records of a decompressed section from `first_offset` on. Raises KafkaError as `decode_fields`."""
-        topic, number = partition
-        timestamp_type, epoch, new = header.timestamp_type, header.partition_leader_epoch, tuple.__new__
         if header.record_count >= FEWEST_RECORDS:
             self._bulk_records += header.record_count
-            columns = split_records(section, header, first_offset) if self._has_kernel else None
-            if columns is not None:
-                offsets, timestamps, keys, values, headers = columns
-                before = repeat(topic), repeat(number), offsets, timestamps, repeat(timestamp_type)
-                return list(map(new, repeat(ConsumerRecord), zip(*before, keys, values, headers, repeat(epoch))))
+            if self._has_kernel:
+                records = _records_of(partition, header, split_records(section, header, first_offset))
+                if records is not None:
+                    return records
+        topic, number = partition
+        timestamp_type, epoch, new = header.timestamp_type, header.partition_leader_epoch, tuple.__new__
         return [
             new(ConsumerRecord, (topic, number, offset, timestamp, timestamp_type, key, value, record_headers, epoch))
             for offset, timestamp, key, value, record_headers in decode_fields(section, header)
             if offset >= first_offset
         ]
+
+
+def _records_of(
+    partition: TopicPartition, header: BatchHeader, columns: RecordColumns | None
+) -> list[ConsumerRecord] | None:
+    if columns is None:
+        return None
+    topic, number = partition
+    offsets, timestamps, keys, values, headers = columns
+    before = repeat(topic), repeat(number), offsets, timestamps, repeat(header.timestamp_type)
+    fields = zip(*before, keys, values, headers, repeat(header.partition_leader_epoch))
+    return list(map(tuple.__new__, repeat(ConsumerRecord), fields))

@@ -1,29 +1,28 @@
-"""Splits the records of a large batch into columns of Python objects, with the compiled loop of `columnar_kernel.py`.
+"""Splits the records of batches into columns of Python objects, with the compiled loop of `columnar_kernel.py`.
 
 The caller builds its records from the columns, which costs half of `records.decode_fields`. Needs numba; numpy and
 numba are imported on first use. Invariant: the columns are the fields that `decode_fields` returns (a property test).
-For anything unusual (malformed records, records before the reader's offset) the answer is None, and `decode_fields`
-decides.
+For anything unusual (malformed records, offsets that do not rise) the answer is None, and `decode_fields` decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import add
 from typing import Any, Final, NamedTuple
 
-from tidelog.protocol.batches.record_batch import LOG_APPEND_TIME, BatchHeader
+from tidelog.protocol.batches.record_batch import BatchHeader
 from tidelog.protocol.batches.records import MAX_BASE_OFFSET, MIN_RECORD_BYTES, decode_headers
 
 FEWEST_RECORDS: Final = 32
-"""In a smaller batch, the call of the compiled loop costs more than it saves."""
+"""For fewer, the call of the compiled loop costs more than it saves."""
 
 _MAX_INT64: Final = 2**63 - 1
 
 
 class RecordColumns(NamedTuple):
-    """The fields of all records of a batch. `offsets` has their number; the others may have no end."""
+    """The fields of records in order. `offsets` has their number; the others may have no end."""
 
     offsets: list[int]
     timestamps: Iterable[int]
@@ -44,24 +43,41 @@ def load() -> None:
 
 
 def split_records(data: bytes, header: BatchHeader, first_offset: int) -> RecordColumns | None:
-    """The columns of a decompressed record section; None if `decode_fields` must look at it: a record is malformed, or
-    lies before `first_offset`.
+    """The columns of a decompressed record section, from `first_offset` on; None if `decode_fields` must look at it."""
+    return split_sections(data, [(0, len(data), header)], first_offset)
+
+
+def split_sections(
+    data: bytes, sections: Sequence[tuple[int, int, BatchHeader]], first_offset: int
+) -> RecordColumns | None:
+    """The columns of several batches, from `first_offset` on: start and end in `data` of their decompressed records.
+
+    None if `decode_fields` must look at them: a record is malformed, or the offsets do not rise.
     """
     import numpy as np
 
     from tidelog.protocol.batches.columnar_kernel import PLACE_FIELDS, scan
 
-    count = header.record_count
-    if count * MIN_RECORD_BYTES > len(data) or abs(header.base_offset) > MAX_BASE_OFFSET:
-        return None
-    offsets = np.empty(count, np.int64)
-    timestamps = np.empty(count, np.int64)
-    types = np.empty(count, np.int32)
-    places = np.empty((PLACE_FIELDS, count), np.int64)
-    section = (0, len(data), count, header.base_offset, header.base_timestamp, 0, 0)
-    table = np.array([section], np.int64)
+    capacity = 0
+    table = []
+    for start, end, header in sections:
+        base_offset, _, _, _, _, attributes, _, base_timestamp, max_timestamp, _, _, _, count = header
+        size = end - start if end <= len(data) else -1
+        if not 0 <= count * MIN_RECORD_BYTES <= size or abs(base_offset) > MAX_BASE_OFFSET:
+            return None
+        capacity += count
+        table.append((start, end, count, base_offset, base_timestamp, max_timestamp, attributes >> 3 & 1))
+    offsets = np.empty(capacity, np.int64)
+    timestamps = np.empty(capacity, np.int64)
+    types = np.empty(capacity, np.int32)
+    places = np.empty((PLACE_FIELDS, capacity), np.int64)
     array = np.frombuffer(data, np.uint8)
-    if scan(array, table, first_offset, _MAX_INT64, offsets, timestamps, types, places) != count:
+    rows = scan(array, np.array(table, np.int64), first_offset, _MAX_INT64, offsets, timestamps, types, places)
+    if rows < capacity:
+        if rows < 0:
+            return None
+        offsets, timestamps, places = offsets[:rows], timestamps[:rows], places[:, :rows]
+    if not (offsets[1:] > offsets[:-1]).all():
         return None
     key_starts, key_sizes, value_starts, value_sizes, header_starts, ends, header_counts = places.tolist()
     headers: Any = repeat(())
@@ -70,10 +86,9 @@ def split_records(data: bytes, header: BatchHeader, first_offset: int) -> Record
             decode_headers(data, start, end, number)[0] if number else ()
             for start, end, number in zip(header_starts, ends, header_counts, strict=True)
         ]
-    is_append_time = header.timestamp_type == LOG_APPEND_TIME
     return RecordColumns(
         offsets.tolist(),
-        repeat(header.max_timestamp) if is_append_time else timestamps.tolist(),
+        timestamps.tolist(),
         _slices(data, key_starts, key_sizes),
         _slices(data, value_starts, value_sizes),
         headers,

@@ -25,8 +25,10 @@ from tidelog.protocol.batches.control_batches import (
 )
 from tidelog.protocol.batches.record import ZIGZAG, Headers, Record, RecordLike, encode_varint, read_varint, wrapped
 from tidelog.protocol.batches.record_batch import (
+    CONTROL_FLAG,
     HEADER_SIZE,
     LOG_APPEND_TIME,
+    TRANSACTIONAL_FLAG,
     BatchHeader,
     Buffer,
     CorruptRecord,
@@ -279,12 +281,13 @@ def iter_data_batches(
     for position, header in headers:
         while pending_aborts and pending_aborts[-1][0] <= header.last_offset:
             aborted_producers.add(pending_aborts.pop()[1])
-        if header.is_control:
+        attributes = header[5]
+        if attributes & CONTROL_FLAG:
             if header.producer_id in aborted_producers:
                 marker = decode_batch(buffer, position, header)
                 if marker and control_record_type(marker[0].key) is ControlRecordType.ABORT:
                     aborted_producers.discard(header.producer_id)
-        elif not (header.is_transactional and header.producer_id in aborted_producers):
+        elif not (attributes & TRANSACTIONAL_FLAG and header.producer_id in aborted_producers):
             yield position, header
 
 
