@@ -194,7 +194,7 @@ async def test_strangers_who_wait_for_metadata_take_no_places_of_others(
 
 async def test_clients_take_no_places_of_nodes(start_node: StartNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """4,000 large decisions that waited refused the heartbeats of brokers and the fetches of the metadata quorum."""
-    monkeypatch.setattr(dispatch, "COLD_TASKS_MAX", 3)
+    monkeypatch.setattr(dispatch, "COLD_TASKS_MAX", 5)
     monkeypatch.setattr(dispatch, "NODES_TASKS_MAX", 6)
     running = await start_node(**CONTROLLER)
     running.port = running.node._bound_ports["CONTROLLER"]
@@ -209,7 +209,7 @@ async def test_clients_take_no_places_of_nodes(start_node: StartNode, monkeypatc
     for wire in wires:
         wire.send(CreateTopicsRequest(topics=[], timeout_ms=60_000), 7)
     async with asyncio.timeout(PATIENCE_S):
-        await wires.pop().receive(CreateTopicsResponse, 7)  # refused: the others take all the places
+        await wires.pop().receive(CreateTopicsResponse, 7)  # refused: the others take all the places of a host
         assert running.node._controller_dispatcher.tasks_under_way == 3
         wire = await running.connect()
         heartbeat = await wire.call(BrokerHeartbeatRequest(broker_id=99), 1, BrokerHeartbeatResponse)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
+from tidelog.broker.apis import dispatch
+from tidelog.broker.apis.cluster import metadata
+from tidelog.broker.apis.dispatch import Dispatcher
 from tidelog.broker.network.accepting import has_ended
+from tidelog.broker.network.counters import RequestCounters
+from tidelog.broker.network.request import Deferred
 from tidelog.broker.scheduling import fair_scheduler, large_answers
 from tidelog.broker.scheduling.fair_scheduler import LARGE_ANSWERS_MAX, FairScheduler
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
@@ -285,3 +292,29 @@ async def test_a_client_that_is_gone_raises_at_the_end_of_a_piece() -> None:
         await answer.add_elements(PIECE_ELEMENTS_MAX - 1)
         with pytest.raises(KafkaError, match="disconnected"):
             await answer.add_elements(1)
+
+
+async def test_a_host_takes_no_places_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 4,500 connections of one host a third of another one's requests were refused."""
+    monkeypatch.setattr(dispatch, "COLD_TASKS_MAX", 8)
+    ended = asyncio.Event()
+
+    async def handle(*_: Any) -> MetadataResponse:
+        await ended.wait()
+        return MetadataResponse()
+
+    api = SimpleNamespace(REQUEST=MetadataRequest, handle=handle, refuse=metadata.refuse)
+    scheduler = FairScheduler(asyncio.get_running_loop().call_soon)
+    services = SimpleNamespace(requests=RequestCounters(), scheduler=scheduler)
+    dispatcher = Dispatcher(cast(Any, services), [cast(Any, api)])
+    frame = memoryview(struct.pack(">hhihi", MetadataRequest.API_KEY, 1, 7, -1, -1))
+    peers = [
+        SimpleNamespace(host=host, listener_name="", produce_topic_at=0)
+        for host in ["many"] * 9 + ["few"] * 4 + ["one"] * 2
+    ]
+    answers = [dispatcher.dispatch(frame, cast(Any, peer)) for peer in peers]
+    served = [isinstance(answer, Deferred) and answer.response is None for answer in answers]
+    assert served == [True] * 4 + [False] * 5 + [True] * 2 + [False] * 2 + [True, False]
+    ended.set()
+    await until(lambda: not dispatcher.tasks_under_way)
+    assert not dispatcher._tasks_of_host

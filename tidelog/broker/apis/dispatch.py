@@ -39,7 +39,8 @@ _FRAME_HEAD = Struct(">ii")
 _NO_HEADER = "request shorter than its header"
 
 API_VERSIONS = 18
-# The maximum of running tasks of cold APIs, over all connections. More are refused with THROTTLING_QUOTA_EXCEEDED.
+# The maximum of running tasks of cold APIs, over all connections. A host may have as many as are left: a single one
+# leaves half of them to others, and the n-th one finds a share, too. More are refused with THROTTLING_QUOTA_EXCEEDED.
 COLD_TASKS_MAX = 4096
 # The same for requests between nodes at the controllers: clients cannot take the places of heartbeats and votes.
 NODES_TASKS_MAX = 2 * COLD_TASKS_MAX
@@ -71,6 +72,7 @@ class Dispatcher:
         self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests, forwarded) for module in apis}
         self._forwarded = frozenset(forwarded)
         self._tasks: dict[asyncio.Task[None], int] = {}  # with the bytes of a large request, otherwise 0
+        self._tasks_of_host: dict[str, int] = {}
 
     @property
     def supported_versions(self) -> dict[int, range]:
@@ -222,7 +224,7 @@ class Dispatcher:
             REQUEST_HOST.set(context.client_host)
             answer.complete(await self._framed_in_steps(api, response, context, request))
 
-        self._start(run(), answer, 0)
+        self._start(run(), answer, 0, context.client_host)
 
     def _run(
         self, coroutine: Coroutine[Any, Any, Any], api: _Api, context: RequestContext, request: Any, size_bytes: int
@@ -233,7 +235,8 @@ class Dispatcher:
         takes_turns = api.takes_turns and size_bytes > AT_ONCE_BYTES_MAX
         if takes_turns:
             large_bytes *= CONTROLLER_WEIGHT
-        if len(self._tasks) >= api.tasks_max:
+        left = api.tasks_max - len(self._tasks)
+        if left <= 0 or (not api.is_of_nodes and self._tasks_of_host.get(context.client_host, 0) >= left):
             coroutine.close()
             error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")
             answer.response = api.framed(error, context, request)
@@ -255,7 +258,7 @@ class Dispatcher:
             is_framed = type(response) in (bytes, bytearray)
             answer.complete(response if is_framed else api.framed(response, context, request))
 
-        self._start(run(), answer, large_bytes, coroutine)
+        self._start(run(), answer, large_bytes, context.client_host, coroutine)
         return answer
 
     async def _completed(self, response: Deferred, answer: Deferred) -> Any:
@@ -282,11 +285,17 @@ class Dispatcher:
         steps: Coroutine[Any, Any, None],
         answer: Deferred,
         large_bytes: int,
+        host: str,
         handling: Coroutine[Any, Any, Any] | None = None,
     ) -> None:
         """Start the task that completes the answer. `handling`: a coroutine that it awaits."""
+        of_host = self._tasks_of_host
 
         def ended(done: asyncio.Task[None]) -> None:
+            if of_host[host] == 1:
+                del of_host[host]
+            else:
+                of_host[host] -= 1
             self._scheduler.end_request(self._tasks.pop(done, 0))
             if handling is not None:
                 handling.close()  # prevents the warning about a coroutine cancelled before its first step
@@ -300,6 +309,7 @@ class Dispatcher:
 
         task = asyncio.get_running_loop().create_task(steps)
         self._tasks[task] = large_bytes
+        of_host[host] = of_host.get(host, 0) + 1
         self._scheduler.begin_request(large_bytes)
         task.add_done_callback(ended)
 
@@ -415,6 +425,7 @@ class _Api:
         "handle",
         "in_pieces",
         "is_forwarded",
+        "is_of_nodes",
         "key",
         "name",
         "read",
@@ -432,7 +443,8 @@ class _Api:
         # Forward the frame unchanged. An API with FORWARDS_ITSELF checks the request first and forwards the rest.
         self.is_forwarded = self.key in forwarded and not getattr(module, "FORWARDS_ITSELF", False)
         self.takes_turns = self.key in forwarded or self.key == ApiKey.ENVELOPE
-        self.tasks_max = NODES_TASKS_MAX if self.key in KEYS_OF_NODES else COLD_TASKS_MAX
+        self.is_of_nodes = self.key in KEYS_OF_NODES
+        self.tasks_max = NODES_TASKS_MAX if self.is_of_nodes else COLD_TASKS_MAX
         self.name: str = request.__name__.removesuffix("Request")
         self.counters = requests.of(self.name, request.VERSIONS)
         self.versions: range = request.VERSIONS
@@ -447,7 +459,7 @@ class _Api:
         # Requests with many elements take their turns: the bytes under way have a bound. Not those of nodes, and with
         # COUNTED_ABOVE_BYTES not those that wait for large requests of other nodes.
         above_bytes = UNCOUNTED_BYTES_MAX if self.in_pieces is not None or self.takes_turns else WHOLE_BYTES_MAX
-        if self.key in KEYS_OF_NODES:
+        if self.is_of_nodes:
             above_bytes = sys.maxsize
         self.counted_above_bytes: int = getattr(module, "COUNTED_ABOVE_BYTES", above_bytes)
         self.check: Callable[[Any], None] = getattr(module, "check", lambda request: None)
