@@ -14,6 +14,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
 from tidelog.client import Consumer, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener, TopicPartition
+from tidelog.client.consuming.fetcher import _NodeFetches
 from tidelog.client.network.connection import Connection
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -136,6 +137,32 @@ class TestWithoutAGroup:
                             consuming.seek(T0, 2)
         assert ([True] in decoded_while) is (record_bytes == 400_000)
         assert calls == [True, False] * (len(calls) // 2)
+
+    async def test_every_connection_reads_again_after_an_interrupt_among_those_that_read_later(self):
+        """One that does not is told of no answer below 2 MiB until a request times out."""
+        reads_later = [False] * 2
+
+        class Connecting:
+            def __init__(self, number: int) -> None:
+                self._number = number
+
+            def set_reads_later(self, later: bool) -> None:
+                if later and self._number:
+                    raise KeyboardInterrupt
+                reads_later[self._number] = later
+
+        async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as consuming:
+            fetcher = consuming._fetcher
+            assert fetcher is not None
+            for number in range(2):
+                node = fetcher._nodes[100 + number] = _NodeFetches(100 + number)
+                node.in_flight = node.answers_are_large = True
+            ready = patch.object(fetcher._cluster, "ready", lambda number: Connecting(number - 100))
+            with ready, pytest.raises(KeyboardInterrupt), fetcher._reading_later():
+                raise AssertionError("it goes on")
+            for number in range(2):
+                del fetcher._nodes[100 + number]
+        assert reads_later == [False] * 2
 
     async def test_an_empty_poll_returns_when_its_time_is_over(self):
         async with FakeCluster(t=1) as cluster, consumer(cluster, "t", fetch_max_wait_ms=120_000) as consuming:

@@ -449,9 +449,9 @@ class Fetcher:
             if node.in_flight and node.answers_are_large
             if (connection := self._cluster.ready(node.node_id)) is not None
         ]
-        for connection in connections:
-            connection.set_reads_later(True)
         try:
+            for connection in connections:
+                connection.set_reads_later(True)
             yield
         finally:
             for connection in connections:
