@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,38 @@ def test_a_missing_checkpoint_of_the_cleaner_explains_no_gap_in_a_log_that_is_no
         served(log)
     repair(log, copy)
     assert len(records_of(made.close_and_open())) == count
+
+
+@pytest.mark.parametrize("ending", ["after a clean stop", "after a kill"])
+@pytest.mark.parametrize("is_copied", [True, False], ids=["copied", "cleaned"])
+def test_gaps_of_a_topic_that_became_another_meanwhile_are_no_damage(
+    tmp_path: Path, is_copied: bool, ending: str
+) -> None:
+    """Where the node was down. What is missing behind them later is damage, as in each log that is not compacted."""
+    made = Logs(tmp_path / "logs", CONFIG)
+    for offset in range(0, 60, 3):
+        fetched = batch(key=b"%d" % offset, value=b"." * 100, base_offset=offset, leader_epoch=0)
+        made.log.append_as_follower(fetched, NOW)
+    made.log.roll(NOW)
+    made.log.set_high_watermark(made.log.log_end_offset)
+    if not is_copied:
+        clean(made.log)
+    made.directory.write_checkpoints()
+    made.config = replace(CONFIG, cleanup_policy=frozenset({"delete"}))
+    if ending == "after a clean stop":
+        made.close()
+    else:
+        made.kill()
+    log = made.open(machine_ran_on=True)
+    assert len(served(log)) == 20
+    assert not log.damaged_ranges()
+    for _ in range(40):
+        made.append(batch(2))
+    made.close()
+    assert (made.path / CLEANER_OFFSET_FILE).read_text() == "0\n0\n"
+    all_files(made.folder / made.files("*.log")[-2])
+    with pytest.raises(DamagedRecords):
+        served(made.open())
 
 
 def test_a_missing_checkpoint_of_the_cleaner_leaves_a_compacted_log_as_it_is(made: Logs) -> None:

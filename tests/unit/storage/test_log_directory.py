@@ -420,8 +420,8 @@ class TestCheckpoints:
         directory.finish_checkpoints(task)
 
     def test_how_far_a_log_is_cleaned_is_written_though_a_checkpoint_was_overtaken(self, logs: MakeLogs):
-        made = logs()
-        made.append(batch())
+        made = logs(cleanup_policy=frozenset({"compact"}))
+        made.append(batch(key=b"k"))
         made.log.cleaned_offset = 1
         overtaken = made.directory.begin_checkpoints()
         overtaken.run()

@@ -31,7 +31,7 @@ from tidelog.storage.files.checkpoints import (
     replace_file,
     require_formatted,
 )
-from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock
+from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock, is_full
 from tidelog.storage.files.incarnation import INCARNATION_FILE
 from tidelog.storage.files.log_files import EpochContent, write_epochs
 from tidelog.storage.files.log_names import (
@@ -223,8 +223,10 @@ class LogDirectory:
             config = config_for(key[0])
             # Without a cleaner checkpoint, any part of a compacted log may have been cleaned. Every broker writes one
             # when it formats the directory, so that it is damaged: missing records of other logs are damage, too.
-            was_cleaned = self._cleaned is None and config.is_compacted
-            cleaned_offset = cleaned.get(key, INT64_MAX if was_cleaned else -1)
+            # With an entry, a log of a topic that has become another since may have gaps everywhere.
+            was_compacted = key in cleaned and not config.is_compacted
+            may_be_cleaned = was_compacted or (self._cleaned is None and config.is_compacted)
+            cleaned_offset = INT64_MAX if may_be_cleaned else cleaned.get(key, -1)
             checkpoints = Checkpoints(
                 log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset, high_watermarks.get(key, 0),
                 knows_recovery_point=RECOVERY_POINT_FILE not in self._checkpoints.unreadable,
@@ -238,6 +240,8 @@ class LogDirectory:
                     self.offline[key] = str(error)
                 continue
             log.set_high_watermark(high_watermarks.get(key, 0))
+            if was_compacted:
+                self._keep_gaps(log)
             log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
             (self.futures if is_future else self.logs)[key] = log
         self._removed_logs.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
@@ -252,6 +256,15 @@ class LogDirectory:
             # A start after a kill would miss the lost records, and call the end damaged.
             write_if_there_is_space(self.write_checkpoints, "the checkpoints of a log that has lost its end")
         return dict(self.logs)
+
+    def _keep_gaps(self, log: PartitionLog) -> None:
+        """What compaction left out of a log whose topic has become another while the node was down is no damage."""
+        try:
+            log.explain_gaps(log.log_end_offset)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            logger.warning("%s: cannot note that it was compacted: %s", log.directory, error)
 
     def _note_vanished(self, files: dict[str, dict[TopicPartition, int]], away: Collection[TopicPartition]) -> None:
         """Find the logs that are gone with records which were on the device. `files`: the checkpoints.
@@ -682,7 +695,8 @@ class LogDirectory:
         self._checkpoints.write({LOG_START_FILE: self._log_starts()})
 
     def _cleaned_offsets(self) -> dict[TopicPartition, int]:
-        return {key: log.cleaned_offset for key, log in self.logs.items() if log.cleaned_offset >= 0}
+        """Of each compacted log, 0 where it was never cleaned: it may have been copied from a cleaned one."""
+        return {key: max(log.cleaned_offset, 0) for key, log in self.logs.items() if log.config.is_compacted}
 
     def _write_cleaned(self) -> None:
         self._cleaned = self._cleaned_offsets()
