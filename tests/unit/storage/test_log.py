@@ -102,6 +102,24 @@ class TestAppending:
         assert refused(lambda: made.append(batch(1, value=b"x" * 300))) == ErrorCode.RECORD_LIST_TOO_LARGE
         made.append(batch())
 
+    @pytest.mark.parametrize("preallocate", [False, True])
+    def test_a_follower_copies_a_batch_from_before_a_lower_segment_bytes(self, logs: MakeLogs, preallocate: bool):
+        """Its leader has it, so without it no replica could be made whole."""
+        made = logs(segment_bytes=200, preallocate=preallocate)
+        large = {0: False, 1: True, 2: False, 3: True, 4: True}
+        fetched = [
+            batch(1, value=b"x" * (300 if is_large else 10), base_offset=offset, leader_epoch=3)
+            for offset, is_large in large.items()
+        ]
+        made.log.append_as_follower(memoryview(bytearray(b"".join(fetched[:2]))), NOW)
+        for data in fetched[2:]:
+            made.log.append_as_follower(memoryview(bytearray(data)), NOW)
+        assert made.log.log_end_offset == 5
+        assert offsets_of(records_of(made.log)) == list(large)
+        assert made.files("*.log") == [f"{n:020d}.log" for n in large]
+        made.kill_and_open()
+        assert offsets_of(records_of(made.log)) == list(large)
+
 
 class TestRolling:
     def test_by_size(self, logs: MakeLogs):

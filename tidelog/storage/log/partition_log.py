@@ -223,6 +223,9 @@ class PartitionLog:
                 repeated = self.producers.check(*sequences, False, from_client, now_ms)
             if repeated is not None:
                 return self.repeated(repeated)
+        if len(data) > self.segment_bytes:
+            reason = f"{len(data)} bytes do not fit a segment of {self.segment_bytes}"
+            raise KafkaError(ErrorCode.RECORD_LIST_TOO_LARGE, reason)
         self.append_admitted(data, admitted, now_ms, markers)
         if leader_epoch != self.leader_epochs.latest and leader_epoch >= 0:
             self.leader_epochs.assign(leader_epoch, first_offset)
@@ -256,7 +259,7 @@ class PartitionLog:
             self.append_admitted(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
             if last_epoch > self.leader_epochs.latest:
                 self.leader_epochs.assign_appended(admitted, end)
-        else:  # the fetched batches do not fit into one segment here
+        else:  # they do not fit into one segment here; one that is larger, from before a lower segment.bytes, has its own
             for batch, next_offset in zip(admitted, [end, *(each[3] + 1 for each in admitted)]):
                 piece, alone = data[batch[0] : batch[0] + batch[1]], [(0, *batch[1:])]
                 self.append_admitted(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
@@ -276,7 +279,7 @@ class PartitionLog:
             or last_offset > segment.max_offset
             or segment.is_full
         ):
-            segment = self._roll_for(size, admitted[0][2], last_offset, now_ms)
+            segment = self._roll_for(admitted[0][2], last_offset, now_ms)
         try:
             if self.failure is not None:
                 raise CorruptLog(self.failure)
@@ -312,11 +315,7 @@ class PartitionLog:
             self.failure = f"{self.directory}: {second} after {error}"
         raise error
 
-    def _roll_for(self, size_bytes: int, first_offset: int, last_offset: int, now_ms: int) -> Segment:
-        if size_bytes > self.segment_bytes:
-            raise KafkaError(
-                ErrorCode.RECORD_LIST_TOO_LARGE, f"{size_bytes} bytes do not fit a segment of {self.segment_bytes}"
-            )
+    def _roll_for(self, first_offset: int, last_offset: int, now_ms: int) -> Segment:
         # The base offset is the log end, even before a gap: then a start can distinguish a lost tail from a gap.
         is_too_far = last_offset - self.log_end_offset > MAX_RELATIVE_OFFSET
         if is_too_far:
