@@ -123,9 +123,22 @@ def test_the_nodes_own_batches_are_checked_for_their_epoch_alone(producer: Produ
 def test_silent_producers_expire_unless_a_transaction_is_open(producer: Producer):
     producer.send(0, producer_id=1)
     producer.send(0, producer_id=2, transactional=True)
-    assert producer.state.remove_expired(1000 + 99, 100) == 0
-    assert producer.state.remove_expired(1000 + 101, 100) == 1
+    assert producer.state.remove_expired(1001, 100) == 0
+    assert producer.state.remove_expired(1001 + 99, 100) == 0
+    assert producer.state.remove_expired(1001 + 100, 100) == 1
     assert list(producer.state.entries) == [2]
+
+
+def test_a_producer_whose_records_have_old_times_expires_when_it_is_idle(producer: Producer):
+    """As one that writes what happened long ago. What it sends again is known meanwhile."""
+    now_ms = 1_000_000
+    for sequence in range(20):
+        producer.send(sequence)
+        assert producer.state.remove_expired(now_ms, 100) == 0
+        assert producer.send(sequence) is not None
+        now_ms += 60
+    assert producer.state.remove_expired(now_ms + 39, 100) == 0
+    assert producer.state.remove_expired(now_ms + 40, 100) == 1
 
 
 class TestManyProducers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from tidelog.storage.segments.reader import headers
 from tidelog.storage.segments.segment import Segment
 
 MakeLogs = Callable[..., Logs]
+DAY_MS = 86_400_000
 FIRST, SECOND = "00000000000000000000", "00000000000000000010"
 
 
@@ -238,8 +240,32 @@ class TestSnapshots:
 
     def test_expired_producers_are_not_loaded(self, made: Logs):
         made.close()
-        log = made.open(NOW + 2 * 86_400_000)
+        written_at(made, NOW)
+        log = made.open(NOW + 2 * DAY_MS)
         assert not log.producers.entries
+
+    @pytest.mark.parametrize("is_clean", [True, False])
+    def test_a_producer_whose_records_have_old_times_is_known_after_a_start(self, logs: MakeLogs, is_clean: bool):
+        """What it sends again would be written twice."""
+        made = logs(segment_bytes=1000)
+        made.append(idempotent(0, producer_id=1, timestamp=NOW - 10 * DAY_MS))
+        for number in range(40):  # in the files behind
+            made.append(idempotent(number, producer_id=2, timestamp=NOW - 10 * DAY_MS))
+        (made.close if is_clean else made.kill)()
+        written_at(made, NOW - 2 * DAY_MS)
+        written_at(made, NOW - DAY_MS // 2, made.files("*.log")[-1])
+        log = made.open(NOW)
+        assert log.segment_count > 2
+        assert list(log.producers.entries) == [2]
+        log.expire_producers(NOW + DAY_MS // 2 - 1)
+        assert made.append(idempotent(39, producer_id=2, timestamp=NOW - 10 * DAY_MS))[0].duplicate
+        log.expire_producers(NOW + DAY_MS // 2)
+        assert not log.producers.entries
+
+
+def written_at(made: Logs, time_ms: int, pattern: str = "*.log") -> None:
+    for name in made.files(pattern):
+        os.utime(made.folder / name, ns=(time_ms * 1_000_000, time_ms * 1_000_000))
 
 
 class TestLeaderEpochs:

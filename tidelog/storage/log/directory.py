@@ -57,6 +57,7 @@ from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.log.recovery import write_if_there_is_space
+from tidelog.storage.producers.expiration import note_idle_producers
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.retention import segment_jitter_ms
 
@@ -451,6 +452,8 @@ class LogDirectory:
             on_loss=lambda: self._lose(topic, partition),
         )
         self.recovery.add(loaded)
+        note_idle_producers(loaded.producers, loaded.segments, self._disk, now_ms)
+        loaded.producers.remove_expired(now_ms, config.producer_id_expiration_ms)
         log = self._take_over(directory, topic, partition, config, loaded, now_ms, is_settled=self.was_clean)
         if not self.was_clean and config.flush_messages != INT64_MAX:
             # Without this flush, records acknowledged before the crash would stay hidden until the next flush, and new

@@ -284,7 +284,6 @@ class _Loader:
         if self.has_unreadable_sums:  # after the scan: a start that is interrupted must scan again
             self.disk.remove(f"{self.directory}/{TRANSACTION_SUMS_FILE}")
         self.producers.end_offset = log_end_offset
-        self.producers.remove_expired(self.now_ms, self.config.producer_id_expiration_ms)
         lacks_producers = self._lacks_producers(segments)
         is_large = bool(self.producers) or len(segments) > 1 or active.size_bytes > _SCANNED_AGAIN_BYTES_MAX
         if is_large and not self.is_clean and not lacks_producers:

@@ -27,6 +27,7 @@ PRODUCERS_MAX: Final = 50_000
 """Producers of one partition, 430 B each. Beyond it those are forgotten that have not written for the longest: any
 client can write with ids of its own making, and their usual end comes after `producer.id.expiration.ms`."""
 NO_OFFSET: Final = -1
+_NOT_SEEN: Final = -2
 NO_EPOCH: Final = -1
 STRICT_MARKERS_FROM: Final = 2
 """From this transaction version on, each transaction of a producer has an epoch of its own."""
@@ -61,9 +62,16 @@ class CompletedTransaction(NamedTuple):
 
 
 class ProducerEntry:
-    """One producer: its epoch, its last five batches, and the first offset of its open transaction (-1: none)."""
+    """One producer: its epoch, its last five batches, and the first offset of its open transaction (-1: none).
 
-    __slots__ = ("batches", "coordinator_epoch", "epoch", "last_timestamp", "producer_id", "transaction_first_offset")
+    `last_timestamp` is the client's. By this node's clock it has not written since `idle_since_ms`, if `last_offset` is
+    still `seen_offset`.
+    """
+
+    __slots__ = (
+        "batches", "coordinator_epoch", "epoch", "idle_since_ms", "last_timestamp", "producer_id", "seen_offset",
+        "transaction_first_offset",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -80,10 +88,18 @@ class ProducerEntry:
         self.last_timestamp = last_timestamp
         self.transaction_first_offset = transaction_first_offset
         self.batches: list[SentBatch] = list(batches)
+        self.seen_offset, self.idle_since_ms = _NOT_SEEN, -1
 
     @property
     def last_sequence(self) -> int:
         return self.batches[-1][LAST_SEQUENCE] if self.batches else -1
+
+    @property
+    def last_offset(self) -> int:
+        return self.batches[-1][LAST_OFFSET] if self.batches else NO_OFFSET
+
+    def note_idle(self, since_ms: int) -> None:
+        self.seen_offset, self.idle_since_ms = self.last_offset, since_ms
 
     def copy(self) -> ProducerEntry:
         return ProducerEntry(
@@ -468,12 +484,18 @@ class ProducerState:
         self._transitions.forget_below(high_watermark)
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers without a write for `expiration_ms` and without an open transaction. Their number."""
-        expired = [
-            producer_id
-            for producer_id, entry in self.entries.items()
-            if entry.transaction_first_offset < 0 and now_ms - entry.last_timestamp >= expiration_ms
-        ]
+        """Forget producers without a write for `expiration_ms` and without an open transaction. Their number.
+
+        Clients choose the times of their records, and those of one that writes now may be old. So a producer is idle
+        from the first call on that meets it after its last write, or by `expiration.py` from a start on.
+        """
+        expired = []
+        for producer_id, entry in self.entries.items():
+            if entry.last_offset != entry.seen_offset:
+                entry.note_idle(now_ms)
+            written_ms = max(entry.last_timestamp, entry.idle_since_ms)
+            if entry.transaction_first_offset < 0 and now_ms - written_ms >= expiration_ms:
+                expired.append(producer_id)
         for producer_id in expired:
             del self.entries[producer_id]
         if self.verifications:
@@ -492,7 +514,7 @@ class ProducerState:
         Their offsets decide, because clients choose the timestamps. An eighth at once, because it looks at all.
         """
         idle = {
-            producer_id: entry.batches[-1][LAST_OFFSET] if entry.batches else NO_OFFSET
+            producer_id: entry.last_offset
             for producer_id, entry in self.entries.items()
             if entry.transaction_first_offset < 0
         }
