@@ -37,7 +37,9 @@ class Replica:
         self.asked: list[int] = []
         self.explained = 0
         self.taken: list[int] = []
-        self.log = SimpleNamespace(damaged_ranges=list, explain_gaps=self.explain, log_end_offset=2, clock_ms=0)
+        self.log = SimpleNamespace(
+            damaged_ranges=list, explain_gaps=self.explain, log_end_offset=2, clock_ms=0, failure=None
+        )
         self.partition: Any = Mock(topic="t", index=0, topic_id=TOPIC_ID, log=self.log, offline=False, leads=False)
         self.partition.append_as_follower = self.append
         placed = PartitionImage((1, *answers), in_sync, in_sync[0])
@@ -99,7 +101,7 @@ async def test_what_a_replica_in_sync_has_is_taken_from_it_and_what_none_has_for
     assert replica.taken == [3, 4, 5]
 
 
-@pytest.mark.parametrize("change", ["leads", "next leader", "moved on"])
+@pytest.mark.parametrize("change", ["leads", "next leader", "moved on", "deleted"])
 async def test_nothing_is_taken_when_the_replica_is_another_after_the_answers(change: str) -> None:
     replica = Replica({2: LACKS, 3: HAS}, in_sync=(2, 3))
     exchange = replica.repairs._exchange
@@ -109,6 +111,8 @@ async def test_nothing_is_taken_when_the_replica_is_another_after_the_answers(ch
             replica.partition.leads = True
         elif change == "next leader":
             replica.partition.leader_epoch = object()
+        elif change == "deleted":
+            replica.log.failure = "was deleted"
         else:
             replica.log.log_end_offset = 4
         return await exchange(*arguments, **options)

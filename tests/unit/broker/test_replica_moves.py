@@ -47,7 +47,7 @@ from tidelog.protocol.messages.incremental_alter_configs import (
 )
 from tidelog.replication.future_replica import FutureReplica, MoveState
 from tidelog.storage.log.flush import FlushTask
-from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 
 MakeBatch = Callable[..., bytes]
 
@@ -560,3 +560,59 @@ async def test_who_waits_for_a_sync_of_the_old_log_is_answered_when_the_new_one_
     await moving.arrived(target)
     gate.set()
     assert await asyncio.wait_for(sending, PATIENCE_S) == (0, 0)
+
+
+async def test_a_log_that_is_scrubbed_while_its_move_ends_fails_no_directory(
+    moving: Moving, make_batch: MakeBatch
+) -> None:
+    """After each start the scrubber makes the indexes of active segments anew. Those of this one are gone by then."""
+    assert await send(moving.wire, "t", make_batch(b"a")) == (0, 0)
+    broker = moving.running.node._broker
+    assert broker is not None
+    scrubber, may_read, target = broker.scrubber, asyncio.Event(), moving.other
+    run = scrubber._run_in_executor
+
+    async def run_later(work: Callable[[], None]) -> None:
+        await may_read.wait()
+        await run(work)
+
+    scrubber._run_in_executor = run_later
+    moving.partition.log.segments.active.max_is_confirmed = False
+    scrubbed = asyncio.create_task(scrubber.read_whole(moving.partition))
+    await asyncio.sleep(0)
+    assert await moving.order(target) == 0
+    await moving.arrived(target)
+    may_read.set()
+    assert not await asyncio.wait_for(scrubbed, PATIENCE_S), "what is there now is another log"
+    assert await send(moving.wire, "t", make_batch(b"b")) == (0, 1)
+    assert not moving.running.node._directories.offline
+
+
+@pytest.mark.parametrize("end", ["moved", "deleted"])
+async def test_the_errors_of_a_former_log_fail_no_directory(moving: Moving, make_batch: MakeBatch, end: str) -> None:
+    """A task in many steps may still use it."""
+    assert await send(moving.wire, "t", make_batch(b"a")) == (0, 0)
+    partition, former, target = moving.partition, moving.partition.log, moving.other
+    broker = moving.running.node._broker
+    assert broker is not None
+    if end == "moved":
+        assert await moving.order(target) == 0
+        await moving.arrived(target)
+    else:
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name="t")], timeout_ms=10_000)
+        await moving.wire.call(request, 6, DeleteTopicsResponse)
+        await until(lambda: moving.partition is None)
+
+    def append() -> None:
+        former.append_as_leader(memoryview(bytearray(make_batch(b"b"))), 0, former.clock_ms)
+
+    uses: list[Callable[[], object]] = [lambda: former.segments.first.file, lambda: former.explain_gaps(1)]
+    for use in [*uses, append] if end == "deleted" else uses:
+        with pytest.raises((CorruptLog, FileNotFoundError)) as caught:
+            use()
+        assert broker.partitions.refusal(partition, caught.value).code == ErrorCode.KAFKA_STORAGE_ERROR
+    await moving.wire.create_topic("u")  # some turns of the loop later
+    assert not moving.running.node._directories.offline
+    assert await send(moving.wire, "u", make_batch(b"a")) == (0, 0)
+    if end == "moved":
+        assert await send(moving.wire, "t", make_batch(b"b")) == (0, 1)

@@ -449,6 +449,9 @@ class Partitions:
         self._fail(partition, error)
 
     def _fail(self, partition: Partition, error: BaseException) -> None:
+        if self._is_of_former_log(partition, error):
+            logger.info("%s-%d was deleted or moved meanwhile: %s", partition.topic, partition.index, error)
+            return
         if not partition.offline:
             logger.error("partition %s-%d goes offline: %s", partition.topic, partition.index, error)
             partition.offline = True
@@ -457,3 +460,17 @@ class Partitions:
         # Other nodes can lead the partitions of this directory only after the controller learns of the failure.
         cause = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
         self.on_disk_failure(partition.log.directory, cause)
+
+    def _is_of_former_log(self, partition: Partition, error: BaseException) -> bool:
+        """Whether the error is that of a log that was deleted, or that a move to another directory has replaced.
+
+        Tasks in many steps may still use such a log. What they miss there is no failure of the device.
+        """
+        is_hosted = partition in self._watches
+        if isinstance(error, CorruptLog):
+            return not is_hosted
+        if not isinstance(error, FileNotFoundError):
+            return False
+        home = partition.log.directory.rpartition("/")[0]
+        is_elsewhere = error.filename is not None and not f"{error.filename}/".startswith(f"{home}/")
+        return not is_hosted or is_elsewhere

@@ -290,7 +290,7 @@ class Repairs:
         part = None if repair.is_complete else repair.finish_part()
         if part is not None and (await self._check(partition, part) or repair.is_obsolete):
             return  # the rest is a new range, which another replica may have
-        if not repair.is_complete and await self._repair_end(partition, repair, lacking):
+        if not repair.is_complete and (await self._repair_end(partition, repair, lacking) or repair.is_obsolete):
             return
         if repair.is_complete:
             try:
@@ -426,7 +426,7 @@ class Repairs:
             batch = await self._first_after(partition, first_offset, end_offset)
             if partition.log is not log or partition.leads or partition.leader_epoch != leader_epoch:
                 return
-            if batch is None or log.log_end_offset != first_offset:
+            if batch is None or log.log_end_offset != first_offset or log.failure is not None:
                 return
             source, base_offset, data = batch
             if base_offset > first_offset:

@@ -95,12 +95,13 @@ class Scrubber:
     async def _pass_over(self, partition: Partition) -> None:
         """Scrub one partition if this node still hosts it. An error fails only this partition."""
         await asyncio.sleep(0)  # thousands of empty logs must not block the loop
-        if not self._is_hosted(partition):
+        log = partition.log
+        if not self._is_hosted(partition, log):
             return
         try:
-            for _ in check_small_files(partition.log):
+            for _ in check_small_files(log):
                 await asyncio.sleep(0)  # a log may have thousands of them
-                if not self._is_hosted(partition):
+                if not self._is_hosted(partition, log):
                     return
             # Reports damage that was met by a caller other than a client's read.
             self._repairs.look_at(partition)
@@ -124,31 +125,33 @@ class Scrubber:
 
         A segment that is replaced meanwhile was read by the cleaner or the repair that replaced it.
         """
+        log = partition.log
         try:
-            for segment in list(partition.log.segments):
+            for segment in list(log.segments):
                 if self._is_to_be_read(partition, segment):
                     await self._scrub(partition, segment, rate_min)
         except Exception as error:
             self._partitions.refusal(partition, error)
             return False
-        return self._is_hosted(partition)
+        return self._is_hosted(partition, log)
 
     def _is_to_be_read(self, partition: Partition, segment: Segment) -> bool:
         """Whether the segment was not deleted or cleaned meanwhile, and is not an empty active segment."""
-        segments = partition.log.segments
-        is_there = any(each is segment for each in segments)
-        return is_there and self._is_hosted(partition) and (segment.size_bytes > 0 or segment is not segments.active)
+        log = partition.log
+        is_there = any(each is segment for each in log.segments) and self._is_hosted(partition, log)
+        return is_there and (segment.size_bytes > 0 or segment is not log.segments.active)
 
-    def _is_hosted(self, partition: Partition) -> bool:
-        is_there = self._partitions.find(partition.topic, partition.index) is partition
-        return is_there and not partition.offline and partition.log.failure is None
+    def _is_hosted(self, partition: Partition, log: PartitionLog) -> bool:
+        """Whether this node hosts the partition, with this log: a move to another directory may have replaced it."""
+        is_there = self._partitions.find(partition.topic, partition.index) is partition and partition.log is log
+        return is_there and not partition.offline and log.failure is None
 
     async def _scrub(self, partition: Partition, segment: Segment, rate_min: int = 0) -> None:
-        rate = max(self._rate_bytes or URGENT_BYTES_PER_S, rate_min)
-        scrub = Scrub(partition.log, segment)
+        rate, log = max(self._rate_bytes or URGENT_BYTES_PER_S, rate_min), partition.log
+        scrub = Scrub(log, segment)
         finished = False
         try:
-            while not scrub.is_done and self._is_hosted(partition):
+            while not scrub.is_done and self._is_hosted(partition, log):
                 piece = min(PIECE_BYTES_MAX, max(64 * 1024, int(rate * PIECE_S)))
                 before = scrub.verified_bytes
                 await until_done(self._run_in_executor(partial(scrub.run, piece)))
@@ -158,7 +161,7 @@ class Scrubber:
                 await asyncio.sleep(min(piece, max(verified, 4096)) / rate)
             finished = True
         finally:
-            if not finished or not self._is_hosted(partition):
+            if not finished or not self._is_hosted(partition, log):
                 scrub.abandon()
             elif scrub.finish():
                 logger.warning("%s-%d: found damage in %s", partition.topic, partition.index, segment.path)

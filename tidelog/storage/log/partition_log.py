@@ -259,7 +259,7 @@ class PartitionLog:
             self.append_admitted(data, admitted, now_ms, markers_in(data, admitted) if has_markers else None)
             if last_epoch > self.leader_epochs.latest:
                 self.leader_epochs.assign_appended(admitted, end)
-        else:  # they do not fit into one segment here; one that is larger, from before a lower segment.bytes, has its own
+        else:  # too large for one segment here; one batch may be too large, from before segment.bytes was lowered
             for batch, next_offset in zip(admitted, [end, *(each[3] + 1 for each in admitted)]):
                 piece, alone = data[batch[0] : batch[0] + batch[1]], [(0, *batch[1:])]
                 self.append_admitted(piece, alone, now_ms, markers_in(piece, alone) if has_markers else None)
