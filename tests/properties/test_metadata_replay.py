@@ -70,7 +70,7 @@ class History:
         self.high_watermark = 0
         self.epoch = 1
         self.is_leader = False
-        self.is_alone = False
+        self.is_alone = self.has_lost_majority = False
         self.leads: list[tuple[int, int]] = []
         self.resigned = 0
         self.published: list[MetadataImage] = []

@@ -47,6 +47,7 @@ from tidelog.replication.fetcher_settings import FetcherSettings
 from tidelog.replication.isr_changes import IsrChanges
 from tidelog.replication.partition import ReplicaPorts
 from tidelog.replication.ports import Endpoint, PortState
+from tidelog.replication.quorum.raft.leading import CHECK_QUORUM_FACTOR
 from tidelog.storage.log.loader import Ending
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class BrokerSide:
             settings=LifecycleSettings(
                 config.integer("broker.heartbeat.interval.ms"),
                 session_timeout_ms=config.integer("broker.session.timeout.ms"),
+                deposed_controller_ms=CHECK_QUORUM_FACTOR * config.integer("controller.quorum.fetch.timeout.ms"),
                 directory_failure_timeout_ms=config.integer("log.dir.failure.timeout.ms"),
             ),
             loop=loop,
@@ -178,7 +180,7 @@ class BrokerSide:
         """`Hosting.is_on_all_replicas`. False while no controller hears of this broker: the metadata may be old then,
         and name replicas in the ISR that have left it.
         """
-        return self.lifecycle.has_session() and self._hosting.is_on_all_replicas(log)
+        return self.lifecycle.is_heard() and self._hosting.is_on_all_replicas(log)
 
     def _make_fetchers(self, channels: Channels) -> ReplicaFetchers:
         config, ports = self._config, self._ports

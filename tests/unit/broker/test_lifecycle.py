@@ -54,7 +54,12 @@ class ActiveController:
 
 
 def made(
-    controller: ActiveController, *, interval_ms: int = 20, on_registered: Callable[[int], None] = lambda epoch: None
+    controller: ActiveController,
+    *,
+    interval_ms: int = 20,
+    on_registered: Callable[[int], None] = lambda epoch: None,
+    session_timeout_ms: int = 9_000,
+    deposed_controller_ms: float = 0,
 ) -> BrokerLifecycle:
     loop = asyncio.get_running_loop()
 
@@ -70,7 +75,9 @@ def made(
         registration=lambda previous: BrokerRegistrationRequest(broker_id=4, previous_broker_epoch=previous),
         metadata_offset=lambda: 99,
         channel=channel,
-        settings=LifecycleSettings(interval_ms, 1000),
+        settings=LifecycleSettings(
+            interval_ms, 1000, session_timeout_ms=session_timeout_ms, deposed_controller_ms=deposed_controller_ms
+        ),
         loop=loop,
         rng=random.Random(2),
         on_registered=on_registered,
@@ -88,6 +95,21 @@ async def test_a_broker_asks_to_be_unfenced_only_when_it_is_ready() -> None:
     await lifecycle.become_ready()
     assert not lifecycle.is_fenced
     assert controller.heartbeats()[-1].current_metadata_offset == 99
+    await lifecycle.close()
+
+
+async def test_it_counts_on_no_answer_that_a_replaced_controller_may_have_given() -> None:
+    """The next controller's session of this broker may have begun before the last answered heartbeat was sent."""
+    controller = ActiveController()
+    lifecycle = made(controller, session_timeout_ms=60_000, deposed_controller_ms=59_500)
+    await lifecycle.register(3)
+    await lifecycle.become_ready()
+    await until(lifecycle.has_session)
+    controller.is_there = False
+    await until(lambda: not lifecycle.has_session())
+    assert lifecycle.is_heard()
+    controller.is_there = True
+    await until(lifecycle.has_session)
     await lifecycle.close()
 
 

@@ -89,7 +89,7 @@ class MemberLog:
         self.snapshots: list[tuple[SnapshotId, list[bytes]]] = []
         self.forgotten: list[SnapshotId] = []
         self.failure: OSError | None = None
-        self.is_alone = False
+        self.is_alone = self.has_lost_majority = False
         tracker.raft = self
         quorum.members.append(self)
 

@@ -69,6 +69,16 @@ async def test_a_standby_refuses():
     assert caught.value.code is ErrorCode.NOT_CONTROLLER
 
 
+async def test_a_leader_that_has_lost_its_majority_answers_nothing_before_it_resigns():
+    """No commit proves an answer without records, and another controller may have fenced the broker."""
+    _, member, brokers = await cluster()
+    await brokers[1].heartbeat(member.controller)
+    member.log.has_lost_majority = True
+    with pytest.raises(KafkaError) as caught:
+        await brokers[1].heartbeat(member.controller)
+    assert caught.value.code is ErrorCode.NOT_CONTROLLER
+
+
 async def test_nothing_is_told_or_answered_before_it_is_committed():
     quorum, member, _ = await cluster()
     quorum.hold = True

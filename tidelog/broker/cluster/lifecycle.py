@@ -58,6 +58,8 @@ class LifecycleSettings:
     heartbeat_interval_ms: int = 2_000
     heartbeat_timeout_ms: int = 4_500
     session_timeout_ms: int = 9_000
+    deposed_controller_ms: float = 3_000
+    """How long a controller may answer heartbeats after another has taken over."""
     directory_failure_timeout_ms: int = 30_000
 
 
@@ -149,10 +151,19 @@ class BrokerLifecycle:
     def has_session(self) -> bool:
         """Whether the controller surely counts this broker among the active ones.
 
-        Its session timeout starts when it receives a heartbeat, which is after this broker has sent it.
+        Its session timeout starts when it receives a heartbeat, which is after this broker has sent it. That of the
+        next controller starts when it takes over, and the last one may have answered a heartbeat since.
         """
-        silence_ms = (self._loop.time() - self._session_start_s) * 1000
-        return not self.is_fenced and silence_ms < self._settings.session_timeout_ms
+        return not self.is_fenced and self._silence_ms() < (
+            self._settings.session_timeout_ms - self._settings.deposed_controller_ms
+        )
+
+    def is_heard(self) -> bool:
+        """Whether a controller, perhaps a replaced one, has answered within the session timeout."""
+        return not self.is_fenced and self._silence_ms() < self._settings.session_timeout_ms
+
+    def _silence_ms(self) -> float:
+        return (self._loop.time() - self._session_start_s) * 1000
 
     async def become_ready(self) -> None:
         """This broker can serve: request to be unfenced, and wait for it."""

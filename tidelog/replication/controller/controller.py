@@ -229,7 +229,8 @@ class Controller(ControllerCommands):
         return None
 
     def _check_active(self) -> None:
-        if not self.is_active:
+        """An answer without records is not proven by a commit: it must come from the present controller, too."""
+        if not self.is_active or self._raft.has_lost_majority:
             raise not_controller()
 
     def _append(self, records: Sequence[Any]) -> None:

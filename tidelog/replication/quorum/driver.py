@@ -33,7 +33,7 @@ from tidelog.replication.quorum.files.vote_writer import VoteWriter
 from tidelog.replication.quorum.listener import ListenerCalls, MetadataListener
 from tidelog.replication.quorum.metadata_repair import MetadataRepair
 from tidelog.replication.quorum.metadata_scrubber import MetadataScrubber
-from tidelog.replication.quorum.raft import following
+from tidelog.replication.quorum.raft import following, leading
 from tidelog.replication.quorum.raft.messages import (
     AppendLeaderChange,
     AppendRecords,
@@ -299,6 +299,13 @@ class RaftNode:
     def is_leader(self) -> bool:
         """Whether the node leads and its first record is committed, so that `on_lead` has been or will be called."""
         return self.raft.is_active_leader and self._failure is None
+
+    @property
+    def has_lost_majority(self) -> bool:
+        """Whether this leader has heard of no majority for so long that another may lead. It resigns at once, but after
+        a pause of the process others may come first.
+        """
+        return leading.has_lost_majority(self.raft, self.now_ms())
 
     def leader_endpoint(self) -> Endpoint | None:
         return self.raft.known_leader_endpoint()

@@ -273,6 +273,23 @@ def test_who_was_away_too_long_loads_a_snapshot(tmp_path):
     asyncio.run(run())
 
 
+def test_a_leader_knows_at_once_that_it_has_lost_its_majority(tmp_path, monkeypatch):
+    """After a pause of the process, others may ask before its timer has made it resign."""
+
+    async def run():
+        quorum, members = await three(tmp_path)
+        (leader,) = await until(lambda: quorum.leaders)
+        assert not any(member.raft.has_lost_majority for member in members)
+        later_ms = 2 * leader.raft.settings.fetch_timeout_ms
+        for member in members:
+            monkeypatch.setattr(member.raft, "now_ms", lambda: asyncio.get_running_loop().time() * 1000 + later_ms)
+        assert [member for member in members if member.raft.has_lost_majority] == [leader]
+        monkeypatch.undo()
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
 def same_mark(one: Member, other: Member) -> bool:
     return one.raft.high_watermark == other.raft.high_watermark
 

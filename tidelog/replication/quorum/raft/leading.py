@@ -10,7 +10,7 @@ from typing import Final
 
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.quorum.raft.messages import BeginAsk, FetchAnswer, FetchAsk, Peer, SnapshotAsk, WakeFetches
-from tidelog.replication.quorum.raft.replica import RaftReplica
+from tidelog.replication.quorum.raft.replica import NEVER, RaftReplica
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
 from tidelog.replication.quorum.raft.state import Leader, LogView
 
@@ -23,18 +23,27 @@ def poll_leader(raft: RaftReplica, now_ms: float) -> bool:
     assert isinstance(state, Leader)
     if raft.is_voter and state.progress.on_own_log(raft.log.synced_offset):
         on_commit(raft)
-    lost_at_ms = state.progress.quorum_lost_at_ms(raft.settings.fetch_timeout_ms * CHECK_QUORUM_FACTOR)
-    if lost_at_ms is not None:
-        if now_ms >= lost_at_ms:
-            raft.resign(now_ms)
-            return False
-        raft.due(lost_at_ms)
+    lost_at_ms = _majority_lost_at_ms(raft, state)
+    if now_ms >= lost_at_ms:
+        raft.resign(now_ms)
+        return False
+    raft.due(lost_at_ms)
     has_left = not raft.voters.latest.includes(raft.own)
     if has_left and state.is_active and raft.voters.latest_offset < raft.high_watermark:
         raft.resign(now_ms)
         return False
     _make_known(raft, state, now_ms)
     return False
+
+
+def _majority_lost_at_ms(raft: RaftReplica, state: Leader) -> float:
+    lost_at_ms = state.progress.quorum_lost_at_ms(raft.settings.fetch_timeout_ms * CHECK_QUORUM_FACTOR)
+    return NEVER if lost_at_ms is None else lost_at_ms
+
+
+def has_lost_majority(raft: RaftReplica, now_ms: float) -> bool:
+    """Whether this leader has had no contact with a majority for so long that it resigns at its next poll."""
+    return isinstance(raft.state, Leader) and now_ms >= _majority_lost_at_ms(raft, raft.state)
 
 
 def _make_known(raft: RaftReplica, state: Leader, now_ms: float) -> None:
