@@ -161,6 +161,12 @@ class CompactedReplicas(PlacesOfReplicas):
         if away not in self.nodes:
             self.start_node(away)
 
+    def start_node(self, node_id: int) -> None:
+        placed = self.cluster.placed
+        if node_id in placed.adding_replicas and node_id not in placed.isr and len(placed.isr) > 1:
+            self.kept.pop(node_id, None)  # its copy begins again: it may be a former one
+        super().start_node(node_id)
+
     def clean_on(self, node: ReplicaNode, steps: int) -> None:
         compaction = self.compactions.get(node) or self.begin(node)
         if compaction is None:
