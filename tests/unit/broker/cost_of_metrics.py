@@ -31,6 +31,7 @@ VERSION = 9
 class Peer:
     host, listener_name = "127.0.0.1", "PLAINTEXT"
     is_gone, known_key = False, -1
+    costly_waits = 0
     produce_topic_at = 0
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from tidelog.broker.network.accepting import has_ended
 from tidelog.broker.network.counters import RequestCounters
 from tidelog.broker.network.request import Deferred
 from tidelog.broker.scheduling import fair_scheduler, large_answers
-from tidelog.broker.scheduling.fair_scheduler import LARGE_ANSWERS_MAX, FairScheduler
+from tidelog.broker.scheduling.fair_scheduler import COSTLY_WAITS, LARGE_ANSWERS_MAX, FairScheduler
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -318,3 +318,24 @@ async def test_a_host_takes_no_places_of_others(monkeypatch: pytest.MonkeyPatch)
     ended.set()
     await until(lambda: not dispatcher.tasks_under_way)
     assert not dispatcher._tasks_of_host
+
+
+async def test_the_connection_of_a_request_that_took_long_is_known_by_it() -> None:
+    """Its next ones wait with their like."""
+    now_s, takes_s = 0.0, 0.0
+
+    def handle(*_: Any) -> MetadataResponse:
+        nonlocal now_s
+        now_s += takes_s
+        return MetadataResponse()
+
+    api = SimpleNamespace(REQUEST=MetadataRequest, handle=handle, refuse=metadata.refuse)
+    scheduler = FairScheduler(asyncio.get_running_loop().call_soon)
+    services = SimpleNamespace(requests=RequestCounters(lambda: now_s), scheduler=scheduler)
+    dispatcher = Dispatcher(cast(Any, services), [cast(Any, api)])
+    frame = memoryview(struct.pack(">hhihi", MetadataRequest.API_KEY, 1, 7, -1, -1))
+    peer = SimpleNamespace(host="", listener_name="", produce_topic_at=0, costly_waits=0)
+    for cost_s, waits in ((0.0001, 0), (0.002, COSTLY_WAITS)):
+        takes_s = cost_s
+        dispatcher.dispatch(frame, cast(Any, peer))
+        assert peer.costly_waits == waits

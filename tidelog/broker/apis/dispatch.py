@@ -25,6 +25,7 @@ from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.controller_channel import forwarding_ms
 from tidelog.broker.network.counters import SHORTEST_S, ApiCounters, RequestCounters
 from tidelog.broker.network.request import NOT_YET, Answer, Deferred, Peer, RequestContext, completed
+from tidelog.broker.scheduling.fair_scheduler import COSTLY_WAITS, LONG_TURN_S
 from tidelog.broker.scheduling.host_queue import REQUEST_HOST
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, WHOLE_BYTES_MAX, Arrays, is_large, join, split
@@ -126,8 +127,13 @@ class Dispatcher:
             durations.total += elapsed
         else:
             counters.durations.observe(elapsed)
-            self._scheduler.add_work(elapsed)
+            self._add_work(elapsed, connection)
         return answer
+
+    def _add_work(self, elapsed: float, connection: Peer) -> None:
+        if elapsed > LONG_TURN_S:
+            connection.costly_waits = COSTLY_WAITS
+        self._scheduler.add_work(elapsed)
 
     def dispatch_pipelined(self, frames: Sequence[memoryview], connection: Peer) -> list[Answer] | None:
         """The answers to the frames at the start that can be handled together; `dispatch` must take the others.
@@ -190,7 +196,7 @@ class Dispatcher:
             key, version, correlation_id, client_id, connection.host, connection.listener_name, connection
         )
         answer = self._answer(frame, api, context, request)
-        self._scheduler.add_work(self._stopwatch() - began)
+        self._add_work(self._stopwatch() - began, connection)
         return _timed(answer, api.counters, began)
 
     def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:

@@ -104,8 +104,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_buffer", "_capacity_bytes", "_closed", "_corked", "_corked_bytes", "_end", "_exclusive", "_held_bytes",
         "_keeps_maps", "_on_close", "_out", "_owner", "_paused_reading", "_pending", "_private_bytes", "_resting",
-        "_start", "_transport", "_unpipelined_reads", "_view", "_writable", "active", "host", "known_key",
-        "listener_name", "produce_topic_at",
+        "_start", "_transport", "_unpipelined_reads", "_view", "_writable", "active", "costly_waits", "host",
+        "known_key", "listener_name", "produce_topic_at",
     )  # fmt: skip
     awaited = property(lambda self: find_awaited(self._pending))
 
@@ -114,6 +114,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self.listener_name = listener_name
         self.host = ""
         self.known_key = -1
+        self.costly_waits = 0
         self.produce_topic_at = 0  # for `Dispatcher.dispatch` alone
         self.active = True  # since the server's last sweep of idle connections
         self._transport: asyncio.Transport | None = None
@@ -642,9 +643,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
             is_large = size > (UNCOUNTED_BYTES_MAX if of_node else WHOLE_BYTES_MAX) and not for_records
         wake = self._wake_for_one if is_first else self.wake
         first = is_first and not is_large
+        is_costly = self.costly_waits > 0
+        if is_costly:
+            self.costly_waits -= 1
         self._owner.scheduler.wait(
-            wake, is_first=first, for_records=for_records, of_node=of_node, is_known=is_known, host=self.host
-        )
+            wake, is_first=first, for_records=for_records, of_node=of_node, is_known=is_known, host=self.host,
+            is_costly=is_costly,
+        )  # fmt: skip
 
     def _resume(self) -> None:
         if self._paused_reading and self._ready() and self._transport is not None:

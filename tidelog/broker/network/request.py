@@ -29,6 +29,8 @@ class Peer(Protocol):
     listener_name: str
     known_key: int
     """The API whose requests on this connection do not wait behind those of others; -1 for none."""
+    costly_waits: int
+    """So often its next requests wait with those of other connections of which one took long."""
     produce_topic_at: int
     """What its last Produce says of the next one (`protocol/hot.py:note_head`)."""
 

@@ -5,8 +5,9 @@ at once, or if its request arrives in a turn of the loop that is already long. S
 free after a few milliseconds, however much the others have sent. Six queues are for first and for further
 requests, each for those between nodes, for Produce and Fetch, and for all else: a node lives by its heartbeats and
 votes, and a Produce costs a tenth of most other requests. Two more are for the first fetches and heartbeats of few
-connections, which are known as those of voters and brokers. Coroutines wait in two queues of their own. A turn
-continues only the first of each, because the time until its next pause is unknown.
+connections, which are known as those of voters and brokers. Two are for the first requests of connections of which
+one took long: a cheap one does not wait behind hundreds of them on its own host. Coroutines wait in two queues of their
+own. A turn continues only the first of each, because the time until its next pause is unknown.
 Invariants: in each queue those of one host are served in order, and hosts take turns (not
 the coroutines of Produce and Fetch); a connection is in at most one queue, and there once; every turn of the loop
 serves every queue.
@@ -28,6 +29,8 @@ logger = logging.getLogger("tidelog.connection")
 QUEUE_S = 0.0005
 # A turn with this much work is long: the requests that are read in the rest of it wait.
 LONG_TURN_S = 0.001
+# The connection of a request that took as long waits so often with others of its kind.
+COSTLY_WAITS = 4
 # The bytes of the large requests under way, exceeded by the last of them. Their decoded elements take many times as
 # much memory; further requests stay undecoded in the buffers of their connections.
 REQUEST_BYTES_MAX = 2 * 1024 * 1024
@@ -57,7 +60,7 @@ class FairScheduler:
         self.is_turn_long = False
         self._call_soon = call_soon
         self._stopwatch = stopwatch
-        self._queues: tuple[HostQueue[Wake], ...] = tuple(HostQueue() for _ in range(8))
+        self._queues: tuple[HostQueue[Wake], ...] = tuple(HostQueue() for _ in range(10))
         self._paused_for_records: deque[asyncio.Future[None]] = deque()
         self._paused: HostQueue[asyncio.Future[None]] = HostQueue()  # all other coroutines
         self._request_bytes = 0
@@ -83,6 +86,7 @@ class FairScheduler:
         host: str,
         of_node: bool = False,
         is_known: bool = False,
+        is_costly: bool = False,
     ) -> None:
         """Enqueue a connection of this host. `wake` serves a part of its requests; with `is_first` it serves one."""
         kind = 0 if of_node else 1 if for_records else 2
@@ -90,6 +94,8 @@ class FairScheduler:
             kind += 3
         elif is_known:
             kind = 7 if for_records else 6
+        elif is_costly and not of_node:
+            kind = 8 if for_records else 9
         self._queues[kind].append(wake, host)
         self._arm()
         self.add_work(0.0)
