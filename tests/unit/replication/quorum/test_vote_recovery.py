@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, stop_all, three, until
+from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, stop_all, three, until
+from tests.unit.replication.quorum.test_driver import add, same_mark, until_done
 from tests.unit.replication.quorum.test_metadata_damage import committed, logs_of
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.quorum.raft.messages import OffsetAndEpoch, VoteAsk
 from tidelog.replication.quorum.raft.voters import ReplicaKey
+from tidelog.replication.quorum.vote_recovery import PAUSE_S
 
 
 def changed(path: Path, **fields: int) -> None:
@@ -170,6 +174,35 @@ def test_a_leader_that_only_a_file_without_a_checksum_names_is_given_up_for_the_
         leader.raft.append([b"more"], 0)
         await again.listener.has([*values, b"more"])
         assert again.raft.leader_id == leader.node_id
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+def test_a_voter_whose_log_is_behind_waits_for_the_voters_that_it_does_not_know(tmp_path: Path) -> None:
+    """It had voted for one that was added while it was away, and asked only those that its own log names."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {})
+        quorum.format_dynamic(1, 2)
+        servers: dict[str, Any] = {"bootstrap_servers": [endpoint(1), endpoint(2), endpoint(3)]}
+        members = [await Member(quorum, node_id, **servers).start() for node_id in (1, 2)]
+        await committed(quorum, 3)
+        (leader,) = await until(lambda: quorum.leaders)
+        away = next(member for member in members if member is not leader)
+        added = await Member(quorum, 3, **servers).start()
+        await until(partial(same_mark, added, leader))
+        await away.crash()
+        assert (await until_done(add(added), leader.raft.add_voter)).error_code == 0
+        await added.crash()
+        (logs_of(tmp_path, away.node_id) / "quorum-state").unlink()
+        back = await Member(quorum, away.node_id, **servers).start()
+        assert back.raft.voter_ids() == [1, 2]
+        assert back.raft.raft.vote_is_unknown
+        await asyncio.sleep(2 * PAUSE_S)
+        assert back.raft.raft.vote_is_unknown, "the third voter has not answered"
+        await Member(quorum, 3, **servers).start()
+        await until(lambda: not back.raft.raft.vote_is_unknown)
         await stop_all(quorum)
 
     asyncio.run(run())
