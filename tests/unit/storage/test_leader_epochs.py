@@ -75,3 +75,13 @@ def test_truncation_from_the_start_keeps_the_epoch_that_holds_the_offset():
     assert not cache.truncate_from_start(20)
     assert not cache.truncate_from_start(3)
     assert cache.earliest == (3, 20)
+
+
+def test_epochs_of_deleted_records_correct_nothing():
+    """The log starts behind the begin of the second one, in a segment that has both."""
+    cache = epochs((2, 15), (4, 16))
+    assert not cache.correct([(1, 10), (2, 12), (4, 16)], 15, 19)
+    assert not cache.is_dirty
+    wrong = epochs((1, 15), (4, 17))
+    assert wrong.correct([(1, 10), (2, 12), (4, 16)], 15, 19)
+    assert list(wrong) == [(2, 15), (4, 16)]

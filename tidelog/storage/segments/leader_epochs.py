@@ -153,7 +153,9 @@ class LeaderEpochs:
         """
         if not seen or first_offset >= end_offset:
             return False
-        seen = [(epoch, max(start, first_offset)) for epoch, start in seen if epoch >= 0]
+        # Of the epochs that begin at `first_offset` or before it, the last one has the record there.
+        at_start = {max(start, first_offset): epoch for epoch, start in seen if epoch >= 0}
+        seen = [(epoch, start) for start, epoch in at_start.items()]
         known = list(self)
         before = [entry for entry in known if entry[1] <= first_offset]
         inside = [entry for entry in known if first_offset < entry[1] < end_offset]
