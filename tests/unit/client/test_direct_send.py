@@ -501,6 +501,21 @@ async def test_a_call_that_lets_the_loop_run_is_passed_by_no_later_one(
         assert later is send_arrow or values(cluster) == numbered(5)  # an arrow table waits for its kernel
 
 
+@pytest.mark.parametrize("end", [Producer.flush, Producer.close], ids=lambda end: end.__name__)
+async def test_a_call_that_lets_the_loop_run_is_delivered_by_a_later_flush_or_close(
+    end: Callable[[Producer], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
+    with served(t=1) as cluster:
+        async with producing(cluster) as sending:
+            await sending.send_and_wait("t", b"0")
+            call = asyncio.create_task(sending.send_and_wait("t", b"1"))
+            ending = asyncio.create_task(end(sending))
+            await ending
+            assert values(cluster) == numbered(2)
+            assert (await call).offset == 1
+
+
 async def test_a_call_that_takes_the_record_of_an_earlier_one_follows_it_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

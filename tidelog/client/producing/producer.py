@@ -200,6 +200,7 @@ class Producer:
                 async with asyncio.timeout(limit_s):
                     await self._close_finished.wait()
             return
+        self._appender.append_before()
         try:
             self._closed = True  # here: a call behind an interrupted one waits for the end below
             self._appender.close()
@@ -539,6 +540,7 @@ class Producer:
     async def flush(self) -> None:
         """Send all records at once and wait until each is delivered or has failed."""
         self._shared_start.check_loop()
+        self._appender.append_before()
         if self._sender is not None:
             await self._sender.flush()
 

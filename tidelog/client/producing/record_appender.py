@@ -182,7 +182,7 @@ class RecordAppender:
     # -- a call that lets the event loop run before its record is taken
 
     def yield_to_later(self, append: Callable[[], None]) -> None:
-        """Have the next call, whose record comes later, call `append` first: it takes the record of this one."""
+        """Have the next call, also a `flush` or `close`, call `append` first: it takes the record of this one."""
         self._append_yielding, self._is_held = append, True
 
     def end_yield(self, append: Callable[[], None]) -> None:
@@ -190,7 +190,7 @@ class RecordAppender:
         if self._append_yielding is append:
             self._append_yielding, self._is_held = None, self._has_loop_ended or self._closed
 
-    def _append_before(self) -> None:
+    def append_before(self) -> None:
         """Take the record of the call that lets the event loop run. It raises its error itself when it goes on."""
         append = self._append_yielding
         if append is not None:
@@ -265,7 +265,7 @@ class RecordAppender:
         """Append a batch of a known topic. Raises as `Producer.send`."""
         if self._closed:  # between two batches of a table
             raise RuntimeError("this producer is closed")
-        self._append_before()
+        self.append_before()
         accumulator = self._accumulator
 
         def append(queue: PartitionQueue[Ticket], now_ms: float) -> Place | None:
@@ -343,7 +343,7 @@ class RecordAppender:
         if self._is_held:
             # After the record of an earlier call this one follows at once, or a later one passed it. The loop has run.
             yields = self._append_yielding is None and self._held_task() is asyncio.current_task()
-            self._append_before()
+            self.append_before()
             self._is_held = self._has_loop_ended or self._closed
             if yields:
                 await asyncio.sleep(0)
