@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -503,7 +503,7 @@ async def test_a_call_that_lets_the_loop_run_is_passed_by_no_later_one(
 
 @pytest.mark.parametrize("end", [Producer.flush, Producer.close], ids=lambda end: end.__name__)
 async def test_a_call_that_lets_the_loop_run_is_delivered_by_a_later_flush_or_close(
-    end: Callable[[Producer], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+    end: Callable[[Producer], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_send, "_HELD_S", 0.0)
     with served(t=1) as cluster:

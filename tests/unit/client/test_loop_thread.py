@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
@@ -26,7 +26,7 @@ from tidelog.client import sync
 from tidelog.client.sync import loop_thread
 from tidelog.client.sync import producer as sync_producer
 from tidelog.client.sync.caller_thread import CallerThread
-from tidelog.client.sync.loop_thread import LoopThread
+from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
 from tidelog.client.sync.record_future import record_future_class
 from tidelog.client.sync.waiting_threads import WaitingThreads
 
@@ -282,6 +282,56 @@ def test_an_interrupted_caller_cancels_its_call():
     assert thread.run(number(3)) == 3
     assert ended == ["cancelled"]
     thread.stop()
+
+
+class Client(BlockingClient):
+    def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        return self.work
+
+    async def work(self) -> None:
+        pass
+
+
+def start_a_call(client: Client, errors: list[BaseException]) -> threading.Thread:
+    """Begin a call in another thread. It takes 10 ms to end when it is cancelled."""
+    began = threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await asyncio.sleep(10 * PATIENCE_S)
+        finally:
+            await asyncio.sleep(0.01)
+
+    def call() -> None:
+        try:
+            client._run(wait)
+        except RuntimeError as error:
+            errors.append(error)
+
+    calling = threading.Thread(target=call, daemon=True)
+    calling.start()
+    assert began.wait(PATIENCE_S)
+    return calling
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a close that had not begun
+def test_no_interrupt_of_a_close_leaves_another_call_without_an_end():
+    for step in count():
+        client = Client()
+        errors: list[BaseException] = []
+        calling = start_a_call(client, errors)
+        thread = client._thread
+        assert thread is not None
+        was_interrupted = interrupted_at(step, lambda: client._close_with(client.work))  # noqa: B023
+        if not client._closed:  # an interrupt at the first lines
+            client._close_with(client.work)
+        join(calling)
+        assert [str(error) for error in errors] == ["this client was closed while it was at work"], f"step {step}"
+        join(thread._thread)
+        if not was_interrupted:
+            break
+    assert step > 50
 
 
 def test_an_interrupt_while_the_thread_starts_leaves_no_thread(monkeypatch):

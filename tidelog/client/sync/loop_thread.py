@@ -69,6 +69,8 @@ class LoopThread:
         self._lock = threading.RLock()  # a signal handler may call `close` inside any call
         self._is_ending = False
         self._is_stopped = False
+        self._end: asyncio.Task[None] | None = None
+        """The last task of the loop."""
         self._thread = threading.Thread(target=self._run, name="tidelog-client", daemon=True)
         try:
             self._thread.start()
@@ -120,33 +122,30 @@ class LoopThread:
 
     def stop(self, last_call: Callable[[], Coroutine[Any, Any, None]] = _do_nothing) -> None:
         """Run `last_call` when all other calls have ended, then end the thread. Waiting calls of other threads raise
-        RuntimeError.
+        RuntimeError. An interrupt ends the wait for that, and nothing else.
         """
-        try:
-            with self._lock:
-                self._is_ending = True
-            # Earlier calls have their tasks by now. A later call would wait for a loop that does not
-            # run.
-            ending = LoopCall(self.loop, _end_tasks(last_call), WaitingThreads())
-            ending.begin()
-            ending.result()
-        finally:
-            self.stop_soon()
-            self._thread.join()
+        self.stop_soon(last_call)
+        self._thread.join()
+        if self._end is not None and self._end.done():
+            self._end.result()
+
+    def stop_soon(self, last_call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """`stop` without the wait. A second call has no effect, and is for an interrupt of the first one."""
+        with self._lock:
+            self._is_ending = True
+        # Earlier calls have their tasks before the end begins. A later call would wait for a loop that does not run.
+        self.end_soon(lambda: _end_tasks(last_call))
 
     def end_soon(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `call` and let the thread end, without a wait."""
+        """Run `call` and let the thread end, without a wait. A second call has no effect."""
 
         def begin() -> None:
-            self.loop.create_task(call()).add_done_callback(lambda _: self._stop_loop())
+            if self._end is None:
+                self._end = self.loop.create_task(call())
+                self._end.add_done_callback(lambda _: self._stop_loop())
 
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(begin)
-
-    def stop_soon(self) -> None:
-        """Let the thread end, without a wait: also where an interrupt came before the first line of `stop`."""
-        with suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(self._stop_loop)
 
 
 class BlockingClient:
@@ -259,7 +258,7 @@ class BlockingClient:
                     self._is_close_finished = True
                     self._close_waiters.wake()
                     if thread is not None:
-                        thread.stop_soon()
+                        thread.stop_soon(self._last_call)
                     self._forget_finalizer()
         # A signal handler inside `close` and a callback on the loop must not wait for themselves.
         if not is_first and caller is not self._closing_thread and not (thread and thread.is_current):

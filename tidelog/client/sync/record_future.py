@@ -106,10 +106,11 @@ class RecordFuture(Future[Any]):
     def observe(self) -> None:
         """Learn of the delivery of the batch that has the record."""
         delivery, _ = self._place()
+        if not delivery.is_settled:
+            delivery.observe(self)
+        # Looked at after that: a thread whose `close` was interrupted may be here while the loop settles the delivery.
         if delivery.is_settled:
             self.handle_settled()
-        else:
-            delivery.observe(self)
 
     @property
     def index(self) -> int:
