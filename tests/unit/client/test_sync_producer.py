@@ -505,6 +505,27 @@ def test_what_the_loop_did_not_come_to_is_told_by_the_thread_that_closes_or_asks
     assert future._own_state == "FINISHED"
 
 
+@pytest.mark.parametrize("wait", [Producer.flush, Producer.close], ids=lambda wait: wait.__name__)
+def test_a_signal_handler_inside_a_wait_for_records_may_wait_for_the_producer(cluster, wait):
+    """`concurrent.futures.wait` has the locks of all its futures while it looks at them."""
+    with producer(cluster) as sending:
+        futures: list[Any] = [sending.send("t", b"x") for _ in range(3)]
+        called: list[Any] = []
+        for future in futures:
+            future.add_done_callback(called.append)
+
+        def handle() -> None:
+            with futures[0]._condition, futures[1]._condition:
+                wait(sending)
+                assert all(future.done() for future in futures)
+
+        handling = threading.Thread(target=handle, daemon=True)
+        handling.start()
+        join(handling)
+        wait_until(lambda: len(called) == 3)
+        assert set(called) == set(futures)
+
+
 def test_an_interrupt_before_the_loop_is_called_leaves_it_to_the_next_one(cluster):
     with producer(cluster, linger_ms=60_000) as sending:
         future: Any = sending.send("t", b"x")

@@ -85,6 +85,8 @@ class RecordFuture(Future[Any]):
     """
     _on_wait: Callable[[], None]
     _observe_on_loop: Callable[[RecordFuture], None]
+    _observe_later: Callable[[RecordFuture], None]
+    _patience_s: Callable[[], float]
 
     __init__ = object.__init__
 
@@ -119,11 +121,18 @@ class RecordFuture(Future[Any]):
 
     def handle_settled(self) -> None:
         """As an observer of the delivery. More than once has no effect."""
-        with self._condition:
+        lock = self._condition
+        if not lock.acquire(False) and not lock.acquire(timeout=type(self)._patience_s()):
+            # The thread that holds it may be in a signal handler or finalizer, which waits for the loop.
+            type(self)._observe_later(self)
+            return
+        try:
             if self._own_state == _FINISHED:
                 return
             self._own_state = _FINISHED
             self._tell_waiters()
+        finally:
+            lock.release()
         self._tell_others()
 
     handle_split = observe
@@ -259,15 +268,28 @@ def _has_no_loop(_: RecordFuture) -> None:
     raise AssertionError("these futures are never bound to a delivery")
 
 
+def _waits_for_good() -> float:
+    return -1.0
+
+
 def record_future_class(
-    on_wait: Callable[[], None], observe_on_loop: Callable[[RecordFuture], None] = _has_no_loop
+    on_wait: Callable[[], None],
+    observe_on_loop: Callable[[RecordFuture], None] = _has_no_loop,
+    observe_later: Callable[[RecordFuture], None] = _has_no_loop,
+    patience_s: Callable[[], float] = _waits_for_good,
 ) -> type[RecordFuture]:
     """The class of one producer's futures, which has what they share: a future without a constructor costs least.
 
     `on_wait` is called in a thread that is about to wait for a record. It may raise. `observe_on_loop` has the loop
-    call a future's `observe` soon; where no loop runs any more, it calls it itself.
+    call a future's `observe` soon; where no loop runs any more, it calls it itself. `observe_later` has it called after
+    some time. `patience_s` is how long the calling thread may wait for a future's lock, -1 without a limit.
     """
-    shared = {"_on_wait": staticmethod(on_wait), "_observe_on_loop": staticmethod(observe_on_loop)}
+    shared = {
+        "_on_wait": staticmethod(on_wait),
+        "_observe_on_loop": staticmethod(observe_on_loop),
+        "_observe_later": staticmethod(observe_later),
+        "_patience_s": staticmethod(patience_s),
+    }
     return type("RecordFuture", (RecordFuture,), shared)
 
 
