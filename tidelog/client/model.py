@@ -112,7 +112,7 @@ class OffsetAndTimestamp(NamedTuple):
 class NewTopic:
     """A topic to create. -1 means the broker's default.
 
-    `replica_assignments` excludes the two numbers.
+    `replica_assignments`, broker ids by partition, excludes the two numbers: ValueError with both.
     """
 
     name: str

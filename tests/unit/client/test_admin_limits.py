@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.unit.client.fake_broker import HANDLERS, FakeCluster, FakeNode
 from tests.unit.client.test_admin import FAST, T0
 from tidelog.cli.main import main
-from tidelog.client import Admin, NewTopic
+from tidelog.client import Admin, NewTopic, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import CreateTopicsRequest
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
@@ -41,6 +42,21 @@ async def test_the_steps_of_a_call_share_its_limit():
         with pytest.raises(KafkaError, match=f"default_api_timeout_ms={LIMIT_MS}") as caught:
             await administrator.group_lag("g", [T0])
         assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda it: it.describe_producers([TopicPartition("missing", 0)]),
+        lambda it: it.delete_records({TopicPartition("missing", 0): 1}),
+        lambda it: it.abort_transaction(TopicPartition("missing", 0), 1, 0, 0),
+    ],
+)
+async def test_a_call_that_waits_for_a_missing_topic_in_vain_names_the_topic(call: Callable[[Admin], Awaitable[Any]]):
+    async with FakeCluster(t=1) as cluster, admin(cluster) as administrator:
+        with pytest.raises(KafkaError, match="topic 'missing' did not come into the metadata") as caught:
+            await call(administrator)
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def test_a_change_without_an_answer_may_be_under_way():

@@ -18,6 +18,17 @@ def test_the_table_of_options_has_each_option_of_the_code():
             assert f"\n| `{field.name}` |" in page
 
 
+def test_no_docstring_speaks_of_a_parameter_that_the_page_leaves_out():
+    named = [
+        f"{owner.__name__}.{name}: {parameter}"
+        for owner in reference_pages._CLIENTS
+        for name, method in reference_pages._methods(owner)
+        for parameter in reference_pages._INTERNAL_PARAMETERS - {"self"}
+        if f"`{parameter}`" in (method.__doc__ or "")
+    ]
+    assert named == []
+
+
 def test_each_public_method_has_a_docstring():
     missing = [
         f"{owner.__name__}.{name}"

@@ -195,6 +195,12 @@ def test_the_blocking_clients_refuse_the_same(client: Callable[[], Any], call: C
         call(calling)
 
 
+@pytest.mark.parametrize("numbers", [{"num_partitions": 2}, {"replication_factor": 1}])
+def test_replica_assignments_leave_no_number_to_be_given(numbers: dict[str, int]):
+    with closing(sync.Admin()) as admin, pytest.raises(ValueError, match="gives the numbers"):
+        admin.create_topics([NewTopic("x", replica_assignments={0: [1]}, **numbers)])
+
+
 @pytest.mark.parametrize("client", [Producer, Consumer, Admin, sync.Producer, sync.Consumer, sync.Admin])
 def test_options_without_names_are_refused_with_the_form_that_a_client_takes(client: Any):
     """confluent-kafka takes a dict in the first place."""

@@ -23,6 +23,9 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 CREATION_SPREADS_MS = 10_000
 """How long a broker may not know a topic that this client has created."""
 
+WAIT_FOR_TOPICS_SHARE = 0.9
+"""The share of a call's limit for which it waits for topics that the metadata does not have."""
+
 Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
 Arguments = ParamSpec("Arguments")
@@ -107,6 +110,16 @@ class AdminBase:
         await self._shared_start.wait_within(self._config.default_api_timeout_ms, "default_api_timeout_ms")
         assert self._cluster is not None
         return self._cluster
+
+    async def _await_topics(self, cluster: Cluster, names: Iterable[str]) -> None:
+        """Wait until the metadata has these topics, in a call that is `in_one_limit`.
+
+        Raises KafkaError, such as UNKNOWN_TOPIC_OR_PARTITION: a little before that limit, which knows no cause.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WAIT_FOR_TOPICS_SHARE * self._config.default_api_timeout_ms / 1000
+        for name in set(names):
+            await cluster.topic(name, (deadline - loop.time()) * 1000)
 
     def _timeout_ms(self, timeout_ms: int | None) -> int:
         """The time that a broker has for a request."""

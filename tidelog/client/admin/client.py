@@ -190,8 +190,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
         targets = as_partition_mapping("offsets", offsets, "offsets", _as_offset_to_delete)
         cluster = await self._connected_cluster()
         refreshes_before = cluster.refreshes_begun
-        for topic in {partition.topic for partition in targets}:
-            await cluster.topic(topic, self._config.default_api_timeout_ms)
+        await self._await_topics(cluster, (partition.topic for partition in targets))
         low_watermarks: dict[TopicPartition, int] = {}
 
         async def attempt() -> None:
@@ -224,10 +223,12 @@ def _to_creatable_topic(topic: Any) -> CreatableTopic:
     replication_factor = as_int("NewTopic.replication_factor", topic.replication_factor, -INT16_MAX, INT16_MAX)
     configs = as_mapping("NewTopic.configs", topic.configs, "values by key")
     assignments = as_mapping("NewTopic.replica_assignments", topic.replica_assignments, "broker ids by partition")
+    if assignments and (num_partitions != -1 or replication_factor != -1):
+        raise WrongArgument("NewTopic.replica_assignments gives the numbers of partitions and replicas already")
     return CreatableTopic(
         name=name,
-        num_partitions=-1 if assignments else num_partitions,
-        replication_factor=-1 if assignments else replication_factor,
+        num_partitions=num_partitions,
+        replication_factor=replication_factor,
         assignments=[
             CreatableReplicaAssignment(
                 partition_index=as_int("a key of NewTopic.replica_assignments", partition),

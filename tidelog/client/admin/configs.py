@@ -73,8 +73,8 @@ def _named_resource(type_number: int, name: str) -> ConfigResource:
 
 
 class ConfigChange(NamedTuple):
-    """One change of a key: SET `value`, DELETE (restore the default), or APPEND to and SUBTRACT
-    from a list.
+    """One change of a key. `operation` is one of `tidelog.client.admin.configs`: SET `value` (0), DELETE
+    (1: restore the default), APPEND to a list (2) and SUBTRACT from it (3).
 
     List values are separated by commas.
     """

@@ -53,9 +53,9 @@ class FeaturesAdmin(AdminBase):
     ) -> None:
         """Finalize all of these levels or none. Level 0 disables a feature.
 
-        `upgrade_type` is UPGRADE, SAFE_DOWNGRADE (refused when metadata would be lost) or
-        UNSAFE_DOWNGRADE. Raises KafkaError, such as INVALID_UPDATE_VERSION or
-        FEATURE_UPDATE_FAILED.
+        `upgrade_type` is one of `tidelog.client.admin.features`: UPGRADE (1), SAFE_DOWNGRADE (2: refused
+        when metadata would be lost) or UNSAFE_DOWNGRADE (3). Raises KafkaError, such as
+        INVALID_UPDATE_VERSION or FEATURE_UPDATE_FAILED.
         """
 
         checked = {

@@ -32,8 +32,7 @@ class ProducersAdmin(AdminBase):
         targets = as_partitions("partitions", partitions)
         cluster = await self._connected_cluster()
         refreshes_before = cluster.refreshes_begun
-        for topic in {partition.topic for partition in targets}:
-            await cluster.topic(topic, self._config.default_api_timeout_ms)
+        await self._await_topics(cluster, (partition.topic for partition in targets))
         producers: dict[TopicPartition, list[ProducerState]] = {}
 
         async def attempt() -> None:

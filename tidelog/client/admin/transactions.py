@@ -234,7 +234,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         )
         cluster = await self._connected_cluster()
         refreshes_before = cluster.refreshes_begun
-        await cluster.topic(partition.topic, self._config.default_api_timeout_ms)
+        await self._await_topics(cluster, [partition.topic])
 
         async def attempt() -> None:
             [leader] = self._by_leader(cluster, [partition], refreshes_before)

@@ -369,7 +369,7 @@ class Producer:
         `WrittenRange`s, or a BatchSendError that has those of the records that were delivered. An
         error at the first record is raised, as by `send`; an error at a later one fails it and all
         after it, and is in the BatchSendError. An iterator is read while its records are sent, so it
-        may be longer than the memory. `ticket` is a future to use instead of a new one.
+        may be longer than the memory.
         """
         self._shared_start.check_loop()
         records = as_records(records)
@@ -459,7 +459,7 @@ class Producer:
 
         The returned future gets the `WrittenRange`s, or a BatchSendError that has those of the rows
         that were delivered. Before the first row is appended, this raises TypeError or ValueError
-        for wrong columns, and KafkaError as `send`. `ticket` is a future to use instead of a new one.
+        for wrong columns, and KafkaError as `send`.
         """
         self._shared_start.check_loop()
         config = self._config
