@@ -2,7 +2,7 @@
 
 A line is sent as its bytes without the newline, or is a JSON object as printed by `tidelog consume --json`. The command
 reads no input while the producer's buffer is full, so any amount can be piped in. The first refused record ends the
-command with exit code 1.
+command with exit code 1, and an error that names its line.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tidelog.cli.common import (
 from tidelog.cli.record_format import FORMATS, ParsedRecord, decode, from_json
 from tidelog.client import Producer, RecordMetadata, TopicPartition
 from tidelog.protocol.batches.compression import CODECS
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 1 << 27
@@ -136,7 +137,7 @@ class Target(NamedTuple):
 def _parser(
     target: Target, input_format: str, key_separator: str | None, null_marker: str | None, **how: Any
 ) -> Callable[[bytes], ParsedRecord]:
-    """The function from a line to a record, which raises ValueError or ClickException. Raises a usage error."""
+    """The function from a line to a record, which raises ValueError. Raises a usage error."""
     shape = Shape(key_separator, null_marker, **how)
     if input_format == "lines":
         if key_separator == "":
@@ -189,15 +190,13 @@ class Shape:
         return ParsedRecord(None, None, None, key, value, self.headers)
 
     def split(self, line: bytes) -> tuple[bytes | None, bytes | None]:
-        """(key, value). Raises a ClickException for a line without the separator."""
+        """(key, value). Raises ValueError for a line without the separator."""
         if self._separator is None:
             return None, self._or_null(line)
         key, separator, value = line.partition(self._separator)
         if not separator:
             shown = line[:60].decode(errors="replace")
-            raise click.ClickException(
-                f"no key separator {self._separator.decode(errors='replace')!r} in the line {shown!r}"
-            )
+            raise ValueError(f"no key separator {self._separator.decode(errors='replace')!r} in {shown!r}")
         return self._or_null(key), self._or_null(value)
 
     def _or_null(self, data: bytes) -> bytes | None:
@@ -216,7 +215,7 @@ def _header(text: str) -> tuple[str, bytes | None]:
 
 
 async def _produce(options: dict[str, Any], target: Target, parse: Callable[[bytes], ParsedRecord]) -> SentRecords:
-    """Send records until the input ends. Returns the acknowledged records."""
+    """Send records until the input ends. Returns the acknowledged records. An error names its line."""
     pending: deque[asyncio.Future[RecordMetadata]] = deque()
     sent = SentRecords()
     async with Producer(**options) as producer:
@@ -227,25 +226,47 @@ async def _produce(options: dict[str, Any], target: Target, parse: Callable[[byt
                 record = parse(line)
             except ValueError as error:
                 raise click.ClickException(f"line {number}: {error}") from None
-            pending.append(await _send(producer, target, record))
+            pending.append(await _send(producer, target, record, number))
             while pending and (pending[0].done() or len(pending) > _SETTLE_ABOVE):
-                sent.add(await pending.popleft())
+                await _settle(pending.popleft(), sent)
         await producer.flush()
         for future in pending:
-            sent.add(await future)
+            await _settle(future, sent)
     return sent
 
 
-async def _send(producer: Producer, target: Target, record: ParsedRecord) -> asyncio.Future[RecordMetadata]:
+async def _settle(future: asyncio.Future[RecordMetadata], sent: SentRecords) -> None:
+    """Wait for the first record without an outcome. Lines are settled in their order: all before it are in the log.
+
+    The fault may be in a later line: a broker refuses a batch as a whole.
+    """
+    try:
+        sent.add(await future)
+    except KafkaError as error:
+        raise _placed(error, f"from line {sent.count + 1} on") from None
+
+
+def _placed(error: KafkaError, place: str) -> KafkaError:
+    return KafkaError(error.code, f"{place}: {error.message}" if error.message else place)
+
+
+async def _send(
+    producer: Producer, target: Target, record: ParsedRecord, number: int
+) -> asyncio.Future[RecordMetadata]:
     partition = None if target.is_repartitioned else record.partition
-    return await producer.send(
-        target.topic or record.topic or "",
-        record.value,
-        record.key,
-        headers=record.headers,
-        partition=partition if target.partition is None else target.partition,
-        timestamp_ms=record.timestamp_ms,
-    )
+    try:
+        return await producer.send(
+            target.topic or record.topic or "",
+            record.value,
+            record.key,
+            headers=record.headers,
+            partition=partition if target.partition is None else target.partition,
+            timestamp_ms=record.timestamp_ms,
+        )
+    except KafkaError as error:
+        if error.code is ErrorCode.NETWORK_EXCEPTION:  # not of this record: there is no cluster
+            raise
+        raise _placed(error, f"line {number}") from None
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:

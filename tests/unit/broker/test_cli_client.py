@@ -319,9 +319,25 @@ def test_ctrl_c_ends_typing_and_keeps_what_was_typed(cli: Cli, bootstrap: str):
         process.communicate(timeout=PATIENCE_S)
 
 
-def test_a_line_without_its_key_fails(cli: Cli):
-    status, _, err = cli("produce", "keyed", "-k", ":", stdin=b"keyless\n")
-    assert (status, err) == (1, "tidelog: no key separator ':' in the line 'keyless'\n")
+@pytest.mark.parametrize(
+    ("words", "bad", "text"),
+    [
+        (("-k", ":"), b"keyless", "line 3: no key separator ':' in 'keyless'"),
+        ((), b"v" * 2_000_000, "MESSAGE_TOO_LARGE: line 3: a record of 2000000 bytes"),
+        (("-X", "max.request.size=4000000"), b"v" * 2_000_000, "MESSAGE_TOO_LARGE: from line 3 on: lines-0: "),
+        (
+            ("-F", "json"),
+            b'{"value": "x", "partition": 7}',
+            "UNKNOWN_TOPIC_OR_PARTITION: line 3: lines has 1 partition",
+        ),
+    ],
+)
+def test_the_first_record_that_fails_is_named_by_its_line(cli: Cli, words: tuple[str, ...], bad: bytes, text: str):
+    good = b'{"key": "k", "value": "v"}' if "json" in words else b"k:v"
+    status, _, err = cli("produce", "lines", *words, stdin=b"\n".join((good, good, bad, good, b"")))
+    assert status == 1
+    assert err.startswith(f"tidelog: {text}")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -356,8 +372,8 @@ def test_a_record_that_the_broker_refuses_has_its_reason(cli: Cli):
         status, _, err = cli("produce", "table", stdin=lines)
         assert (status, err) == (
             1,
-            "tidelog: INVALID_RECORD: table-0: One or more records have been rejected: record 0 of the batch: "
-            f"a compacted topic takes no record without a key{more}\n",
+            "tidelog: INVALID_RECORD: from line 1 on: table-0: One or more records have been rejected: "
+            f"record 0 of the batch: a compacted topic takes no record without a key{more}\n",
         )
 
 

@@ -183,6 +183,6 @@ def test_a_producer_whose_broker_has_gone_says_why(tmp_path: Path):
         err = process.communicate(b"two\n", timeout=PATIENCE_S)[1].decode()
         assert process.returncode == 1
         assert err.startswith(
-            "tidelog: REQUEST_TIMED_OUT: left-0: not delivered within delivery_timeout_ms=2000, after "
+            "tidelog: REQUEST_TIMED_OUT: from line 2 on: left-0: not delivered within delivery_timeout_ms=2000, after "
         )
         assert err.endswith(f": cannot connect to {broker.bootstrap_servers}: Connection refused\n")
