@@ -195,10 +195,10 @@ def test_the_blocking_clients_refuse_the_same(client: Callable[[], Any], call: C
         call(calling)
 
 
-@pytest.mark.parametrize("numbers", [{"num_partitions": 2}, {"replication_factor": 1}])
-def test_replica_assignments_leave_no_number_to_be_given(numbers: dict[str, int]):
+@pytest.mark.parametrize(("partitions", "factor"), [(2, -1), (-1, 1)])
+def test_replica_assignments_leave_no_number_to_be_given(partitions: int, factor: int):
     with closing(sync.Admin()) as admin, pytest.raises(ValueError, match="gives the numbers"):
-        admin.create_topics([NewTopic("x", replica_assignments={0: [1]}, **numbers)])
+        admin.create_topics([NewTopic("x", partitions, factor, replica_assignments={0: [1]})])
 
 
 @pytest.mark.parametrize("client", [Producer, Consumer, Admin, sync.Producer, sync.Consumer, sync.Admin])
