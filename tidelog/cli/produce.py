@@ -218,20 +218,26 @@ async def _produce(options: dict[str, Any], target: Target, parse: Callable[[byt
     """Send records until the input ends. Returns the acknowledged records. An error names its line."""
     pending: deque[asyncio.Future[RecordMetadata]] = deque()
     sent = SentRecords()
+    refusal: click.ClickException | None = None
     async with Producer(**options) as producer:
         number = 0
-        async for line in _lines(sys.stdin.fileno()):
-            number += 1
-            try:
-                record = parse(line)
-            except ValueError as error:
-                raise click.ClickException(f"line {number}: {error}") from None
-            pending.append(await _send(producer, target, record, number))
-            while pending and (pending[0].done() or len(pending) > _SETTLE_ABOVE):
-                await _settle(pending.popleft(), sent)
+        try:
+            async for line in _lines(sys.stdin.fileno()):
+                number += 1
+                try:
+                    record = parse(line)
+                except ValueError as error:
+                    raise click.ClickException(f"line {number}: {error}") from None
+                pending.append(await _send(producer, target, record, number))
+                while pending and (pending[0].done() or len(pending) > _SETTLE_ABOVE):
+                    await _settle(pending.popleft(), sent)
+        except click.ClickException as error:
+            refusal = error  # it may not hide that a line before it is not delivered
         await producer.flush()
         for future in pending:
             await _settle(future, sent)
+    if refusal is not None:
+        raise refusal
     return sent
 
 
@@ -266,7 +272,7 @@ async def _send(
     except KafkaError as error:
         if error.code is ErrorCode.NETWORK_EXCEPTION:  # not of this record: there is no cluster
             raise
-        raise _placed(error, f"line {number}") from None
+        raise click.ClickException(str(_placed(error, f"line {number}"))) from None
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:

@@ -340,6 +340,16 @@ def test_the_first_record_that_fails_is_named_by_its_line(cli: Cli, words: tuple
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("last", [b"no JSON", b'{"value": "x", "partition": 7}'])
+def test_a_bad_line_does_not_hide_that_one_before_it_is_refused(cli: Cli, last: bytes):
+    """Both are there before the broker answers."""
+    cli("topics", "create", "slim", "-c", "max.message.bytes=200")
+    lines = (b'{"value": "a"}', b'{"value": "%s"}' % (b"v" * 400), b'{"value": "b"}', last, b"")
+    status, _, err = cli("produce", "slim", "-F", "json", stdin=b"\n".join(lines))
+    assert status == 1
+    assert err.startswith("tidelog: MESSAGE_TOO_LARGE: from line 2 on: slim-0: ")
+
+
 @pytest.mark.parametrize(
     ("words", "one", "other"),
     [
