@@ -143,6 +143,37 @@ def test_one_group_alone_may_not_take_the_whole_budget():
     assert join_large(world, "another").is_parked
 
 
+def test_a_member_whose_rejoin_finds_no_room_leaves_its_partitions_to_the_others():
+    world = world_with(max_group_memory_bytes=100_000)
+    members = world.stable(size=2)
+    group = world.coordinator().groups["g"]
+    (follower,) = (member for member in members if member != group.leader)
+    assert world.join(member=follower, protocols={"range": bytes(LARGE)}).error == E.GROUP_MAX_SIZE_REACHED
+    assert world.heartbeat(member=group.leader).error == E.REBALANCE_IN_PROGRESS
+    assert world.join(member=group.leader).response.generation_id == 2
+    assert list(group.members) == [group.leader]
+
+
+def test_a_leader_whose_rejoin_finds_no_room_leaves_no_member_waiting_for_its_assignment():
+    world = world_with(max_group_memory_bytes=100_000)
+    members = [world.member()[0] for _ in range(2)]
+    world.advance(6000)
+    group = world.coordinator().groups["g"]
+    old_leader = group.leader
+    (follower,) = (member for member in members if member != old_leader)
+    sync = world.sync(member=follower)
+    assert world.join(member=old_leader, protocols={"range": bytes(LARGE)}).error == E.GROUP_MAX_SIZE_REACHED
+    assert sync.error == E.REBALANCE_IN_PROGRESS
+    assert world.join(member=follower).response.leader == follower
+
+
+def test_an_unknown_sender_that_finds_no_room_disturbs_no_member():
+    world = world_with(max_group_memory_bytes=100_000)
+    (member,) = world.stable()
+    assert world.join(member="stranger", protocols={"range": bytes(LARGE)}).error == E.GROUP_MAX_SIZE_REACHED
+    assert world.heartbeat(member=member).error == E.NONE
+
+
 def test_names_of_protocols_count_as_metadata():
     world = world_with(max_group_metadata_bytes=1000)
     assert world.join(version=3, protocols={"p" * 1001: b""}).error == E.INVALID_REQUEST

@@ -61,10 +61,7 @@ class JoinHandler:
         refusal = self._refusal(join)
         if refusal is not ErrorCode.NONE:
             if refusal is ErrorCode.GROUP_MAX_SIZE_REACHED and request.member_id:
-                # It has no place in the next generation either, so the join phase must not wait for
-                # it.
-                self._rebalancer.remove_member(group, request.member_id, outcome)
-                self._rebalancer.maybe_complete_join(group, outcome)
+                self._remove_refused(join)
             outcome.reply(caller.token, join_error(refusal, request.member_id))
         elif not request.member_id:
             self._join_new(join)
@@ -91,6 +88,19 @@ class JoinHandler:
         candidate = new_member(request, request.member_id, protocols, caller)
         growth_bytes = group.growth_by_join(request.group_instance_id, candidate)
         return growth_refusal(group, growth_bytes, self._config, outcome)
+
+    def _remove_refused(self, join: _Join) -> None:
+        """The sender has no place in the next generation either, so the join phase must not wait for it.
+
+        Another member must get its partitions, and perhaps its role as leader.
+        """
+        group, request, _, _, outcome = join
+        was_member = request.member_id in group.members
+        self._rebalancer.remove_member(group, request.member_id, outcome)
+        if was_member:
+            self._rebalancer.on_members_removed(group, f"there is no room for {request.member_id}", outcome)
+        else:
+            self._rebalancer.maybe_complete_join(group, outcome)
 
     def _has_room(self, group: Group, member_id: str) -> bool:
         if group.state is GroupState.EMPTY:
