@@ -20,7 +20,15 @@ from tests.simulation.cluster_faults import DIRECTORY_WEIGHTS, MOVING_WEIGHTS
 from tests.simulation.cluster_history import ClusterHistory
 from tests.simulation.stage import Stage, stage
 from tidelog.broker.replicas import replica_moves
+from tidelog.client.admin.client import Admin
 from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.controller.decisions import activation
+from tidelog.replication.controller.metadata.image import METADATA_VERSION
+from tidelog.replication.controller.metadata.record_codec import (
+    DIRECTORIES_VERSION,
+    LATEST_METADATA_VERSION,
+    LOWEST_METADATA_VERSION,
+)
 
 
 def history(seed: int, **options: Any) -> ClusterHistory:
@@ -69,6 +77,11 @@ def begin(play: Stage) -> str:
     return home
 
 
+def broker_epochs(play: Stage) -> dict[int, int]:
+    controller: Any = play.node(9).node
+    return {broker.node_id: broker.epoch for broker in controller._metadata.image.brokers.values()}
+
+
 def test_another_leads_at_once_and_the_broker_serves_the_rest(quiet: None) -> None:
     with stage(log_dirs=TWO, metadata_log_dir="/data") as play:
         home = begin(play)
@@ -85,6 +98,27 @@ def test_another_leads_at_once_and_the_broker_serves_the_rest(quiet: None) -> No
         play.node(1).start()
         play.until("all are back", play.cluster.all_in_sync, 60)
         assert play.values(1) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("level", [LOWEST_METADATA_VERSION, DIRECTORIES_VERSION - 1])
+def test_a_failure_counts_after_an_upgrade(level: int, quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers registered when there was no place for their directories in the metadata."""
+    monkeypatch.setattr(activation, "NEW_CLUSTER_FEATURES", {METADATA_VERSION: level})
+    with stage(log_dirs=TWO, metadata_log_dir="/data") as play:
+        home = begin(play)
+        epochs = broker_epochs(play)
+
+        async def upgrade(admin: Admin) -> None:
+            await admin.update_features({METADATA_VERSION: LATEST_METADATA_VERSION})
+
+        play.admin(upgrade)
+        play.wait(2)
+        play.node(1).host.disk.break_directory(home, errno.EIO)
+        play.node(1).disk_was_bad = True
+        play.refused(b"not taken")
+        play.until("another leads", lambda: play.leader in (2, 3), 1)
+        assert play.send(b"second") == 1
+        assert broker_epochs(play) == epochs
 
 
 def test_who_cannot_tell_the_controller_ends(quiet: None) -> None:

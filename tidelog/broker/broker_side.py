@@ -41,7 +41,7 @@ from tidelog.protocol.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidelog.protocol.uuids import uuid_to_text
 from tidelog.replication.controller.metadata.image import METADATA_VERSION, TRANSACTION_VERSION
 from tidelog.replication.controller.metadata.image_delta import everything
-from tidelog.replication.controller.metadata.record_codec import CORDONED_VERSION
+from tidelog.replication.controller.metadata.record_codec import CORDONED_VERSION, DIRECTORIES_VERSION
 from tidelog.replication.fetcher import ReplicaFetchers
 from tidelog.replication.fetcher_settings import FetcherSettings
 from tidelog.replication.isr_changes import IsrChanges
@@ -307,12 +307,24 @@ class BrokerSide:
         if not self._is_applied:
             return  # the first applied image will contain all of it
         self._hosting.apply(image, delta)
+        if delta.changed_features or self._config.node_id in delta.changed_brokers:
+            self._complete_registration(image)
         self.lost_brokers.on_image(image, delta)
         self.repairs.on_image(delta)
         self._removal_checks.on_image(delta)
         self.marker_sender.on_image()
         if delta.deleted_topics:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
+
+    def _complete_registration(self, image: MetadataImage) -> None:
+        """Register again if a lower metadata.version had no place for the log directories, and the present one has.
+        Without them the controller takes no notice of their failures (Kafka's BrokerRegistrationTracker).
+        """
+        broker = image.brokers.get(self._config.node_id)
+        if broker is None or broker.log_dirs or broker.epoch != self.lifecycle.epoch:
+            return
+        if image.feature_level(METADATA_VERSION) >= DIRECTORIES_VERSION:
+            self.lifecycle.register_again()
 
     def _registered(self, epoch: int) -> None:
         """Let the next process claim this epoch's records after a kill, unless a directory has failed meanwhile."""

@@ -4,9 +4,10 @@ import pytest
 
 from tests.unit.replication.clusters import apply, cluster_state, directory_id
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.messages.metadata_records import ConfigRecord, PartitionRecord, TopicRecord
+from tidelog.protocol.messages.metadata_records import ConfigRecord, FeatureLevelRecord, PartitionRecord, TopicRecord
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
 from tidelog.replication.controller.decisions.state import CreatedTopic, NewTopic
+from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
 
 
 def create(state, *topics):
@@ -24,6 +25,7 @@ def refused(state, topic):
 
 def test_a_topic_becomes_a_topic_record_then_its_configs_then_its_partitions():
     state = cluster_state([1])
+    apply(state, [FeatureLevelRecord(name="metadata.version", feature_level=DIRECTORIES_VERSION)])
     records, results = state.create_topics([NewTopic("t", 2, 1, configs=[("retention.ms", "5")])])
     assert [type(record) for record in records] == [TopicRecord, ConfigRecord, PartitionRecord, PartitionRecord]
     created = results["t"]
@@ -54,6 +56,7 @@ def test_a_broker_with_two_directories_gets_its_partitions_unassigned():
     state = cluster_state([])
     from tests.unit.replication.clusters import broker_records
 
+    apply(state, [FeatureLevelRecord(name="metadata.version", feature_level=DIRECTORIES_VERSION)])
     apply(state, broker_records(1, directories=2))
     create(state, NewTopic("t", 1, 1))
     assert state.image.topics_by_name["t"].partitions[0].directories == (UNASSIGNED_DIRECTORY,)

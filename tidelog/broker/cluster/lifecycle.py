@@ -185,6 +185,11 @@ class BrokerLifecycle:
         )
         self.request_heartbeat()
 
+    def register_again(self) -> None:
+        """Send the registration again, because the controller does not hold it, or not all of it."""
+        if self._registration_task is None and not self._wants_shutdown:
+            self._registration_task = self._loop.create_task(self._register_again(), name="register again")
+
     async def shut_down(self) -> None:
         """Let the controller move the leaderships of this broker away, if a controller answers."""
         if self._heartbeat_task is None:
@@ -265,8 +270,7 @@ class BrokerLifecycle:
         code = ErrorCode.of(response.error_code)
         if code in _REREGISTRATION_ERRORS and not self._wants_shutdown:
             logger.warning("broker %d is not known in epoch %d: registering again", self._node_id, self.epoch)
-            if self._registration_task is None:
-                self._registration_task = self._loop.create_task(self._register_again(), name="register again")
+            self.register_again()
             return self._settings.heartbeat_interval_ms
         if code != ErrorCode.NONE:
             logger.debug("heartbeat refused: %s", code.name)

@@ -41,7 +41,7 @@ from tidelog.replication.controller.metadata.image import (
     TopicImage,
 )
 from tidelog.replication.controller.metadata.partition_index import PartitionIndex
-from tidelog.replication.controller.metadata.record_codec import ELR_VERSION
+from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION, ELR_VERSION
 
 if TYPE_CHECKING:
     import random
@@ -290,6 +290,7 @@ class ControllerState:
 
     def partition_record(self, topic_id: bytes, index: int, replicas: Sequence[int], isr: list[int]) -> PartitionRecord:
         """The record of a new partition, with the first ISR member as leader."""
+        has_directories = self.metadata_version >= DIRECTORIES_VERSION
         return PartitionRecord(
             partition_id=index,
             topic_id=topic_id,
@@ -298,7 +299,7 @@ class ControllerState:
             leader=isr[0],
             leader_epoch=0,
             partition_epoch=0,
-            directories=[self.default_directory(replica) for replica in replicas],
+            directories=[self.default_directory(replica) for replica in replicas] if has_directories else [],
         )
 
     def _check_new_name(self, name: str) -> None:

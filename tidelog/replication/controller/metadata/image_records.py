@@ -29,6 +29,7 @@ from tidelog.replication.controller.metadata.image import (
     MetadataImage,
     PartitionImage,
 )
+from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
 
 
 def image_records(image: MetadataImage) -> Iterator[Any]:
@@ -39,10 +40,11 @@ def image_records(image: MetadataImage) -> Iterator[Any]:
         yield _controller_record(controller)
     for broker in image.brokers.values():
         yield _broker_record(broker)
+    has_directories = image.feature_level(METADATA_VERSION) >= DIRECTORIES_VERSION
     for topic in image.topics_by_name.values():
         yield TopicRecord(name=topic.name, topic_id=topic.topic_id)
         for index, partition in topic.partitions.items():
-            yield _partition_record(topic.topic_id, index, partition)
+            yield _partition_record(topic.topic_id, index, partition, has_directories)
     for (resource_type, resource_name), config in image.configs.items():
         for name, value in config.items():
             yield ConfigRecord(resource_type=resource_type, resource_name=resource_name, name=name, value=value)
@@ -92,7 +94,7 @@ def _broker_record(broker: BrokerImage) -> RegisterBrokerRecord:
     )
 
 
-def _partition_record(topic_id: bytes, index: int, partition: PartitionImage) -> PartitionRecord:
+def _partition_record(topic_id: bytes, index: int, partition: PartitionImage, has_directories: bool) -> PartitionRecord:
     return PartitionRecord(
         partition_id=index,
         topic_id=topic_id,
@@ -104,7 +106,7 @@ def _partition_record(topic_id: bytes, index: int, partition: PartitionImage) ->
         leader_recovery_state=partition.leader_recovery_state,
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
-        directories=list(partition.directories),
+        directories=list(partition.directories) if has_directories else [],
         eligible_leader_replicas=list(partition.elr) or None,
         last_known_elr=list(partition.last_known_elr) or None,
     )

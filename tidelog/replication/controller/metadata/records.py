@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tidelog.protocol.messages import metadata_records as kafka
-from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY, uuid_to_text
+from tidelog.protocol.uuids import MIGRATING_DIRECTORY, uuid_to_text
 from tidelog.replication.controller.metadata.image import (
     NO_LEADER_CHANGE,
     TOPIC_RESOURCE,
@@ -267,7 +267,7 @@ def merge_partition_change(before: PartitionImage, record: kafka.PartitionChange
     elif len(replicas) == len(before.directories):
         directories = before.directories
     else:
-        directories = (UNASSIGNED_DIRECTORY,) * len(replicas)
+        directories = (MIGRATING_DIRECTORY,) * len(replicas)  # as in a record before 3.7
     new_leader = record.leader != NO_LEADER_CHANGE
     return PartitionImage(
         replicas=replicas,
