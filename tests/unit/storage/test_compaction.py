@@ -16,6 +16,7 @@ from tidelog.storage.cleaner.keys import BYTES_PER_KEY
 from tidelog.storage.log.compaction import CleaningFailed, find_cleanable
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+from tidelog.storage.segments.lookup import UNTRUE_HEADERS_MAX
 from tidelog.storage.segments.reader import headers
 
 CONFIG = LogConfig(
@@ -432,6 +433,23 @@ def test_batches_of_idempotent_producers_are_known_after_grouping(logs: Logs):
     clean(logs.log)
     left = [header for segment in logs.log.segments for _, header in headers(segment)]
     assert [header.last_sequence for header in left if header.producer_id == 7] == [29]
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+def test_a_lookup_by_time_passes_over_the_emptied_batches_of_many_producers(logs: Logs, stamped: bool):
+    """Each keeps its largest timestamp, which no record has any more."""
+    kind = "LogAppendTime" if stamped else "CreateTime"
+    logs.log.set_config(replace(CONFIG, segment_bytes=1 << 20, message_timestamp_type=kind))
+    count = UNTRUE_HEADERS_MAX + 2
+    for number in range(count):
+        logs.append(idempotent(0, key=b"same", timestamp=NOW + number, producer_id=number))
+    roll(logs.log)
+    clean(logs.log)
+    left = [header for segment in logs.log.segments for _, header in headers(segment)]
+    assert [header.record_count for header in left] == [0] * (count - 1) + [1]
+    newest_ms = left[-1].max_timestamp
+    assert logs.log.offset_for_timestamp(NOW, wait=False) == (newest_ms, count - 1, 0)
+    assert logs.log.max_timestamp_offset(wait=False) == (newest_ms, count - 1, 0)
 
 
 def test_for_want_of_file_descriptors_a_swap_waits_and_is_finished(logs: Logs, monkeypatch: pytest.MonkeyPatch):

@@ -143,8 +143,8 @@ def _first_in_segment(
         if row is not None and header.base_offset <= row[1] <= header.last_offset and header.max_timestamp != row[0]:
             reason = f"has timestamp {row[0]} for offset {row[1]}, the batch has {header.max_timestamp}"
             raise CorruptIndex(segment.time_index.path, reason)
-        if header.max_timestamp < timestamp or header.last_offset < log_start_offset:
-            continue
+        if header.max_timestamp < timestamp or header.last_offset < log_start_offset or not header.record_count:
+            continue  # a batch that compaction emptied keeps its timestamp
         if header.timestamp_type == LOG_APPEND_TIME:
             offset = max(header.base_offset, log_start_offset)
             return TimestampOffset(header.max_timestamp, offset, header.partition_leader_epoch)
