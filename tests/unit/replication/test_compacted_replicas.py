@@ -17,6 +17,7 @@ from tidelog.protocol.batches.records import encode_batch, encode_control_batch,
 from tidelog.replication.partition import ACKS_ALL
 from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.log.compaction import Compaction, find_cleanable
+from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.producers.verification import TransactionAppend
 
 
@@ -229,6 +230,49 @@ def test_a_replica_that_is_added_again_has_no_key_that_was_deleted_while_it_was_
     begin(cluster, 3)
     assert set(cluster.placed.isr) == {1, 2, 3}
     assert tables(cluster) == [[b"j=1"]] * 3
+
+
+@pytest.mark.parametrize("becomes_another", ["never", "before", "meanwhile"])
+def test_a_former_copy_of_a_topic_that_was_compacted_begins_again(becomes_another: str) -> None:
+    """The others have not kept tombstones for it while the topic was compacted, which may have been after it left."""
+    cluster = compacted()
+    cluster.nodes[1].produce(b"k=1", b"j=1")
+    settle(cluster)
+    if becomes_another == "before":
+        cluster.configure(cleanup_policy="delete")
+    cluster.nodes[3].checkpoint()
+    end(cluster, 3)
+    if becomes_another == "meanwhile":
+        cluster.configure(cleanup_policy="delete")
+    cluster.alter(isr=(1, 2), adding_replicas=(3,))
+    cluster.cut |= {(3, 1), (3, 2)}
+    begin(cluster, 3)
+    assert (cluster.nodes[3].values(), cluster.nodes[3].log.log_end_offset) == ([], 0)
+
+
+def test_a_former_copy_begins_again_after_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node went on with the copy where no file could be opened for a moment."""
+    cluster = compacted()
+    cluster.nodes[1].produce(b"k=1", b"j=1")
+    settle(cluster)
+    end(cluster, 3)
+    cluster.alter(isr=(1, 2), adding_replicas=(3,))
+    cluster.cut |= {(3, 1), (3, 2)}
+    truncate = PartitionLog.truncate_fully_and_start_at
+    refused: list[int] = []
+
+    def short(log: PartitionLog, offset: int) -> None:
+        if len(refused) < 3:
+            refused.append(offset)
+            raise OSError(errno.EMFILE, "Too many open files")
+        truncate(log, offset)
+
+    monkeypatch.setattr(PartitionLog, "truncate_fully_and_start_at", short)
+    begin(cluster, 3)
+    cluster.nodes[3].hosting.start()
+    cluster.loop.run_for(20_000)
+    assert (len(refused), cluster.nodes[3].values(), cluster.nodes[3].log.log_end_offset) == (3, [], 0)
+    assert not cluster.nodes[3].directories.offline
 
 
 @pytest.mark.parametrize(

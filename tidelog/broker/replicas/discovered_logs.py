@@ -103,6 +103,10 @@ class DiscoveredLogs:
         candidates.remove(claimed)
         return claimed
 
+    def give_back(self, key: Key, claimed: DiscoveredLog) -> None:
+        """A shortage keeps the node from using the log that it has claimed now."""
+        self._logs.setdefault(key, []).append(claimed)
+
     def set_former_aside(self, topics: Mapping[str, TopicImage]) -> None:
         """Set aside the logs of all topics that were deleted and created again while this node was down.
 

@@ -22,6 +22,7 @@ from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
 from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from tidelog.replication.throttle import UNLIMITED, is_throttled
+from tidelog.replication.truncation import compacted_below
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.log.partition_log import CorruptLog
 
@@ -314,6 +315,9 @@ class Hosting:
             try:
                 log.truncate_fully_and_start_at(log.log_start_offset)
             except OSError as error:
+                if is_exhaustion(error) and log.failure is None:
+                    self._discovered_logs.give_back(key, location)
+                    raise
                 self._directories.failed(directory, error)
         partition = self._partitions.add(topic.name, index, topic.topic_id, log)
         self._configure(partition)
@@ -334,7 +338,7 @@ class Hosting:
         return set(assignment.replicas) <= set(assignment.isr)
 
     def _is_former_copy(self, log: PartitionLog, assignment: PartitionImage) -> bool:
-        """Whether a reassignment adds this replica, but it has a copy of a compacted log already.
+        """Whether a reassignment adds this replica, but it has a copy already of a log that is, or was, compacted.
 
         It may be one from before a reassignment that removed it. From then on the others have not kept tombstones and
         transaction markers for it. The copy stays where it may be needed: fewer than two others are in sync.
@@ -343,7 +347,7 @@ class Hosting:
         may_be_elected = self._node_id in (*assignment.isr, *assignment.elr)
         is_needed = may_be_elected or assignment.leader == -1 or len(assignment.isr) < 2
         has_records = log.log_end_offset > log.log_start_offset
-        return is_added and not is_needed and log.config.is_compacted and has_records
+        return is_added and not is_needed and has_records and compacted_below(log) > log.log_start_offset
 
     def _is_lost(self, topic: TopicImage, index: int, assignment: PartitionImage) -> bool:
         """Whether this replica, without a log, must not begin an empty one.
