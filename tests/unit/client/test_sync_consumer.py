@@ -291,6 +291,26 @@ def test_commits_in_the_background_take_the_positions_of_their_calls():
         assert sent == sorted(sent)
 
 
+@pytest.mark.parametrize("end", [sync.Consumer.commit, sync.Consumer.close], ids=lambda end: end.__name__)
+def test_a_signal_handler_inside_a_wait_for_a_commit_may_wait_for_the_consumer(end):
+    """`concurrent.futures.wait` has the locks of all its futures while it looks at them."""
+    with served(t=1) as fake:
+        fill(fake, "t", 0, 2)
+        with consumer(fake, enable_auto_commit=False, auto_offset_reset="earliest") as consuming:
+            consuming.subscribe(["t"])
+            poll_until(consuming, lambda: consuming.position(T0) == 2 if consuming.assignment() else False)
+            outcome: Any = consuming.commit_async()
+            called = threading.Event()
+            outcome.add_done_callback(lambda _: called.set())
+
+            def handle() -> None:
+                with outcome._condition:
+                    end(consuming)
+
+            assert in_thread(handle) is None
+            assert called.wait(PATIENCE_S)
+
+
 @pytest.mark.parametrize("call", ["poll", "batches", "poll_arrow"])
 def test_records_that_an_interrupted_poll_takes_are_not_consumed(call, monkeypatch):
     """Ctrl-C while the loop decodes: the records reach nobody, and `close` must not commit them."""

@@ -505,18 +505,31 @@ def test_what_the_loop_did_not_come_to_is_told_by_the_thread_that_closes_or_asks
     assert future._own_state == "FINISHED"
 
 
+@pytest.mark.parametrize("in_thread", [False, True], ids=["itself", "for a thread that does"])
 @pytest.mark.parametrize("wait", [Producer.flush, Producer.close], ids=lambda wait: wait.__name__)
-def test_a_signal_handler_inside_a_wait_for_records_may_wait_for_the_producer(cluster, wait):
+@pytest.mark.parametrize("kind", ["records", "groups", "refused records"])
+def test_a_signal_handler_inside_a_wait_for_records_may_wait_for_the_producer(cluster, kind, wait, in_thread):
     """`concurrent.futures.wait` has the locks of all its futures while it looks at them."""
     with producer(cluster) as sending:
-        futures: list[Any] = [sending.send("t", b"x") for _ in range(3)]
+
+        def send() -> Any:
+            if kind == "groups":
+                return sending.send_many("t", [b"x", b"y"])
+            return sending.send("t", b"x" if kind == "records" else object())
+
+        futures = [send() for _ in range(3)]
         called: list[Any] = []
         for future in futures:
             future.add_done_callback(called.append)
 
         def handle() -> None:
             with futures[0]._condition, futures[1]._condition:
-                wait(sending)
+                if in_thread:
+                    waiting = threading.Thread(target=wait, args=(sending,), daemon=True)
+                    waiting.start()
+                    join(waiting)
+                else:
+                    wait(sending)
                 assert all(future.done() for future in futures)
 
         handling = threading.Thread(target=handle, daemon=True)
@@ -524,6 +537,17 @@ def test_a_signal_handler_inside_a_wait_for_records_may_wait_for_the_producer(cl
         join(handling)
         wait_until(lambda: len(called) == 3)
         assert set(called) == set(futures)
+
+
+def test_a_thread_that_waits_for_one_record_goes_on_while_another_has_its_lock(cluster):
+    with producer(cluster, linger_ms=60_000) as sending:
+        future: Any = sending.send("t", b"x")
+        waiting = threading.Thread(target=future.result, daemon=True)
+        waiting.start()
+        wait_until(lambda: future._waiting_threads is not None and future._waiting_threads._locks)
+        with future._condition:
+            sending.flush()
+            join(waiting)
 
 
 def test_an_interrupt_before_the_loop_is_called_leaves_it_to_the_next_one(cluster):

@@ -213,6 +213,11 @@ class BlockingClient:
         thread = self._thread
         return thread is not None and thread.is_current
 
+    def _find_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop, also while it ends and after it; None before the first call."""
+        thread = self._thread or self._ending_thread
+        return None if thread is None else thread.loop
+
     def _check_not_on_loop(self) -> None:
         """Raise RuntimeError in a callback: it runs on the client's own thread, where a wait would
         never end.

@@ -34,6 +34,7 @@ from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.producing.transactions import TransactionScope
 from tidelog.client.sync.caller_thread import CallerThread
+from tidelog.client.sync.held_futures import HeldFutures
 from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
 from tidelog.client.sync.record_future import RecordFuture, record_future_class
 from tidelog.client.sync.waiting_threads import WaitingThreads
@@ -49,7 +50,6 @@ _QUEUE_MAX_IN_CALLBACKS = 16 * _QUEUE_MAX
 _MISSING_TOPICS_MAX = 1000
 _DRAIN_INTERVAL_MIN_S = 0.001
 _DRAIN_INTERVAL_MAX_S = 0.005
-_HELD_UP_S = 0.05
 _RECORDS_PER_DRAIN = 1024
 """After these the loop sends batches and reads responses before it takes more records."""
 
@@ -77,15 +77,12 @@ class Producer(BlockingClient):
         self._producer = producer.Producer(**options)
         self._queue: deque[Any] = deque()
         """Records (future, time of the call, arguments of `append`), and barriers."""
-        self._new_future = record_future_class(
-            self._wake_before_waiting, self._observe_on_loop, self._observe_later, self._patience_s
-        )
+        self._held = HeldFutures(self._find_loop)
+        self._new_future = record_future_class(self._wake_before_waiting, self._observe_on_loop, self._held)
         self._to_observe: deque[RecordFuture] = deque()
         """Futures of records in batches, whose outcome another thread has asked for."""
         self._is_observing = False
         """The loop will look at them without another wake-up."""
-        self._is_held_up = False
-        """A thread keeps the lock of a future. The loop comes to that one again."""
         linger_s = self._producer.config.full_linger_ms / 1000
         self._drain_interval_s = min(max(linger_s / 2, _DRAIN_INTERVAL_MIN_S), _DRAIN_INTERVAL_MAX_S)
         self._space_waiters = WaitingThreads()
@@ -271,36 +268,12 @@ class Producer(BlockingClient):
 
     def _observe_all(self) -> None:
         self._is_observing = False
-        for _ in range(len(self._to_observe)):
+        while self._to_observe:
             try:
                 future = self._to_observe.popleft()
             except IndexError:  # another thread has taken the last one
                 return
             future.observe()
-
-    def _patience_s(self) -> float:
-        """The time for which this thread may wait for the lock of a future, -1 without a limit.
-
-        A thread in `concurrent.futures.wait` has the locks of all its futures: for milliseconds, or for as long as a
-        signal handler or a finalizer runs there, which may wait for the loop.
-        """
-        thread = self._thread or self._ending_thread
-        if thread is None or not thread.is_current:
-            return -1.0
-        return 0.0 if self._is_held_up else _HELD_UP_S
-
-    def _observe_later(self, future: RecordFuture) -> None:
-        """On the loop: tell a future of its delivery when its lock is free."""
-        self._to_observe.append(future)
-        if not self._is_held_up:
-            self._is_held_up = True
-            asyncio.get_running_loop().call_later(_HELD_UP_S, self._observe_held_up)
-
-    def _observe_held_up(self) -> None:
-        self._observe_all()
-        self._is_held_up = bool(self._to_observe)
-        if self._is_held_up:
-            asyncio.get_running_loop().call_later(_HELD_UP_S, self._observe_held_up)
 
     def _wait_for(self, waiting: Coroutine[Any, Any, Place], future: RecordFuture, topic: str) -> None:
         """Drain on when a record has its place, or has failed."""
@@ -576,3 +549,4 @@ class Producer(BlockingClient):
             if not isinstance(item, _Barrier):
                 item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
         self._observe_all()  # the loop may have ended before it came to them
+        self._held.tell()

@@ -19,6 +19,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from tidelog.client.producing.batch_delivery import BatchDelivery
+from tidelog.client.sync.held_futures import HeldFutures
 from tidelog.client.sync.waiting_threads import WaitingThreads
 
 logger = logging.getLogger(__name__)
@@ -65,9 +66,9 @@ class RecordFuture(Future[Any]):
     """
 
     _own_state = _RUNNING
-    """Of a future that is observed, or that is no view of a delivery."""
-    _own_result: Any = None
-    _own_exception: BaseException | None = None
+    """What a future that is observed, or that is no view of a delivery, has told."""
+    _outcome: tuple[Any, BaseException | None] | None = None
+    """The result and the exception of a future without a delivery."""
     _delivery: BatchDelivery | None = None
     _index: int
     """The place in the batch of that delivery, which may be split since."""
@@ -85,8 +86,7 @@ class RecordFuture(Future[Any]):
     """
     _on_wait: Callable[[], None]
     _observe_on_loop: Callable[[RecordFuture], None]
-    _observe_later: Callable[[RecordFuture], None]
-    _patience_s: Callable[[], float]
+    _held: HeldFutures | None
 
     __init__ = object.__init__
 
@@ -121,21 +121,29 @@ class RecordFuture(Future[Any]):
 
     def handle_settled(self) -> None:
         """As an observer of the delivery. More than once has no effect."""
-        lock = self._condition
-        if not lock.acquire(False) and not lock.acquire(timeout=type(self)._patience_s()):
-            # The thread that holds it may be in a signal handler or finalizer, which waits for the loop.
-            type(self)._observe_later(self)
+        if self._waiting_threads is not None:
+            self._waiting_threads.wake()  # without the lock: what they look at does not depend on it
+        lock, held = self._condition, self._held
+        if held is None or threading.get_ident() == held.main_thread_id:
+            with lock:  # an interrupt behind a call of `acquire` would leave it taken
+                is_news = self._tell_waiters()
+        elif lock.acquire(False) or lock.acquire(timeout=held.patience_s):
+            try:
+                is_news = self._tell_waiters()
+            finally:
+                lock.release()
+        else:
+            held.add(self)  # the thread that has it may be in a signal handler or finalizer, which waits for this one
             return
-        try:
-            if self._own_state == _FINISHED:
-                return
-            self._own_state = _FINISHED
-            self._tell_waiters()
-        finally:
-            lock.release()
-        self._tell_others()
+        if is_news and "_done_callbacks" in self.__dict__:
+            self._invoke_callbacks()
 
     handle_split = observe
+
+    @property
+    def is_told(self) -> bool:
+        """Whether `handle_settled` has found the lock free."""
+        return self._own_state == _FINISHED
 
     # -- in any thread
 
@@ -145,7 +153,9 @@ class RecordFuture(Future[Any]):
         return self._delivery.part_of(self._index)
 
     def done(self) -> bool:
-        return self._own_state == _FINISHED or (self._delivery is not None and self._place()[0].is_settled)
+        if self._delivery is None:
+            return self._outcome is not None
+        return self._own_state == _FINISHED or self._place()[0].is_settled
 
     def cancelled(self) -> bool:
         return False
@@ -176,57 +186,45 @@ class RecordFuture(Future[Any]):
     @property
     def _result(self) -> Any:  # type: ignore[override]
         if self._delivery is None:
-            return self._own_result
+            return None if self._outcome is None else self._outcome[0]
         delivery, index = self._place()
         return delivery.metadata(index)
 
     @property
     def _exception(self) -> BaseException | None:  # type: ignore[override]
-        return self._own_exception if self._delivery is None else self._place()[0].error
+        if self._delivery is None:
+            return None if self._outcome is None else self._outcome[1]
+        return self._place()[0].error
 
     # -- the outcome of a future without a delivery
 
     def set_result(self, result: Any) -> None:
-        with self._condition:
-            self._check_open()
-            self._own_result = result
-            self._own_state = _FINISHED
-            if not self._is_observed:
-                return
-            self._tell_waiters()
-        self._tell_others()
+        self._settle((result, None))
 
     def set_exception(self, exception: BaseException | None) -> None:
-        with self._condition:
-            self._check_open()
-            self._own_exception = exception
-            self._own_state = _FINISHED
-            if not self._is_observed:
-                return
-            self._tell_waiters()
-        self._tell_others()
+        self._settle((None, exception))
 
-    def _check_open(self) -> None:
-        if self._own_state == _FINISHED or self._delivery is not None:
+    def _settle(self, outcome: tuple[Any, BaseException | None]) -> None:
+        # Of two threads one sets it.
+        if self._delivery is not None or self.__dict__.setdefault("_outcome", outcome) is not outcome:
             raise InvalidStateError(f"{self._own_state}: {self!r}")
+        self.handle_settled()
 
     # -- those who wait for it
 
-    def _tell_waiters(self) -> None:
-        """Tell `wait` and `as_completed`, under the lock that the state was set under: they come with it to a future
-        that is done already, and would count it twice."""
+    def _tell_waiters(self) -> bool:
+        """Tell `wait` and `as_completed`, under the lock that the state is set under: they come with it to a future
+        that is done already, and would count it twice. False if that has been done.
+        """
+        if self._own_state == _FINISHED:
+            return False
+        self._own_state = _FINISHED
         for waiter in self.__dict__.get("_waiters", ()):
             if self._exception is None:
                 waiter.add_result(self)
             else:
                 waiter.add_exception(self)
-
-    def _tell_others(self) -> None:
-        """Wake the threads that wait for this future alone, and call the callbacks."""
-        if self._waiting_threads is not None:
-            self._waiting_threads.wake()
-        if "_done_callbacks" in self.__dict__:
-            self._invoke_callbacks()
+        return True
 
     def _invoke_callbacks(self) -> None:
         """No exception of a callback reaches the loop. The standard future lets an `asyncio.CancelledError` or a
@@ -268,27 +266,21 @@ def _has_no_loop(_: RecordFuture) -> None:
     raise AssertionError("these futures are never bound to a delivery")
 
 
-def _waits_for_good() -> float:
-    return -1.0
-
-
 def record_future_class(
     on_wait: Callable[[], None],
     observe_on_loop: Callable[[RecordFuture], None] = _has_no_loop,
-    observe_later: Callable[[RecordFuture], None] = _has_no_loop,
-    patience_s: Callable[[], float] = _waits_for_good,
+    held: HeldFutures | None = None,
 ) -> type[RecordFuture]:
     """The class of one producer's futures, which has what they share: a future without a constructor costs least.
 
     `on_wait` is called in a thread that is about to wait for a record. It may raise. `observe_on_loop` has the loop
-    call a future's `observe` soon; where no loop runs any more, it calls it itself. `observe_later` has it called after
-    some time. `patience_s` is how long the calling thread may wait for a future's lock, -1 without a limit.
+    call a future's `observe` soon; where no loop runs any more, it calls it itself. `held` takes settled futures whose
+    lock is not free; None waits for the lock.
     """
     shared = {
         "_on_wait": staticmethod(on_wait),
         "_observe_on_loop": staticmethod(observe_on_loop),
-        "_observe_later": staticmethod(observe_later),
-        "_patience_s": staticmethod(patience_s),
+        "_held": held,
     }
     return type("RecordFuture", (RecordFuture,), shared)
 
