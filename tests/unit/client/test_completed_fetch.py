@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tidelog.client.consuming import completed_fetch
 from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.batches.record_batch import HEADER_SIZE, write_crc
@@ -163,6 +164,45 @@ def test_so_is_a_malformed_marker(columns: bool):
             fetched.take_columns(("offset",)) if columns else fetched.take(10)
         assert caught.value.code is ErrorCode.INVALID_RECORD
     assert (fetched.position, fetched.exhausted) == (2, False)
+
+
+def test_records_after_columns_begin_where_those_end():
+    pytest.importorskip("pyarrow")
+    fetched = CompletedFetch(TP, 0, batch(0, 2) + batch(2, 2) + batch(4, 2))
+    assert offsets(fetched, 1) == [0]
+    piece = fetched.take_columns(("offset",))
+    assert piece is not None
+    assert piece["offset"].to_pylist() == [1, 2, 3, 4, 5]
+    assert offsets(fetched) == []
+    assert fetched.take_columns(("offset",)) is None
+
+
+def test_a_broken_batch_is_not_passed_over_by_the_other_kind_of_decoding():
+    pytest.importorskip("pyarrow")
+    broken = bytearray(batch(0, 2))
+    broken[-1] ^= 1
+    fetched = CompletedFetch(TP, 0, bytes(broken) + batch(2, 2))
+    for _ in range(2):
+        with pytest.raises(KafkaError, match="offset 0 fails its CRC"):
+            fetched.take(10)
+        with pytest.raises(KafkaError, match="offset 0 fails its CRC"):
+            fetched.take_columns(("offset",))
+
+
+def test_columns_that_found_no_memory_are_made_again(monkeypatch):
+    pytest.importorskip("pyarrow")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    fetched = CompletedFetch(TP, 0, batch(0, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(completed_fetch, "decode_columns", fail)
+        with pytest.raises(MemoryError):
+            fetched.take_columns(("offset",))
+    piece = fetched.take_columns(("offset",))
+    assert piece is not None
+    assert piece["offset"].to_pylist() == [0, 1]
 
 
 def test_crcs_need_not_be_checked():

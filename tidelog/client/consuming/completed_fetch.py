@@ -173,9 +173,7 @@ class CompletedFetch:
         the deserializer's exception when it refused the next record. Later calls raise the same
         error.
         """
-        if self._pieces is not None:
-            self._pieces = None
-            self._begin_batches()
+        self._pieces = None
         records: list[ConsumerRecord] = []
         while len(records) < limit:
             if self._cursor >= len(self._records):
@@ -215,11 +213,12 @@ class CompletedFetch:
         if self._pieces is None or self._columns != tuple(columns):
             self._columns = tuple(columns)
             self._records, self._cursor, self._error = [], 0, None
+            self._begin_batches()  # where a later `take` goes on
             self._pieces = self._decode_pieces(self._columns)
         try:
             piece = next(self._pieces, None)
-        except KafkaError:
-            self._pieces = None  # a later call raises it again
+        except BaseException:
+            self._pieces = None  # a later call goes on at `position`, where damage raises the same error again
             raise
         if piece is None or self.exhausted:
             # The iterator refers to this object: its memory would wait for the garbage collector.
