@@ -144,6 +144,18 @@ def test_a_record_that_claims_another_offset_is_read_alone(kernel: RecordDecoder
     compare(kernel, bytes(first), random.Random(1))
 
 
+@pytest.mark.parametrize("deltas", [(0, 1, 7), (0, 8, 9), (7, 8, 9)])
+@pytest.mark.parametrize("first_offset", [0, 1])
+def test_nor_is_one_where_the_offsets_rise(kernel: RecordDecoder, deltas: tuple[int, ...], first_offset: int) -> None:
+    batches = [encode_batch([(1000, None, b"a", ())] * 3, base_offset=3 * n, leader_epoch=5) for n in range(4)]
+    for batch, claims in ((batches[1], deltas), (batches[2], (7, 8, 9)), (batches[3], (7, 8, 9))):
+        for n, delta in enumerate(claims):
+            batch[HEADER_SIZE + 8 * n + 3] = 2 * delta
+        write_crc(batch, 0, len(batch))
+    for seed in range(5):
+        compare(kernel, b"".join(batches), random.Random(seed), first_offset)
+
+
 @pytest.mark.parametrize("record_count", [-1, 2**31 - 1])
 def test_an_impossible_count_is_an_error(kernel: RecordDecoder, record_count: int) -> None:
     batch = encode_batch([(1000, None, b"a", ())] * 3, leader_epoch=5)

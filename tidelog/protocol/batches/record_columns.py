@@ -52,33 +52,40 @@ def split_sections(
 ) -> RecordColumns | None:
     """The columns of several batches, from `first_offset` on: start and end in `data` of their decompressed records.
 
-    None if `decode_fields` must look at them: a record is malformed, or the offsets do not rise.
+    None if `decode_fields` must look at them: a record is malformed, the offsets do not rise, or one of several
+    batches has a record behind its end.
     """
     import numpy as np
 
     from tidelog.protocol.batches.columnar_kernel import PLACE_FIELDS, scan
 
     capacity = 0
-    table = []
+    table, last_offsets = [], []
     for start, end, header in sections:
-        base_offset, _, _, _, _, attributes, _, base_timestamp, max_timestamp, _, _, _, count = header
+        base_offset, _, _, _, _, attributes, last_delta, base_timestamp, max_timestamp, _, _, _, count = header
         size = end - start if end <= len(data) else -1
         if not 0 <= count * MIN_RECORD_BYTES <= size or abs(base_offset) > MAX_BASE_OFFSET:
             return None
         capacity += count
         table.append((start, end, count, base_offset, base_timestamp, max_timestamp, attributes >> 3 & 1))
+        last_offsets.append(base_offset + last_delta)
     offsets = np.empty(capacity, np.int64)
     timestamps = np.empty(capacity, np.int64)
     types = np.empty(capacity, np.int32)
     places = np.empty((PLACE_FIELDS, capacity), np.int64)
     array = np.frombuffer(data, np.uint8)
-    rows = scan(array, np.array(table, np.int64), first_offset, _MAX_INT64, offsets, timestamps, types, places)
+    sections_table = np.array(table, np.int64)
+    rows = scan(array, sections_table, first_offset, _MAX_INT64, offsets, timestamps, types, places)
     if rows < capacity:
         if rows < 0:
             return None
         offsets, timestamps, places = offsets[:rows], timestamps[:rows], places[:, :rows]
     if not (offsets[1:] > offsets[:-1]).all():
         return None
+    if len(sections) > 1:
+        batch_of_record = np.searchsorted(sections_table[:, 1], places[5])  # by the ends of the bytes
+        if (offsets > np.array(last_offsets, np.int64)[batch_of_record]).any():
+            return None
     key_starts, key_sizes, value_starts, value_sizes, header_starts, ends, header_counts = places.tolist()
     headers: Any = repeat(())
     if any(header_counts):
