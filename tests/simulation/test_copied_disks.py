@@ -105,6 +105,26 @@ def test_it_serves_when_the_broker_has_ended():
         play.until("it leads", lambda: leading(copied) == 1)
 
 
+@pytest.mark.parametrize("replicas", [(1,), (1, 2, 3)], ids=["only", "of three"])
+def test_a_broker_that_hung_ends_when_another_has_taken_its_place(replicas):
+    """It would lead where the metadata name its id, and acknowledge what the other never has."""
+    with stage() as play:
+        play.up(replicas)
+        play.send(b"before")
+        play.wait(1)
+        copied = copy_of(play, 1)
+        play.pause(1)
+        copied.start()
+        play.until("the copy is up", lambda: copied.ready)
+        play.elect()
+        play.until("the copy leads", lambda: leading(copied) == 1)
+        play.node(1).disk_was_bad = True  # its end is expected
+        play.resume(1)
+        play.until("it has ended", lambda: not play.node(1).running, 1)
+        play.wait(2)
+        assert leading(copied) == leading(*play.cluster.nodes.values(), copied) == 1
+
+
 def test_a_killed_broker_need_not_wait_for_its_session():
     """The session of the old process would last another 1.5 s."""
     with stage() as play:

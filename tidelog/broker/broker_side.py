@@ -37,6 +37,7 @@ from tidelog.broker.replicas.replica_moves import ReplicaMoves
 from tidelog.broker.replicas.scrubber import Scrubber
 from tidelog.broker.replicas.unclean_leaders import UncleanLeaders
 from tidelog.broker.replicas.upkeep import Upkeep
+from tidelog.protocol.errors import ConfigError
 from tidelog.protocol.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidelog.protocol.uuids import uuid_to_text
 from tidelog.replication.controller.metadata.image import METADATA_VERSION, TRANSACTION_VERSION
@@ -306,6 +307,8 @@ class BrokerSide:
     def on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
         if not self._is_applied:
             return  # the first applied image will contain all of it
+        if self._config.node_id in delta.changed_brokers and self._is_replaced(image):
+            return
         self._hosting.apply(image, delta)
         if delta.changed_features or self._config.node_id in delta.changed_brokers:
             self._complete_registration(image)
@@ -315,6 +318,19 @@ class BrokerSide:
         self.marker_sender.on_image()
         if delta.deleted_topics:
             self.groups.on_topics_deleted([(topic.name, topic.topic_id) for topic in delta.deleted_topics.values()])
+
+    def _is_replaced(self, image: MetadataImage) -> bool:
+        """Whether another process has registered under this node's id since this one did. Then the node ends: what the
+        metadata say of the id is meant for the other, which leads where this one would.
+        """
+        broker = image.brokers.get(self._config.node_id)
+        if broker is None or broker.incarnation_id == self._incarnation_id or broker.epoch <= self.lifecycle.epoch:
+            return False
+        addresses = ", ".join(f"{entry.host}:{entry.port}" for entry in broker.endpoints.values())
+        why = f"another process has registered as broker {broker.node_id}, at {addresses}: this one ends"
+        logger.critical(why)
+        self._on_failure(ConfigError(why))
+        return True
 
     def _complete_registration(self, image: MetadataImage) -> None:
         """Register again if a lower metadata.version had no place for the log directories, and the present one has.
