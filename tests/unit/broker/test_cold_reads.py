@@ -17,7 +17,7 @@ from tests.unit.storage.test_slow_lookups import untrue
 from tidelog.broker.apis.records import list_offsets
 from tidelog.broker.node_ports import IO_THREADS_MAX
 from tidelog.protocol.batches.record_batch import read_header
-from tidelog.protocol.batches.records import record_section
+from tidelog.protocol.batches.records import encode_batch, record_section
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.list_offsets import (
@@ -165,6 +165,31 @@ async def test_searches_of_many_partitions_let_others_run(
         await asyncio.sleep(0)
     assert [each.offset for each in answering.result().topics[0].partitions] == [0] * 5
     assert max(found_in.values()) <= 2
+
+
+async def test_a_search_through_many_batches_lets_others_run(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "HEADERS_AT_ONCE_MAX", 5)
+    await wire.create_topic("t", 2)
+    now_ms = int(time.time() * 1000)
+    older, newer = (bytes(encode_batch([(when, None, b"x", ())])) for when in (now_ms - 10, now_ms))
+    for _ in range(40):
+        await wire.call(produce("t", older), 9, ProduceResponse)
+    await wire.call(produce("t", newer, newer), 9, ProduceResponse)
+    find, turns, turn = list_offsets._find, set[int](), 0
+
+    def noted(*arguments: Any) -> Any:
+        turns.add(turn)
+        return find(*arguments)
+
+    monkeypatch.setattr(list_offsets, "_find", noted)
+    partitions = [ListOffsetsPartition(partition_index=index, timestamp=now_ms - 5) for index in range(2)]
+    request = ListOffsetsRequest(topics=[ListOffsetsTopic(name="t", partitions=partitions)])
+    answering = asyncio.ensure_future(wire.call(request, 7, ListOffsetsResponse))
+    while not answering.done():
+        turn += 1
+        await asyncio.sleep(0)
+    assert [each.offset for each in answering.result().topics[0].partitions] == [40, 0]
+    assert len(turns) >= 40 // 5
 
 
 @pytest.mark.slow

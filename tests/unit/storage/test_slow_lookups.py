@@ -15,10 +15,19 @@ from tests.patience import join
 from tests.unit.storage.batches import NOW, Logs, batch
 from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header, write_crc
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.inspection import AT_ONCE_COMPRESSED_MAX, INSPECTED_RECORDS_MAX
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
-from tidelog.storage.segments.lookup import RECORDS_AT_ONCE_MAX, UNTRUE_HEADERS_MAX, SlowLookup, TimestampOffset
+from tidelog.storage.segments.lookup import (
+    HEADERS_AT_ONCE_MAX,
+    RECORDS_AT_ONCE_MAX,
+    UNTRUE_HEADERS_MAX,
+    LookupPause,
+    LookupProgress,
+    SlowLookup,
+    TimestampOffset,
+)
 
 Ask = Callable[[], TimestampOffset | None]
 
@@ -172,3 +181,42 @@ def test_threads_that_tell_at_once_do_not_meet(logs: Logs, monkeypatch: pytest.M
     finally:
         sys.setswitchinterval(interval)
     assert not failures
+
+
+def older_batches(log: PartitionLog, count: int, epoch: int = 0) -> None:
+    for _ in range(count):
+        log.append_as_leader(batch(1, timestamp=NOW), epoch, NOW)
+
+
+def pauses(log: PartitionLog, timestamp: int, progress: LookupProgress) -> tuple[TimestampOffset | None, int]:
+    for count in range(100):
+        try:
+            return log.offset_for_timestamp(timestamp, wait=False, progress=progress), count
+        except LookupPause:
+            continue
+    raise AssertionError("there is no end of it")
+
+
+def test_a_search_through_many_batches_pauses_and_goes_on(logs: Logs) -> None:
+    """50,000 batches of one record, all older than the last, held the loop for a second."""
+    log, count = logs.log, 3 * HEADERS_AT_ONCE_MAX
+    older_batches(log, count)
+    assert pauses(log, NOW + 1, LookupProgress()) == (None, 0)  # the time index knows
+    log.append_as_leader(batch(1, timestamp=NOW + 1), 0, NOW)
+    assert log.offset_for_timestamp(NOW + 1) == (NOW + 1, count, 0)
+    assert log.offset_for_timestamp(NOW + 1, wait=False) == (NOW + 1, count, 0)
+    assert pauses(log, NOW + 1, LookupProgress()) == ((NOW + 1, count, 0), 3)
+    assert pauses(log, NOW, LookupProgress()) == ((NOW, 0, 0), 0)
+
+
+def test_a_search_begins_again_where_the_log_is_another(logs: Logs) -> None:
+    log, count = logs.log, 2 * HEADERS_AT_ONCE_MAX
+    older_batches(log, count)
+    log.append_as_leader(batch(1, timestamp=NOW + 5), 0, NOW)
+    progress = LookupProgress()
+    with pytest.raises(LookupPause):
+        log.offset_for_timestamp(NOW + 1, wait=False, progress=progress)
+    log.truncate_to(5)
+    log.append_as_leader(batch(1, timestamp=NOW + 5), 1, NOW)
+    older_batches(log, count, epoch=1)
+    assert pauses(log, NOW + 1, progress)[0] == (NOW + 5, 5, 1)

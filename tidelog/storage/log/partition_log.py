@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
@@ -386,12 +387,13 @@ class PartitionLog:
                 self.rebuild_transaction_index(segment)
             return lookup.aborted_between(self.segments, from_offset, upper_offset)
 
-    def offset_for_timestamp(self, timestamp: int, *, wait: bool = True) -> TimestampOffset | None:
+    def offset_for_timestamp(
+        self, timestamp: int, *, wait: bool = True, progress: lookup.LookupProgress | None = None
+    ) -> TimestampOffset | None:
         """The first record not older than `timestamp`, committed or not. Raises ColdRead unless it may `wait`."""
         start, lost = self.log_start_offset, self.accepted_losses
-        return self._examining(
-            lambda: lookup.first_at_or_after(self.segments, timestamp, start, lost, wait=wait), start, wait=wait
-        )
+        ask = partial(lookup.first_at_or_after, self.segments, timestamp, start, lost, wait=wait, progress=progress)
+        return self._examining(ask, start, wait=wait)
 
     def max_timestamp_offset(self, *, wait: bool = True) -> TimestampOffset | None:
         """The first record with the largest timestamp of the log. Raises ColdRead unless it may `wait`."""

@@ -33,6 +33,8 @@ logger = logging.getLogger("tidelog.storage")
 # decompressed on another thread and looked at in steps.
 RECORDS_AT_ONCE_MAX: Final = 2000
 BYTES_AT_ONCE_MAX: Final = 1024 * 1024
+# The batches whose headers one search looks at in one turn of the loop, at about 10 us each.
+HEADERS_AT_ONCE_MAX: Final = 200
 # A search ends with an error after this many batches without the timestamp that their headers announce.
 UNTRUE_HEADERS_MAX: Final = 100
 # The batches of one segment that are compared with its time index on the loop's thread.
@@ -110,14 +112,16 @@ def first_at_or_after(
     accepted_losses: frozenset[int] = frozenset(),
     *,
     wait: bool = True,
+    progress: LookupProgress | None = None,
 ) -> TimestampOffset | None:
     """The first record, from the log start on, whose timestamp is not below `timestamp`.
 
+    With `progress` it raises LookupPause after HEADERS_AT_ONCE_MAX batches, and the next call with it goes on there.
     Raises DamagedRecords if damage before it may hold such a record: timestamps need not rise. `accepted_losses` are
     first offsets of damage without a copy: it counts as older where a record behind it is.
     Raises KafkaError for records that cannot be read.
     """
-    so_far = _SoFar()
+    so_far = _SoFar(progress)
     for segment in _confirm_all(segments, wait):
         result = None
         if segment.size_bytes and max_timestamp_of(segment) >= timestamp:
@@ -139,7 +143,9 @@ def _first_in_segment(
     if row is not None and row[1] >= segment.next_offset:
         raise CorruptIndex(segment.time_index.path, f"has offset {row[1]}, the segment ends at {segment.next_offset}")
     from_offset = max(row[1] if row is not None else segment.base_offset, log_start_offset)
+    from_offset = so_far.begin(segment, from_offset, segments.leader_epochs.latest)
     for position, header in checked_headers(segment, from_offset, wait=wait, epochs=segments.leader_epochs):
+        so_far.count(segment, header, segments.leader_epochs.latest)
         if row is not None and header.base_offset <= row[1] <= header.last_offset and header.max_timestamp != row[0]:
             reason = f"has timestamp {row[0]} for offset {row[1]}, the batch has {header.max_timestamp}"
             raise CorruptIndex(segment.time_index.path, reason)
@@ -205,16 +211,49 @@ _Outcome = TimestampOffset | Exception | None
 _NOT_SEARCHED: Final = LookupError("not searched yet")
 
 
-class _SoFar:
-    """What one search has looked at: the first offsets of batches whose headers are untrue, and the records that it
-    read at once.
+class LookupProgress:
+    """How far one search has come in several turns of the loop: in `segment`, of leader epoch `epoch`, all batches
+    below `offset` are older than the timestamp.
     """
 
-    __slots__ = ("records", "untrue")
+    __slots__ = ("epoch", "offset", "segment")
 
     def __init__(self) -> None:
+        self.segment: Segment | None = None
+        self.epoch = self.offset = -1
+
+
+class LookupPause(ColdRead):
+    """A search has looked at many batches: other requests are due before it goes on."""
+
+
+class _SoFar:
+    """What one search has looked at in this turn: the first offsets of batches whose headers are untrue, the records
+    that it read at once, and the headers.
+    """
+
+    __slots__ = ("_headers", "_progress", "records", "untrue")
+
+    def __init__(self, progress: LookupProgress | None = None) -> None:
         self.untrue: list[int] = []
         self.records = 0
+        self._headers = 0
+        self._progress = progress
+
+    def begin(self, segment: Segment, offset: int, epoch: int) -> int:
+        """Where to begin in this segment, `offset` at least. A cleaned segment is another object."""
+        progress = self._progress
+        if progress is None or progress.segment is not segment or progress.epoch != epoch:
+            return offset
+        return max(offset, progress.offset)
+
+    def count(self, segment: Segment, header: BatchHeader, epoch: int) -> None:
+        """Count the batch that is due. Raises LookupPause."""
+        self._headers += 1
+        progress = self._progress
+        if progress is not None and self._headers > HEADERS_AT_ONCE_MAX:
+            progress.segment, progress.offset, progress.epoch = segment, header.base_offset, epoch
+            raise LookupPause(segment, 0, 0)
 
 
 class SlowLookup(ColdRead):

@@ -24,7 +24,7 @@ from tidelog.protocol.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from tidelog.replication.partition import Isolation
-from tidelog.storage.segments.lookup import UNTRUE_HEADERS_MAX, SlowLookup
+from tidelog.storage.segments.lookup import UNTRUE_HEADERS_MAX, LookupPause, LookupProgress, SlowLookup
 from tidelog.storage.segments.reader import ColdRead
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class _Listing:
         self._topics: dict[str, dict[int, ListOffsetsPartitionResponse]] = {name: {} for name, _ in requested}
         self.deferred: Deferred | None = None
         self._slow_lookups: Counter[tuple[str, int]] = Counter()
+        self._progress = LookupProgress()
 
     def goes_on(self) -> bool:
         """Handle the next partitions. Returns whether all are done; otherwise the request continues later by itself."""
@@ -98,7 +99,9 @@ class _Listing:
         try:
             if (name, index) in self._duplicates:
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
-            timestamp, offset, epoch = _find(self._services, self._version, self._request, name, partition)
+            timestamp, offset, epoch = _find(
+                self._services, self._version, self._request, name, partition, self._progress
+            )
             self._topics[name][index] = ListOffsetsPartitionResponse(
                 partition_index=index,
                 timestamp=timestamp,
@@ -117,6 +120,10 @@ class _Listing:
         return True
 
     def _load(self, cold: ColdRead, done: Callable[[], None]) -> None:
+        if isinstance(cold, LookupPause):
+            if self._client is None or not self._client.is_gone:
+                self._services.scheduler.wait(done, is_first=False, for_records=False, host=self._host)
+            return
         if not isinstance(cold, SlowLookup):
             self._services.partitions.run_cold(cold, done)
             return
@@ -172,8 +179,9 @@ def refuse(request: ListOffsetsRequest, error: KafkaError, version: int) -> List
 
 
 def _find(
-    services: Services, version: int, request: ListOffsetsRequest, topic: str, requested: ListOffsetsPartition
-) -> _FoundOffset:
+    services: Services, version: int, request: ListOffsetsRequest, topic: str, requested: ListOffsetsPartition,
+    progress: LookupProgress,
+) -> _FoundOffset:  # fmt: skip
     timestamp = requested.timestamp
     if timestamp < EARLIEST_PENDING_UPLOAD or version < _SINCE.get(timestamp, 0):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
@@ -190,7 +198,11 @@ def _find(
         isolation = Isolation.READ_COMMITTED if request.isolation_level == 1 else Isolation.READ_UNCOMMITTED
     bound = partition.read_bound(isolation)
     try:
-        result = (-1, bound, partition.leader_epoch) if timestamp == LATEST else _lookup(partition, timestamp, bound)
+        result = (
+            (-1, bound, partition.leader_epoch)
+            if timestamp == LATEST
+            else _lookup(partition, timestamp, bound, progress)
+        )
     except ColdRead:
         raise
     except Exception as error:
@@ -210,7 +222,7 @@ def _refuse_what_may_go_back(partition: Partition, version: int) -> None:
         raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE if known else ErrorCode.LEADER_NOT_AVAILABLE)
 
 
-def _lookup(partition: Partition, timestamp: int, bound: int) -> _FoundOffset:
+def _lookup(partition: Partition, timestamp: int, bound: int, progress: LookupProgress) -> _FoundOffset:
     """`bound`: the offset below which the reader may read; the result is below it."""
     log = partition.log
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -220,5 +232,5 @@ def _lookup(partition: Partition, timestamp: int, bound: int) -> _FoundOffset:
     if timestamp == MAX_TIMESTAMP:
         result = log.max_timestamp_offset(wait=False)
     else:
-        result = log.offset_for_timestamp(timestamp, wait=False)
+        result = log.offset_for_timestamp(timestamp, wait=False, progress=progress)
     return result if result is not None and result[1] < bound else _NOTHING
