@@ -15,6 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
 from tidelog.client import Consumer, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener, TopicPartition
 from tidelog.client.consuming.fetcher import _NodeFetches
+from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.network.connection import Connection
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -453,6 +454,23 @@ class TestTrouble:
                     assert await consuming.position(T0) == 4
                 consuming.seek(T0, 5)
                 assert await read(consuming, 4) == [5, 6, 7, 8]
+
+    async def test_records_for_which_there_was_no_memory_are_fetched_again(self, monkeypatch):
+        """Each later poll raised the error of the first."""
+
+        def fail(*_: Any) -> Any:
+            raise MemoryError
+
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 9, per_batch=3)
+            async with consumer(cluster) as consuming:
+                consuming.assign([T0])
+                assert await read(consuming, 2) == [0, 1]
+                with monkeypatch.context() as patch:
+                    patch.setattr(RecordDecoder, "decode", fail)
+                    with pytest.raises(MemoryError):
+                        await read(consuming, 2)
+                assert await read(consuming, 6) == [3, 4, 5, 6, 7, 8]
 
     async def test_a_damaged_answer_is_an_error_of_its_partition_and_the_others_are_read(self):
         async def damaged(request: FetchRequest, node: FakeNode) -> Any:

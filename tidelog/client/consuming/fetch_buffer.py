@@ -51,8 +51,9 @@ class FetchBuffer:
 
         When no records remain, raises the KafkaError of a partition that cannot be read, or the
         exception of a deserializer. Batches that are damaged are fetched again after that: the
-        broker, or another one, may have a whole copy by then. What is raised and is no Exception (an
-        interrupt, or a deserializer's CancelledError) leaves all positions as they were.
+        broker, or another one, may have a whole copy by then. So are those for which there was no
+        memory. What is raised and is no Exception (an interrupt, or a deserializer's CancelledError)
+        leaves all positions as they were.
         """
         records_by_partition: dict[TopicPartition, list[ConsumerRecord]] = {}
         remaining = limit
@@ -97,7 +98,7 @@ class FetchBuffer:
 
     def _raise_first(self, errors: Mapping[TopicPartition, Exception]) -> None:
         for partition, failure in errors.items():
-            if isinstance(failure, KafkaError):
+            if isinstance(failure, KafkaError | MemoryError):
                 self.discard((partition,))
             raise failure
         self._raise_partition_error()
