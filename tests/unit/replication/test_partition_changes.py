@@ -164,6 +164,15 @@ def test_an_unclean_election_takes_anyone_who_lives(elr):
     assert (after.leader_recovery_state, after.leader_epoch) == (RECOVERING, 6)
 
 
+@pytest.mark.parametrize("elr", [False, True])
+def test_an_unclean_election_takes_a_replica_that_is_being_added_last(elr):
+    """It may have no record yet, and the others would be truncated to its log."""
+    moving = partition(replicas=(3, 2, 1), isr=(1,), adding_replicas=(3,), removing_replicas=(1,))
+    after = without(moving, 1, unclean=True, elr=elr)
+    assert (after.leader, after.isr, after.adding_replicas) == (2, (2,), (3,))
+    assert without(moving, 1, 2, unclean=True, elr=elr).leader == 3
+
+
 def test_a_clean_choice_goes_before_an_unclean_one():
     assert without(partition(), 1, unclean=True).leader_recovery_state == RECOVERED
 

@@ -205,7 +205,8 @@ class PartitionChange:
         if last_known_leader != NO_LEADER:
             return last_known_leader, True
         if self.election is Election.UNCLEAN:
-            for replica in self.replicas:
+            # One that is being added last, unlike Kafka: it may have nothing yet.
+            for replica in sorted(self.replicas, key=self._partition.adding_replicas.__contains__):
                 if self._is_electable(replica):
                     return replica, True
         return NO_LEADER, False
