@@ -42,6 +42,7 @@ _COMMANDS = {
 }
 
 
+_PATTERN_CHARACTERS = frozenset("*+?[](){}|^$\\")
 # A part of the text of the RuntimeError of `threading.Thread.start`.
 _NO_THREAD = "start new thread"
 
@@ -121,6 +122,8 @@ def _run(words: list[str]) -> int:
         outcome = cli.main(words, prog_name="tidelog", standalone_mode=False)
     except click.UsageError as error:
         error.show()
+        if isinstance(error, click.NoSuchOption) and error.ctx and isinstance(error.ctx.command, click.Group):
+            click.echo("Options go after the command, as in `tidelog topics list -b HOST:PORT`.", err=True)
         return 2
     except click.ClickException as error:
         return fail(error.format_message()) and error.exit_code
@@ -139,8 +142,12 @@ def _run(words: list[str]) -> int:
 
 
 def _hint(error: KafkaError) -> str:
-    """Advice for the user if no broker answered, or not in time."""
+    """Advice for the user if no broker answered, or not in time, or if a name is a pattern."""
+    from tidelog.protocol.errors import ErrorCode
+
     message = error.message or ""
+    if error.code == ErrorCode.INVALID_TOPIC_EXCEPTION and _PATTERN_CHARACTERS & set(message):
+        return " (a name is wanted here, no pattern)"
     if message.startswith("no answer within default_api_timeout_ms"):
         return " (-X default.api.timeout.ms=60000 waits longer)"
     if not message.startswith("no broker reached"):

@@ -78,6 +78,21 @@ def test_a_misspelt_command_names_the_nearest(cli: Cli):
     status, out, err = cli("topic", "list")
     assert (status, out) == (2, b"")
     assert "No such command 'topic'. Did you mean 'topics'?" in err
+
+
+@pytest.mark.parametrize("words", [("-b", "x", "topics", "list"), ("topics", "-b", "x", "list")])
+def test_an_option_before_its_command_says_where_it_goes(cli: Cli, words: tuple[str, ...]):
+    status, out, err = cli(*words)
+    assert (status, out) == (2, b"")
+    assert "Options go after the command, as in `tidelog topics list -b HOST:PORT`." in err
+    assert "go after the command" not in cli("topics", "list", "--foo")[2]
+
+
+def test_a_pattern_for_a_name_is_named_as_such(cli: Cli):
+    status, out, err = cli("topics", "describe", "gree.*")
+    assert (status, out) == (1, b"")
+    assert "a name is wanted here, no pattern" in err
+    assert "no pattern" not in cli("topics", "describe", "gree ting")[2]
     assert "Did you mean" not in cli("frobnicate")[2]
     assert "No such option" in cli("--topic")[2]
 
