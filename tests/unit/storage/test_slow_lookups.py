@@ -220,3 +220,19 @@ def test_a_search_begins_again_where_the_log_is_another(logs: Logs) -> None:
     log.append_as_leader(batch(1, timestamp=NOW + 5), 1, NOW)
     older_batches(log, count, epoch=1)
     assert pauses(log, NOW + 1, progress)[0] == (NOW + 5, 5, 1)
+
+
+def test_a_search_through_many_batches_of_several_segments_ends(logs: Logs) -> None:
+    """Each announces a newer record, which is below the log start or in none. The first is not begun again."""
+    log, count = logs.log, HEADERS_AT_ONCE_MAX + 1
+    log.append_as_leader(batch(1, timestamp=NOW + 1), 0, NOW)
+    for _ in range(3):
+        older_batches(log, count)
+        log.append_as_leader(untrue(batch(1, timestamp=NOW), NOW + 1), 0, NOW)
+        log.roll(NOW)
+    log.append_as_leader(batch(1, timestamp=NOW + 1), 0, NOW)
+    log.set_high_watermark(log.log_end_offset)
+    log.delete_records(1)
+    found = log.offset_for_timestamp(NOW + 1)
+    assert found == (NOW + 1, log.log_end_offset - 1, 0)
+    assert pauses(log, NOW + 1, LookupProgress()) == (found, 3)

@@ -122,9 +122,10 @@ def first_at_or_after(
     Raises KafkaError for records that cannot be read.
     """
     so_far = _SoFar(progress)
+    passed_below = progress.passed_below(segments) if progress is not None else -1
     for segment in _confirm_all(segments, wait):
         result = None
-        if segment.size_bytes and max_timestamp_of(segment) >= timestamp:
+        if segment.size_bytes and segment.base_offset >= passed_below and max_timestamp_of(segment) >= timestamp:
             result = _first_in_segment(segments, segment, timestamp, log_start_offset, wait, so_far)
         for damage in segment.damage:  # the damaged range may hold an earlier record
             is_before = result is None or damage.first_offset < result.offset
@@ -213,7 +214,7 @@ _NOT_SEARCHED: Final = LookupError("not searched yet")
 
 class LookupProgress:
     """How far one search has come in several turns of the loop: in `segment`, of leader epoch `epoch`, all batches
-    below `offset` are older than the timestamp.
+    below `offset` are older than the timestamp. The search has passed the segments before it.
     """
 
     __slots__ = ("epoch", "offset", "segment")
@@ -221,6 +222,14 @@ class LookupProgress:
     def __init__(self) -> None:
         self.segment: Segment | None = None
         self.epoch = self.offset = -1
+
+    def passed_below(self, segments: Segments) -> int:
+        """The base offset of that segment: those before it have no such record. -1 where it is not there any more."""
+        segment = self.segment
+        if segment is None or self.epoch != segments.leader_epochs.latest:
+            return -1
+        is_there = segments[max(0, segments.floor_index(segment.base_offset))] is segment
+        return segment.base_offset if is_there else -1
 
 
 class LookupPause(ColdRead):
