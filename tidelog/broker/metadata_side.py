@@ -21,6 +21,8 @@ from tidelog.broker.metadata_wiring import (
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.controller.controller import Controller
 from tidelog.replication.controller.decisions.activation import ControllerIdentity
+from tidelog.replication.controller.metadata.image import METADATA_VERSION
+from tidelog.replication.controller.metadata.record_codec import CONTROLLERS_VERSION
 from tidelog.replication.controller.metadata.tracker import MetadataTracker
 from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.driver import RaftNode
@@ -62,14 +64,14 @@ class MetadataSide:
         self._loop = loop
         self._executor = ports.executor
         self._node_id = config.node_id
-        self._notice_leader = on_leader
+        self._notice_leader, self._notice_image = on_leader, on_image
         self._channel: ControllerChannel | None = None
         self._registering: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._bootstrap = [Endpoint(*server) for server in config.quorum_bootstrap]
         self._identity = ControllerIdentity(ports.rng.randbytes(16), controller_endpoints(config, bound_ports))
         self.tracker = MetadataTracker(
-            on_image=on_image,
+            on_image=self._on_image,
             on_leader=self._on_leader,
             on_failure=on_failure,
             loop=loop,
@@ -153,17 +155,30 @@ class MetadataSide:
             await asyncio.sleep(_CURRENT_POLL_S)
 
     def _on_leader(self, leader_id: int, epoch: int) -> None:
-        if self.controller is not None and leader_id not in (-1, self._node_id) and self._registering is None:
-            self._registering = self._loop.create_task(self._register(), name="register controller")
+        if leader_id not in (-1, self._node_id):
+            self._begin_registration()
         if self._channel is not None:
             self._channel.on_leader_changed()
         self._notice_leader(leader_id, epoch)
+
+    def _on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Register when metadata.version has risen to the level that has registrations of controllers."""
+        level = image.feature_level(METADATA_VERSION)
+        if delta.changed_features and level >= CONTROLLERS_VERSION and self._node_id not in image.controllers:
+            self._begin_registration()
+        self._notice_image(image, delta)
+
+    def _begin_registration(self) -> None:
+        if self.controller is not None and self._channel is not None and self._registering is None:
+            self._registering = self._loop.create_task(self._register(), name="register controller")
 
     async def _register(self) -> None:
         assert self._channel is not None
         try:
             response = await self._channel.call(self._identity.registration(self._node_id), 0)
-            if response.error_code:
+            if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
+                logger.debug("metadata.version is below %d: no controller is registered", CONTROLLERS_VERSION)
+            elif response.error_code:
                 logger.warning(
                     "the active controller refuses the registration of this controller: %s",
                     ErrorCode.of(response.error_code).name,

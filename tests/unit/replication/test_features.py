@@ -38,6 +38,13 @@ def test_down_and_up(state):
     assert state.elr_enabled
 
 
+@pytest.mark.parametrize(("present", "code"), [(14, ErrorCode.NONE), (15, ErrorCode.INVALID_UPDATE_VERSION)])
+def test_the_other_voters_are_asked_for_where_they_can_register(present, code):
+    state = cluster_state([1], voters=lambda: (7, 8))
+    apply(state, [FeatureLevelRecord(name=METADATA, feature_level=present)])
+    assert update(state, METADATA, 30)[1] is code
+
+
 def test_the_version_of_transactions_goes_up_and_down(state):
     for level, upgrade_type in [(1, 1), (2, 1), (1, 2), (0, 3), (2, 1)]:
         records, code, _ = update(state, TRANSACTION, level, upgrade_type)

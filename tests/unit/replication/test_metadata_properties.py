@@ -17,7 +17,11 @@ from tidelog.protocol.messages.alter_partition_reassignments import (
     ReassignablePartition,
     ReassignableTopic,
 )
-from tidelog.replication.controller.decisions.activation import bootstrap_records
+from tidelog.replication.controller.decisions.activation import (
+    ControllerIdentity,
+    activation_records,
+    bootstrap_records,
+)
 from tidelog.replication.controller.decisions.leaders import (
     fence_brokers,
     forget_incarnation,
@@ -35,6 +39,7 @@ from tidelog.replication.controller.metadata.image import MetadataImage
 from tidelog.replication.controller.metadata.image_records import image_records
 from tidelog.replication.controller.metadata.loader import MetadataLoader
 from tidelog.replication.controller.metadata.record_codec import (
+    CONTROLLERS_VERSION,
     DIRECTORIES_VERSION,
     ELR_VERSION,
     LATEST_METADATA_VERSION,
@@ -162,11 +167,15 @@ TestRandomHistories.settings = settings(stateful_step_count=25)
 
 @pytest.mark.parametrize("level", range(LOWEST_METADATA_VERSION, LATEST_METADATA_VERSION + 1))
 def test_topics_are_made_and_moved_at_every_metadata_version(level: int) -> None:
-    """Records below 3.7 have no directories: neither may the records of a new partition, nor those of a snapshot."""
+    """Records below 3.7 have no directories: neither may the records of a new partition, nor those of a snapshot.
+    Kafka does not read registrations of controllers there.
+    """
     cluster = Cluster()
     cluster.start(level)
     for node_id in (2, 3):
         cluster.register(node_id, False, None)
+    cluster.append(activation_records(cluster.state, ControllerIdentity(b"i" * 16), list, in_transaction=False))
+    assert bool(cluster.state.image.controllers) is (level >= CONTROLLERS_VERSION)
     cluster.create_topic("a", 1, 1, [])
     cluster.move_replicas("a", [2, 1, 3])
     partition = cluster.state.image.topics_by_name["a"].partitions[0]

@@ -38,7 +38,7 @@ from tidelog.replication.controller.decisions.liveness import BrokerSessions, Br
 from tidelog.replication.controller.decisions.state import ControllerState
 from tidelog.replication.controller.decisions.supported_features import SUPPORTED_FEATURES
 from tidelog.replication.controller.metadata.image import METADATA_VERSION, BrokerImage
-from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
+from tidelog.replication.controller.metadata.record_codec import CONTROLLERS_VERSION, DIRECTORIES_VERSION
 
 Records = list[Any]
 
@@ -232,7 +232,17 @@ def unregister_broker(state: ControllerState, broker_id: int) -> Records:
 
 
 def register_controller(state: ControllerState, request: ControllerRegistrationRequest) -> Records:
-    """No records if the same registration exists."""
+    """No records if the same registration exists. Raises KafkaError(UNSUPPORTED_VERSION) below 3.7: Kafka's nodes
+    cannot read a log that has registrations of controllers there.
+    """
+    if state.metadata_version < CONTROLLERS_VERSION:
+        message = "The current MetadataVersion is too old to support controller registrations."
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, message)
+    return controller_registration(state, request)
+
+
+def controller_registration(state: ControllerState, request: ControllerRegistrationRequest) -> Records:
+    """As `register_controller`, at any level."""
     record = RegisterControllerRecord(
         controller_id=request.controller_id,
         incarnation_id=request.incarnation_id,

@@ -20,7 +20,7 @@ from tidelog.replication.controller.decisions.config_changes import min_insync_r
 from tidelog.replication.controller.decisions.state import ControllerState
 from tidelog.replication.controller.decisions.supported_features import SUPPORTED_FEATURES
 from tidelog.replication.controller.metadata.image import ELR_FEATURE, METADATA_VERSION
-from tidelog.replication.controller.metadata.record_codec import ELR_VERSION
+from tidelog.replication.controller.metadata.record_codec import CONTROLLERS_VERSION, ELR_VERSION
 
 Records = list[Any]
 
@@ -134,7 +134,8 @@ def _reason_not_supported(state: ControllerState, name: str, level: int) -> str 
         low, high = controller.features.get(name, (0, 0))
         if level and controller.node_id != state.node_id and not low <= level <= high:
             return f"Controller {controller.node_id} only supports versions {low}-{high}"
-    for voter in state.settings.voters():
+    # Below 3.7 no controller is registered, and nothing is known of the others.
+    for voter in state.settings.voters() if state.metadata_version >= CONTROLLERS_VERSION else ():
         if voter != state.node_id and voter not in state.image.controllers:
             return f"controller {voter} has not registered, and may not support this feature"
     return None

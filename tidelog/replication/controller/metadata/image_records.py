@@ -29,18 +29,20 @@ from tidelog.replication.controller.metadata.image import (
     MetadataImage,
     PartitionImage,
 )
-from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
+from tidelog.replication.controller.metadata.record_codec import CONTROLLERS_VERSION, DIRECTORIES_VERSION
 
 
 def image_records(image: MetadataImage) -> Iterator[Any]:
     """The records whose replay on an empty image gives this image."""
+    level = image.feature_level(METADATA_VERSION)
     for name in sorted(image.features, key=lambda name: (name != METADATA_VERSION, name)):
         yield FeatureLevelRecord(name=name, feature_level=image.features[name])
-    for controller in image.controllers.values():
-        yield _controller_record(controller)
+    if level >= CONTROLLERS_VERSION:
+        for controller in image.controllers.values():
+            yield _controller_record(controller)
     for broker in image.brokers.values():
         yield _broker_record(broker)
-    has_directories = image.feature_level(METADATA_VERSION) >= DIRECTORIES_VERSION
+    has_directories = level >= DIRECTORIES_VERSION
     for topic in image.topics_by_name.values():
         yield TopicRecord(name=topic.name, topic_id=topic.topic_id)
         for index, partition in topic.partitions.items():

@@ -15,6 +15,7 @@ from tidelog.protocol.messages import metadata_records as kafka
 
 # The metadata.version levels that changed records or behaviour.
 LOWEST_METADATA_VERSION = 7  # 3.3-IV3, the oldest that Kafka 4 can read
+CONTROLLERS_VERSION = 15  # 3.7-IV0: registrations of controllers
 DIRECTORIES_VERSION = 17  # 3.7-IV2
 ELR_VERSION = 23  # 4.0-IV1
 LATEST_METADATA_VERSION = 30  # 4.3-IV0
