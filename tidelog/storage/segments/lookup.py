@@ -39,6 +39,8 @@ HEADERS_AT_ONCE_MAX: Final = 200
 UNTRUE_HEADERS_MAX: Final = 100
 # The batches of one segment that are compared with its time index on the loop's thread.
 _HEADERS_AT_ONCE_MAX: Final = 10_000
+# The batches of all segments together after which the loop has its turn.
+_COMPARED_AT_ONCE_MAX: Final = 2_000
 # The segments whose largest timestamps are confirmed before the loop has its turn, or in one call of retention.
 _CONFIRMED_AT_ONCE_MAX: Final = 100
 _FOUND_MAX: Final = 2 * UNTRUE_HEADERS_MAX
@@ -59,20 +61,20 @@ def max_timestamp_of(segment: Segment) -> int:
     return segment.max_timestamp
 
 
-def confirm_max_timestamp(segment: Segment, *, wait: bool) -> bool:
-    """Compare a largest timestamp from the time index with the batches, once. Whether there was something to compare.
+def confirm_max_timestamp(segment: Segment, *, wait: bool) -> int:
+    """Compare a largest timestamp from the time index with the batches, once. The number of batches that it looked at.
 
     The index has no checksum: a search by time would pass over the segment, and retention would delete it too early.
     Raises ColdRead, and CorruptIndex, also where so many batches follow that an examination on a thread is to do it.
     """
     if segment.max_is_confirmed:
-        return False
+        return 0
     was_open = segment.is_open
     try:
         newest, offset = max_timestamp_of(segment), segment.offset_of_max_timestamp
         path, is_there = segment.time_index.path, newest < 0
         end_offset, found_end = segment.next_offset, segment.base_offset
-        position = position_of(segment, offset, wait=wait)
+        position, number = position_of(segment, offset, wait=wait), 0
         for number, (_, header) in enumerate(headers(segment, position, wait=wait)):
             if header.base_offset <= offset <= header.last_offset:
                 is_there = is_there or header.max_timestamp == newest
@@ -91,16 +93,17 @@ def confirm_max_timestamp(segment: Segment, *, wait: bool) -> bool:
     finally:
         if not was_open:
             segment.release()  # a log may have more segments than the process may have files
-    return True
+    return number + 1
 
 
 def _confirm_all(segments: Segments, wait: bool) -> Iterator[Segment]:
     """The segments with records. Their largest timestamps are what the batches say. Raises CorruptIndex, ColdRead."""
-    left = _CONFIRMED_AT_ONCE_MAX
+    left, batches_left = _CONFIRMED_AT_ONCE_MAX, _COMPARED_AT_ONCE_MAX
     for segment in segments:
         if segment.size_bytes:
-            left -= confirm_max_timestamp(segment, wait=wait)
-            if left < 0 and not wait:
+            batch_count = confirm_max_timestamp(segment, wait=wait)
+            left, batches_left = left - (batch_count > 0), batches_left - batch_count
+            if min(left, batches_left) < 0 and not wait:
                 raise ColdRead(segment, 0, 0)  # the loop's turn; what is confirmed stays so
         yield segment
 
