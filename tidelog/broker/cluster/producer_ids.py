@@ -24,13 +24,19 @@ logger = logging.getLogger("tidelog.transactions")
 def controller_blocks(
     channel: ControllerChannel, node_id: int, broker_epoch: Callable[[], int]
 ) -> Callable[[], Awaitable[ProducerIdBlock]]:
-    """The blocks of ids that the controller allocates to this broker."""
+    """The blocks of ids that the controller allocates to this broker.
+
+    They raise KafkaError(COORDINATOR_LOAD_IN_PROGRESS), as Kafka's, if the controller refuses: what it says of this
+    broker, which may have to register again, would end a Java producer, which tries again after this.
+    """
 
     async def allocate() -> ProducerIdBlock:
         request = AllocateProducerIdsRequest(broker_id=node_id, broker_epoch=broker_epoch())
         response = await channel.call(request, 0)
         if response.error_code:
-            raise KafkaError(ErrorCode.of(response.error_code))
+            code = ErrorCode.of(response.error_code)
+            logger.info("the controller allocates no producer ids to this broker now: %s", code.name)
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"no producer ids: {code.name}")
         return ProducerIdBlock(response.producer_id_start, response.producer_id_len)
 
     return allocate
