@@ -174,6 +174,24 @@ def test_an_unknown_sender_that_finds_no_room_disturbs_no_member():
     assert world.heartbeat(member=member).error == E.NONE
 
 
+def test_the_leader_of_a_large_group_gets_its_members_only_once_in_a_generation():
+    world = World()
+    large = [world.member(protocols={"range": bytes(LARGE)}) for _ in range(3)]
+    world.advance(6000)
+    leader = world.coordinator().groups["g"].leader
+    follower = next(member for member, _ in large if member != leader)
+    follows = world.join(member=follower, protocols={"range": bytes(LARGE)})
+    assert (follows.response.generation_id, follows.response.members) == (1, [])
+    again = [world.join(member=leader, protocols={"range": bytes(LARGE)}) for _ in range(2)]
+    assert again[0].error == E.REBALANCE_IN_PROGRESS
+    assert again[1].is_parked
+    for member, _ in large:
+        if member != leader:
+            world.join(member=member, protocols={"range": bytes(LARGE)})
+    assert again[1].response.generation_id == 2
+    assert {each.member_id for each in again[1].response.members} == {member for member, _ in large}
+
+
 def test_names_of_protocols_count_as_metadata():
     world = world_with(max_group_metadata_bytes=1000)
     assert world.join(version=3, protocols={"p" * 1001: b""}).error == E.INVALID_REQUEST

@@ -29,6 +29,8 @@ from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.group_records import GroupMetadataValue
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
+LARGE_GROUP_BYTES = 1024 * 1024
+"""Some 340 members with metadata of up to 1 KB, as `memory` counts them."""
 
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
@@ -370,6 +372,13 @@ class Group:
         self.move(GroupEvent.ASSIGNED, value.current_state_timestamp)
 
     # -- memory ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the response to the leader, with the metadata of all members, may be too large to be made again for
+        each request of a few bytes.
+        """
+        return self.memory.held_bytes > LARGE_GROUP_BYTES
 
     def growth_by_join(self, instance_id: str | None, candidate: Member) -> int:
         """The growth in bytes if `candidate` joins; an existing member is replaced."""

@@ -153,7 +153,8 @@ class JoinHandler:
         if group.state is GroupState.PREPARING_REBALANCE:
             must_rebalance = True
         elif group.state is GroupState.COMPLETING_REBALANCE:
-            must_rebalance = has_changed  # an unchanged member has only missed the response to its last join
+            # An unchanged member has only missed the response to its last join.
+            must_rebalance = has_changed or (group.leader == member.member_id and group.is_large)
         else:
             # The leader rejoins to get all members a new assignment, for instance when a topic has
             # more partitions.
