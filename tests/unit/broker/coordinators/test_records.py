@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidelog.broker.coordinators.group import group as group_module
 from tidelog.broker.coordinators.group import records
 from tidelog.broker.coordinators.group.group import Group, Member, topics_of_subscription
 from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommit
@@ -193,3 +194,24 @@ def test_a_group_knows_its_topics_only_where_all_members_can_be_read():
     group.start_generation(0)
     assert group.subscribed_topics == {"t"}
     assert not group.is_subscribed_to("anything")
+
+
+def test_a_group_reads_a_bounded_number_of_topics_and_equal_subscriptions_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(group_module, "SUBSCRIBED_TOPICS_MAX", 3)
+    assert subscribed_topics(["a", "b"], ["a", "b"]) == {"a", "b"}
+    assert subscribed_topics(["a", "b"], ["c"]) == {"a", "b", "c"}
+    assert subscribed_topics(["a", "b"], ["b", "a"]) is None
+    assert subscribed_topics(["a", "b", "c", "d"]) is None
+
+
+def subscribed_topics(*subscriptions: list[str]) -> frozenset[str] | None:
+    group = Group("g", 0)
+    for number, topics in enumerate(subscriptions):
+        member = Member(
+            f"m{number}", instance_id=None, client_id="", client_host="", rebalance_timeout_ms=1, session_timeout_ms=1,
+            protocols={"range": b"\0\0" + ConsumerProtocolSubscription(topics=topics).encode(0)},
+        )  # fmt: skip
+        group.add(member, "consumer")
+    group.state = GroupState.PREPARING_REBALANCE
+    group.start_generation(0)
+    return group.subscribed_topics

@@ -29,6 +29,8 @@ from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.group_records import GroupMetadataValue
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
+SUBSCRIBED_TOPICS_MAX = 200_000
+"""Topics that the members of a group name, equal subscriptions counted once. They are read in one turn of the loop."""
 LARGE_GROUP_BYTES = 1024 * 1024
 """Some 340 members with metadata of up to 1 KB, as `memory` counts them."""
 
@@ -287,8 +289,8 @@ class Group:
         self._subscribe()
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Whether a member subscribes to the topic; True for a consumer group with unreadable
-        subscriptions.
+        """Whether a member subscribes to the topic; True for a consumer group with unreadable subscriptions, or with
+        too many topics.
         """
         if self.subscribed_topics is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE
@@ -320,11 +322,14 @@ class Group:
             return None
         if self.members and self.protocol_name is None:
             return None
+        name = self.protocol_name or ""
         topics: set[str] = set()
-        for member in self.members.values():
-            member_topics = topics_of_subscription(member.protocols.get(self.protocol_name or "", b""))
+        room = SUBSCRIBED_TOPICS_MAX
+        for subscription in {member.protocols.get(name, b"") for member in self.members.values()}:
+            member_topics = topics_of_subscription(subscription, room)
             if member_topics is None:
                 return None
+            room -= len(member_topics)
             topics.update(member_topics)
         return frozenset(topics)
 
@@ -425,18 +430,18 @@ class Group:
         self.memory.hold(size_bytes + self._base_bytes if self.members or self.pending_members else 0)
 
 
-def topics_of_subscription(metadata: bytes) -> list[str] | None:
+def topics_of_subscription(metadata: bytes, count_max: int = maxsize) -> list[str] | None:
     """The topics of a consumer protocol subscription of any version (int16 version, int32 count,
     strings ...).
 
-    None if the bytes are something else.
+    None if the bytes are something else, or there are more than `count_max`.
     """
     try:
         (version,) = _INT16.unpack_from(metadata)
         (count,) = _INT32.unpack_from(metadata, 2)
         position = 6
         topics: list[str] = []
-        if version < 0 or count < 0 or count > (len(metadata) - position) // 2:
+        if version < 0 or count < 0 or count > min((len(metadata) - position) // 2, count_max):
             return None
         for _ in range(count):
             (size,) = _INT16.unpack_from(metadata, position)
