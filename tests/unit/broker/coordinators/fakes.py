@@ -156,6 +156,13 @@ class FakePorts:
                 handle.callback()
         return sum(self.end_offsets.values()) - before
 
+    def turn_has_work(self, by_ms: int) -> bool:
+        """One turn of the loop, after so long: whether anything was due."""
+        self.time_ms += by_ms
+        is_due = bool(self._timers) and self._timers[0][0] <= self.time_ms
+        self.turn()
+        return is_due
+
     def turns_after(self, wait_ms: int) -> list[int]:
         """Let the time jump; returns the appended records of each turn of the loop that follows, a millisecond each."""
         self.time_ms += wait_ms

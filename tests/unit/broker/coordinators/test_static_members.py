@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.broker.coordinators.fakes import World
+from tidelog.broker.coordinators.group.states import GroupState
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 E = ErrorCode
@@ -149,4 +150,22 @@ def test_a_rebalance_that_begins_before_the_record_is_stored_takes_the_member_al
     world.leave("g", first)
     assert back.response.generation_id == 2, "it had joined, nobody else was left"
     world.ports.commit(0)
+    assert back.response.leader == back.response.member_id
+
+
+@pytest.mark.parametrize("rebalance_ms", [-1, 0, 1])
+def test_absent_members_without_a_rebalance_timeout_do_not_occupy_the_node(rebalance_ms: int):
+    world = World()
+    dynamic, _ = world.member()
+    statics = [world.join(instance=name, rebalance_ms=rebalance_ms) for name in ("i1", "i2")]
+    world.advance(6000)
+    for name, static in zip(("i1", "i2"), statics):
+        world.sync(member=static.response.member_id, instance=name)
+    world.sync(member=dynamic)
+    assert world.coordinator().groups["g"].state is GroupState.STABLE
+    world.leave("g", dynamic)
+    assert sum(1 for _ in range(50) if world.ports.turn_has_work(1)) < 5
+    back = world.join(instance="i1", rebalance_ms=rebalance_ms)
+    assert back.is_parked
+    world.advance(1000)
     assert back.response.leader == back.response.member_id

@@ -22,6 +22,11 @@ from tidelog.protocol.messages.join_group import JoinGroupResponse, JoinGroupRes
 from tidelog.protocol.messages.sync_group import SyncGroupResponse
 
 
+# While no member has rejoined, a rebalance timeout of 0 would end the join phase again and again, in every turn of the
+# loop.
+ABSENT_WAIT_MIN_MS = 1_000
+
+
 class TimerKey(NamedTuple):
     """`kind` is session, join, sync or expire; unused ids are empty."""
 
@@ -115,7 +120,7 @@ class Rebalancer:
         if not group.elect_joined_leader() and group.members:
             # The only members are absent static ones: wait until one rejoins or their sessions
             # expire.
-            self._await_joins(group, outcome)
+            self._await_joins(group, outcome, ABSENT_WAIT_MIN_MS)
             return
         group.start_generation(outcome.wall_ms)
         if group.members:
@@ -138,8 +143,9 @@ class Rebalancer:
             group.pending_sync[member.member_id] = None
         self._timers.set(TimerKey("sync", group.group_id), outcome.now_ms + group.rebalance_timeout_ms)
 
-    def _await_joins(self, group: Group, outcome: Outcome) -> None:
-        self._timers.set(TimerKey("join", group.group_id), outcome.now_ms + group.rebalance_timeout_ms)
+    def _await_joins(self, group: Group, outcome: Outcome, wait_min_ms: int = 0) -> None:
+        wait_ms = max(group.rebalance_timeout_ms, wait_min_ms)
+        self._timers.set(TimerKey("join", group.group_id), outcome.now_ms + wait_ms)
 
     # -- assignments -------------------------------------------------------------------------------------------------
 
