@@ -192,6 +192,26 @@ def test_the_leader_of_a_large_group_gets_its_members_only_once_in_a_generation(
     assert {each.member_id for each in again[1].response.members} == {member for member, _ in large}
 
 
+def test_a_large_group_begins_one_generation_in_a_second_while_members_are_away():
+    world = World()
+    leader = world.join(instance="leader", protocols={"range": b"1"})
+    for number in range(3):
+        world.join(instance=f"large-{number}", protocols={"range": bytes(LARGE)}, rebalance_ms=1)
+    world.advance(6000)
+    member = leader.response.member_id
+    for generation in range(2, 5):
+        changed = {"range": str(generation).encode()}
+        again = world.join(member=member, instance="leader", protocols=changed, rebalance_ms=1)
+        world.advance(999)
+        assert again.is_parked
+        world.advance(1)
+        assert again.response.generation_id == generation
+        assert len(again.response.members) == 4
+    assert world.leave("g", member).response.members[0].error_code == E.NONE
+    world.advance(20_000)
+    assert used_bytes(world) == 0
+
+
 def test_names_of_protocols_count_as_metadata():
     world = world_with(max_group_metadata_bytes=1000)
     assert world.join(version=3, protocols={"p" * 1001: b""}).error == E.INVALID_REQUEST

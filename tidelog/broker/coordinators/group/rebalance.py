@@ -22,9 +22,9 @@ from tidelog.protocol.messages.join_group import JoinGroupResponse, JoinGroupRes
 from tidelog.protocol.messages.sync_group import SyncGroupResponse
 
 
-# While no member has rejoined, a rebalance timeout of 0 would end the join phase again and again, in every turn of the
-# loop.
-ABSENT_WAIT_MIN_MS = 1_000
+# Where no member has rejoined, a rebalance timeout of 0 would end the join phase again and again, in every turn of the
+# loop. A generation of a large group takes much time, and absent static members take part in each.
+REBALANCE_WAIT_MIN_MS = 1_000
 
 
 class TimerKey(NamedTuple):
@@ -120,7 +120,7 @@ class Rebalancer:
         if not group.elect_joined_leader() and group.members:
             # The only members are absent static ones: wait until one rejoins or their sessions
             # expire.
-            self._await_joins(group, outcome, ABSENT_WAIT_MIN_MS)
+            self._await_joins(group, outcome, REBALANCE_WAIT_MIN_MS)
             return
         group.start_generation(outcome.wall_ms)
         if group.members:
@@ -144,6 +144,8 @@ class Rebalancer:
         self._timers.set(TimerKey("sync", group.group_id), outcome.now_ms + group.rebalance_timeout_ms)
 
     def _await_joins(self, group: Group, outcome: Outcome, wait_min_ms: int = 0) -> None:
+        if group.is_large:
+            wait_min_ms = REBALANCE_WAIT_MIN_MS
         wait_ms = max(group.rebalance_timeout_ms, wait_min_ms)
         self._timers.set(TimerKey("join", group.group_id), outcome.now_ms + wait_ms)
 
