@@ -238,3 +238,13 @@ def test_a_flood_of_member_ids_is_bounded():
 def test_metadata_that_no_record_can_hold_is_refused():
     world = World(GroupCoordinatorConfig(max_group_metadata_bytes=1000))
     assert world.join(protocols={"range": bytes(1001)}).error == E.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("name", ["client", "instance"])
+def test_a_member_whose_id_no_answer_can_hold_is_refused(world: World, name: str):
+    assert world.join(version=3, **{name: "c" * 32_731}).error == E.INVALID_REQUEST
+    assert "g" not in world.coordinator().groups
+    joined = world.join(version=3, **{name: "c" * 32_730})
+    world.advance(3000)
+    assert joined.error == E.NONE
+    assert joined.response.encode(5)

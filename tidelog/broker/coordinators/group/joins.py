@@ -30,6 +30,8 @@ from tidelog.protocol.messages.sync_group import SyncGroupResponse
 
 MEMBER_ID_REQUIRED_VERSION_MIN = 4
 SKIP_ASSIGNMENT_VERSION_MIN = 9
+MEMBER_ID_BYTES_MAX = 32_767
+"""The longest string of an answer or a record; the id has the client's, or the instance's, in it."""
 
 
 class _Join(NamedTuple):
@@ -117,7 +119,9 @@ class JoinHandler:
         group, request, _, caller, outcome = join
         instance_id = request.group_instance_id
         member_id = f"{caller.client_id if instance_id is None else instance_id}-{random_uuid(self._rng)}"
-        if instance_id is not None and instance_id in group.static_members:
+        if len(member_id.encode("utf-8", "surrogatepass")) > MEMBER_ID_BYTES_MAX:
+            outcome.reply(caller.token, join_error(ErrorCode.INVALID_REQUEST, ""))
+        elif instance_id is not None and instance_id in group.static_members:
             self._replace(join, member_id)
         elif instance_id is None and caller.api_version >= MEMBER_ID_REQUIRED_VERSION_MIN:
             # The client joins again with this id, so that a retry of its first join adds no second
