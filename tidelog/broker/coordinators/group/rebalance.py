@@ -21,7 +21,6 @@ from tidelog.protocol.errors import ErrorCode, counted
 from tidelog.protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
 from tidelog.protocol.messages.sync_group import SyncGroupResponse
 
-
 # Where no member has rejoined, a rebalance timeout of 0 would end the join phase again and again, in every turn of the
 # loop. A generation of a large group takes much time, and absent static members take part in each.
 REBALANCE_WAIT_MIN_MS = 1_000
