@@ -179,6 +179,7 @@ def test_the_leader_of_a_large_group_gets_its_members_only_once_in_a_generation(
     large = [world.member(protocols={"range": bytes(LARGE)}) for _ in range(3)]
     world.advance(6000)
     leader = world.coordinator().groups["g"].leader
+    assert leader is not None
     follower = next(member for member, _ in large if member != leader)
     follows = world.join(member=follower, protocols={"range": bytes(LARGE)})
     assert (follows.response.generation_id, follows.response.members) == (1, [])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.broker.coordinators.fakes import World
+from tests.unit.broker.coordinators.fakes import Reply, World
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.states import GroupState
 from tidelog.protocol.errors import ErrorCode
@@ -240,11 +240,15 @@ def test_metadata_that_no_record_can_hold_is_refused():
     assert world.join(protocols={"range": bytes(1001)}).error == E.INVALID_REQUEST
 
 
-@pytest.mark.parametrize("name", ["client", "instance"])
-def test_a_member_whose_id_no_answer_can_hold_is_refused(world: World, name: str):
-    assert world.join(version=3, **{name: "c" * 32_731}).error == E.INVALID_REQUEST
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_member_whose_id_no_answer_can_hold_is_refused(world: World, is_static: bool):
+    def join(length: int) -> Reply:
+        name = "c" * length
+        return world.join(version=3, instance=name) if is_static else world.join(version=3, client=name)
+
+    assert join(32_731).error == E.INVALID_REQUEST
     assert "g" not in world.coordinator().groups
-    joined = world.join(version=3, **{name: "c" * 32_730})
+    joined = join(32_730)
     world.advance(3000)
     assert joined.error == E.NONE
     assert joined.response.encode(5)
