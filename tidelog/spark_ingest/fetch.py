@@ -1,7 +1,8 @@
 """Reads ranges of partitions as Arrow record batches: the work of a Spark task.
 
-A blocking generator over a private event loop. `client.raw_fetch` follows leaders and keeps one
-fetch ahead. The bytes go to `protocol.columnar` unchanged: no Python object is made per record.
+A blocking generator over a private event loop, which stands still while Spark takes the rows.
+`client.raw_fetch` follows leaders and keeps one fetch ahead. The bytes go to `protocol.columnar`
+unchanged: no Python object is made per record.
 Invariant: every existing record of the range comes exactly once, in order, or an exception names
 the missing offsets.
 """
@@ -10,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from tidelog.client.network.cluster import Cluster
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 MAX_ROWS = 10_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
@@ -64,7 +66,7 @@ def read_ranges(
     for errors that are not retriable, REQUEST_TIMED_OUT when no records arrive for
     `poll_timeout_ms`.
     """
-    loop = asyncio.new_event_loop()
+    loop = _PausedLoop()
     cluster = Cluster(options.consumer)
     try:
         loop.run_until_complete(cluster.start())
@@ -73,6 +75,31 @@ def read_ranges(
     finally:
         loop.run_until_complete(cluster.close())
         loop.close()
+
+
+class _PausedLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock stands still while the loop does not run.
+
+    Spark may take minutes for the rows of one chunk. No broker is late by that, whose answer waits to be read.
+    """
+
+    def __init__(self) -> None:
+        self._paused_s = 0.0
+        self._pause_begin_s: float | None = None
+        super().__init__()
+
+    def time(self) -> float:
+        now_s = super().time() if self._pause_begin_s is None else self._pause_begin_s
+        return now_s - self._paused_s
+
+    def run_until_complete(self, future: Generator[Any, None, Result] | Awaitable[Result]) -> Result:
+        if self._pause_begin_s is not None:
+            self._paused_s += super().time() - self._pause_begin_s
+            self._pause_begin_s = None
+        try:
+            return super().run_until_complete(future)
+        finally:
+            self._pause_begin_s = super().time()
 
 
 def _read_range(

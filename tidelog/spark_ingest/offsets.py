@@ -42,6 +42,14 @@ class DataLoss(Exception):
         super().__init__(f"{reason}. To read what is left, set the option failOnDataLoss to false")
 
 
+class MissingPartition(KafkaError):
+    """A partition to read that the asked broker does not know; another broker may have it."""
+
+    def __init__(self, partition: TopicPartition, message: str) -> None:
+        super().__init__(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+        self.partition = partition
+
+
 class ResolvedRanges(NamedTuple):
     """The ranges of a batch read, and the ids of their topics."""
 
@@ -230,7 +238,7 @@ def _all_partitions(
     partitions = set(existing)
     for partition in options.partitions:
         if partition not in partitions and not omit_missing:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"assign names {partition}, which does not exist")
+            raise MissingPartition(partition, f"assign names {partition}, which does not exist")
     return [partition for partition in options.partitions if partition in partitions]
 
 
@@ -254,9 +262,11 @@ async def _fetch_topics(
     missing = [topic for topic in failed if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     if omit_missing and len(missing) == len(failed):
         return [topic for topic in topics if topic.partitions]
-    code = ErrorCode.of(failed[0].error_code)
-    reason = "does not exist" if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else "cannot be read"
-    raise KafkaError(code, f"topic {failed[0].name!r} {reason}")
+    name = failed[0].name or ""
+    if failed[0] in missing:
+        partition = next((each for each in options.partitions if each.topic == name), TopicPartition(name, 0))
+        raise MissingPartition(partition, f"topic {name!r} does not exist")
+    raise KafkaError(ErrorCode.of(failed[0].error_code), f"topic {name!r} cannot be read")
 
 
 async def _await_metadata(cluster: Cluster, options: SourceOptions, topics: Sequence[MetadataResponseTopic]) -> None:

@@ -8,6 +8,7 @@ ranges of a micro-batch depend on its two offsets and the options alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -22,7 +23,9 @@ from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.offsets import (
     DataLoss,
+    MissingPartition,
     PresentEnds,
+    TopicIds,
     commit_offsets,
     ends_after,
     find_ends,
@@ -82,18 +85,18 @@ class StreamDriver:
         if self._first_offset is None:
             for name in self._options.without_effect:
                 logger.warning("option %r has no effect on this source", name)
-            offsets, topic_ids = self._run(lambda cluster: find_first_offsets(cluster, self._options))
-            if self._target is not None:
-                # The target is older. The stream must not begin after it.
-                ends = self._target.offsets
-                offsets = {
-                    partition: min(offset, ends[partition])
-                    for partition, offset in offsets.items()
-                    if partition in ends
-                }
+            offsets, topic_ids = self._run(self._find_first_offsets)
             self._topic_ids.update(topic_ids)
             self._first_offset = to_offset(offsets)
         return self._first_offset
+
+    async def _find_first_offsets(self, cluster: Cluster) -> tuple[Mapping[TopicPartition, int], TopicIds]:
+        offsets, topic_ids = await find_first_offsets(cluster, self._options)
+        if self._target is None:
+            return offsets, topic_ids
+        # The target is older. The stream must not begin after it, but in what a transaction holds back.
+        ends = (await ends_after(cluster, self._options, self._target, offsets)).offsets
+        return {each: min(offset, ends[each]) for each, offset in offsets.items() if each in ends}, topic_ids
 
     def prepare_for_available_now(self) -> None:
         """Fix the end of the query at the present end of the logs."""
@@ -154,7 +157,8 @@ class StreamDriver:
         except KafkaError:
             cluster.close_connections()
             if self._target is not None:
-                self._target = await find_ends(cluster, self._options)
+                with contextlib.suppress(MissingPartition):  # the next attempt asks again
+                    self._target = await find_ends(cluster, self._options)
             raise
 
     async def _find_ends(self, cluster: Cluster, start: Mapping[TopicPartition, int]) -> PresentEnds:
@@ -263,7 +267,11 @@ class StreamDriver:
                 cluster.keeps_broker = True  # brokers that take turns could contradict each other
                 await cluster.start()
                 self._cluster = cluster
-            return await call(self._cluster)
+            try:
+                return await call(self._cluster)
+            except MissingPartition as missing:
+                await self._check_missing(self._cluster, [missing.partition])
+                raise
 
         return self._thread.run(self._retry(run) if with_retries else run())
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -172,6 +174,32 @@ def test_waiting_for_a_transaction_to_end_is_said(node, new_topic, monkeypatch):
     with pytest.raises(KafkaError, match="an open transaction held the records back") as failure:
         read(node, new_topic(5), 3, 5, **options)
     assert failure.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_a_reader_may_take_any_time_for_the_rows(node, new_topic, monkeypatch):
+    """As a task whose rows go through a slow function of a user: no broker is late by that."""
+    topic, late_s, asked = new_topic(0), [0.0], []
+    node_time, real = asyncio.BaseEventLoop.time, raw_fetch._Reader._fetch
+
+    def time_of_task(loop):
+        return node_time(loop) + (late_s[0] if threading.current_thread() is threading.main_thread() else 0)
+
+    async def watched(reader, offset):
+        asked.append(offset)
+        return await real(reader, offset)
+
+    with Producer(bootstrap_servers=node.bootstrap_servers) as producer:
+        for _ in range(40):  # an answer of 8 MiB comes in many pieces
+            producer.send(topic, bytes(500_000), partition=0)
+        producer.flush()
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", time_of_task)
+    monkeypatch.setattr(raw_fetch._Reader, "_fetch", watched)
+    offsets = []
+    for batch in read_range(node.options(subscribe=topic), OffsetRange(topic, 0, 0, 40), ("offset", "value")):
+        offsets += batch["offset"].to_pylist()
+        late_s[0] += 1000  # far above kafkaConsumer.pollTimeoutMs
+    assert offsets == list(range(40))
+    assert len(asked) == len(set(asked))
 
 
 def test_over_a_slow_link_smaller_chunks_are_asked_for(node, new_topic, monkeypatch):

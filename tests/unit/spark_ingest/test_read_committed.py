@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -80,3 +81,15 @@ def test_a_stream_above_the_last_stable_offset_waits_and_has_lost_nothing(option
     with closing(StreamDriver(SourceOptions.parse(options, STREAM))) as stream:
         assert stream.latest_offset(start) is start
         assert stream.initial_offset() == {"t": {"0": LAST_STABLE_OFFSET}}
+
+
+@pytest.mark.parametrize("is_available_now", [True, False])
+def test_a_stream_begins_at_its_offset_also_above_the_last_stable_one(options, is_available_now):
+    """The checkpoint names the first offset: an earlier one would bring rows from before it in the next run."""
+    options["startingOffsets"] = json.dumps({"t": {"0": END - 1}})
+    with closing(StreamDriver(SourceOptions.parse(options, STREAM))) as stream:
+        if is_available_now:
+            stream.prepare_for_available_now()
+        first = stream.initial_offset()
+        assert first == {"t": {"0": END - 1}}
+        assert stream.latest_offset(first) is first

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from tidelog.client.model import TopicPartition
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest import offsets as offsets_module
@@ -240,6 +241,31 @@ def test_a_topic_that_one_broker_does_not_know_yet_stays_in_the_stream(
             stream.prepare_for_available_now()
         assert stream.latest_offset({topic: {"0": 3}}) == {topic: {"0": 5}}
     assert lagged
+
+
+@pytest.mark.parametrize("step", ["initial_offset", "prepare_for_available_now", "latest_offset", "ranges"])
+@pytest.mark.parametrize("strategy", ["subscribe", "assign"])
+def test_a_named_topic_that_one_broker_does_not_know_yet_ends_no_stream(node, new_topic, monkeypatch, strategy, step):
+    topic, real, lagging = new_topic(5, 2), Cluster.fetch_metadata, 4  # the first attempt and the retries of one look
+
+    async def fetch_metadata(cluster, topics, **given):
+        nonlocal lagging
+        answer = await real(cluster, topics, **given)
+        if topics and not given and lagging:
+            lagging -= 1
+            for each in answer.topics:
+                each.error_code, each.partitions = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), []
+        return answer
+
+    monkeypatch.setattr(Cluster, "fetch_metadata", fetch_metadata)
+    names = {"subscribe": topic, "assign": json.dumps({topic: [1]})}
+    start = {"subscribe": {topic: {"0": 5}}, "assign": {}}[strategy]
+    end = {"subscribe": {topic: {"0": 5, "1": 2}}, "assign": {topic: {"1": 2}}}[strategy]
+    with driver(node, **{strategy: names[strategy]}) as stream:
+        found = getattr(stream, step)(*{"latest_offset": [start], "ranges": [start, end]}.get(step, ()))
+    results = {"initial_offset": end, "latest_offset": end, "ranges": [(topic, 1, 0, 2)]}
+    assert found == results.get(step)
+    assert not lagging
 
 
 def test_a_new_topic_that_one_broker_does_not_know_yet_stays_in_its_batch(node, new_topic, monkeypatch):
