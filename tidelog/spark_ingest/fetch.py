@@ -67,14 +67,33 @@ def read_ranges(
     `poll_timeout_ms`.
     """
     loop = _PausedLoop()
-    cluster = Cluster(options.consumer)
     try:
-        loop.run_until_complete(cluster.start())
-        for offset_range, topic_id in ranges:
-            yield from _read_range(loop, cluster, options, offset_range, topic_id, columns)
+        cluster = loop.run_until_complete(_connect(options))
+        try:
+            for offset_range, topic_id in ranges:
+                yield from _read_range(loop, cluster, options, offset_range, topic_id, columns)
+        finally:
+            loop.run_until_complete(cluster.close())
     finally:
-        loop.run_until_complete(cluster.close())
         loop.close()
+
+
+async def _connect(options: SourceOptions) -> Cluster:
+    """A cluster that is connected. The driver has reached it, so a task waits for its brokers as in the middle of a
+    range.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + options.poll_timeout_ms / 1000
+    while True:
+        cluster = Cluster(options.consumer)
+        try:
+            await cluster.start()
+            return cluster
+        except KafkaError as error:
+            if error.code is not ErrorCode.NETWORK_EXCEPTION or loop.time() >= deadline:
+                raise
+            logger.warning("the brokers are asked again: %s", error)
+            await asyncio.sleep(cluster.retry_backoff.wait_ms(1) / 1000)
 
 
 class _PausedLoop(asyncio.SelectorEventLoop):
