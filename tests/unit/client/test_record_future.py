@@ -196,6 +196,8 @@ def test_the_state_and_its_notice_change_together() -> None:
     could_come_between: list[bool] = []
 
     class Waiter:
+        event = threading.Event()
+
         def add_result(self, _: Any) -> None:
             other = threading.Thread(
                 target=lambda: could_come_between.append(future._condition.acquire(blocking=False))
@@ -359,3 +361,23 @@ def test_observers_of_any_kind_that_come_at_any_time_learn_it_once(seed: int, is
     assert all(outcomes)
     assert set(calls.values()) == {1}
     assert len(calls) == len(futures)
+
+
+def test_a_callback_that_a_signal_handler_adds_while_another_is_added_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Loop(1)
+    future = loop.futures[0]
+    called: list[str] = []
+    be_observed = RecordFuture._be_observed
+    looks = iter(range(9))
+
+    def look(observed: RecordFuture) -> None:
+        be_observed(observed)
+        if next(looks) == 1:  # the first is that of the state, and this one that of the list
+            observed.add_done_callback(lambda _: called.append("handler"))
+
+    monkeypatch.setattr(RecordFuture, "_be_observed", look)
+    future.add_done_callback(lambda _: called.append("program"))
+    future.set_result(None)
+    assert called == ["handler", "program"]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -537,6 +538,32 @@ def test_a_signal_handler_inside_a_wait_for_records_may_wait_for_the_producer(cl
         join(handling)
         wait_until(lambda: len(called) == 3)
         assert set(called) == set(futures)
+
+
+@pytest.mark.parametrize("end", [Producer.flush, Producer.close], ids=lambda end: end.__name__)
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [("_AS_COMPLETED", "event"), ("_AS_COMPLETED", "lock"), ("FIRST_COMPLETED", "event"), ("ALL_COMPLETED", "event")],
+)
+def test_a_signal_handler_inside_the_wait_of_a_waiter_may_wait_for_the_producer(cluster, kind, part, end):
+    """`Event.wait` has the event's lock for moments, and `as_completed` that of its waiter."""
+    base: Any = concurrent.futures._base
+    with producer(cluster, linger_ms=60_000) as sending:
+        future: Any = sending.send("t", b"x")
+        with future._condition:
+            waiter = base._create_and_install_waiters([future], getattr(base, kind))
+        kept = waiter.lock if part == "lock" else getattr(waiter.event, "_cond", nullcontext())
+
+        def handle() -> None:
+            with kept:
+                end(sending)
+                assert future.done()
+
+        handling = threading.Thread(target=handle, daemon=True)
+        handling.start()
+        join(handling)
+        assert waiter.event.wait(PATIENCE_S)
+        assert waiter.finished_futures == [future]
 
 
 def test_a_thread_that_waits_for_one_record_goes_on_while_another_has_its_lock(cluster):

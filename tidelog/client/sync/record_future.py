@@ -20,7 +20,7 @@ from typing import Any
 
 from tidelog.client.producing.batch_delivery import BatchDelivery
 from tidelog.client.sync.held_futures import HeldFutures
-from tidelog.client.sync.waiting_threads import WaitingThreads
+from tidelog.client.sync.waiting_threads import ThreadEvent, WaitingThreads
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +31,29 @@ _FINISHED = "FINISHED"
 class _MadeOnFirstUse:
     """An empty list as an attribute. The class attribute of an instance without one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, kind: type[list[Any]] = list) -> None:
         self._name = name
+        self._kind = kind
 
     def __get__(self, instance: Any, owner: Any = None) -> list[Any]:
         instance._be_observed()
-        made: list[Any] = []
-        instance.__dict__[self._name] = made
+        # A signal handler that ran here may have made one.
+        made: list[Any] = instance.__dict__.setdefault(self._name, self._kind())
         return made
+
+
+class _Waiters(list[Any]):
+    """The waiters of `wait` and `as_completed`. Requires the lock of the future, as they do.
+
+    A waiter's own event and lock are replaced before any other thread has the waiter: a thread in `Event.wait` has the
+    event's lock for moments, and a signal handler that runs there and waits for the loop would hold up the loop.
+    """
+
+    def append(self, waiter: Any) -> None:
+        if waiter.event.__class__ is threading.Event:
+            waiter.event = ThreadEvent()
+            waiter.lock = threading.RLock()  # `_tell_waiters` takes it first, with a limit
+        super().append(waiter)
 
 
 class _LockMadeOnFirstUse:
@@ -75,7 +90,7 @@ class RecordFuture(Future[Any]):
     _waiting_threads: WaitingThreads | None = None
     _is_observed = False
     """Whether there may be waiters, callbacks, a waiting thread, or a look at the state. Set under the lock."""
-    _waiters = _MadeOnFirstUse("_waiters")
+    _waiters = _MadeOnFirstUse("_waiters", _Waiters)
     _done_callbacks = _MadeOnFirstUse("_done_callbacks")
 
     _condition: Any = _LockMadeOnFirstUse("_condition")
@@ -124,18 +139,18 @@ class RecordFuture(Future[Any]):
         if self._waiting_threads is not None:
             self._waiting_threads.wake()  # without the lock: what they look at does not depend on it
         lock, held = self._condition, self._held
+        is_news: bool | None = None
         if held is None or threading.get_ident() == held.main_thread_id:
             with lock:  # an interrupt behind a call of `acquire` would leave it taken
                 is_news = self._tell_waiters()
         elif lock.acquire(False) or lock.acquire(timeout=held.patience_s):
             try:
-                is_news = self._tell_waiters()
+                is_news = self._try_to_tell_waiters(held.patience_s)
             finally:
                 lock.release()
-        else:
+        if is_news is None and held is not None:
             held.add(self)  # the thread that has it may be in a signal handler or finalizer, which waits for this one
-            return
-        if is_news and "_done_callbacks" in self.__dict__:
+        elif is_news and "_done_callbacks" in self.__dict__:
             self._invoke_callbacks()
 
     handle_split = observe
@@ -225,6 +240,19 @@ class RecordFuture(Future[Any]):
             else:
                 waiter.add_exception(self)
         return True
+
+    def _try_to_tell_waiters(self, patience_s: float) -> bool | None:
+        """As `_tell_waiters`. None, and it has done nothing, where a waiter's lock is not free."""
+        taken: list[Any] = []
+        try:
+            for waiter in self.__dict__.get("_waiters", ()):
+                if not waiter.lock.acquire(timeout=patience_s):
+                    return None
+                taken.append(waiter.lock)
+            return self._tell_waiters()
+        finally:
+            for lock in taken:
+                lock.release()
 
     def _invoke_callbacks(self) -> None:
         """No exception of a callback reaches the loop. The standard future lets an `asyncio.CancelledError` or a

@@ -54,3 +54,26 @@ class WaitingThreads:
             self._locks.remove(lock)
         except ValueError:
             pass  # `wake` has taken it
+
+
+class ThreadEvent:
+    """As `threading.Event`, of which a thread that waits has no lock that `set` waits for."""
+
+    __slots__ = ("_is_set", "_threads")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._threads = WaitingThreads()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._threads.wake()
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._threads.wait(self.is_set, timeout)
