@@ -256,3 +256,15 @@ def test_what_a_start_has_not_compared_with_the_time_indexes_is_compared_in_turn
         except ColdRead:
             turns += 1
     assert (found, turns) == (None, 2)
+
+
+def test_progress_counts_in_the_segment_that_is_there_only(logs: Logs, tmp_path: Path) -> None:
+    """The cleaner joins segments: one with a lower base offset takes the place of that one, and is not passed."""
+    other = Logs(tmp_path / "other", LogConfig())
+    for log in (logs.log, other.log):
+        older_batches(log, 1)
+    progress = LookupProgress()
+    assert progress.segment_in(logs.log.segments) is None
+    progress.segment, progress.epoch = logs.log.segments.active, 0
+    assert progress.segment_in(logs.log.segments) is progress.segment
+    assert progress.segment_in(other.log.segments) is None

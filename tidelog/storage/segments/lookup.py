@@ -125,11 +125,15 @@ def first_at_or_after(
     Raises KafkaError for records that cannot be read.
     """
     so_far = _SoFar(progress)
-    passed_below = progress.passed_below(segments) if progress is not None else -1
+    reached = progress.segment_in(segments) if progress is not None else None
     for segment in _confirm_all(segments, wait):
         result = None
-        if segment.size_bytes and segment.base_offset >= passed_below and max_timestamp_of(segment) >= timestamp:
-            result = _first_in_segment(segments, segment, timestamp, log_start_offset, wait, so_far)
+        is_passed = reached is not None and segment.base_offset < reached.base_offset
+        if segment.size_bytes and not is_passed and max_timestamp_of(segment) >= timestamp:
+            from_offset = log_start_offset
+            if progress is not None and segment is reached:
+                from_offset = max(from_offset, progress.offset)
+            result = _first_in_segment(segments, segment, timestamp, from_offset, log_start_offset, wait, so_far)
         for damage in segment.damage:  # the damaged range may hold an earlier record
             is_before = result is None or damage.first_offset < result.offset
             is_older = damage.first_offset in accepted_losses and segment.is_older(damage, timestamp)
@@ -141,13 +145,13 @@ def first_at_or_after(
 
 
 def _first_in_segment(
-    segments: Segments, segment: Segment, timestamp: int, log_start_offset: int, wait: bool, so_far: _SoFar
-) -> TimestampOffset | None:
+    segments: Segments, segment: Segment, timestamp: int, from_offset: int, log_start_offset: int, wait: bool,
+    so_far: _SoFar,
+) -> TimestampOffset | None:  # fmt: skip
     row = segment.time_index.floor(timestamp - 1)  # all records up to this row's offset are older
     if row is not None and row[1] >= segment.next_offset:
         raise CorruptIndex(segment.time_index.path, f"has offset {row[1]}, the segment ends at {segment.next_offset}")
-    from_offset = max(row[1] if row is not None else segment.base_offset, log_start_offset)
-    from_offset = so_far.begin(segment, from_offset, segments.leader_epochs.latest)
+    from_offset = max(row[1] if row is not None else segment.base_offset, from_offset)
     for position, header in checked_headers(segment, from_offset, wait=wait, epochs=segments.leader_epochs):
         so_far.count(segment, header, segments.leader_epochs.latest)
         if row is not None and header.base_offset <= row[1] <= header.last_offset and header.max_timestamp != row[0]:
@@ -226,13 +230,12 @@ class LookupProgress:
         self.segment: Segment | None = None
         self.epoch = self.offset = -1
 
-    def passed_below(self, segments: Segments) -> int:
-        """The base offset of that segment: those before it have no such record. -1 where it is not there any more."""
+    def segment_in(self, segments: Segments) -> Segment | None:
+        """That segment; None where the log is another: a cleaned segment is another object."""
         segment = self.segment
         if segment is None or self.epoch != segments.leader_epochs.latest:
-            return -1
-        is_there = segments[max(0, segments.floor_index(segment.base_offset))] is segment
-        return segment.base_offset if is_there else -1
+            return None
+        return segment if segments[max(0, segments.floor_index(segment.base_offset))] is segment else None
 
 
 class LookupPause(ColdRead):
@@ -251,13 +254,6 @@ class _SoFar:
         self.records = 0
         self._headers = 0
         self._progress = progress
-
-    def begin(self, segment: Segment, offset: int, epoch: int) -> int:
-        """Where to begin in this segment, `offset` at least. A cleaned segment is another object."""
-        progress = self._progress
-        if progress is None or progress.segment is not segment or progress.epoch != epoch:
-            return offset
-        return max(offset, progress.offset)
 
     def count(self, segment: Segment, header: BatchHeader, epoch: int) -> None:
         """Count the batch that is due. Raises LookupPause."""
