@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tidelog.client.consuming.completed_fetch import CompletedFetch
 from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.batches import columnar
-from tidelog.protocol.batches.record_batch import HEADER_SIZE, iter_headers, write_crc
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, BatchHeader, iter_headers, write_crc
 from tidelog.protocol.batches.records import (
     ControlRecordType,
     encode_batch,
@@ -104,31 +105,38 @@ def test_runs_are_the_batches(kernel: RecordDecoder, seed: int) -> None:
         compare(kernel, buffer, rng, first, aborted)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_damaged_batch_costs_no_record_before_it(kernel: RecordDecoder, seed: int) -> None:
-    rng = random.Random(seed)
-    failures = 0
+Spoil = Callable[[random.Random, bytearray, int, BatchHeader], None]
+
+
+def refused_count(kernel: RecordDecoder, seed: int, spoil: Spoil) -> int:
+    """How many of CASES fetches end with an error after `spoil` of one of their batches."""
+    rng, refused = random.Random(seed), 0
     for _ in range(CASES):
         buffer = bytearray(random_batches(rng))
         position, header = rng.choice(list(iter_headers(buffer)))
+        spoil(rng, buffer, position, header)
+        refused += isinstance(compare(kernel, bytes(buffer), rng)[-1][0], int)
+    return refused
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_batch_costs_no_record_before_it(kernel: RecordDecoder, seed: int) -> None:
+    def spoil(rng: random.Random, buffer: bytearray, position: int, header: BatchHeader) -> None:
         buffer[position + rng.randrange(27, header.size_bytes)] ^= rng.randrange(1, 256)
-        failures += isinstance(compare(kernel, bytes(buffer), rng)[-1][0], int)
-    assert failures > CASES // 2
+
+    assert refused_count(kernel, seed, spoil) > CASES // 2
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_malformed_record_costs_no_record_before_it(kernel: RecordDecoder, seed: int) -> None:
     """Its CRC is right: a producer wrote it so."""
-    rng = random.Random(seed)
-    failures = 0
-    for _ in range(CASES):
-        buffer = bytearray(random_batches(rng))
-        position, header = rng.choice(list(iter_headers(buffer)))
+
+    def spoil(rng: random.Random, buffer: bytearray, position: int, header: BatchHeader) -> None:
         place = rng.choice([22, 60, HEADER_SIZE, HEADER_SIZE + 3, rng.randrange(HEADER_SIZE, header.size_bytes)])
         buffer[position + place] ^= rng.randrange(1, 256)
         write_crc(buffer, position, header.size_bytes)
-        failures += isinstance(compare(kernel, bytes(buffer), rng)[-1][0], int)
-    assert failures > CASES // 4
+
+    assert refused_count(kernel, seed, spoil) > CASES // 4
 
 
 @pytest.mark.parametrize("delta", [1, 2, 50])
@@ -154,6 +162,15 @@ def test_nor_is_one_where_the_offsets_rise(kernel: RecordDecoder, deltas: tuple[
         write_crc(batch, 0, len(batch))
     for seed in range(5):
         compare(kernel, b"".join(batches), random.Random(seed), first_offset)
+
+
+def test_a_record_that_claims_an_offset_before_its_batch_is_not_handed_out(kernel: RecordDecoder) -> None:
+    """A reader is behind it already."""
+    first, second = (encode_batch([(1, None, b"v", ())] * 3, base_offset=base, leader_epoch=5) for base in (0, 3))
+    second[HEADER_SIZE + 3] = 3  # the offset delta of its first record: -2
+    write_crc(second, 0, len(second))
+    results = compare(kernel, bytes(first + second), random.Random(1))
+    assert [record.offset for records, *_ in results for record in records] == [0, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("record_count", [-1, 2**31 - 1])

@@ -2,7 +2,8 @@
 
 The caller builds its records from the columns, which costs half of `records.decode_fields`. Needs numba; numpy and
 numba are imported on first use. Invariant: the columns are the fields that `decode_fields` returns (a property test).
-For anything unusual (malformed records, offsets that do not rise) the answer is None, and `decode_fields` decides.
+For anything unusual (malformed records, offsets of several batches that do not rise) the answer is None, and
+`decode_fields` decides.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def split_sections(
 ) -> RecordColumns | None:
     """The columns of several batches, from `first_offset` on: start and end in `data` of their decompressed records.
 
-    None if `decode_fields` must look at them: a record is malformed, the offsets do not rise, or one of several
-    batches has a record behind its end.
+    None if `decode_fields` must look at them: a record is malformed, or, of several batches, the offsets do not rise
+    or a record lies behind the end of its batch.
     """
     import numpy as np
 
@@ -80,9 +81,9 @@ def split_sections(
         if rows < 0:
             return None
         offsets, timestamps, places = offsets[:rows], timestamps[:rows], places[:, :rows]
-    if not (offsets[1:] > offsets[:-1]).all():
-        return None
     if len(sections) > 1:
+        if not (offsets[1:] > offsets[:-1]).all():
+            return None
         batch_of_record = np.searchsorted(sections_table[:, 1], places[5])  # by the ends of the bytes
         if (offsets > np.array(last_offsets, np.int64)[batch_of_record]).any():
             return None
