@@ -157,23 +157,31 @@ def test_a_voter_that_is_alone_starts_behind_a_write_that_a_kill_has_ended(
     asyncio.run(run())
 
 
+SERVERS: dict[str, Any] = {"bootstrap_servers": [endpoint(1), endpoint(2), endpoint(3)]}
+
+
+async def with_added_voters(quorum: Quorum) -> Member:
+    """Start node 1 alone, and add 2 and 3 as voters. Returns the first one, which leads."""
+    quorum.format_dynamic(1)
+    first = await Member(quorum, 1, **SERVERS).start()
+    await until(lambda: first.raft.is_leader)
+    for node_id in (2, 3):
+        member = await Member(quorum, node_id, **SERVERS).start()
+        await until(partial(same_mark, member, first))
+        assert (await until_done(add(member), first.raft.add_voter)).error_code == 0
+    return first
+
+
 def test_a_voter_whose_log_no_longer_names_the_others_finds_them(tmp_path: Path) -> None:
     """Voters that were added are named by records, and those may be what is damaged."""
 
     async def run() -> None:
         quorum = Quorum(tmp_path, {})
-        quorum.format_dynamic(1)
-        servers: dict[str, Any] = {"bootstrap_servers": [endpoint(1), endpoint(2), endpoint(3)]}
-        first = await Member(quorum, 1, **servers).start()
-        await until(lambda: first.raft.is_leader)
-        for node_id in (2, 3):
-            member = await Member(quorum, node_id, **servers).start()
-            await until(partial(same_mark, member, first))
-            assert (await until_done(add(member), first.raft.add_voter)).error_code == 0
+        first = await with_added_voters(quorum)
         values = await committed(quorum, 20)
         await first.stop()
         flip(logs_of(tmp_path, 1), 0.02)
-        damaged = await Member(quorum, 1, **servers).start()
+        damaged = await Member(quorum, 1, **SERVERS).start()
         assert damaged.raft.voter_ids() == [1]
         assert damaged.raft.raft.lacks_records
         await until(lambda: damaged.listener.values == values)
@@ -189,19 +197,12 @@ def test_voters_that_were_added_know_the_voters_below_the_damage(tmp_path: Path)
 
     async def run() -> None:
         quorum = Quorum(tmp_path, {})
-        quorum.format_dynamic(1)
-        servers: dict[str, Any] = {"bootstrap_servers": [endpoint(1), endpoint(2), endpoint(3)]}
-        first = await Member(quorum, 1, **servers).start()
-        await until(lambda: first.raft.is_leader)
-        for node_id in (2, 3):
-            member = await Member(quorum, node_id, **servers).start()
-            await until(partial(same_mark, member, first))
-            assert (await until_done(add(member), first.raft.add_voter)).error_code == 0
+        first = await with_added_voters(quorum)
         values = await committed(quorum, 20)
         for node_id in (2, 3):
             await quorum.up[node_id].stop()
             flip(logs_of(tmp_path, node_id), 0.8)
-            damaged = await Member(quorum, node_id, **servers).start()
+            damaged = await Member(quorum, node_id, **SERVERS).start()
             assert damaged.raft.raft.lacks_records
             assert (damaged.raft.voter_ids(), damaged.raft.kraft_version) == ([1, 2, 3], 1)
             await damaged.listener.has(values)
