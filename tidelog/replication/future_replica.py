@@ -27,7 +27,9 @@ class MoveState(Enum):
 
 
 class FutureReplica:
-    __slots__ = ("destination_id", "is_checked", "log", "overtaken_times", "partition", "source_id", "state")
+    __slots__ = (
+        "begins_again", "destination_id", "is_checked", "log", "overtaken_times", "partition", "source_id", "state",
+    )  # fmt: skip
 
     def __init__(self, partition: Partition, log: PartitionLog, source_id: bytes, destination_id: bytes) -> None:
         self.partition = partition
@@ -38,6 +40,8 @@ class FutureReplica:
         self.overtaken_times = 0
         self.is_checked = False
         """The log was read and found whole after it had caught up."""
+        self.begins_again = False
+        """The log is of an earlier process and is emptied first."""
 
     @property
     def has_caught_up(self) -> bool:
@@ -82,6 +86,9 @@ class FutureReplica:
         this log's end, or if this log is empty and begins later: the present log may have begun anew in between.
         """
         log, present = self.log, self.partition.log
+        if self.begins_again:
+            log.truncate_fully_and_start_at(present.log_start_offset)
+            self.begins_again = False
         while log.log_end_offset > log.log_start_offset:
             epoch = log.leader_epochs.epoch_for_offset(log.log_end_offset - 1)
             present_epoch, present_end = present.end_offset_for_epoch(epoch)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.replication.replicas import TOPIC_ID, ReplicaNode, Replicas
+from tidelog.broker.replicas.hosting import Hosting
 from tidelog.broker.replicas.log_cleaner import ABSENCE_MS_MAX
 from tidelog.protocol.batches.control_batches import ControlRecordType
 from tidelog.protocol.batches.record import Record
@@ -337,6 +338,40 @@ def test_a_move_that_goes_on_after_its_directory_was_offline_brings_no_deleted_k
     homes = [home for home in cluster.nodes[3].homes if home.logs]
     assert [home.path for home in homes] == [other.path]
     assert tables(cluster) == [[b"j=1"]] * 3
+
+
+@pytest.mark.parametrize("refused", ["to empty the copy", "to host the replica"])
+def test_a_move_goes_on_after_a_shortage_at_the_start(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stood still until the next start where no file could be opened for a moment."""
+    cluster = compacted(log_dirs="/data,/other")
+    cluster.nodes[1].produce(b"k=1", b"j=1")
+    settle(cluster)
+    node = cluster.nodes[3]
+    assert node.moves is not None
+    other = next(home for home in node.homes if not home.logs)
+    node.moves.order("t", 0, other.path)
+    settle(cluster)
+    other.futures["t", 0].flush()
+    end(cluster, 3)
+    cluster.alter(isr=(1, 2))
+    refusals: list[object] = []
+    is_copy = refused == "to empty the copy"
+    owner, name = (PartitionLog, "truncate_fully_and_start_at") if is_copy else (Hosting, "_host")
+    ask = getattr(owner, name)
+
+    def short(*arguments: Any) -> Any:
+        if len(refusals) < 3:
+            refusals.append(arguments)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return ask(*arguments)
+
+    monkeypatch.setattr(owner, name, short)
+    begin(cluster, 3)
+    for _ in range(3):
+        accept_reports(cluster)
+    assert (len(refusals), cluster.nodes[3].directories.offline) == (3, {})
+    assert [home.path for home in cluster.nodes[3].homes if home.logs] == [other.path]
+    assert tables(cluster) == [[b"k=1", b"j=1"]] * 3
 
 
 def test_a_cleaning_ends_when_the_topic_is_not_compacted_any_more() -> None:

@@ -100,6 +100,8 @@ class Hosting:
         """Replicas whose directory is not there any more, and that wait for another leader."""
         self._log_configs: dict[str, LogConfig] = {}
         self._moves: ReplicaMoves | None = None
+        self._moves_wait = False
+        """The moves of some replicas wait: the start had to defer these."""
         self._unclean_leaders: UncleanLeaders | None = None
 
     # -----------------------------------------------------------------------------------------------------
@@ -154,12 +156,16 @@ class Hosting:
     def start(self) -> None:
         """The replicas of the first image are hosted: set aside the logs that it does not assign to this node."""
         self._set_rest_aside()
-        if self._moves is not None:
-            self._moves.resume(self._directory_of, self._deferred_replicas())
+        self._resume_moves()
         self._has_started = True
         if self._deferred_partitions:
             self._loop.call_later(SHORTAGE_PAUSE_S, self._apply_deferred)
         self._set_throttle_rates()
+
+    def _resume_moves(self) -> None:
+        self._moves_wait = bool(self._deferred_partitions)
+        if self._moves is not None:
+            self._moves.resume(self._directory_of, self._deferred_replicas())
 
     def _set_rest_aside(self) -> None:
         self._discovered_logs.set_rest_aside(self._deferred_replicas(), self._by_name(self._lost_replicas))
@@ -259,6 +265,8 @@ class Hosting:
         self._deferred_partitions = waiting
         if self._discovered_logs.has_rest:
             self._set_rest_aside()  # the start has kept the logs of those that it had to defer
+        if self._moves_wait and not waiting:
+            self._resume_moves()
 
     def _apply_newest(self, topic_id: bytes, index: int) -> None:
         assert self._image is not None

@@ -141,10 +141,13 @@ class ReplicaMoves:
                 return directory
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition.topic}-{partition.index} is offline")
 
-    def begin(self, partition: Partition, source: LogDirectory, directory: LogDirectory) -> None:
+    def begin(
+        self, partition: Partition, source: LogDirectory, directory: LogDirectory, *, is_resumed: bool = False
+    ) -> None:
         """Copy the present log to the future log in `directory`."""
         future = directory.futures[partition.topic, partition.index]
         replica = FutureReplica(partition, future, source.directory_id, directory.directory_id)
+        replica.begins_again = is_resumed and compacted_below(partition.log) > 0
         logger.info("%s-%d moves from %s to %s", partition.topic, partition.index, source.path, directory.path)
         partition.log.keep_uncleaned()
         self._moves[partition] = replica, directory
@@ -157,22 +160,19 @@ class ReplicaMoves:
     ) -> None:
         """Continue the moves of an earlier process, at the start. Delete the future logs that have no use.
 
-        Those of `deferred` replicas, which are not hosted yet, stay. The copy of a compacted log begins again: its
-        directory may have been offline meanwhile, and tombstones that it lacks may be gone from the present log.
+        Those of `deferred` replicas, which are not hosted yet, stay until the call after these are. The copy of a
+        compacted log begins again: its directory may have been offline meanwhile, and tombstones that it lacks may be
+        gone from the present log.
         """
         for directory in self._directories.homes:
             for (topic, index), future in list(directory.futures.items()):
                 partition = self._partitions.find(topic, index)
                 source = None if partition is None else directory_of.get(partition)
+                if partition in self._moves:
+                    continue
                 if partition is not None and source not in (None, directory) and future.topic_id == partition.topic_id:
                     assert source is not None
-                    if compacted_below(partition.log) > 0:
-                        try:
-                            future.truncate_fully_and_start_at(partition.log.log_start_offset)
-                        except OSError as error:
-                            self._directories.failed(directory, error)
-                            continue
-                    self.begin(partition, source, directory)
+                    self.begin(partition, source, directory, is_resumed=True)
                 elif not self._partitions.is_unavailable(topic, index) and (topic, index) not in deferred:
                     self._discard((topic, index), directory)
 
