@@ -57,12 +57,12 @@ def write_properties(path: Path, values: Mapping[str, object]) -> Path:
     return path
 
 
-def wait_for(condition: Callable[[], Any], otherwise: Callable[[], Any]) -> None:
+def wait_for(condition: Callable[[], Any], otherwise: Callable[[], Any], pause_s: float = 0.2) -> None:
     """Until the condition holds; fails with `otherwise` after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, otherwise()
-        time.sleep(0.2)
+        time.sleep(pause_s)
 
 
 class Program:
@@ -70,11 +70,13 @@ class Program:
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self.command, self.log = list(command), log
+        self._run_begins_at = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         assert self.exit_code is not None or self._process is None, "it runs"
         with self.log.open("ab") as log:
+            self._run_begins_at = log.tell()
             self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     @property
@@ -93,6 +95,10 @@ class Program:
 
     def output(self, size_bytes: int = 4000) -> str:
         return self.log.read_bytes()[-size_bytes:].decode(errors="replace")
+
+    def output_of_run(self) -> str:
+        """What it has written since its last start."""
+        return self.log.read_bytes()[self._run_begins_at :].decode(errors="replace")
 
     def __enter__(self) -> Program:
         self.start()
