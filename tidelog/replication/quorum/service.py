@@ -24,7 +24,7 @@ from tidelog.protocol.uuids import ZERO_UUID
 from tidelog.replication.ports import Endpoint, Exchange, PeerUnreachable
 from tidelog.replication.quorum import wire
 from tidelog.replication.quorum.files.metadata_log import MetadataLog
-from tidelog.replication.quorum.raft import leading, reconfiguration
+from tidelog.replication.quorum.raft import leading, lost_vote, reconfiguration
 from tidelog.replication.quorum.raft.commit import ReplicaProgress
 from tidelog.replication.quorum.raft.messages import FetchAnswer, FetchAsk, SnapshotAnswer
 from tidelog.replication.quorum.raft.raft import Raft
@@ -142,13 +142,12 @@ class QuorumService:
 
     async def _fetch_for_repair(self, ask: FetchAsk, request: FetchRequest, version: int) -> FetchResponse:
         """Another voter repairs damaged records (`metadata_repair.py`): send this log's, leader or not, committed or
-        not.
+        not. Or it repairs its vote (`vote_recovery.py`), and wants no records.
         """
-        node, raft = self._node, self._node.raft
-        epoch = -1 if raft.vote_is_unknown else raft.epoch  # it may have been in a later one
-        answer = FetchAnswer(ErrorCode.NONE, epoch, raft.leader_id, raft.known_leader_endpoint())
+        node = self._node
+        answer = lost_vote.answer(node.raft)
         bytes_max = min(request.max_bytes, node.settings.fetch_bytes_max)
-        while node.log.start_offset <= ask.end_offset < node.log.end_offset:
+        while bytes_max > 0 and node.log.start_offset <= ask.end_offset < node.log.end_offset:
             records = await self._read(ask.end_offset, bytes_max)
             if records is not None:
                 answer = answer._replace(records=records)

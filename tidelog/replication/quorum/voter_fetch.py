@@ -1,4 +1,6 @@
-"""Asks another voter for records, whatever its role: for repairs without a leader, or that need every voter."""
+"""Asks another voter for its epoch and records, whatever its role: for repairs without a leader, or that need every
+voter.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ class AskingNode(Protocol):
 
 
 async def fetch_from_voter(
-    node: AskingNode, cluster_id: str, endpoint: Endpoint, bytes_max: int, purpose: str, offset: int = -1
+    node: AskingNode, cluster_id: str, endpoint: Endpoint, bytes_max: int, purpose: str
 ) -> FetchAnswer | None:
-    """The voter's records from `offset` on, or from this log's end. None if it does not answer; then `purpose` is
+    """The voter's answer with its records from this log's end on. None if it does not answer; then `purpose` is
     logged.
     """
     raft, settings = node.raft, node.settings
     replica = ReplicaKey(wire.REPAIR_REPLICA_ID, raft.own.directory_id)
-    ask = FetchAsk(replica, raft.epoch, raft.log.end_offset if offset < 0 else offset, raft.log.last_epoch, -1, 0)
+    ask = FetchAsk(replica, raft.epoch, raft.log.end_offset, raft.log.last_epoch, -1, 0)
     request = wire.request_of(ask, cluster_id, settings.own_endpoints, bytes_max)
     try:
         response = await node.exchange(

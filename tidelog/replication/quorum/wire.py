@@ -25,6 +25,7 @@ from tidelog.replication.quorum.raft.messages import (
     FetchAnswer,
     FetchAsk,
     OffsetAndEpoch,
+    Peer,
     SnapshotAnswer,
     SnapshotAsk,
     UpdateVoterAnswer,
@@ -215,6 +216,7 @@ def _fetch_answer(response: fetch.FetchResponse) -> FetchAnswer:
         OffsetAndEpoch(diverging.epoch, diverging.end_offset) if diverging.epoch >= 0 else None,
         SnapshotId(snapshot.end_offset, snapshot.epoch) if snapshot.epoch >= 0 and snapshot.end_offset >= 0 else None,
         data.records or b"",
+        tuple(Peer(node.node_id, Endpoint(node.host, node.port)) for node in response.node_endpoints),
     )
 
 
@@ -339,7 +341,11 @@ def fetch_response(answer: FetchAnswer, log_start_offset: int, version: int) -> 
         if answer.snapshot is not None:
             data.snapshot_id = fetch.SnapshotId(end_offset=answer.snapshot.end_offset, epoch=answer.snapshot.epoch)
     topic = fetch.FetchableTopicResponse(topic=TOPIC, topic_id=METADATA_TOPIC_ID, partitions=[data])
-    return fetch.FetchResponse(responses=[topic], node_endpoints=_nodes(fetch.NodeEndpoint, answer, version >= 16))
+    nodes = _nodes(fetch.NodeEndpoint, answer, version >= 16)
+    for peer in answer.nodes if version >= 16 else ():
+        if peer.id != answer.leader_id or not nodes:
+            nodes.append(fetch.NodeEndpoint(node_id=peer.id, host=peer.endpoint.host, port=peer.endpoint.port))
+    return fetch.FetchResponse(responses=[topic], node_endpoints=nodes)
 
 
 def snapshot_ask(request: fetch_snapshot.FetchSnapshotRequest) -> SnapshotAsk:

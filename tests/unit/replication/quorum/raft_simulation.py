@@ -15,7 +15,8 @@ from typing import Any
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import Endpoint
-from tidelog.replication.quorum.raft import following, leading, reconfiguration
+from tidelog.replication.quorum.raft import following, leading, lost_vote, reconfiguration
+from tidelog.replication.quorum.raft.lost_vote import LostVote
 from tidelog.replication.quorum.raft.messages import (
     AppendLeaderChange,
     AppendRecords,
@@ -120,6 +121,17 @@ class Log:
             return OffsetAndEpoch(epoch, end)
         return OffsetAndEpoch(found, end)
 
+    def identity_of(self, end_offset: int) -> SnapshotId:
+        end_offset = max(end_offset, self.start_offset)
+        if self.snapshot is not None and self.snapshot.end_offset == end_offset:
+            return self.snapshot
+        return SnapshotId(end_offset, self.at(end_offset - 1)[0])
+
+    def holds(self, identity: SnapshotId) -> bool:
+        if not self.start_offset < identity.end_offset <= self.end_offset:
+            return identity.end_offset <= self.start_offset
+        return bool(self.at(identity.end_offset - 1)[0] == identity.epoch)
+
     def at(self, offset: int) -> tuple[int, Any]:
         return self.entries[offset - self.start_offset]
 
@@ -143,6 +155,7 @@ class Node:
         self.can_vote = can_vote
         self.log = Log()
         self.file = ElectionState()
+        self.has_file = True
         self.life = 0
         self.is_up = False
         self.timer = 0
@@ -179,8 +192,11 @@ class Node:
             voters=history,
             rng=Random(world.rng.random()),
         )
+        self.raft.vote_is_unknown = not self.has_file
         self.raft.start(self.file, world.now)
         self._flush()
+        if not self.has_file:
+            self._recover_vote(LostVote(self.raft))
         self.drive()
 
     def _scan(self, offset: int) -> None:
@@ -203,6 +219,21 @@ class Node:
         self.world.lost_logs[self.key] = self.log
         self.key = ReplicaKey(self.key.id, bytes([self.key.id, 100 + len(self.world.lost_logs)]) * 8)
         self.log, self.file = Log(), ElectionState()
+
+    def lose_file(self) -> None:
+        """While it is down. A voter without records would look like a new one."""
+        if self.log.end_offset > 0 and all(other.has_file for other in self.world.nodes.values()):
+            self.file, self.has_file = ElectionState(), False
+
+    def _recover_vote(self, lost: LostVote) -> None:
+        """As `vote_recovery.py` does it."""
+        if lost.is_found:
+            self.raft.recover_vote(lost.epoch, self.world.now)
+            self.drive()
+            return
+        for voter_id in lost.others():
+            self.world.ask_for_vote(self, voter_id, lost)
+        self.later(30, lambda: self._recover_vote(lost))
 
     def later(self, delay_ms: float, what: Callable[[], None]) -> None:
         life = self.life
@@ -387,10 +418,11 @@ class Node:
 class World:
     """`history(seed)` is the whole of it."""
 
-    def __init__(self, seed: int, *, dynamic: bool = False, size: int = 0) -> None:
+    def __init__(self, seed: int, *, dynamic: bool = False, size: int = 0, loses_votes: bool = False) -> None:
         self.rng = Random(seed)
         self.seed = seed
         self.is_dynamic = dynamic
+        self.loses_votes = loses_votes
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
@@ -460,15 +492,28 @@ class World:
         # An answer that a crash of the other swallowed: the request times out. Numbers make the second one harmless.
         self.at(SETTINGS.request_timeout_ms, lambda: failed() if source.life == life else None)
 
+    def ask_for_vote(self, source: Node, target_id: int, lost: LostVote) -> None:
+        target = self.nodes[target_id]
+
+        def arrive() -> None:
+            if target.is_up and not self._lost(target, source):
+                answer = lost_vote.answer(target.raft)
+                source.later(self.rng.random() * self.delay_ms, lambda: lost.on_answer(target_id, answer))
+
+        if not self._lost(source, target):
+            self.at(self.rng.random() * self.delay_ms, arrive)
+
     def _lost(self, source: Node, target: Node) -> bool:
         return (source.key.id, target.key.id) in self.cut or self.rng.random() < self.loss
 
     def crash(self, node: Node) -> None:
         node.crash()
+        if self.loses_votes and self.rng.random() < 0.4:
+            node.lose_file()
         self.at(self.rng.random() * 300, lambda: node.start() if not node.is_up else None)
 
     def write_file(self, node: Node, state: ElectionState) -> None:
-        node.file = state
+        node.file, node.has_file = state, True
 
     # -- invariants --------------------------------------------------------------------------------------------------
 
@@ -564,7 +609,7 @@ class World:
         elif kind == 8 and node.is_up and isinstance(node.raft.state, Leader):
             node.raft.resign(self.now)
             node.drive()
-        elif kind == 8 and self.is_dynamic:
+        elif kind == 8 and self.is_dynamic and not self.loses_votes:  # with its disk a voter loses its epoch, too
             known = [self.voters_in(each) for each in self.nodes.values()]
             if all(self.keeps_a_majority(voters, node.key.id) for voters in known):
                 node.replace_disk()

@@ -31,6 +31,13 @@ def test_changing_voters_keep_every_promise(chosen: range):
         World(seed, dynamic=True).history()
 
 
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_RAFT_SEEDS", chunk=4, fast=4, full=32))
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_voters_that_lose_their_vote_files_keep_every_promise(chosen: range, dynamic: bool):
+    for seed in chosen:
+        World(seed, dynamic=dynamic, loses_votes=True).history()
+
+
 @pytest.mark.slow
 def test_a_seed_replays_exactly():
     steps = []

@@ -16,6 +16,8 @@ from tests.unit.replication.quorum.test_driver import add, same_mark, until_done
 from tests.unit.replication.quorum.test_metadata_damage import committed, logs_of
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.quorum.raft.messages import OffsetAndEpoch, VoteAsk
+from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
+from tidelog.replication.quorum.raft.snapshot import SnapshotId
 from tidelog.replication.quorum.raft.voters import ReplicaKey
 from tidelog.replication.quorum.vote_recovery import PAUSE_S
 
@@ -179,13 +181,31 @@ def test_a_leader_that_only_a_file_without_a_checksum_names_is_given_up_for_the_
     asyncio.run(run())
 
 
-def test_a_voter_whose_log_is_behind_waits_for_the_voters_that_it_does_not_know(tmp_path: Path) -> None:
+def write_snapshot(leader: Member, away: Member) -> None:
+    """Let the leader's log begin behind the end of another's."""
+    for number in range(300):
+        last = leader.raft.append([b"%06d" % number * 100], 0)
+    end = leader.raft.high_watermark
+    assert away.raft.log.end_offset < end <= last + 1
+    identity = SnapshotId(end, leader.raft.epoch)
+    leader.raft.write_snapshot([], identity, 7, 8)
+    leader.raft.snapshot_written(identity)
+    assert leader.raft.log.start_offset == end
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_a_voter_whose_log_is_behind_waits_for_the_voters_that_it_does_not_know(
+    tmp_path: Path, is_trimmed: bool
+) -> None:
     """It had voted for one that was added while it was away, and asked only those that its own log names."""
 
     async def run() -> None:
-        quorum = Quorum(tmp_path, {})
+        quorum = Quorum(tmp_path, {}, segment_bytes=1 << 14)
         quorum.format_dynamic(1, 2)
-        servers: dict[str, Any] = {"bootstrap_servers": [endpoint(1), endpoint(2), endpoint(3)]}
+        servers: dict[str, Any] = {
+            "bootstrap_servers": [endpoint(1), endpoint(2), endpoint(3)],
+            "retention": MetadataRetention(bytes_max=1 << 14),
+        }
         members = [await Member(quorum, node_id, **servers).start() for node_id in (1, 2)]
         await committed(quorum, 3)
         (leader,) = await until(lambda: quorum.leaders)
@@ -194,6 +214,8 @@ def test_a_voter_whose_log_is_behind_waits_for_the_voters_that_it_does_not_know(
         await until(partial(same_mark, added, leader))
         await away.crash()
         assert (await until_done(add(added), leader.raft.add_voter)).error_code == 0
+        if is_trimmed:
+            write_snapshot(leader, away)
         await added.crash()
         (logs_of(tmp_path, away.node_id) / "quorum-state").unlink()
         back = await Member(quorum, away.node_id, **servers).start()

@@ -178,6 +178,13 @@ class MetadataLog:
             return OffsetAndEpoch(earliest.epoch, earliest.end_offset)
         return OffsetAndEpoch(end_epoch, end_offset)
 
+    def identity_of(self, end_offset: int) -> SnapshotId:
+        end_offset = max(end_offset, self.start_offset)
+        for identity in self._snapshots:
+            if identity.end_offset == end_offset:
+                return identity
+        return SnapshotId(end_offset, self._log.leader_epochs.epoch_for_offset(end_offset - 1))
+
     # -- damage ------------------------------------------------------------------------------------------------------
 
     @property

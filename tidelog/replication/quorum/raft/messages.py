@@ -96,6 +96,8 @@ class FetchAsk(NamedTuple):
 
 
 class FetchAnswer(NamedTuple):
+    """`nodes`: the nodes that the answer names: the leader, and in one to a repair the voters (`lost_vote.py`)."""
+
     error: int
     epoch: int
     leader_id: int = -1
@@ -104,6 +106,7 @@ class FetchAnswer(NamedTuple):
     diverging: OffsetAndEpoch | None = None
     snapshot: SnapshotId | None = None
     records: Bytes = b""
+    nodes: tuple[Peer, ...] = ()
 
 
 class SnapshotAsk(NamedTuple):

@@ -46,6 +46,14 @@ class LogView(Protocol):
         """The largest epoch that is at most `epoch`, and its end offset."""
         ...
 
+    def identity_of(self, end_offset: int) -> SnapshotId:
+        """`end_offset`, or the log start if that is later, with the epoch of the record before it, -1 if unknown."""
+        ...
+
+    def holds(self, identity: SnapshotId) -> bool:
+        """Whether this log begins with the one that `identity_of` names."""
+        ...
+
 
 class Role(Enum):
     """A replica that may not vote is UNATTACHED or a FOLLOWER: Kafka's observer."""

@@ -73,6 +73,10 @@ class VoterSet:
         return list(self._by_id)
 
     @property
+    def keys(self) -> list[ReplicaKey]:
+        return [voter.key for voter in self]
+
+    @property
     def majority(self) -> int:
         return len(self._by_id) // 2 + 1
 
@@ -157,10 +161,18 @@ class VoterHistory:
         A removed replica may be the only one whose log is long enough to be elected. It must then lead to commit its
         own removal (Raft thesis, section 4.2.2).
         """
-        if self.latest.includes(key):
-            return True
-        before = self._voters[-2][1] if len(self._voters) > 1 else self.static
-        return bool(self._voters) and self.latest_offset >= high_watermark and before.includes(key)
+        return any(voters.includes(key) for voters in self.in_question(high_watermark))
+
+    def in_question(self, high_watermark: int) -> list[VoterSet]:
+        """The latest voters, and the ones before them if the latest are not known to be committed.
+
+        A leader writes the voters again when its addresses have changed; such a record is no change of the voters.
+        """
+        latest = self.latest
+        if not self._voters or self.latest_offset < high_watermark:
+            return [latest]
+        sets = [self.static, *(voters for _, voters in self._voters)]
+        return [latest, next((each for each in reversed(sets) if each.keys != latest.keys), latest)]
 
     def at(self, offset: int) -> tuple[int, VoterSet | None]:
         """(kraft.version, voters from records or None) just before `offset`."""
