@@ -9,12 +9,14 @@ import pytest
 from tests.doses import seeds
 from tests.unit.replication.quorum.raft_simulation import Log, Node, Violation, World
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.ports import Endpoint
 from tidelog.replication.quorum.raft import candidacy, following, leading, raft, reconfiguration, replica
 from tidelog.replication.quorum.raft.commit import Progress, ReplicaProgress
 from tidelog.replication.quorum.raft.election import Tally
+from tidelog.replication.quorum.raft.lost_vote import LostVote
 from tidelog.replication.quorum.raft.messages import ElectionState
 from tidelog.replication.quorum.raft.state import Follower, Leader
-from tidelog.replication.quorum.raft.voters import ReplicaKey, VoterHistory, VoterSet
+from tidelog.replication.quorum.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 
 PLANTED_SEEDS = 1000
 
@@ -246,3 +248,55 @@ def test_a_record_of_an_older_epoch_is_not_committed_by_counting(monkeypatch):
     older_epochs_are_committed_by_count(monkeypatch)
     with pytest.raises(Violation):
         [figure_8(seed) for seed in range(25)]
+
+
+def grown_while_away(seed: int) -> World:
+    """A voter is away while another is added, and votes for that one. Then its vote file is lost, and the log of the
+    only one that it knows may begin behind its own.
+    """
+    world = World(seed, dynamic=True, size=2)
+    third = world.nodes[3]
+    for node_id in (1, 2, 3):
+        world.nodes[node_id].start()
+    world.run_until(600)
+    leader = world.leader()
+    assert leader is not None
+    away = world.nodes[3 - leader.key.id]
+    away.crash()
+    world.run_until(world.now + 30)
+    voter = Voter(third.key, (("C", Endpoint("node", 3)),))
+    reconfiguration.add_voter(leader.raft, voter, world.now)
+    leader.drive()
+    for number in range(5):
+        world.run_until(world.now + 20)
+        leader.append(number)
+        leader.drive()
+    world.run_until(world.now + 20)
+    if world.rng.random() < 0.7:
+        leader.compact()
+    leader.crash()
+    away.start()
+    give_up_at = world.now + 1000
+    while third.key not in [vote for (key, _), vote in world.votes.items() if key == away.key]:
+        world.run_until(world.now + 1)
+        assert world.now < give_up_at, "the case is not met"
+    third.crash()
+    away.crash()
+    away.lose_file()
+    away.start()
+    leader.start()
+    world.run_until(world.now + 400)
+    third.start()
+    world.run_until(world.now + 1500)
+    assert world.leader() is not None
+    assert away.has_file
+    return world
+
+
+@pytest.mark.slow
+def test_a_lost_vote_is_not_given_again_to_one_of_those_that_its_own_log_names(monkeypatch):
+    for seed in range(40):
+        grown_while_away(seed)
+    monkeypatch.setattr(LostVote, "_named_by", lambda self, voter_id: ())
+    with pytest.raises(Violation, match="votes twice"):
+        [grown_while_away(seed) for seed in range(40)]
