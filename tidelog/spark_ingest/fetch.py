@@ -22,6 +22,7 @@ from tidelog.client.network.offsets import list_offsets
 from tidelog.client.network.raw_fetch import RawBatches, fetch_raw
 from tidelog.protocol.batches.columnar import decode_columns
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.spark_ingest.connecting import connect
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.options import MAX_BATCH_BYTES_OPTION, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
@@ -68,7 +69,8 @@ def read_ranges(
     """
     loop = _PausedLoop()
     try:
-        cluster = loop.run_until_complete(_connect(options))
+        # The driver has reached the brokers, so a task waits for them as in the middle of a range.
+        cluster = loop.run_until_complete(connect(options.consumer, options.poll_timeout_ms))
         try:
             for offset_range, topic_id in ranges:
                 yield from _read_range(loop, cluster, options, offset_range, topic_id, columns)
@@ -76,24 +78,6 @@ def read_ranges(
             loop.run_until_complete(cluster.close())
     finally:
         loop.close()
-
-
-async def _connect(options: SourceOptions) -> Cluster:
-    """A cluster that is connected. The driver has reached it, so a task waits for its brokers as in the middle of a
-    range.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + options.poll_timeout_ms / 1000
-    while True:
-        cluster = Cluster(options.consumer)
-        try:
-            await cluster.start()
-            return cluster
-        except KafkaError as error:
-            if error.code is not ErrorCode.NETWORK_EXCEPTION or loop.time() >= deadline:
-                raise
-            logger.warning("the brokers are asked again: %s", error)
-            await asyncio.sleep(cluster.retry_backoff.wait_ms(1) / 1000)
 
 
 class _PausedLoop(asyncio.SelectorEventLoop):

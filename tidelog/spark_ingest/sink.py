@@ -23,6 +23,7 @@ from tidelog.client.producing.producer import Producer
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.batches.columnar_input import INPUT_COLUMNS
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
+from tidelog.spark_ingest.connecting import connect, start_within
 from tidelog.spark_ingest.micro_batches import (
     Marks,
     TaskOutcome,
@@ -111,7 +112,7 @@ def write_as_one(
 async def _abort_of_earlier_runs(options: SinkOptions, group: str, batch: int, run: str) -> None:
     config = _common_config(options)
     timeout_ms = config.default_api_timeout_ms
-    async with _connected(config) as cluster:
+    async with _connected(config, options.max_block_ms) as cluster:
         last = await committed_batch(cluster, atomic_name(group), timeout_ms, require_stable=False)
         if is_first_of_run(last, batch, run):
             await _abort_open(options, f"{group}-")
@@ -119,7 +120,7 @@ async def _abort_of_earlier_runs(options: SinkOptions, group: str, batch: int, r
 
 async def _check_same_rows(options: SinkOptions, written: TaskOutcome, batch: int) -> None:
     config = _common_config(options)
-    async with _connected(config) as cluster:
+    async with _connected(config, options.max_block_ms) as cluster:
         await check_rows(cluster, [written], batch, config.default_api_timeout_ms)
 
 
@@ -167,6 +168,7 @@ class _Writer:
 
     async def write(self, batch: pa.RecordBatch) -> None:
         """Send the rows. Raises the first error of earlier ones, too."""
+        await self._start()
         for topic, rows in _by_topic(batch, self._options):
             if self._failure is not None:
                 raise self._failure
@@ -178,6 +180,9 @@ class _Writer:
             self._topics.add(topic)
             self._rows += rows.num_rows
             future.add_done_callback(self._on_done)
+
+    async def _start(self) -> None:
+        await start_within(self._producer.start, self._options.max_block_ms)
 
     def _on_done(self, future: asyncio.Future[Any]) -> None:
         self._unsettled -= 1
@@ -228,10 +233,11 @@ class _TransactionWriter(_Writer):
 
     async def _begin(self, topic: str) -> None:
         self._topic = topic
+        await self._start()
         await self._producer.init_transactions()
         if self._batch >= 0:
             config = _common_config(self._options)
-            async with _connected(config) as cluster:
+            async with _connected(config, self._options.max_block_ms) as cluster:
                 if self._query_group:
                     await check_not_begun_in_tasks(
                         cluster, self._query_group, self._batch, config.default_api_timeout_ms
@@ -364,7 +370,7 @@ async def _begin_commit(
         await driver.commit_transaction()
 
     try:
-        async with _connected(config) as cluster:
+        async with _connected(config, options.max_block_ms) as cluster:
             if is_first_of_run(await committed_batch(cluster, group, timeout_ms, require_stable=False), batch, run):
                 await _abort_open(options, f"{group}-", {each.transactional_id for each in transactions})
             await driver.init_transactions()
@@ -401,9 +407,9 @@ def _common_config(options: SinkOptions) -> ConsumerConfig:
 
 
 @asynccontextmanager
-async def _connected(config: ConsumerConfig) -> AsyncIterator[Cluster]:
-    cluster = Cluster(config)
-    await cluster.start()
+async def _connected(config: ConsumerConfig, timeout_ms: float = 0) -> AsyncIterator[Cluster]:
+    """A cluster. `timeout_ms`: see `connect`; 0 is one attempt, as for an abort, which the timeout does as well."""
+    cluster = await connect(config, timeout_ms)
     try:
         yield cluster
     finally:
@@ -411,7 +417,7 @@ async def _connected(config: ConsumerConfig) -> AsyncIterator[Cluster]:
 
 
 async def _end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransaction], committed: bool) -> None:
-    async with _connected(_common_config(options)) as cluster:
+    async with _connected(_common_config(options), options.max_block_ms if committed else 0) as cluster:
         ends = [
             end_transaction(cluster, each, committed=committed, timeout_ms=_END_TIMEOUT_MS) for each in transactions
         ]

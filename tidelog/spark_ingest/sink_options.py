@@ -145,6 +145,8 @@ class SinkOptions:
     """The most bytes of rows that are written as one transaction; 0 where each task writes its own."""
     without_effect: tuple[str, ...] = ()
     """Accepted options without effect."""
+    max_block_ms: int = 60_000
+    """The time that a write waits for brokers that do not answer."""
 
     @classmethod
     def parse(cls, raw_options: Mapping[str, str]) -> SinkOptions:
@@ -158,10 +160,11 @@ class SinkOptions:
             check_name(key, _SPELLING, KAFKA_SUPPORTED | KAFKA_CLIENT_WITHOUT_EFFECT, _FORBIDDEN, "sink")
         exactly_once = flag(options, "exactlyOnce", False)
         flag(options, "includeHeaders", False)
-        producer = _producer(options, exactly_once)
+        producer, max_block_ms = _producer(options, exactly_once)
         max_atomic_bytes = _max_atomic_bytes(options, exactly_once)
         without_effect = tuple(sorted(KAFKA_CLIENT_WITHOUT_EFFECT.intersection(options)))
-        return cls(producer, options.get("topic", ""), exactly_once, _prefix(options), max_atomic_bytes, without_effect)
+        topic, prefix = options.get("topic", ""), _prefix(options)
+        return cls(producer, topic, exactly_once, prefix, max_atomic_bytes, without_effect, max_block_ms)
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
@@ -227,7 +230,8 @@ def _prefix(options: Mapping[str, str]) -> str:
     return prefix
 
 
-def _producer(options: Mapping[str, str], exactly_once: bool) -> Mapping[str, Any]:
+def _producer(options: Mapping[str, str], exactly_once: bool) -> tuple[Mapping[str, Any], int]:
+    """The options of the producer, and its max.block.ms."""
     # Options of the map have their names in lower case.
     batch_size = _ZSTD_BATCH_SIZE if options.get("kafka.compression.type") == "zstd" else _BATCH_SIZE
     defaults: dict[str, Any] = {"client_id": "tidelog-spark", "linger_ms": _LINGER_MS, "batch_size": batch_size}
@@ -238,8 +242,8 @@ def _producer(options: Mapping[str, str], exactly_once: bool) -> Mapping[str, An
     codec = str(config.get("compression_type"))
     if codec in levels:  # that of another codec has no effect, as in Kafka
         config["compression_level"] = _level(codec, levels[codec])
-    client_config(ProducerConfig, {**config, "transactional_id": "x"} if exactly_once else config)
-    return config
+    checked = client_config(ProducerConfig, {**config, "transactional_id": "x"} if exactly_once else config)
+    return config, checked.max_block_ms
 
 
 def _level(codec: str, text: str) -> int:

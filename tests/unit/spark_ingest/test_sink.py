@@ -15,9 +15,10 @@ import pytest
 from tests.patience import wait_until
 from tidelog import EmbeddedBroker
 from tidelog.client.model import NewTopic, TopicPartition
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.producing.producer import Producer
 from tidelog.client.sync import Admin, Consumer
-from tidelog.protocol.errors import ConfigError, KafkaError
+from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.spark_ingest import sink
 from tidelog.spark_ingest.micro_batches import CommittedBatch
 from tidelog.spark_ingest.sink import (
@@ -537,3 +538,54 @@ def test_a_topic_that_takes_small_batches_only_gets_them(broker, topic, codec):
     values = [random.Random(row).randbytes(500).hex() for row in range(2000)]
     assert write_task(options, TaskId("q", 0, -1), rows(*values)).rows == 2000
     assert written(options, f"{topic}-small") == Counter(value.encode() for value in values)
+
+
+class Absence:
+    """Brokers that are away for the next `failures` starts of a client."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failures, self.met = 0, 0
+        real = Cluster.start
+
+        async def start(cluster: Cluster) -> None:
+            if self.failures:
+                self.failures -= 1
+                self.met += 1
+                await cluster.close()  # as a start that has failed
+                raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "no broker reached")
+            await real(cluster)
+
+        monkeypatch.setattr(Cluster, "start", start)
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_tasks_and_commits_wait_for_brokers_that_are_away(options, topic, monkeypatch, exactly_once):
+    """A cluster that restarts as a whole may be away for longer than a client's start tries."""
+    options = options if exactly_once else replace(options, exactly_once=False)
+    absence, batch = Absence(monkeypatch), MicroBatch(options, "away", 0)
+    tasks = []
+    for task in (0, 1):
+        absence.failures = 2
+        tasks.append(batch.write(task))
+        assert not absence.failures
+    absence.failures = 2
+    commit_micro_batch(options, "away", 0, tasks) if exactly_once else batch.end(*tasks)
+    assert absence.failures == (0 if exactly_once else 2)
+    absence.failures = 0
+    assert written(options, topic) == batch.expected()
+
+
+def test_the_end_of_transactions_waits_for_brokers_that_are_away(options, topic, monkeypatch):
+    batch = MicroBatch(options, "ends", 0)
+    tasks, absence = [batch.write(0), batch.write(1)], Absence(monkeypatch)
+    absence.failures = 2
+    batch.end(*tasks)
+    assert written(options, topic) == batch.expected()
+
+
+def test_brokers_that_stay_away_fail_a_task_after_its_max_block_ms(options, monkeypatch):
+    absence = Absence(monkeypatch)
+    absence.failures = 10**6
+    with pytest.raises(KafkaError, match="no broker reached"):
+        MicroBatch(replace(options, max_block_ms=300), "gone", 0).write(0)
+    assert absence.met > 1
