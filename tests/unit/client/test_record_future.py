@@ -7,8 +7,9 @@ import os
 import random
 import sys
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.unit.client.test_sync_fork import in_child
 from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.producing.batch_delivery import BatchDelivery
 from tidelog.client.producing.record_timestamps import RecordTimestamps
+from tidelog.client.sync.held_futures import HeldFutures
 from tidelog.client.sync.record_future import RecordFuture, record_future_class
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -381,3 +383,89 @@ def test_a_callback_that_a_signal_handler_adds_while_another_is_added_is_called(
     future.add_done_callback(lambda _: called.append("program"))
     future.set_result(None)
     assert called == ["handler", "program"]
+
+
+WAYS_TO_WAIT: dict[str, Callable[[Sequence[concurrent.futures.Future[Any]]], object]] = {
+    "all": lambda futures: concurrent.futures.wait(futures, PATIENCE_S).not_done,
+    "first": lambda futures: not concurrent.futures.wait(futures, PATIENCE_S, concurrent.futures.FIRST_COMPLETED).done,
+    "in order": lambda futures: len(futures) - len([*concurrent.futures.as_completed(futures, PATIENCE_S)]),
+}
+
+
+@pytest.mark.parametrize(("way", "look_at"), [("all", 1), ("all", 2), ("first", 1), ("in order", 1)])
+@pytest.mark.parametrize("is_main", [True, False], ids=["handler", "finalizer"])
+def test_what_a_handler_settles_while_its_thread_begins_to_wait_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, way: str, is_main: bool, look_at: int
+) -> None:
+    """As by `close` in a signal handler: nothing else settles these futures."""
+    kind = record_future_class(lambda: None, held=HeldFutures(lambda: None))
+    futures = [kind() for _ in range(3)]
+    looks = Counter[RecordFuture]()
+    state = RecordFuture._state.fget
+
+    def look(future: RecordFuture) -> str:
+        seen: str = state(future)
+        looks[future] += 1
+        if looks[future] == look_at and not future.done():
+            future.set_result(None)
+        return seen
+
+    monkeypatch.setattr(RecordFuture, "_state", property(look))
+    left: list[object] = []
+
+    def wait() -> None:
+        left.append(WAYS_TO_WAIT[way](futures))
+
+    if is_main:
+        wait()
+    else:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        join(thread)
+    assert not any(left)
+    assert all(future.done() for future in futures)
+
+
+def test_a_callback_whose_future_a_handler_settles_while_it_is_added_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = record_future_class(lambda: None, held=HeldFutures(lambda: None))
+    future = kind()
+    state = RecordFuture._state.fget
+
+    def look(looked_at: RecordFuture) -> str:
+        seen: str = state(looked_at)
+        if not looked_at.done():
+            looked_at.set_result(None)
+        return seen
+
+    monkeypatch.setattr(RecordFuture, "_state", property(look))
+    called = threading.Event()
+    future.add_done_callback(lambda _: called.set())
+    assert called.wait(PATIENCE_S)
+
+
+def test_what_a_handler_settles_while_its_thread_takes_what_is_completed_comes_too() -> None:
+    """The event of `as_completed` is cleared after the list was emptied: what comes between both was lost."""
+    kind = record_future_class(lambda: None, held=HeldFutures(lambda: None))
+    futures = [kind() for _ in range(2)]
+    coming = concurrent.futures.as_completed(futures, PATIENCE_S)
+    futures[0].set_result(None)
+    assert next(coming) is futures[0]
+    [waiter] = futures[1]._waiters
+    with waiter.lock:
+        waiter.finished_futures = []
+        futures[1].set_result(None)  # the handler
+        waiter.event.clear()
+    began_s = time.monotonic()
+    assert list(coming) == [futures[1]]
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+def test_a_future_whose_lock_an_interrupt_has_left_taken_is_told_by_its_thread() -> None:
+    future = record_future_class(lambda: None, held=HeldFutures(lambda: None))()
+    called: list[object] = []
+    future.add_done_callback(called.append)
+    future._condition.acquire()
+    future.set_result(None)
+    assert called == [future]

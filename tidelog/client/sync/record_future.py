@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, _base
+from types import FrameType
 from typing import Any
 
 from tidelog.client.producing.batch_delivery import BatchDelivery
@@ -140,7 +142,9 @@ class RecordFuture(Future[Any]):
             self._waiting_threads.wake()  # without the lock: what they look at does not depend on it
         lock, held = self._condition, self._held
         is_news: bool | None = None
-        if held is None or threading.get_ident() == held.main_thread_id:
+        if held is not None and self._is_looked_at_below(lock):
+            pass
+        elif held is None or threading.get_ident() == held.main_thread_id:
             with lock:  # an interrupt behind a call of `acquire` would leave it taken
                 is_news = self._tell_waiters()
         elif lock.acquire(False) or lock.acquire(timeout=held.patience_s):
@@ -154,6 +158,15 @@ class RecordFuture(Future[Any]):
             self._invoke_callbacks()
 
     handle_split = observe
+
+    def _is_looked_at_below(self, lock: Any) -> bool:
+        """Whether this call is in a signal handler or finalizer, inside of one that registers a waiter or callback, or
+        tells a waiter. The locks are reentrant, but that one would take the future as not told yet, and wait for good.
+        """
+        if any(waiter.lock._is_owned() for waiter in self.__dict__.get("_waiters", ())):
+            return True
+        # Without that module an interrupt has left the lock taken, and none but this thread can tell it.
+        return lock._is_owned() and _is_running(_base.__file__)
 
     @property
     def is_told(self) -> bool:
@@ -288,6 +301,14 @@ class RecordFuture(Future[Any]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._wait(timeout)
         return self._exception
+
+
+def _is_running(path: str) -> bool:
+    """Whether this thread is in a function of that module."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename != path:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _has_no_loop(_: RecordFuture) -> None:
