@@ -17,6 +17,7 @@ from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, LOG_OVERH
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments import lookup
+from tidelog.storage.segments.damage import DamagedRange
 from tidelog.storage.segments.inspection import AT_ONCE_COMPRESSED_MAX, INSPECTED_RECORDS_MAX
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.lookup import (
@@ -223,6 +224,34 @@ def test_a_search_begins_again_where_the_log_is_another(logs: Logs) -> None:
     assert pauses(log, NOW + 1, progress)[0] == (NOW + 5, 5, 1)
 
 
+def test_a_search_finds_what_was_repaired_behind_it(logs: Logs) -> None:
+    log, count = logs.log, 2 * HEADERS_AT_ONCE_MAX
+    older_batches(log, 5)
+    position = log.segments.active.size_bytes
+    log.append_as_leader(batch(1, timestamp=NOW + 5), 0, NOW)
+    end = log.segments.active.size_bytes
+    older_batches(log, count)
+    log.append_as_leader(batch(1, timestamp=NOW + 5), 0, NOW)
+    segment = log.segments.active
+    segment.set_damage((DamagedRange(position, end, 5, 6, "of the test"),))
+    progress = LookupProgress()
+    with pytest.raises(LookupPause):
+        log.offset_for_timestamp(NOW + 1, wait=False, progress=progress)
+    segment.set_damage(())
+    assert pauses(log, NOW + 1, progress)[0] == (NOW + 5, 5, 0)
+
+
+def test_untrue_headers_are_counted_over_all_turns(logs: Logs) -> None:
+    log = logs.log
+    for _ in range(UNTRUE_HEADERS_MAX + 1):
+        older_batches(log, 9)
+        log.append_as_leader(untrue(batch(1, timestamp=NOW), NOW + 1), 0, NOW)
+    log.append_as_leader(batch(1, timestamp=NOW + 1), 0, NOW)
+    with pytest.raises(KafkaError) as refused:
+        pauses(log, NOW + 1, LookupProgress())
+    assert refused.value.code is ErrorCode.INVALID_RECORD
+
+
 def test_a_search_through_many_batches_of_several_segments_ends(logs: Logs) -> None:
     """Each announces a newer record, which is below the log start or in none. The first is not begun again."""
     log, count = logs.log, HEADERS_AT_ONCE_MAX + 1
@@ -266,5 +295,6 @@ def test_progress_counts_in_the_segment_that_is_there_only(logs: Logs, tmp_path:
     progress = LookupProgress()
     assert progress.segment_in(logs.log.segments) is None
     progress.segment, progress.epoch = logs.log.segments.active, 0
+    progress.generation = progress.segment.generation
     assert progress.segment_in(logs.log.segments) is progress.segment
     assert progress.segment_in(other.log.segments) is None

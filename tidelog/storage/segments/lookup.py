@@ -124,8 +124,8 @@ def first_at_or_after(
     first offsets of damage without a copy: it counts as older where a record behind it is.
     Raises KafkaError for records that cannot be read.
     """
-    so_far = _SoFar(progress)
     reached = progress.segment_in(segments) if progress is not None else None
+    so_far = _SoFar(progress, goes_on=reached is not None)
     for segment in _confirm_all(segments, wait):
         result = None
         is_passed = reached is not None and segment.base_offset < reached.base_offset
@@ -221,19 +221,21 @@ _NOT_SEARCHED: Final = LookupError("not searched yet")
 
 class LookupProgress:
     """How far one search has come in several turns of the loop: in `segment`, of leader epoch `epoch`, all batches
-    below `offset` are older than the timestamp. The search has passed the segments before it.
+    below `offset` are older than the timestamp, or have an untrue header, or are damaged as of its `generation`. The
+    search has passed the segments before it.
     """
 
-    __slots__ = ("epoch", "offset", "segment")
+    __slots__ = ("epoch", "generation", "offset", "segment", "untrue")
 
     def __init__(self) -> None:
         self.segment: Segment | None = None
-        self.epoch = self.offset = -1
+        self.epoch = self.generation = self.offset = -1
+        self.untrue: tuple[int, ...] = ()
 
     def segment_in(self, segments: Segments) -> Segment | None:
-        """That segment; None where the log is another: a cleaned segment is another object."""
+        """That segment; None where the log is another: a cleaned segment is another object, a repaired one is not."""
         segment = self.segment
-        if segment is None or self.epoch != segments.leader_epochs.latest:
+        if segment is None or self.epoch != segments.leader_epochs.latest or self.generation != segment.generation:
             return None
         return segment if segments[max(0, segments.floor_index(segment.base_offset))] is segment else None
 
@@ -243,14 +245,14 @@ class LookupPause(ColdRead):
 
 
 class _SoFar:
-    """What one search has looked at in this turn: the first offsets of batches whose headers are untrue, the records
-    that it read at once, and the headers.
+    """What one search has looked at: the first offsets of batches whose headers are untrue; and in this turn the
+    records that it read at once, and the headers.
     """
 
     __slots__ = ("_headers", "_progress", "records", "untrue")
 
-    def __init__(self, progress: LookupProgress | None = None) -> None:
-        self.untrue: list[int] = []
+    def __init__(self, progress: LookupProgress | None = None, *, goes_on: bool = False) -> None:
+        self.untrue = list(progress.untrue) if progress is not None and goes_on else []
         self.records = 0
         self._headers = 0
         self._progress = progress
@@ -261,6 +263,7 @@ class _SoFar:
         progress = self._progress
         if progress is not None and self._headers > HEADERS_AT_ONCE_MAX:
             progress.segment, progress.offset, progress.epoch = segment, header.base_offset, epoch
+            progress.generation, progress.untrue = segment.generation, tuple(self.untrue)
             raise LookupPause(segment, 0, 0)
 
 
