@@ -24,8 +24,10 @@ def voter_set(*node_ids: int) -> VoterSet:
 class Cluster:
     """Two voters, and others that the logs name. Node 1 has lost its vote file."""
 
-    def __init__(self, logs: dict[int, list[tuple[int, Any]]], snapshots: dict[int, SnapshotId] | None = None) -> None:
-        self.world = World(1, dynamic=True, size=2)
+    def __init__(
+        self, logs: dict[int, list[tuple[int, Any]]], snapshots: dict[int, SnapshotId] | None = None, *, size: int = 2
+    ) -> None:
+        self.world = World(1, dynamic=True, size=size)
         self.world.snapshot_voters = dict.fromkeys((snapshots or {}).values(), voter_set(1, 2, 3))
         self.world.cut = {(a, b) for a in self.world.nodes for b in self.world.nodes}
         for node_id, entries in logs.items():
@@ -108,6 +110,21 @@ def test_what_another_has_truncated_does_not_count() -> None:
     node.log.cut(2)
     node.history.truncate_to(2)
     assert cluster.answers(2) == [2]
+
+
+def test_where_records_are_lost_the_bootstrap_servers_have_to_answer_too() -> None:
+    """The lost ones named all the others, and nobody was asked."""
+    cluster = Cluster({1: PAST[:], 2: [*PAST, ADDED], 3: [*PAST, ADDED]}, size=1)
+    assert not cluster.lost.others()
+    raft = cluster.node(1).raft
+    raft.lacks_records = True
+    assert sorted(cluster.lost.others()) == [-5, -4, -3]
+    for node_id in (2, 3, 4):
+        cluster.lost.on_answer(-1 - node_id, lost_vote.answer(cluster.node(min(node_id, 3)).raft))
+    assert sorted(cluster.lost.others()) == [-5, -4, -3, 2, 3]
+    assert not cluster.lost.is_found
+    raft.lacks_records = False
+    assert not cluster.lost.others()
 
 
 def test_an_answer_without_an_epoch_or_an_address_is_none() -> None:

@@ -43,12 +43,19 @@ class LostVote:
             self._answers[voter_id] = answer._replace(records=b"")
 
     def others(self) -> dict[int, Endpoint | None]:
-        """The other voters that have to answer, as far as they are known; None without an address."""
+        """The other voters that have to answer, as far as they are known; None without an address.
+
+        While this log lacks records, which may have named others, so do the bootstrap servers. Their ids are negative.
+        """
         raft = self._raft
         others: dict[int, Endpoint | None] = {}
         for voter_id in raft.voters.latest.ids:
             peer = raft.peer(voter_id)
             others[voter_id] = None if peer is None else peer.endpoint
+        if raft.lacks_records:
+            own = [endpoint for _, endpoint in raft.own_endpoints]
+            servers = enumerate(raft.settings.bootstrap_servers)
+            others |= {-2 - index: server for index, server in servers if server not in own}
         waiting = list(others)
         for voter_id in waiting:
             for peer in self._named_by(voter_id):
