@@ -121,6 +121,39 @@ def test_a_failure_counts_after_an_upgrade(level: int, quiet: None, monkeypatch:
         assert broker_epochs(play) == epochs
 
 
+@pytest.mark.parametrize("level", [LOWEST_METADATA_VERSION, DIRECTORIES_VERSION - 1])
+def test_the_broker_ends_where_the_metadata_have_no_directories(
+    level: int, quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on, and led for good what it could not serve."""
+    monkeypatch.setattr(activation, "NEW_CLUSTER_FEATURES", {METADATA_VERSION: level})
+    with stage(log_dirs=TWO, metadata_log_dir="/data") as play:
+        home = begin(play)
+        play.node(1).host.disk.break_directory(home, errno.EIO)
+        play.node(1).disk_was_bad = True
+        play.refused(b"not taken")
+        play.until("it has ended", lambda: not play.node(1).running, 5)
+        play.until("another leads", lambda: play.leader in (2, 3))
+        assert play.send(b"second") == 1
+
+
+def test_nor_does_it_start_there_without_a_directory(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began the replicas in it anew elsewhere, and led with nothing."""
+    monkeypatch.setattr(activation, "NEW_CLUSTER_FEATURES", {METADATA_VERSION: DIRECTORIES_VERSION - 1})
+    with stage((1,), log_dirs=TWO, metadata_log_dir="/data") as play:
+        home = begin(play)
+        node = play.node(1)
+        node.kill()
+        node.disk_was_bad = True
+        node.host.disk.break_directory(home, errno.EIO)
+        node.start()
+        play.until("it has ended", lambda: not node.running)
+        node.host.disk.broken.clear()
+        node.start()
+        play.until("it leads", lambda: play.leader == 1 and node.ready)
+        assert play.values(1) == [b"first"]
+
+
 def test_who_cannot_tell_the_controller_ends(quiet: None) -> None:
     with stage(log_dirs=TWO, metadata_log_dir="/data", log_dir_failure_timeout_ms="10000") as play:
         home = begin(play)

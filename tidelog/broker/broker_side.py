@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
     from tidelog.replication.partition import Partition
+    from tidelog.storage.log.directory import LogDirectory
     from tidelog.storage.log.partition_log import PartitionLog
 
 logger = logging.getLogger("tidelog.node")
@@ -140,7 +141,7 @@ class BrokerSide:
         )  # fmt: skip
         self._hosting.set_moves(self.moves)
         self.partitions.on_disk_failure = directories.failed_at
-        directories.on_offline.append(lambda directory: self.lifecycle.directory_failed(directory.directory_id))
+        directories.on_offline.append(self._directory_failed)
         self._make_caretakers()
         self.transaction_timeout_ms_max = config.integer("transaction.max.timeout.ms")
         self.groups = self._make_groups()
@@ -270,6 +271,9 @@ class BrokerSide:
         """
         await self._metadata.wait_until_current()
         image = self._metadata.image
+        problem = self._problem_with_directories()
+        if problem:
+            raise NoDirectoryLeft(problem)
         with _without_collections():
             began_s = self._loop.time()
             await self._loop.run_in_executor(self._ports.executor, lambda: self._hosting.load(image))
@@ -361,6 +365,29 @@ class BrokerSide:
             directory_ids,
             previous_epoch,
         )
+
+    def _problem_with_directories(self) -> str:
+        """Why this broker cannot work without its offline directories; empty if it can.
+
+        Below 3.7-IV2 the metadata do not say in which directory a replica is: no other would lead in its place, and a
+        start would begin it anew. Kafka has no brokers with several directories there.
+        """
+        level = self._metadata.image.feature_level(METADATA_VERSION)
+        offline = self.directories.offline
+        if not offline or not 0 < level < DIRECTORIES_VERSION:
+            return ""
+        reasons = ", ".join(f"{path}: {why}" for path, why in offline.items())
+        return (
+            f"a log directory is offline ({reasons}), and a broker goes on without it only from metadata.version "
+            f"{DIRECTORIES_VERSION} on; it is {level}"
+        )
+
+    def _directory_failed(self, directory: LogDirectory) -> None:
+        self.lifecycle.directory_failed(directory.directory_id)
+        problem = self._problem_with_directories()
+        if problem:
+            logger.critical(problem)
+            self._on_failure(NoDirectoryLeft(problem))
 
     def _on_directory_report_timeout(self, directory_id: bytes) -> None:
         """The controller still assigns leaders in a failed directory: stop this broker, so that it elects others."""
