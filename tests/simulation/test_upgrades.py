@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from tests.simulation.cluster import COMBINED, Cluster
 from tests.simulation.world import World, without_collector
+from tidelog.broker.cluster.controller_channel import ControllerChannel
+from tidelog.protocol.messages.controller_registration import ControllerRegistrationRequest
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tidelog.replication.controller.decisions import activation
 from tidelog.replication.controller.metadata.image import METADATA_VERSION
@@ -19,9 +22,29 @@ from tidelog.replication.controller.metadata.record_codec import (
 )
 
 
-@pytest.mark.parametrize("level", [LOWEST_METADATA_VERSION, CONTROLLERS_VERSION - 1])
-def test_controllers_register_when_the_metadata_can_hold_it(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal of a controller's registration arrives when metadata.version has risen."""
+    honest = ControllerChannel.call
+
+    async def call(self: ControllerChannel, request: Any, version: int, **options: Any) -> Any:
+        response = await honest(self, request, version, **options)
+        if isinstance(request, ControllerRegistrationRequest) and response.error_code:
+            await asyncio.sleep(4)
+        return response
+
+    monkeypatch.setattr(ControllerChannel, "call", call)
+
+
+@pytest.mark.parametrize(
+    ("level", "is_late"),
+    [(LOWEST_METADATA_VERSION, False), (CONTROLLERS_VERSION - 1, False), (CONTROLLERS_VERSION - 1, True)],
+)
+def test_controllers_register_when_the_metadata_can_hold_it(
+    level: int, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kafka does not start on a log that has their registrations at a lower level."""
+    if is_late:
+        answer_late(monkeypatch)
     monkeypatch.setattr(activation, "NEW_CLUSTER_FEATURES", {METADATA_VERSION: level})
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
     with without_collector():

@@ -163,10 +163,13 @@ class MetadataSide:
 
     def _on_image(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Register when metadata.version has risen to the level that has registrations of controllers."""
-        level = image.feature_level(METADATA_VERSION)
-        if delta.changed_features and level >= CONTROLLERS_VERSION and self._node_id not in image.controllers:
+        if delta.changed_features and self._is_unregistered(image):
             self._begin_registration()
         self._notice_image(image, delta)
+
+    def _is_unregistered(self, image: MetadataImage) -> bool:
+        level = image.feature_level(METADATA_VERSION)
+        return level >= CONTROLLERS_VERSION and self._node_id not in image.controllers
 
     def _begin_registration(self) -> None:
         if self.controller is not None and self._channel is not None and self._registering is None:
@@ -176,6 +179,9 @@ class MetadataSide:
         assert self._channel is not None
         try:
             response = await self._channel.call(self._identity.registration(self._node_id), 0)
+            while response.error_code == ErrorCode.UNSUPPORTED_VERSION and self._is_unregistered(self.image):
+                await asyncio.sleep(_CURRENT_POLL_S)  # metadata.version has risen meanwhile
+                response = await self._channel.call(self._identity.registration(self._node_id), 0)
             if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
                 logger.debug("metadata.version is below %d: no controller is registered", CONTROLLERS_VERSION)
             elif response.error_code:
