@@ -26,6 +26,7 @@ from tidelog.client import sync
 from tidelog.client.sync import loop_thread
 from tidelog.client.sync import producer as sync_producer
 from tidelog.client.sync.caller_thread import CallerThread
+from tidelog.client.sync.loop_call import SharedCall
 from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
 from tidelog.client.sync.record_future import record_future_class
 from tidelog.client.sync.waiting_threads import WaitingThreads
@@ -77,13 +78,24 @@ def interruptible_offsets(code: CodeType) -> frozenset[int]:
 
 
 def interrupted_at(step: int, call: Callable[[], Any], modules: tuple[str, ...] = WAITING_MODULES) -> bool:
-    """Call, and interrupt where a signal handler may run for the time `step`, in the modules that wait for the loop.
+    """As `handled_at`, with an interrupt."""
+
+    def interrupt() -> None:
+        raise Interrupt
+
+    with suppress(Interrupt):
+        return handled_at(step, call, interrupt, modules)
+    return True
+
+
+def handled_at(step: int, call: Callable[[], Any], handle: Callable[[], None], modules: tuple[str, ...]) -> bool:
+    """Call, and `handle` where a signal handler may run for the time `step`, in the modules that wait for the loop.
 
     Whether that place was reached.
     """
     remaining = step
 
-    def interrupt(frame: FrameType, event: str, _: Any) -> Any:
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal remaining
         if not frame.f_code.co_filename.endswith(modules):
             return None
@@ -92,19 +104,18 @@ def interrupted_at(step: int, call: Callable[[], Any], modules: tuple[str, ...] 
             remaining -= 1
             if remaining < 0:
                 sys.settrace(None)
-                raise Interrupt
-        return interrupt
+                handle()
+                return None
+        return trace
 
     # Python 3.12 tells of single instructions only where a frame has asked for them before `settrace`.
     sys._getframe().f_trace_opcodes = True
-    sys.settrace(interrupt)
+    sys.settrace(trace)
     try:
         call()
-    except Interrupt:
-        return True
     finally:
         sys.settrace(None)
-    return False
+    return remaining < 0
 
 
 def run_in_threads(*works: Callable[[], Any]) -> None:
@@ -408,3 +419,25 @@ def test_a_client_that_is_closed_is_no_dropped_one():
                 assert closed._thread is not None
             del closed
             gc.collect()
+
+
+def test_a_shared_call_is_on_its_way_for_all_but_a_signal_handler_inside_the_thread_that_asks():
+    """The handler may wait for the loop, and its thread makes the call after that."""
+    seen: list[bool] = []
+    handled: list[str] = []
+
+    class Loop:
+        def call_soon_threadsafe(self, function: Callable[[], object]) -> None:
+            if not handled:
+                handled.append("once")
+                run_in_threads(lambda: seen.append(call.is_on_its_way()))
+                seen.append(call.is_on_its_way())
+                call.ask(loop)
+                seen.append(call.is_on_its_way())
+            function()
+
+    loop: Any = Loop()
+    call = SharedCall(lambda: call.has_begun())
+    call.ask(loop)
+    assert seen == [True, False, False]
+    assert not call.is_on_its_way()

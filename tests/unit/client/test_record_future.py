@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
+import itertools
 import random
 import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE_S, join, wait_until
-from tests.unit.client.test_sync_fork import in_child
+from tests.unit.client.test_loop_thread import WAITING_MODULES, handled_at, interrupted_at
 from tidelog.client.model import RecordMetadata, TopicPartition
 from tidelog.client.producing.batch_delivery import BatchDelivery
 from tidelog.client.producing.record_timestamps import RecordTimestamps
-from tidelog.client.sync.held_futures import HeldFutures
 from tidelog.client.sync.record_future import RecordFuture, record_future_class
 from tidelog.protocol.errors import ErrorCode, KafkaError
+
+as_completed: Any = concurrent.futures.as_completed
+MODULES = (*WAITING_MODULES, "concurrent/futures/_base.py")
 
 
 @pytest.fixture
@@ -31,6 +34,12 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(interval_s)
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    join(thread)
 
 
 class Loop:
@@ -191,25 +200,28 @@ def test_futures_that_were_seen_done_are_not_told_again() -> None:
     assert outcome[0].not_done == set()
 
 
-def test_the_state_and_its_notice_change_together() -> None:
-    """Else a thread that comes in between takes a future as done, and is told of it too."""
+@pytest.mark.parametrize("ends", ["before", "while it looks"])
+def test_a_thread_that_registers_sees_one_state_and_is_told_of_what_it_saw_running(ends: str) -> None:
+    """`wait` counts what it sees running, and each notice of one."""
     loop = Loop(1)
     [future] = loop.futures
-    could_come_between: list[bool] = []
-
-    class Waiter:
-        event = threading.Event()
-
-        def add_result(self, _: Any) -> None:
-            other = threading.Thread(
-                target=lambda: could_come_between.append(future._condition.acquire(blocking=False))
-            )
-            other.start()
-            join(other)
-
-    future._waiters.append(Waiter())
-    loop.bind().acknowledge(0, -1)
-    assert could_come_between == [False]
+    if ends == "before":
+        future.set_result(None)
+    waiter = concurrent.futures._base._FirstCompletedWaiter()
+    future._condition.acquire()
+    seen = [future._state]
+    if ends == "while it looks":
+        in_thread(lambda: future.set_result(None))
+        with future._condition:  # as a signal handler there may
+            seen.append(future._state)
+    seen.append(future._state)
+    future._waiters.append(waiter)
+    future._condition.release()
+    assert future._state == "FINISHED"
+    assert seen == (["FINISHED"] * 2 if ends == "before" else ["RUNNING", "FINISHED", "RUNNING"])
+    assert waiter.event.wait(0.0) is (ends != "before")
+    assert waiter.finished_futures == ([] if ends == "before" else [future])
+    future._waiters.remove(waiter)
 
 
 @pytest.mark.usefixtures("quick_switches")
@@ -244,43 +256,11 @@ def test_threads_that_wait_for_their_records_and_for_a_future_of_both_do_not_blo
     with shared._condition:
         one = threading.Thread(target=concurrent.futures.wait, args=([first, shared], 0), daemon=True)
         one.start()
-        wait_until(lambda: not can_take(first))
+        wait_until(lambda: first.__dict__.get("_seen"))
         other = threading.Thread(target=concurrent.futures.wait, args=([last], 0), daemon=True)
         other.start()
         join(other)
     join(one)
-
-
-def can_take(future: concurrent.futures.Future[Any]) -> bool:
-    """Whether no other thread holds the lock of the future."""
-    if not future._condition.acquire(blocking=False):
-        return False
-    future._condition.release()
-    return True
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_the_child_of_a_fork_has_locks_of_its_own() -> None:
-    held, end = threading.Event(), threading.Event()
-    [future] = Loop(1).futures
-
-    def hold() -> None:
-        with future._condition:
-            held.set()
-            end.wait(PATIENCE_S)
-
-    def look() -> list[str]:
-        is_same = future._condition is future._condition
-        return [each._state for each in [future, Loop(1).futures[0]] if is_same]
-
-    holding = threading.Thread(target=hold, daemon=True)
-    holding.start()
-    assert held.wait(PATIENCE_S)
-    try:
-        assert in_child(look) == "['RUNNING', 'RUNNING']"
-    finally:
-        end.set()
-        join(holding)
 
 
 def test_an_interrupt_before_the_loop_heard_of_an_observer_loses_nothing() -> None:
@@ -365,24 +345,94 @@ def test_observers_of_any_kind_that_come_at_any_time_learn_it_once(seed: int, is
     assert len(calls) == len(futures)
 
 
-def test_a_callback_that_a_signal_handler_adds_while_another_is_added_is_called(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop = Loop(1)
-    future = loop.futures[0]
-    called: list[str] = []
-    be_observed = RecordFuture._be_observed
-    looks = iter(range(9))
+@pytest.mark.parametrize("end_comes", ["in its thread", "in another thread"])
+@pytest.mark.parametrize("kind", ["wait", "first", "as_completed", "result", "callback"])
+def test_a_signal_handler_at_any_step_may_end_the_records_and_wait_for_them(kind: str, end_comes: str) -> None:
+    """`close()` in a handler does so, and `flush()` or `wait` while the loop's thread ends them."""
+    for step in itertools.count():
+        loop = Loop(2)
+        delivery, is_ending = loop.bind(), threading.Lock()
+        called: list[Any] = []
+        reached: list[bool] = []
 
-    def look(observed: RecordFuture) -> None:
-        be_observed(observed)
-        if next(looks) == 1:  # the first is that of the state, and this one that of the list
-            observed.add_done_callback(lambda _: called.append("handler"))
+        def end(loop: Loop = loop, delivery: BatchDelivery = delivery, is_ending: Any = is_ending) -> None:
+            with is_ending:
+                loop.turn()
+                if not delivery.is_settled:
+                    delivery.acknowledge(0, -1)
 
-    monkeypatch.setattr(RecordFuture, "_be_observed", look)
-    future.add_done_callback(lambda _: called.append("program"))
-    future.set_result(None)
-    assert called == ["handler", "program"]
+        def handle(loop: Loop = loop, end: Callable[[], None] = end) -> None:
+            if end_comes == "in its thread":
+                end()
+            else:
+                in_thread(end)
+            assert concurrent.futures.wait(loop.futures, PATIENCE_S).not_done == set()
+            assert len(list(as_completed(loop.futures, PATIENCE_S))) == 2
+
+        def run(
+            loop: Loop = loop,
+            handle: Callable[[], None] = handle,
+            called: list[Any] = called,
+            reached: list[bool] = reached,
+            step: int = step,
+        ) -> None:
+            reached.append(handled_at(step, lambda: observe(kind, loop.futures, called), handle, MODULES))
+
+        running = threading.Thread(target=run, daemon=True)
+        running.start()
+        running.join(0.01)
+        in_thread(end)
+        join(running)
+        assert len(called) >= (1 if kind == "first" else 2), f"step {step}"
+        assert len(called) == len(set(called)), f"step {step}"
+        if not reached[0]:
+            break
+    assert step > 20
+
+
+def observe(kind: str, futures: list[RecordFuture], called: list[Any]) -> None:
+    """Append the records that end, each once, to `called`."""
+    if kind == "callback":
+        for future in futures:
+            future.add_done_callback(called.append)
+    elif kind == "as_completed":
+        called.extend(as_completed(futures, PATIENCE_S))
+    elif kind == "result":
+        called.extend(future for future in futures if future.result(PATIENCE_S))
+    else:
+        how = concurrent.futures.FIRST_COMPLETED if kind == "first" else concurrent.futures.ALL_COMPLETED
+        called.extend(concurrent.futures.wait(futures, PATIENCE_S, how).done)
+
+
+@pytest.mark.parametrize("kind", ["wait", "as_completed", "callback"])
+def test_an_interrupt_at_any_step_takes_nothing_from_other_threads(kind: str) -> None:
+    for step in itertools.count():
+        loop = Loop(2)
+        for future in loop.futures[:1]:
+            future.set_result(None)
+
+        def wait(futures: list[RecordFuture] = loop.futures) -> None:
+            with suppress(TimeoutError):
+                if kind == "callback":
+                    futures[1].add_done_callback(lambda _: None)
+                elif kind == "wait":
+                    concurrent.futures.wait(futures, 0.0)
+                else:
+                    list(as_completed(futures, 0.0))
+
+        was_interrupted = interrupted_at(step, wait, MODULES)
+        done: list[int] = []
+        other = threading.Thread(
+            target=lambda: done.append(len(concurrent.futures.wait(loop.futures, PATIENCE_S).done)),  # noqa: B023
+            daemon=True,
+        )
+        other.start()
+        in_thread(lambda: loop.futures[1].set_result(None))  # noqa: B023
+        join(other)
+        assert done == [2], f"step {step}"
+        if not was_interrupted:
+            break
+    assert step > 10
 
 
 WAYS_TO_WAIT: dict[str, Callable[[Sequence[concurrent.futures.Future[Any]]], object]] = {
@@ -393,12 +443,11 @@ WAYS_TO_WAIT: dict[str, Callable[[Sequence[concurrent.futures.Future[Any]]], obj
 
 
 @pytest.mark.parametrize(("way", "look_at"), [("all", 1), ("all", 2), ("first", 1), ("in order", 1)])
-@pytest.mark.parametrize("is_main", [True, False], ids=["handler", "finalizer"])
 def test_what_a_handler_settles_while_its_thread_begins_to_wait_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, way: str, is_main: bool, look_at: int
+    monkeypatch: pytest.MonkeyPatch, way: str, look_at: int
 ) -> None:
     """As by `close` in a signal handler: nothing else settles these futures."""
-    kind = record_future_class(lambda: None, held=HeldFutures(lambda: None))
+    kind = record_future_class(lambda: None)
     futures = [kind() for _ in range(3)]
     looks = Counter[RecordFuture]()
     state = RecordFuture._state.fget
@@ -412,47 +461,20 @@ def test_what_a_handler_settles_while_its_thread_begins_to_wait_is_waited_for(
 
     monkeypatch.setattr(RecordFuture, "_state", property(look))
     left: list[object] = []
-
-    def wait() -> None:
-        left.append(WAYS_TO_WAIT[way](futures))
-
-    if is_main:
-        wait()
-    else:
-        thread = threading.Thread(target=wait)
-        thread.start()
-        join(thread)
-    assert not any(left)
+    in_thread(lambda: left.append(WAYS_TO_WAIT[way](futures)))
+    assert left
+    assert not left[0]
     assert all(future.done() for future in futures)
-
-
-def test_a_callback_whose_future_a_handler_settles_while_it_is_added_is_called(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kind = record_future_class(lambda: None, held=HeldFutures(lambda: None))
-    future = kind()
-    state = RecordFuture._state.fget
-
-    def look(looked_at: RecordFuture) -> str:
-        seen: str = state(looked_at)
-        if not looked_at.done():
-            looked_at.set_result(None)
-        return seen
-
-    monkeypatch.setattr(RecordFuture, "_state", property(look))
-    called = threading.Event()
-    future.add_done_callback(lambda _: called.set())
-    assert called.wait(PATIENCE_S)
 
 
 def test_what_a_handler_settles_while_its_thread_takes_what_is_completed_comes_too() -> None:
     """The event of `as_completed` is cleared after the list was emptied: what comes between both was lost."""
-    kind = record_future_class(lambda: None, held=HeldFutures(lambda: None))
+    kind = record_future_class(lambda: None)
     futures = [kind() for _ in range(2)]
     coming = concurrent.futures.as_completed(futures, PATIENCE_S)
     futures[0].set_result(None)
     assert next(coming) is futures[0]
-    [waiter] = futures[1]._waiters
+    [waiter] = futures[1].__dict__["_waiters_to_tell"]
     with waiter.lock:
         waiter.finished_futures = []
         futures[1].set_result(None)  # the handler
@@ -462,10 +484,12 @@ def test_what_a_handler_settles_while_its_thread_takes_what_is_completed_comes_t
     assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
-def test_a_future_whose_lock_an_interrupt_has_left_taken_is_told_by_its_thread() -> None:
-    future = record_future_class(lambda: None, held=HeldFutures(lambda: None))()
+def test_what_an_interrupt_has_left_acquired_keeps_nothing_from_its_thread() -> None:
+    future = record_future_class(lambda: None)()
     called: list[object] = []
     future.add_done_callback(called.append)
     future._condition.acquire()
     future.set_result(None)
     assert called == [future]
+    assert concurrent.futures.wait([future], 0.0).done == {future}
+    assert list(as_completed([future], 0.0)) == [future]

@@ -293,7 +293,7 @@ def test_commits_in_the_background_take_the_positions_of_their_calls():
 
 @pytest.mark.parametrize("end", [sync.Consumer.commit, sync.Consumer.close], ids=lambda end: end.__name__)
 def test_a_signal_handler_inside_a_wait_for_a_commit_may_wait_for_the_consumer(end):
-    """`concurrent.futures.wait` has the locks of all its futures while it looks at them."""
+    """`concurrent.futures.wait` has what it takes for the locks of its futures while it looks at them."""
     with served(t=1) as fake:
         fill(fake, "t", 0, 2)
         with consumer(fake, enable_auto_commit=False, auto_offset_reset="earliest") as consuming:

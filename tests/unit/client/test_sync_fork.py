@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 import os
 import warnings
@@ -74,6 +75,29 @@ def test_a_wait_for_a_record_of_the_parent_is_refused_in_the_child() -> None:
     with served(t=1) as cluster, sync.Producer(bootstrap_servers=cluster.bootstrap, linger_ms=60_000) as producer:
         sent = producer.send("t", b"x")
         assert in_child(sent.result).startswith(IN_THE_CHILD)
+
+
+def test_a_record_that_has_not_ended_before_the_fork_is_refused_in_the_child_in_every_wait() -> None:
+    as_completed, wait = concurrent.futures.as_completed, concurrent.futures.wait
+    with served(t=1) as cluster, sync.Producer(bootstrap_servers=cluster.bootstrap, linger_ms=60_000) as producer:
+        done = producer.send("t", b"x")
+        producer.flush()
+        sent = producer.send("t", b"x")
+        begun = as_completed([done, sent])
+        assert next(begun) is done
+        calls: list[Callable[[], Any]] = [
+            lambda: wait([done, sent]),
+            lambda: wait([sent], 0.0),
+            lambda: list(as_completed([sent])),
+            lambda: sent.add_done_callback(print),
+            lambda: next(begun),
+        ]
+        for call in calls:
+            assert in_child(call).startswith(IN_THE_CHILD)
+        assert in_child(lambda: [len(each) for each in wait([done])]) == "[1, 0]"
+        assert in_child(lambda: next(as_completed([done])) is done) == "True"
+        producer.flush()
+        assert list(begun) == [sent]
 
 
 def test_a_client_that_was_made_but_not_started_starts_in_the_child() -> None:

@@ -494,23 +494,26 @@ def test_a_callback_that_comes_during_a_close_is_called_before_its_end(cluster):
 
 @pytest.mark.parametrize("is_before_the_end", [True, False])
 def test_what_the_loop_did_not_come_to_is_told_by_the_thread_that_closes_or_asks(cluster, is_before_the_end):
+    called: list[Any] = []
     with producer(cluster) as sending:
         future: Any = sending.send("t", b"x")
         sending.flush()
         if is_before_the_end:  # as if the loop had taken the call, and had ended before
-            sending._is_observing = True
+            sending._observing._is_asked = True
+            future.__dict__["_callbacks"] = {None: called.append}
             sending._to_observe.append(future)
     if not is_before_the_end:
+        future.__dict__["_callbacks"] = {None: called.append}
         sending._observe_on_loop(future)
     assert not sending._to_observe
-    assert future._own_state == "FINISHED"
+    assert called == [future]
 
 
 @pytest.mark.parametrize("in_thread", [False, True], ids=["itself", "for a thread that does"])
 @pytest.mark.parametrize("wait", [Producer.flush, Producer.close], ids=lambda wait: wait.__name__)
 @pytest.mark.parametrize("kind", ["records", "groups", "refused records"])
 def test_a_signal_handler_inside_a_wait_for_records_may_wait_for_the_producer(cluster, kind, wait, in_thread):
-    """`concurrent.futures.wait` has the locks of all its futures while it looks at them."""
+    """`concurrent.futures.wait` has what it takes for the locks of its futures while it looks at them."""
     with producer(cluster) as sending:
 
         def send() -> Any:
@@ -564,17 +567,6 @@ def test_a_signal_handler_inside_the_wait_of_a_waiter_may_wait_for_the_producer(
         join(handling)
         assert waiter.event.wait(PATIENCE_S)
         assert waiter.finished_futures == [future]
-
-
-def test_a_thread_that_waits_for_one_record_goes_on_while_another_has_its_lock(cluster):
-    with producer(cluster, linger_ms=60_000) as sending:
-        future: Any = sending.send("t", b"x")
-        waiting = threading.Thread(target=future.result, daemon=True)
-        waiting.start()
-        wait_until(lambda: future._waiting_threads is not None and future._waiting_threads._locks)
-        with future._condition:
-            sending.flush()
-            join(waiting)
 
 
 def test_an_interrupt_before_the_loop_is_called_leaves_it_to_the_next_one(cluster):

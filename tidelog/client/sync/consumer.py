@@ -31,7 +31,6 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.raw_fetch import DEFAULT_CHUNK_BYTES, RawBatches, fetch_raw
 from tidelog.client.sync.admin import Admin
 from tidelog.client.sync.caller_thread import CallerThread
-from tidelog.client.sync.held_futures import HeldFutures
 from tidelog.client.sync.loop_thread import BlockingClient
 from tidelog.client.sync.producer import Producer
 from tidelog.client.sync.record_future import record_future_class
@@ -81,7 +80,7 @@ class Consumer(BlockingClient):
         self._consumer.keeps_positions = True
         self._records: deque[ConsumerRecord] = deque()
         self._caller = CallerThread()
-        self._new_future = record_future_class(self._check_may_wait, held=HeldFutures(self._find_loop))
+        self._new_future = record_future_class(self._check_may_wait, check_can_end=self._check_not_forked)
         self._is_close_begun = False
 
     def _run_with_listener(self, name: str, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:

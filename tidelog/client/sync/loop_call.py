@@ -1,10 +1,11 @@
-"""A coroutine on the loop of a client, for the thread that called it and waits for its result."""
+"""Calls of the loop of a client from other threads: a coroutine that its caller waits for, and a shared call."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from tidelog.client.network.outcomes import retrieve_exception
@@ -57,3 +58,36 @@ class LoopCall(Generic[Result]):
             self._task.cancel()
         else:  # the interrupt came before it began
             self._call.close()
+
+
+class SharedCall:
+    """A call that several threads ask for: one call is for all that ask before it begins, as a wake-up costs much."""
+
+    __slots__ = ("_asking", "_function", "_is_asked")
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+        self._is_asked = False
+        self._asking: set[int] = set()
+        """The threads inside `ask`."""
+
+    def is_on_its_way(self) -> bool:
+        """A signal handler inside `ask` may wait for the loop, so the call that its thread is about to make is none."""
+        return self._is_asked and get_ident() not in self._asking
+
+    def ask(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Raises RuntimeError once the loop is closed. An interrupt may leave the others that ask without the call."""
+        caller = get_ident()
+        try:
+            self._asking.add(caller)
+            self._is_asked = True
+            loop.call_soon_threadsafe(self._function)
+        except BaseException:
+            self._is_asked = False
+            raise
+        finally:
+            self._asking.discard(caller)
+
+    def has_begun(self) -> None:
+        """On the loop, first thing: a later change asks for another call."""
+        self._is_asked = False

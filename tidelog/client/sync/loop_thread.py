@@ -188,9 +188,12 @@ class BlockingClient:
     def _handle_exit(self) -> None:
         """The program ends. Called without `close` too."""
 
-    def _check_thread_can_run(self) -> None:
+    def _check_not_forked(self) -> None:
         if self._is_forked:
             raise RuntimeError(_FORKED)
+
+    def _check_thread_can_run(self) -> None:
+        self._check_not_forked()
         if is_finalizing():  # in a `__del__`, for example: daemon threads do not run any more
             raise RuntimeError(_ENDING)
 
@@ -212,11 +215,6 @@ class BlockingClient:
     def _is_on_loop(self) -> bool:
         thread = self._thread
         return thread is not None and thread.is_current
-
-    def _find_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop, also while it ends and after it; None before the first call."""
-        thread = self._thread or self._ending_thread
-        return None if thread is None else thread.loop
 
     def _check_not_on_loop(self) -> None:
         """Raise RuntimeError in a callback: it runs on the client's own thread, where a wait would

@@ -34,7 +34,7 @@ from tidelog.client.producing.sender import CLOSED_BEFORE_DELIVERY
 from tidelog.client.producing.transaction_errors import TransactionAborted
 from tidelog.client.producing.transactions import TransactionScope
 from tidelog.client.sync.caller_thread import CallerThread
-from tidelog.client.sync.held_futures import HeldFutures
+from tidelog.client.sync.loop_call import SharedCall
 from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
 from tidelog.client.sync.record_future import RecordFuture, record_future_class
 from tidelog.client.sync.waiting_threads import WaitingThreads
@@ -77,19 +77,16 @@ class Producer(BlockingClient):
         self._producer = producer.Producer(**options)
         self._queue: deque[Any] = deque()
         """Records (future, time of the call, arguments of `append`), and barriers."""
-        self._held = HeldFutures(self._find_loop)
-        self._new_future = record_future_class(self._wake_before_waiting, self._observe_on_loop, self._held)
+        self._new_future = record_future_class(self._wake_before_waiting, self._observe_on_loop, self._check_not_forked)
         self._to_observe: deque[RecordFuture] = deque()
         """Futures of records in batches, whose outcome another thread has asked for."""
-        self._is_observing = False
-        """The loop will look at them without another wake-up."""
+        self._observing = SharedCall(self._observe_all)
         linger_s = self._producer.config.full_linger_ms / 1000
         self._drain_interval_s = min(max(linger_s / 2, _DRAIN_INTERVAL_MIN_S), _DRAIN_INTERVAL_MAX_S)
         self._space_waiters = WaitingThreads()
         self._is_draining = False
         """The loop will look at the queue without another wake-up."""
-        self._is_woken = False
-        """A wake-up is on its way to the loop."""
+        self._wake_up = SharedCall(self._drain)
         self._skips_linger = self._producer.config.linger_ms is None
         self._is_awaited = False
         """A thread waits for a record: when the queue is empty, all records are sent without linger."""
@@ -154,12 +151,12 @@ class Producer(BlockingClient):
 
     def _wake_loop(self, thread: LoopThread) -> None:
         try:
-            self._is_draining = self._is_woken = True
-            thread.loop.call_soon_threadsafe(self._drain)
+            self._is_draining = True
+            self._wake_up.ask(thread.loop)
         except RuntimeError:  # the loop is closed
             self._fail_queued()
         except BaseException:  # an interrupt, perhaps before the call: the next record wakes the loop
-            self._is_draining = self._is_woken = False
+            self._is_draining = False
             raise
 
     def _wake_before_waiting(self) -> None:
@@ -168,7 +165,7 @@ class Producer(BlockingClient):
         self._check_thread_can_run()
         thread = self._thread
         self._is_awaited = self._skips_linger
-        if (self._queue or self._is_awaited) and not self._is_woken and thread is not None:
+        if (self._queue or self._is_awaited) and not self._wake_up.is_on_its_way() and thread is not None:
             self._wake_loop(thread)
 
     def _wait_for_space(self) -> None:
@@ -186,7 +183,7 @@ class Producer(BlockingClient):
 
     def _drain(self) -> None:
         """On the loop: pass queued records to the asynchronous producer."""
-        self._is_woken = False
+        self._wake_up.has_begun()
         if self._waiting_task is not None:
             return  # it drains at its end
         if self._drain_timer is not None:
@@ -252,22 +249,19 @@ class Producer(BlockingClient):
     def _observe_on_loop(self, future: RecordFuture) -> None:
         """In any thread: have the loop tell a future of its delivery."""
         self._to_observe.append(future)
-        if self._is_observing:
-            return
         thread = self._thread or self._ending_thread
+        if thread is None or self._observing.is_on_its_way():
+            return
         try:
-            self._is_observing = True
-            if thread is not None:
-                thread.loop.call_soon_threadsafe(self._observe_all)
+            self._observing.ask(thread.loop)
         except RuntimeError:  # the loop is closed, and every delivery is settled
             self._observe_all()
         except BaseException:  # an interrupt, perhaps before the call, to which other threads have left their futures
-            self._is_observing = False
             self._call_on_loop(self._observe_all)
             raise
 
     def _observe_all(self) -> None:
-        self._is_observing = False
+        self._observing.has_begun()
         while self._to_observe:
             try:
                 future = self._to_observe.popleft()
@@ -549,4 +543,3 @@ class Producer(BlockingClient):
             if not isinstance(item, _Barrier):
                 item[0].set_exception(KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY))
         self._observe_all()  # the loop may have ended before it came to them
-        self._held.tell()

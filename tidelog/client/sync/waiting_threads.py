@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 
 class WaitingThreads:
@@ -56,14 +58,25 @@ class WaitingThreads:
             pass  # `wake` has taken it
 
 
-class ThreadEvent:
-    """As `threading.Event`, of which a thread that waits has no lock that `set` waits for."""
+class WaiterEvent:
+    """Takes the place of the `threading.Event` of a waiter of `concurrent.futures`.
 
-    __slots__ = ("_is_set", "_threads")
+    A loop leaves the futures that have ended here, and never waits. The thread that waits passes them on to its waiter,
+    whose lock the loop so never takes.
+    """
 
-    def __init__(self) -> None:
-        self._is_set = False
+    __slots__ = ("_check_can_end", "_ended", "_is_set", "_threads", "_waiter")
+
+    def __init__(self, waiter: Any, check_can_end: Callable[[], None]) -> None:
+        self._waiter = weakref.ref(waiter)  # no cycle: the waiter keeps the futures
+        self._check_can_end = check_can_end
+        self._is_set: bool = waiter.event.is_set()
+        self._ended: deque[Any] = deque()
         self._threads = WaitingThreads()
+
+    def tell(self, future: Any) -> None:
+        self._ended.append(future)
+        self._threads.wake()
 
     def is_set(self) -> bool:
         return self._is_set
@@ -76,4 +89,13 @@ class ThreadEvent:
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        return self._threads.wait(self.is_set, timeout)
+        """Raises RuntimeError in the child of a fork."""
+        self._check_can_end()
+        return self._threads.wait(self._pass_on, timeout)
+
+    def _pass_on(self) -> bool:
+        waiter = self._waiter()
+        while self._ended and waiter is not None:
+            future = self._ended.popleft()
+            (waiter.add_result if future._exception is None else waiter.add_exception)(future)
+        return self._is_set
