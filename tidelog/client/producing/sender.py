@@ -265,9 +265,7 @@ class Sender:
             if self._acks == 0:
                 connection.send_without_response(request, version)
             else:
-                handle = partial(
-                    self._handle_response, connection.node_id, batches, ids if by_id else None, time.monotonic() * 1000
-                )
+                handle = self._answer_handler(connection, batches, ids if by_id else None)
                 connection.send_with_callback(request, ProduceResponse, version, timeout_ms, handle, read)
                 self.totals.requests_in_flight += 1
                 return
@@ -331,11 +329,17 @@ class Sender:
         self.totals.requests += 1
         self.totals.requests_in_flight += 1
         self.totals.bytes_sent += written_bytes
-        handle = partial(self._handle_response, connection.node_id, [batch], ids, time.monotonic() * 1000)
+        handle = self._answer_handler(connection, [batch], ids)
         connection.await_answer(ProduceResponse, version, self._config.request_timeout_ms, handle, read)
         self._wake_at(self.now_ms + _EXPIRY_CHECK_MS * 4)  # as after a pass
 
     # -- responses
+
+    def _answer_handler(
+        self, connection: Connection, batches: list[Batch], ids: dict[str, bytes] | None
+    ) -> Callable[[Any, Exception | None], None]:
+        """What handles the answer to a request that is sent now; with the topics' ids where it names topics by them."""
+        return partial(self._handle_response, connection.node_id, batches, ids, time.monotonic() * 1000)
 
     def _handle_response(
         self,
