@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -100,6 +101,18 @@ def as_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     if value not in known:
         raise WrongArgument(f"{name} must be one of {', '.join(map(str, known))}, not {shown(value)}")
     return value
+
+
+def as_known_names(name: str, values: Any, known: Iterable[str]) -> list[str]:
+    """Some of the known names, given in any letter case."""
+    spelling = {each.lower(): each for each in known}
+    names = as_texts(name, values)
+    for value in names:
+        if value.lower() not in spelling:
+            near = get_close_matches(value.lower(), spelling, n=1)
+            hint = f"did you mean {spelling[near[0]]}?" if near else f"known are {', '.join(spelling.values())}"
+            raise WrongArgument(f"{name}: {shown(value)} is unknown; {hint}")
+    return [spelling[value.lower()] for value in names]
 
 
 def as_topic_name(name: str, value: Any) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, HANDLERS, FakeCluster
 from tidelog.client import Admin, TopicPartition
-from tidelog.client.model import Node, PartitionReassignment, QuorumReplica
+from tidelog.client.model import Node, PartitionReassignment, QuorumReplica, Replica
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import (
     add_raft_voter,
@@ -320,3 +323,51 @@ async def test_voters_come_and_go() -> None:
         lambda asking: asking.remove_raft_voter(4, b"d" * 16),
     )
     assert outcome.code is ErrorCode.VOTER_NOT_FOUND
+
+
+# ----------------------------------------------------------------------------------------------------- one broker of it
+
+
+ABOUT_A_BROKER: dict[str, Callable[[Admin, int], Coroutine[Any, Any, object]]] = {
+    "versions": lambda asking, broker: asking.describe_versions(broker),
+    "configs": lambda asking, broker: asking.describe_configs(brokers=[broker]),
+    "config changes": lambda asking, broker: asking.incremental_alter_configs(brokers={broker: {"a": "1"}}),
+    "log directories": lambda asking, broker: asking.describe_log_dirs([broker]),
+    "replicas": lambda asking, broker: asking.describe_replica_log_dirs([Replica("t", 0, broker)]),
+    "moves": lambda asking, broker: asking.alter_replica_log_dirs({Replica("t", 0, broker): "/d"}),
+}
+
+
+@pytest.mark.parametrize("call", ABOUT_A_BROKER.values(), ids=ABOUT_A_BROKER)
+@pytest.mark.parametrize("tells_of_fenced", [True, False])
+async def test_a_call_about_a_broker_that_does_not_exist_is_refused_at_once(call: Any, tells_of_fenced: bool) -> None:
+    """It took `default_api_timeout_ms`, a minute."""
+    of = describe_cluster
+    async with FakeCluster(nodes=2, t=1) as cluster, admin(cluster) as asking:
+        assert of.DescribeClusterRequest.API_KEY is not None
+        cluster.versions[of.DescribeClusterRequest.API_KEY] = (0, 2 if tells_of_fenced else 1)
+        brokers = [of.DescribeClusterBroker(broker_id=n, host="h", port=9) for n in (1, 2)]
+        cluster.script(of.DescribeClusterRequest, lambda *_: of.DescribeClusterResponse(brokers=brokers))
+        async with asyncio.timeout(PATIENCE_S / 2):
+            with pytest.raises(KafkaError) as refused:
+                await call(asking, 7)
+        assert str(refused.value) == "BROKER_NOT_AVAILABLE: there is no broker 7; those that run: 1, 2"
+
+
+async def test_a_call_about_a_broker_that_is_down_waits_for_it() -> None:
+    of = describe_cluster
+    fenced = [of.DescribeClusterBroker(broker_id=2, host="h", port=9, is_fenced=True)]
+    async with FakeCluster(nodes=2) as cluster:
+        node = cluster.nodes.pop(2)
+        asked: list[object] = []
+
+        def answer(*_: object) -> Any:
+            asked.append(None)
+            if len(asked) == 3:
+                cluster.nodes[2] = node
+            return of.DescribeClusterResponse(brokers=fenced)
+
+        cluster.script(of.DescribeClusterRequest, *[answer] * 3)
+        async with admin(cluster) as asking, asyncio.timeout(PATIENCE_S):
+            assert (await asking.describe_versions(2)).apis
+        assert len(asked) == 3

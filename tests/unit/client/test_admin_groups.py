@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, HANDLERS, FakeCluster, FakeNode
 from tidelog import EmbeddedBroker
 from tidelog.client import Admin, Consumer, NewTopic, OffsetAndMetadata, Producer, TopicPartition, sync
-from tidelog.client.groups.model import GroupListing, PartitionLag
+from tidelog.client.groups.model import GROUP_STATES, GroupListing, PartitionLag
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.record_times import first_record_times
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -177,6 +178,22 @@ async def test_a_coordinator_that_moved_is_asked_for_what_is_left(monkeypatch: p
             )
             assert await client.delete_groups(["a", "b", "a"]) == {"a": None, "b": None}
     assert asked == [["a", "b"], ["b"]]
+
+
+@pytest.mark.parametrize(
+    ("filters", "text"),
+    [
+        ({"states": ["Stabel"]}, "states: 'Stabel' is unknown; did you mean Stable?"),
+        ({"states": ["empty", "Foo"]}, f"states: 'Foo' is unknown; known are {', '.join(GROUP_STATES)}"),
+        ({"types": ["clasic"]}, "types: 'clasic' is unknown; did you mean classic?"),
+        ({"types": [""]}, "types: '' is unknown; known are consumer, classic, share, streams"),
+    ],
+)
+async def test_groups_in_a_state_or_of_a_type_that_is_none_are_refused(admin: Admin, filters: Any, text: str) -> None:
+    """The answer was an empty list."""
+    with pytest.raises(ValueError) as refused:
+        await admin.list_groups(**filters)
+    assert str(refused.value) == text
 
 
 def test_the_blocking_twin(broker: EmbeddedBroker, group: str) -> None:

@@ -19,6 +19,7 @@ from tidelog.client.network.connection import Connection
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 
 CREATION_SPREADS_MS = 10_000
 """How long a broker may not know a topic that this client has created."""
@@ -182,6 +183,31 @@ class AdminBase:
         if self._uses_forwarding or controller_id not in cluster.metadata.nodes:
             return await cluster.any_connection()
         return await cluster.connection(controller_id)
+
+    async def _connection_to(self, broker_id: int) -> Connection:
+        """In an attempt: the connection to this broker. Raises KafkaError: BROKER_NOT_AVAILABLE once fresh metadata
+        does not have it, NETWORK_EXCEPTION while it is down.
+        """
+        cluster = await self._connected_cluster()
+        nodes = cluster.metadata.nodes
+        if broker_id not in nodes and await cluster.wait_for_metadata(self._config.request_timeout_ms):
+            nodes = cluster.metadata.nodes
+        if broker_id not in nodes:
+            await self._raise_for_missing_broker(cluster, broker_id)
+        return await cluster.connection(broker_id)
+
+    async def _raise_for_missing_broker(self, cluster: Cluster, broker_id: int) -> None:
+        """Brokers before Kafka 4.0 do not tell of those that are registered and down."""
+        connection = await cluster.any_connection()
+        if connection.supports(DescribeClusterRequest, 2):
+            request = DescribeClusterRequest(include_fenced_brokers=True)
+            answer = await connection.call(request, DescribeClusterResponse, self._config.request_timeout_ms)
+            raise_on_error(answer.error_code, answer.error_message, "the cluster")
+            if any(broker.broker_id == broker_id for broker in answer.brokers):
+                raise KafkaError(ErrorCode.NETWORK_EXCEPTION, f"broker {broker_id} is registered, and down")
+        known = ", ".join(map(str, sorted(cluster.metadata.nodes)))
+        text = f"there is no broker {broker_id}; those that run: {known}"
+        raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text)
 
     def _redirect(self, cluster: Cluster, codes: Iterable[int]) -> None:
         if ErrorCode.NOT_CONTROLLER in set(codes):

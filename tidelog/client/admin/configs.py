@@ -194,7 +194,7 @@ class ConfigAdmin(AdminBase):
     ) -> Sequence[DescribeConfigsResult]:
         async def attempt() -> DescribeConfigsResponse:
             cluster = await self._connected_cluster()
-            connection = await (cluster.any_connection() if broker is None else cluster.connection(broker))
+            connection = await (cluster.any_connection() if broker is None else self._connection_to(broker))
             if not connection.supports(DescribeConfigsRequest, 3):
                 request.include_documentation = False
             response = await connection.call(request, DescribeConfigsResponse, self._config.request_timeout_ms)
@@ -242,7 +242,7 @@ class ConfigAdmin(AdminBase):
     ) -> IncrementalAlterConfigsResponse:
         async def attempt() -> IncrementalAlterConfigsResponse:
             cluster = await self._connected_cluster()
-            connection = await (self._controller() if broker is None else cluster.connection(broker))
+            connection = await (self._controller() if broker is None else self._connection_to(broker))
             answer = await connection.call(request, IncrementalAlterConfigsResponse, self._config.request_timeout_ms)
             self._redirect(cluster, (result.error_code for result in answer.responses))
             return answer

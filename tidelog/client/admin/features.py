@@ -24,7 +24,7 @@ class FeaturesAdmin(AdminBase):
     async def describe_versions(self, broker_id: int | None = None) -> BrokerVersions:
         """The APIs and features of a broker; without an id, of any.
 
-        Raises KafkaError(NETWORK_EXCEPTION).
+        Raises KafkaError: NETWORK_EXCEPTION, BROKER_NOT_AVAILABLE.
         """
 
         if broker_id is not None:
@@ -32,7 +32,7 @@ class FeaturesAdmin(AdminBase):
 
         async def attempt() -> ApiVersionsResponse:
             cluster = await self._connected_cluster()
-            connection = await (cluster.any_connection() if broker_id is None else cluster.connection(broker_id))
+            connection = await (cluster.any_connection() if broker_id is None else self._connection_to(broker_id))
             request = ApiVersionsRequest(client_software_name="tidelog", client_software_version=__version__)
             answer = await connection.call(request, ApiVersionsResponse, self._config.request_timeout_ms)
             raise_on_error(

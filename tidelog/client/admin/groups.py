@@ -13,10 +13,18 @@ from typing import TypeVar
 
 from tidelog.client.admin.base import error_of, in_one_limit, raise_on_error
 from tidelog.client.admin.coordinators import GROUP, CoordinatorAdmin
-from tidelog.client.arguments import as_flag, as_offsets, as_partitions, as_text, as_texts
+from tidelog.client.arguments import as_flag, as_known_names, as_offsets, as_partitions, as_text, as_texts
 from tidelog.client.assignment.protocol import PROTOCOL_TYPE, by_topic, decode_assignment, decode_subscription
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
-from tidelog.client.groups.model import DEAD, GroupDescription, GroupListing, GroupMember, PartitionLag
+from tidelog.client.groups.model import (
+    DEAD,
+    GROUP_STATES,
+    GROUP_TYPES,
+    GroupDescription,
+    GroupListing,
+    GroupMember,
+    PartitionLag,
+)
 from tidelog.client.model import (
     LATEST_TIMESTAMP,
     Node,
@@ -59,10 +67,13 @@ class GroupAdmin(CoordinatorAdmin):
         """All groups of the cluster, or those in one of the states and of one of the types; sorted
         by id.
 
-        Raises KafkaError when a broker does not answer, UNSUPPORTED_VERSION when it is too old to
-        filter.
+        States and types are Kafka's, such as "Stable" and "classic", in any letter case; ValueError for others. Raises
+        KafkaError when a broker does not answer, UNSUPPORTED_VERSION when it is too old to filter.
         """
-        request = ListGroupsRequest(states_filter=as_texts("states", states), types_filter=as_texts("types", types))
+        request = ListGroupsRequest(
+            states_filter=as_known_names("states", states, GROUP_STATES),
+            types_filter=as_known_names("types", types, GROUP_TYPES),
+        )
 
         async def call(connection: Connection, node_id: int) -> ListGroupsResponse:
             for names, version in (

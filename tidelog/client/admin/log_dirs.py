@@ -37,7 +37,7 @@ class LogDirsAdmin(AdminBase):
         """The log directories of these brokers and the replicas in them, of all topics or of
         `topics`.
 
-        Raises the KafkaError of a broker that does not answer.
+        Raises the KafkaError of a broker that does not answer, BROKER_NOT_AVAILABLE where there is none.
         """
         topic_names = None if topics is None else set(as_topic_names("topics", topics))
         descriptions: dict[int, list[LogDirDescription]] = {}
@@ -106,7 +106,7 @@ class LogDirsAdmin(AdminBase):
 
     async def _call_broker(self, broker_id: int, request: Message, answer: type[Response]) -> Response:
         async def attempt() -> Response:
-            connection = await (await self._connected_cluster()).connection(broker_id)
+            connection = await self._connection_to(broker_id)
             return await connection.call(request, answer, self._config.request_timeout_ms)
 
         return await self._retry(attempt)
