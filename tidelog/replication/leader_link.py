@@ -166,7 +166,8 @@ class ReplicaFetcher:
     def resume(self, followed: FollowedPartition) -> None:
         if followed in self._held:
             del self._held[followed]
-            self._mention(followed)
+            if not self._is_paused(followed):
+                self._mention(followed)
             self._pump_soon()
 
     def retry_now(self) -> None:
@@ -428,7 +429,7 @@ class ReplicaFetcher:
             if partition.adopt(high_watermark, log_start_offset) and followed not in self._held:
                 self._mention(followed)  # DeleteRecords at the leader waits for the new log start
             if partition.throttled_as_follower and records:
-                self._throttle(followed, len(records), high_watermark)
+                self._throttle(followed, len(records))
             if followed.failures:
                 followed.failures = 0
         except Exception as error:
@@ -448,15 +449,27 @@ class ReplicaFetcher:
             logger.error("%s-%d: a bug", partition.topic, partition.index, exc_info=error)
             self._delay(followed)
 
-    def _throttle(self, followed: FollowedPartition, size_bytes: int, high_watermark: int) -> None:
-        """Pause the partition until the rate allows more. A replica with all committed records is not throttled."""
-        throttle, now_ms = self._fetchers.throttle, self._loop.time() * 1000
-        throttle.record(size_bytes, now_ms)
-        wait_ms = throttle.pause_ms(now_ms)
-        if wait_ms and followed.log.log_end_offset < high_watermark and followed in self._changed:
+    def _throttle(self, followed: FollowedPartition, size_bytes: int) -> None:
+        """Count the records, and pause the partition until the rate allows more.
+
+        A replica that had all committed records does not count: it is not throttled, so it may be faster than the rate,
+        and those that lag would wait for it.
+        """
+        if followed.requested_offset < followed.leader_high_watermark:
+            self._fetchers.throttle.record(size_bytes, self._loop.time() * 1000)
+        if followed in self._changed:
+            self._is_paused(followed)
+
+    def _is_paused(self, followed: FollowedPartition) -> bool:
+        """Pause the partition if the rate demands it. A replica with all committed records is not throttled."""
+        if not followed.partition.throttled_as_follower or followed.log.log_end_offset >= followed.leader_high_watermark:
+            return False
+        wait_ms = self._fetchers.throttle.pause_ms(self._loop.time() * 1000)
+        if wait_ms:
             self._set_aside(followed)
             self._throttled[followed] = None
             self._loop.call_later(wait_ms / 1000, self._end_throttle, followed)
+        return wait_ms > 0
 
     def _end_throttle(self, followed: FollowedPartition) -> None:
         """Continue with the partition, or wait longer while it is throttled and the rate is used up."""

@@ -650,6 +650,58 @@ def test_a_replica_that_waits_for_a_tiny_rate_goes_on_when_the_throttle_goes(sid
     assert node.log.log_end_offset == 20
 
 
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_records_of_a_replica_in_sync_do_not_use_up_the_rate_of_those_that_lag(side: str) -> None:
+    """Six megabytes in sync at a tenth of one a second would hold a replica that falls behind up for a minute."""
+    cluster = Replicas(2)
+    cluster.configure(**{f"{side}_replication_throttled_replicas": "*"})
+    cluster.set_rates(**{f"{side}_replication_throttled_rate": "100000"})
+    for _ in range(60):
+        cluster.nodes[1].produce(b"x" * 100_000)
+        cluster.loop.run_for(100)
+    cluster.cut = {(2, 1)}
+    cluster.loop.run_for(1000)
+    cluster.elect(1, [1])
+    for _ in range(15):
+        cluster.nodes[1].produce(b"x" * 100_000)
+    cluster.heal()
+    cluster.loop.run_for(20_000)
+    assert cluster.nodes[2].log.log_end_offset == 75
+
+
+def test_a_throttled_replica_that_waits_for_its_device_keeps_to_the_rate() -> None:
+    cluster = Replicas(2, log_flush_interval_messages="1")
+    cluster.stop(2, power=True)
+    cluster.elect(1, [1])
+    cluster.configure(follower_replication_throttled_replicas="0:2")
+    for _ in range(20):
+        cluster.nodes[1].produce(b"x" * 500_000)
+        cluster.loop.settle()
+    cluster.start(2)
+    cluster.set_rates(follower_replication_throttled_rate="1000000")
+    cluster.loop.run_for(5000)
+    node = cluster.nodes[2]
+    assert 8 <= node.log.log_end_offset <= 14, "5 s at 1 MB/s, and the answer that went over it"
+    cluster.loop.run_for(10_000)
+    assert node.log.log_end_offset == 20
+
+
+def test_a_full_fetch_of_a_throttled_replica_waits_for_the_rate_as_well() -> None:
+    """Each session of a follower begins with one, and without a session every fetch is."""
+    cluster = throttled("leader", 10)
+    node, leader = cluster.nodes[2], cluster.nodes[1]
+    copied = node.log.log_end_offset
+    assert 0 < copied < 10
+    for _ in range(10):
+        leader.partitions.follower_fetches.close()
+        cluster.loop.run_for(2000)
+    assert node.log.log_end_offset == copied
+    cluster.set_rates()
+    cluster.loop.run_for(2000)
+    assert node.log.log_end_offset == 20
+    cluster.agree(1)
+
+
 def test_a_follower_tells_its_own_end_to_a_reader_that_compares_replicas() -> None:
     cluster = Replicas(3)
     cluster.nodes[1].produce(b"a")

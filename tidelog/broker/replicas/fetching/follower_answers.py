@@ -127,13 +127,15 @@ class FollowerAnswers:
         total_bytes = 0
         tells_marks = self._tells_high_watermark and session.id != 0
         for entry in list(session.dirty):
-            if self._is_held_back(entry) and not is_full:
+            is_held_back = self._is_held_back(entry)
+            if is_held_back and not is_full:
                 continue
             left_bytes = budget_bytes - total_bytes
             if left_bytes <= 0 and total_bytes and not is_full:
                 break
+            max_bytes = 0 if is_held_back else min(max(left_bytes, 0), entry.max_bytes)
             try:
-                fetched = self._fetched(entry, min(max(left_bytes, 0), entry.max_bytes), not total_bytes)
+                fetched = self._fetched(entry, max_bytes, not (total_bytes or is_held_back))
             except ColdRead:
                 if total_bytes and not is_full:
                     break
