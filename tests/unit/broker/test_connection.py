@@ -188,6 +188,14 @@ def test_answers_leave_in_the_order_of_their_requests(order: list[int]) -> None:
     assert transport.written == b"<0><1><2><3><4><5>a-direct"
 
 
+def test_a_client_of_ipv4_has_the_same_address_on_a_listener_for_both() -> None:
+    transport = Transport()
+    transport.get_extra_info = lambda name: ("::ffff:10.0.0.1", 1, 0, 0)  # type: ignore[method-assign]
+    connection = KafkaConnection(Owner(), "PLAINTEXT")
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    assert connection.host == "10.0.0.1"
+
+
 def test_all_answers_of_one_read_leave_with_one_write() -> None:
     owner = Owner()
     connection, transport = connect(owner)

@@ -7,7 +7,13 @@ import random
 
 import pytest
 
-from tidelog.broker.network.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused, parse_overrides
+from tidelog.broker.network.connection_quotas import (
+    ConnectionLimits,
+    ConnectionQuotas,
+    Refused,
+    parse_overrides,
+    plain_address,
+)
 from tidelog.broker.network.repeated_warnings import INTERVAL_S, RepeatedWarnings
 
 
@@ -81,6 +87,25 @@ def test_overrides() -> None:
     for wrong in ("1.1.1.1", "a:b"):
         with pytest.raises(ValueError):
             parse_overrides(wrong)
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::FFFF:a00:1", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("0:0:0:0:0:0:0:1", "::1"),
+        ("2001:DB8::0:1", "2001:db8::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("localhost", "localhost"),
+        ("a\0b", "a\0b"),
+        ("", ""),
+    ],
+)
+def test_an_address_is_written_in_one_way(written: str, plain: str) -> None:
+    assert plain_address(written) == plain
+    assert parse_overrides(f"{written}:3") == {plain: 3}
 
 
 def test_a_warning_that_repeats_is_logged_now_and_then_with_how_many_there_were(

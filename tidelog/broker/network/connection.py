@@ -17,6 +17,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tidelog.broker.network.accepting import end, has_ended
+from tidelog.broker.network.connection_quotas import plain_address
 from tidelog.broker.network.receive_buffers import (
     BUFFER_SMALLEST_BYTES,
     BUFFER_USUAL_BYTES,
@@ -144,7 +145,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._keeps_maps = keeps_buffers(transport)
         peer = transport.get_extra_info("peername")
-        self.host = str(peer[0]) if peer else ""
+        self.host = plain_address(str(peer[0])) if peer else ""
         if not self._owner.connected(self):
             self._transport.abort()
             return

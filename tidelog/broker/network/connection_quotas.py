@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 
 from tidelog.protocol.java_text import parse_integer, trim
 
@@ -119,5 +120,18 @@ def parse_overrides(items: str) -> dict[str, int]:
         host, colon, limit = item.rpartition(":")
         if not colon:
             raise ValueError(f"{item!r} is not host:limit")
-        limits[host.strip("[] ")] = parse_integer(trim(limit))
+        limits[plain_address(host.strip("[] "))] = parse_integer(trim(limit))
     return limits
+
+
+def plain_address(host: str) -> str:
+    """The one way to write an IP address, in which Java compares them: a listener on `[::]` sees a client of IPv4 as
+    `::ffff:1.2.3.4`. Anything else stays as it is.
+    """
+    if ":" not in host:
+        return host
+    try:
+        address = IPv6Address(host)
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address)
