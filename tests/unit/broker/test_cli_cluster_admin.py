@@ -193,6 +193,10 @@ def test_throttles_come_first_and_go_last(cluster: StandIn, cli: Cli, tmp_path: 
     cluster.isr = cluster.placed
     assert cli("reassign", "--json", file, "--verify", "--preserve-throttles")[0] == 0
     assert cluster.asked == []
+    cluster.moves = {F1: PartitionReassignment((1, 2, 4), (4,), (1,))}
+    assert cli("reassign", "--json", file, "--verify")[0] == 0
+    assert cluster.asked == [], "another plan's move needs the rates of brokers"
+    cluster.moves = {}
     status, out, err = cli("reassign", "--json", file, "--verify", "--output-json")
     assert (status, json.loads(out)) == (0, [{"topic": "flights", "partition": 0, "state": "complete"}])
     assert err == "took away the throttles of 1 topic\n"

@@ -90,6 +90,23 @@ def test_a_plan_changed_on_the_way_throttles_what_has_not_come_yet():
     assert topics["a"]["leader.replication.throttled.replicas"] == "0:1,0:2"
 
 
+def test_a_plan_keeps_the_throttles_of_what_moves_already():
+    """A topic has one list: one with only the new plan's partitions would set those on their way free."""
+    moving = {
+        A0: PartitionReassignment((1, 2, 3), adding=(3,), removing=(1,)),
+        B0: PartitionReassignment((5, 6), adding=(6,), removing=(5,)),
+    }
+    topics, brokers = throttles({A1: [2, 4]}, {A1: (1, 2)}, moving)
+    assert topics == {
+        "a": {
+            "leader.replication.throttled.replicas": "0:1,0:2,1:1,1:2",
+            "follower.replication.throttled.replicas": "0:3,1:4",
+        },
+        "b": {"leader.replication.throttled.replicas": "0:5", "follower.replication.throttled.replicas": "0:6"},
+    }
+    assert brokers == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_plan_that_moves_nothing_throttles_nobody():
     assert throttles({A0: [2, 1]}, {A0: (1, 2)}, {}) == ({}, [])
 

@@ -207,7 +207,8 @@ async def _verify(admin: Admin, plan: Plan, paths: Directories, preserve_throttl
             rows = [(*one, state, paths[one]) for one, state in moves.items()]
             print_table(("TOPIC", "PARTITION", "BROKER", "STATE", "DIRECTORY"), rows)
     all_states = {*states.values(), *moves.values()}
-    if MOVING not in all_states and not preserve_throttles:
+    # The rates of brokers hold for moves of other plans as well.
+    if not moving and MOVING not in all_states and not preserve_throttles:
         await _clear_throttles(admin, plan, assignment)
     return int(all_states != {COMPLETE})
 

@@ -140,17 +140,21 @@ def throttles(
     assignment: Mapping[TopicPartition, tuple[int, ...]],
     moving: Mapping[TopicPartition, PartitionReassignment],
 ) -> Throttles:
-    """The throttles of a plan. As in Kafka's tool, present replicas are throttled as leaders, new ones as followers."""
+    """The throttles of a plan. As in Kafka's tool, present replicas are throttled as leaders, new ones as followers.
+
+    Also those of all moves under way: a topic has one list, and a new one must not set free what moves already.
+    """
+    moves = {
+        partition: ([replica for replica in each.replicas if replica not in each.adding], list(each.adding))
+        for partition, each in moving.items()
+    }
+    for partition, target in plan.items():
+        held = moves[partition][0] if partition in moves else list(assignment[partition])
+        moves[partition] = held, [replica for replica in target if replica not in held]
     sources: dict[str, set[tuple[int, int]]] = {}
     targets: dict[str, set[tuple[int, int]]] = {}
-    for partition, target in plan.items():
-        under_way = moving.get(partition)
-        held = assignment[partition]
-        if under_way is not None:
-            held = tuple(replica for replica in under_way.replicas if replica not in under_way.adding)
-        coming = [replica for replica in target if replica not in held]
+    for (topic, number), (held, coming) in moves.items():
         if coming:
-            topic, number = partition
             sources.setdefault(topic, set()).update((number, replica) for replica in held)
             targets.setdefault(topic, set()).update((number, replica) for replica in coming)
     topics: dict[str, dict[str, str | None]] = {
