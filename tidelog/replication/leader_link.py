@@ -462,7 +462,8 @@ class ReplicaFetcher:
 
     def _is_paused(self, followed: FollowedPartition) -> bool:
         """Pause the partition if the rate demands it. A replica with all committed records is not throttled."""
-        if not followed.partition.throttled_as_follower or followed.log.log_end_offset >= followed.leader_high_watermark:
+        lags = followed.log.log_end_offset < followed.leader_high_watermark
+        if not lags or not followed.partition.throttled_as_follower:
             return False
         wait_ms = self._fetchers.throttle.pause_ms(self._loop.time() * 1000)
         if wait_ms:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -78,6 +79,33 @@ class TestAdmin:
                 await admin.create_topics([NewTopic("a")])
             assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
             assert len(cluster.sent(CreateTopicsRequest)) == 1
+
+    async def test_topics_beyond_the_controllers_quota_are_sent_again_when_it_says(self):
+        answer = CreateTopicsResponse(
+            throttle_time_ms=150,
+            topics=[
+                CreatableTopicResult(name="a", topic_id=bytes(15) + b"a"),
+                CreatableTopicResult(name="b", error_code=ErrorCode.THROTTLING_QUOTA_EXCEEDED),
+            ],
+        )
+        async with FakeCluster() as cluster, self.admin(cluster) as admin:
+            cluster.script(CreateTopicsRequest, lambda *_: answer)
+            began = time.monotonic()
+            ids = await admin.create_topics([NewTopic("a"), NewTopic("b")])
+            assert time.monotonic() - began >= 0.15
+            assert (list(ids), ids["a"]) == (["a", "b"], bytes(15) + b"a")
+            sent = [[topic.name for topic in each.topics] for each in cluster.sent(CreateTopicsRequest)]
+            assert sent == [["a", "b"], ["b"]]
+
+    async def test_a_quota_that_demands_more_than_the_limit_of_the_call_is_an_error_at_once(self):
+        refused = CreatableTopicResult(name="a", error_code=ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+        async with FakeCluster() as cluster, self.admin(cluster) as admin:
+            cluster.script(
+                CreateTopicsRequest, lambda *_: CreateTopicsResponse(throttle_time_ms=100_000, topics=[refused])
+            )
+            with pytest.raises(KafkaError, match="topic 'a'") as caught:
+                await admin.create_topics([NewTopic("a")])
+            assert caught.value.code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
     async def test_offsets_by_name_and_time(self):
         async with FakeCluster(t=1) as cluster, self.admin(cluster) as admin:

@@ -17,6 +17,7 @@ from tidelog.protocol.messages import (
     add_raft_voter,
     alter_partition_reassignments,
     create_partitions,
+    delete_topics,
     describe_cluster,
     describe_quorum,
     elect_leaders,
@@ -32,6 +33,7 @@ SCRIPTED = (
     add_raft_voter,
     alter_partition_reassignments,
     create_partitions,
+    delete_topics,
     describe_cluster,
     describe_quorum,
     elect_leaders,
@@ -203,6 +205,30 @@ async def test_topics_grow_but_not_twice_when_the_answer_is_lost() -> None:
         lambda asking: asking.create_partitions({"t": 1}),
     )
     assert str(outcome) == "INVALID_PARTITIONS: topic 't': fewer than now"
+
+
+async def test_topics_beyond_the_controllers_quota_grow_later() -> None:
+    of = create_partitions
+    beyond = of.CreatePartitionsTopicResult(name="u", error_code=ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+    first = of.CreatePartitionsResponse(results=[of.CreatePartitionsTopicResult(name="t"), beyond])
+    then = of.CreatePartitionsResponse(results=[of.CreatePartitionsTopicResult(name="u")])
+    outcome, request = await ask(
+        of.CreatePartitionsRequest, [first, then], lambda asking: asking.create_partitions({"t": 3, "u": 2}), times=2
+    )
+    assert outcome is None
+    assert [each.name for each in request.topics] == ["u"]
+
+
+async def test_topics_beyond_the_controllers_quota_are_deleted_later() -> None:
+    of = delete_topics
+    beyond = of.DeletableTopicResult(name="t", error_code=ErrorCode.THROTTLING_QUOTA_EXCEEDED)
+    first = of.DeleteTopicsResponse(responses=[beyond, of.DeletableTopicResult(name="u")])
+    then = of.DeleteTopicsResponse(responses=[of.DeletableTopicResult(name="t")])
+    outcome, request = await ask(
+        of.DeleteTopicsRequest, [first, then], lambda asking: asking.delete_topics(["t", "u"]), times=2
+    )
+    assert outcome is None
+    assert [each.name for each in request.topics] == ["t"]
 
 
 async def test_configs_are_set_and_put_back_each_broker_at_itself() -> None:

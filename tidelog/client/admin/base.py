@@ -7,7 +7,7 @@ have been carried out is sent again only when it is repeatable without harm.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
@@ -222,6 +222,7 @@ class AdminBase:
         codes: Callable[[Response], Iterable[int]],
         *,
         repeatable: bool = True,
+        deadline: float | None = None,
     ) -> Response:
         """The response of the active controller. `codes` returns the error codes in a response."""
 
@@ -231,7 +232,34 @@ class AdminBase:
             self._redirect(await self._connected_cluster(), codes(response_message))
             return response_message
 
-        return await self._retry(attempt, repeatable=repeatable)
+        return await self._retry(attempt, repeatable=repeatable, deadline=deadline)
+
+    async def _within_quota(
+        self,
+        ask: Callable[[float], Awaitable[Response]],
+        results: Callable[[Response], Sequence[Any]],
+        keep: Callable[[set[str]], None],
+    ) -> list[Any]:
+        """The results of a request for topics, each with `name` and `error_code`. Topics beyond the quota of the
+        controller (KIP-599) are sent again, after the time that it names, within the limit of the call.
+
+        `ask` sends the request, within a deadline; `keep` reduces it to these topics.
+        """
+        loop = asyncio.get_running_loop()
+        deadline, cluster = self._deadline(), await self._connected_cluster()
+        settled: list[Any] = []
+        refusals = 0
+        while True:
+            response: Any = await ask(deadline)
+            answered = results(response)
+            refused = {each.name for each in answered if each.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED}
+            refusals += 1
+            wait_s = max(response.throttle_time_ms, cluster.retry_backoff.wait_ms(refusals)) / 1000
+            if not refused or loop.time() + wait_s >= deadline:
+                return [*settled, *answered]
+            settled += [each for each in answered if each.name not in refused]
+            keep(refused)
+            await asyncio.sleep(wait_s)
 
 
 def raise_on_error(code: int, message: str | None, subject: str) -> None:

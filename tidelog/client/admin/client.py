@@ -84,30 +84,39 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
         """Create topics. Returns their ids by name.
 
         Raises the KafkaError of the first refused topic, such as TOPIC_ALREADY_EXISTS,
-        INVALID_REPLICATION_FACTOR, INVALID_CONFIG. Other topics may have been created.
+        INVALID_REPLICATION_FACTOR, INVALID_CONFIG. Other topics may have been created. Waits while a
+        quota of the controller refuses some, for `default_api_timeout_ms` at most.
         """
         request = CreateTopicsRequest(
             topics=[_to_creatable_topic(topic) for topic in as_list("topics", topics, "NewTopic")],
             timeout_ms=self._timeout_ms(timeout_ms),
             validate_only=as_flag("validate_only", validate_only),
         )
-        response = await self._call_controller(
-            request,
-            CreateTopicsResponse,
-            lambda answer: [topic.error_code for topic in answer.topics],
-            repeatable=False,
-        )
-        for topic in response.topics:
+
+        async def ask(deadline: float) -> CreateTopicsResponse:
+            return await self._call_controller(
+                request,
+                CreateTopicsResponse,
+                lambda answer: [topic.error_code for topic in answer.topics],
+                repeatable=False,
+                deadline=deadline,
+            )
+
+        def keep(refused: set[str]) -> None:
+            request.topics = [topic for topic in request.topics if topic.name in refused]
+
+        results = await self._within_quota(ask, lambda answer: answer.topics, keep)
+        for topic in results:
             if not topic.error_code and not validate_only:
                 self._note_created(topic.name)
-        for topic in response.topics:
+        for topic in results:
             raise_on_error(topic.error_code, topic.error_message, f"topic {topic.name!r}")
-        return {topic.name: topic.topic_id for topic in response.topics}
+        return {topic.name: topic.topic_id for topic in results}
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
         """Delete topics. Raises the KafkaError of the first refused topic.
 
-        Other topics may have been deleted.
+        Other topics may have been deleted. Waits for a quota as `create_topics` does.
         """
         topic_names = as_topic_names("names", names)
         broker_timeout_ms = self._timeout_ms(timeout_ms)
@@ -125,10 +134,15 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
             self._redirect(cluster, (result.error_code for result in response.responses))
             return response
 
+        async def ask(deadline: float) -> DeleteTopicsResponse:
+            return await self._retry(attempt, repeatable=False, deadline=deadline)
+
+        def keep(refused: set[str]) -> None:
+            topic_names[:] = [name for name in topic_names if name in refused]
+
         for name in topic_names:
             self._note_deleted(name)
-        response = await self._retry(attempt, repeatable=False)
-        for result in response.responses:
+        for result in await self._within_quota(ask, lambda answer: answer.responses, keep):
             raise_on_error(result.error_code, result.error_message, f"topic {result.name!r}")
 
     async def list_topics(self, *, include_internal: bool = False) -> list[str]:

@@ -102,7 +102,7 @@ class ClusterAdmin(AdminBase):
         partition.
 
         Raises the KafkaError of the first refused topic, such as INVALID_PARTITIONS. Other topics
-        may have grown.
+        may have grown. Waits for a quota as `create_topics` does.
         """
         new_assignments = {
             as_topic_name("a key of assignments", name): [
@@ -123,13 +123,20 @@ class ClusterAdmin(AdminBase):
             timeout_ms=self._timeout_ms(timeout_ms),
             validate_only=as_flag("validate_only", validate_only),
         )
-        response = await self._call_controller(
-            request,
-            CreatePartitionsResponse,
-            lambda answer: [result.error_code for result in answer.results],
-            repeatable=False,
-        )
-        for result in response.results:
+
+        async def ask(deadline: float) -> CreatePartitionsResponse:
+            return await self._call_controller(
+                request,
+                CreatePartitionsResponse,
+                lambda answer: [result.error_code for result in answer.results],
+                repeatable=False,
+                deadline=deadline,
+            )
+
+        def keep(refused: set[str]) -> None:
+            request.topics = [topic for topic in request.topics if topic.name in refused]
+
+        for result in await self._within_quota(ask, lambda answer: answer.results, keep):
             raise_on_error(result.error_code, result.error_message, f"topic {result.name!r}")
 
     async def elect_leaders(
