@@ -20,7 +20,7 @@ from tidelog.client.network.raw_fetch import RawBatches, fetch_raw
 from tidelog.protocol.batches.records import encode_batch, iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import CreatableTopicResult, CreateTopicsRequest, CreateTopicsResponse
-from tidelog.protocol.messages.fetch import FetchRequest
+from tidelog.protocol.messages.fetch import FetchRequest, FetchResponse
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 
 FAST = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 10, "reconnect_backoff_ms": 5, "reconnect_backoff_max_ms": 10}
@@ -149,6 +149,25 @@ class TestRawReader:
             cluster.script(FetchRequest, move)
             [chunk] = await self.read(cluster, 0, 30)
             assert chunk.next_offset == 30
+
+    async def test_a_broker_that_holds_the_reader_to_its_quota_names_no_partition_and_is_waited_for(self):
+        """KIP-219. The reader was refused by an IndexError; the wait does not count as a stall."""
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, 6)
+            for _ in range(3):
+                cluster.script(FetchRequest, lambda *_: FetchResponse(throttle_time_ms=100))
+            began = time.monotonic()
+            chunks = await self.read(cluster, 0, 6, stall_timeout_ms=200)
+            assert time.monotonic() - began >= 0.3
+            assert chunks[-1].next_offset == 6
+            assert len(cluster.sent(FetchRequest)) >= 4
+
+    async def test_an_answer_without_the_partition_is_an_error(self):
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, 6)
+            cluster.script(FetchRequest, lambda *_: FetchResponse())
+            with pytest.raises(KafkaError, match="does not mention t-0"):
+                await self.read(cluster, 0, 6)
 
     async def test_offsets_that_are_gone_and_ends_that_never_come_are_errors(self):
         async with FakeCluster(t=1) as cluster:

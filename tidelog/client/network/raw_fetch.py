@@ -120,6 +120,7 @@ class _Reader:
         self._stall_timeout_ms = stall_timeout_ms
         self._check_crcs = check_crcs
         self._topic_id = topic_id
+        self._throttled_until_s = 0.0
 
     async def next(self, offset: int, end_offset: int) -> RawBatches:
         """Wait for the chunk at `offset`."""
@@ -128,6 +129,10 @@ class _Reader:
         failures = 0
         reason = "no records came"
         while loop.time() < deadline:
+            throttled_s = self._throttled_until_s - loop.time()
+            if throttled_s > 0:  # the quota of the client: the read does not stall
+                await asyncio.sleep(throttled_s)
+                deadline += throttled_s
             try:
                 self._check_topic()
                 data = await self._fetch(offset)
@@ -163,6 +168,7 @@ class _Reader:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"a broker has another topic {self._partition.topic!r}")
 
     async def _fetch(self, offset: int) -> PartitionData:
+        """The answer for the partition. A broker that holds this client to its quota names none (KIP-219)."""
         cluster, (topic, number) = self._cluster, self._partition
         leader = cluster.metadata.leader(self._partition)
         if leader < 0:
@@ -197,7 +203,12 @@ class _Reader:
         for code in codes:
             if code:
                 raise KafkaError(ErrorCode.of(code), f"fetch of {self._partition} at {offset}")
-        return _partitions(response)[0]
+        if response.throttle_time_ms > 0:
+            self._throttled_until_s = asyncio.get_running_loop().time() + response.throttle_time_ms / 1000
+        partitions = _partitions(response)
+        if not partitions and response.throttle_time_ms <= 0:
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer does not mention {self._partition}")
+        return partitions[0] if partitions else PartitionData()
 
 
 def _partitions(response: FetchResponse) -> list[PartitionData]:
