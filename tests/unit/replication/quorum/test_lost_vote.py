@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,8 +124,24 @@ def test_where_records_are_lost_the_bootstrap_servers_have_to_answer_too() -> No
         cluster.lost.on_answer(-1 - node_id, lost_vote.answer(cluster.node(min(node_id, 3)).raft))
     assert sorted(cluster.lost.others()) == [-5, -4, -3, 2, 3]
     assert not cluster.lost.is_found
+    for node_id in (2, 3):
+        cluster.answers(node_id)
+    assert cluster.lost.is_found
     raft.lacks_records = False
     assert not cluster.lost.others()
+
+
+def test_a_bootstrap_server_may_be_the_node_itself_by_another_address() -> None:
+    cluster = Cluster({1: PAST[:]}, size=1)
+    raft = cluster.node(1).raft
+    raft.lacks_records = True
+    raft.vote_is_unknown = True
+    raft.settings = replace(raft.settings, bootstrap_servers=[Endpoint("alias", 1)])
+    cluster.lost.on_answer(-2, FetchAnswer(ErrorCode.INCONSISTENT_CLUSTER_ID, -1))
+    assert not cluster.lost.is_found
+    cluster.lost.on_answer(-2, lost_vote.answer(raft))
+    assert cluster.lost.is_found
+    assert cluster.lost.epoch == -1
 
 
 def test_an_answer_without_an_epoch_or_an_address_is_none() -> None:

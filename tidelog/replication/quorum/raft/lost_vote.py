@@ -36,10 +36,12 @@ class LostVote:
     def __init__(self, raft: RaftReplica) -> None:
         self._raft = raft
         self._answers: dict[int, FetchAnswer] = {}
-        """Voter id -> its last answer with an epoch since the start."""
+        """Voter id -> its last answer with an epoch since the start. A bootstrap server only names voters, and may be
+        this node itself by another address.
+        """
 
     def on_answer(self, voter_id: int, answer: FetchAnswer) -> None:
-        if answer.epoch >= 0:
+        if answer.epoch >= 0 or (voter_id < 0 and not answer.error):
             self._answers[voter_id] = answer._replace(records=b"")
 
     def others(self) -> dict[int, Endpoint | None]:
