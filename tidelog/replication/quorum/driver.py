@@ -208,7 +208,8 @@ class RaftNode:
         """The content of the vote file. Without one that is whole this voter does not vote until it is safe."""
         try:
             state = self._votes.read()
-            is_lost = state is None and self.log.end_offset > 0  # a new voter has neither
+            is_new = self.log.end_offset == 0 and not self.log.lacks_records
+            is_lost = state is None and not is_new
         except CorruptQuorumState as error:
             logger.error("%s", error)
             state, is_lost = None, True

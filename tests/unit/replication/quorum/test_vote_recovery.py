@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint, stop_all, three, until
 from tests.unit.replication.quorum.test_driver import add, same_mark, until_done
-from tests.unit.replication.quorum.test_metadata_damage import committed, logs_of
+from tests.unit.replication.quorum.test_metadata_damage import SERVERS, committed, flip, logs_of, with_added_voters
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.quorum.raft.messages import OffsetAndEpoch, VoteAsk
 from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
@@ -225,6 +225,35 @@ def test_a_voter_whose_log_is_behind_waits_for_the_voters_that_it_does_not_know(
         assert back.raft.raft.vote_is_unknown, "the third voter has not answered"
         await Member(quorum, 3, **servers).start()
         await until(lambda: not back.raft.raft.vote_is_unknown)
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("share", "is_empty"), [(0.02, True), (0.12, False)])
+def test_a_voter_whose_damaged_log_names_no_other_waits_for_those_that_the_bootstrap_servers_name(
+    tmp_path: Path, share: float, is_empty: bool
+) -> None:
+    """Its damaged records named them. It asked none, and voted at once. Without any record it looked like a new one."""
+
+    async def run() -> None:
+        quorum = Quorum(tmp_path, {})
+        await with_added_voters(quorum)
+        await committed(quorum, 20)
+        await stop_all(quorum)
+        (logs_of(tmp_path, 1) / "quorum-state").unlink()
+        flip(logs_of(tmp_path, 1), share)
+        raft = (await Member(quorum, 1, **SERVERS).start()).raft.raft
+        assert raft.voters.latest.ids == [1]
+        assert (raft.log.end_offset == 0) is is_empty
+        await Member(quorum, 2, **SERVERS).start()
+        asked = len(quorum.asked)
+        await until(lambda: quorum.asked[asked:].count("1>2 FetchRequest") > 2)
+        assert raft.vote_is_unknown
+        assert raft.lacks_records
+        await Member(quorum, 3, **SERVERS).start()
+        await until(lambda: not raft.vote_is_unknown and not raft.lacks_records)
+        assert raft.voters.latest.ids == [1, 2, 3]
         await stop_all(quorum)
 
     asyncio.run(run())
