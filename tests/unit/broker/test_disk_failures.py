@@ -403,11 +403,11 @@ async def test_a_bug_met_in_one_directory_leaves_the_others_looked_after(
     running = await start()
     met: list[LogDirectory] = []
 
-    def maintain(directory: LogDirectory, now_ms: int, doomed: list[str] | None = None) -> None:
+    def maintained(directory: LogDirectory, now_ms: int, doomed: list[str] | None = None) -> None:
         met.append(directory)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(LogDirectory, "maintain", maintain)
+    monkeypatch.setattr(LogDirectory, "maintained", maintained)
     running.node._broker._upkeep.look_after()  # type: ignore[union-attr]
     assert met == running.node._directories.online
     assert all(directory.path in caplog.text for directory in met)

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from tidelog.storage.files.disk import OsDisk, is_exhaustion
 
 
 class Directory:
-    """What `maintain` says may be removed is what was put into `due`."""
+    """What `maintained` says may be removed is what was put into `due`."""
 
     path = "d"
     failure: str | None = None
@@ -30,8 +30,13 @@ class Directory:
 
     def __init__(self) -> None:
         self.due: list[str] = []
+        self.pieces: list[object] = []
+        self.looks = 0
 
-    def maintain(self, now_ms: int, doomed: list[str]) -> None:
+    def maintained(self, now_ms: int, doomed: list[str]) -> Iterator[Any]:
+        self.looks += 1
+        for each in self.pieces:
+            yield each, 0
         doomed += self.due
         self.due = []
 
@@ -90,6 +95,9 @@ class Node:
     def hosted(self) -> list[Any]:
         return []
 
+    def find(self, topic: str, index: int) -> Any:
+        return None
+
     def failed(self, directory: Any, error: OSError) -> None:
         if not is_exhaustion(error):
             self.failures.append(error)
@@ -107,6 +115,34 @@ async def test_nothing_is_removed_on_the_loop() -> None:
     assert sorted(node.disk.removed) == ["d/t-0/1.log.deleted", "d/u-0.1-delete/"]
     node.look()
     assert node.executor.given == []
+
+
+async def test_the_logs_are_looked_after_in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All in one turn held the clients up, for the longer the more logs there are."""
+    monkeypatch.setattr(upkeep, "TURN_S", -1.0)
+    node = Node()
+    node.directory.pieces = [SimpleNamespace(topic="t", partition=number) for number in range(3)]
+    node.look("d/t-0/1.log.deleted")
+    node.look("d/t-0/2.log.deleted")  # comes when the first look is over
+    turns = 0
+    while node.executor.given == [] or node.directory.looks < 2:
+        turns += 1
+        assert turns < 10
+        await asyncio.sleep(0)
+    assert turns == 3
+    await node.executor.run()
+    assert sorted(node.disk.removed) == ["d/t-0/1.log.deleted", "d/t-0/2.log.deleted"]
+
+
+async def test_no_log_is_looked_after_when_the_node_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "TURN_S", -1.0)
+    node = Node()
+    node.directory.pieces = [SimpleNamespace(topic="t", partition=number) for number in range(3)]
+    node.look("d/t-0/1.log.deleted")
+    node.upkeep.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (node.executor.given, node.directory.due) == ([], ["d/t-0/1.log.deleted"])
 
 
 async def test_one_removal_of_a_directory_at_a_time() -> None:

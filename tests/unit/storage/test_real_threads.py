@@ -237,7 +237,7 @@ class ThreadHistory:
             return
         self.removals += 1
         doomed: list[str] = []
-        self.directory.maintain(self.now_ms, doomed)
+        list(self.directory.maintained(self.now_ms, doomed))
 
         def remove() -> None:
             for path in doomed:

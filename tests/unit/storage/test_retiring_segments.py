@@ -21,7 +21,7 @@ def logs_with_expired_segments(path: Path) -> Logs:
         made.log.roll(NOW)
     made.append(batch(timestamp=NOW + 3))
     doomed: list[str] = []
-    made.directory.maintain(NOW, doomed)
+    list(made.directory.maintained(NOW, doomed))
     assert doomed == []
     assert made.log.log_start_offset == 3
     assert made.directory.has_condemned
@@ -88,7 +88,7 @@ def test_what_expired_after_it_began_stays(tmp_path: Path) -> None:
     task = write(made)
     made.log.roll(NOW)
     made.append(batch(timestamp=NOW + 4))
-    made.directory.maintain(NOW, [])
+    list(made.directory.maintained(NOW, []))
     assert made.directory.finish_checkpoints(task)
     task.sync()
     made.directory.finish_retiring(task, NOW)

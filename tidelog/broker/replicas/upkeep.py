@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ logger = logging.getLogger("tidelog.upkeep")
 FIRST_RETENTION_MS = 30_000
 # Longer than a node runs, and short enough for every event loop's timers.
 INTERVAL_MS_MAX = 365 * 24 * 60 * 60 * 1000
+# How long one turn of the loop maintains logs.
+TURN_S = 0.005
 
 RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
 
@@ -85,6 +87,9 @@ class Upkeep:
         """Called with each log to which retention could not be applied, because an index is wrong."""
         self._checkpointing: set[LogDirectory] = set()
         self._is_closed = False
+        self._round: Iterator[None] | None = None
+        """The maintenance of all logs that is under way."""
+        self._looks_again = False
         self._doomed: dict[LogDirectory, list[str]] = {}
         self._removals: dict[LogDirectory, _Removal] = {}
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
@@ -153,29 +158,56 @@ class Upkeep:
             self._partitions.observe_followers_outside_isr(partition)
 
     def look_after(self) -> None:
-        """Apply retention and the other periodic maintenance of the logs."""
+        """Apply retention and the other periodic maintenance of the logs, in turns of the loop."""
+        if self._round is None:
+            self._round = self._look_at_all()
+            self._go_on()
+        else:
+            self._looks_again = True
+
+    def _go_on(self) -> None:
+        """A part of the round, as much as one turn of the loop may do."""
+        if self._is_closed or self._round is None:
+            return
+        ends_s = self._loop.time() + TURN_S
+        for _ in self._round:
+            if self._loop.time() > ends_s:
+                self._loop.call_soon(self._go_on)
+                return
+        self._round = None
+        self._time_removals()
+        if self._looks_again:
+            self._looks_again = False
+            self.look_after()
+
+    def _look_at_all(self) -> Iterator[None]:
         now_ms = self._clock_ms()
-        hosted = list(self._partitions.hosted())
-        log_starts = [partition.log.log_start_offset for partition in hosted]
         for directory in self._directories:
+            doomed: list[str] = []
             try:
-                directory.maintain(now_ms, self._doomed.setdefault(directory, []))
+                for log, log_start_offset in directory.maintained(now_ms, doomed):
+                    self._maintained(log, log_start_offset)
+                    yield
                 if directory.has_condemned:
                     self._checkpoint(directory)  # where one is under way, the next one has them
             except OSError as error:
                 self._directories.failed(directory, error)
             except Exception:  # a bug here in one directory: the others still need maintenance
                 logger.exception("the maintenance of the logs in %s failed", directory.path)
+            self._doomed.setdefault(directory, []).extend(doomed)
             self._remove(directory)
-        for partition, log_start_offset in zip(hosted, log_starts):
-            if partition.log.log_start_offset != log_start_offset:
-                self._partitions.reported_values_changed(partition)
-            if partition.log.flush_due:
-                self._partitions.flushes.flush(partition)
-            if partition.log.is_doubtful:
-                partition.log.is_doubtful = False
-                self.on_doubt(partition.log)
-        self._time_removals()
+
+    def _maintained(self, log: PartitionLog, log_start_offset: int) -> None:
+        partition = self._partitions.find(log.topic, log.partition)
+        if partition is None or partition.log is not log:
+            return
+        if log.log_start_offset != log_start_offset:
+            self._partitions.reported_values_changed(partition)
+        if log.flush_due:
+            self._partitions.flushes.flush(partition)
+        if log.is_doubtful:
+            log.is_doubtful = False
+            self.on_doubt(log)
 
     def _expire_producers(self) -> None:
         now_ms = self._clock_ms()

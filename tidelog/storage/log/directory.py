@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -609,28 +609,37 @@ class LogDirectory:
         """The content of this checkpoint: the offsets of open logs, and what it says of logs that are not open."""
         return {**self._kept_offsets.get(file, {}), **offsets}
 
-    def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
-        """Maintain every log. Files that are due are removed.
-
-        With `doomed` nothing is synced or removed, which could wait for the device: the paths of these files are added
-        to it, and the caller has the checkpoints written where `has_condemned`.
-        """
-        for key in list(self._unmoved):
-            self._move_away(key, now_ms)
-        for log in self.logs.values():
-            log.maintain(now_ms, doomed)
-        if doomed is None and self._is_loaded and self.has_due(now_ms):
+    def maintain(self, now_ms: int) -> None:
+        """Maintain every log. Files that are due are removed, which waits for the device."""
+        for _ in self.maintained(now_ms):
+            pass
+        if self._is_loaded and self.has_due(now_ms):
             self.write_checkpoints()
         due = self._take_doomed_directories(now_ms)
-        if doomed is not None:
-            doomed += due
-            return
         if self.has_condemned:
             self._write_log_starts()
             for log in self.logs.values():
                 log.rename_condemned(log.log_start_offset, now_ms)
         for path in due:
             self._disk.remove_tree(path)
+
+    def maintained(self, now_ms: int, doomed: list[str] | None = None) -> Iterator[tuple[PartitionLog, int]]:
+        """Maintain the logs in pieces, between which others may run. A piece yields its log, and where that began
+        before. Raises OSError.
+
+        With `doomed` nothing is synced or removed, which could wait for the device: the paths of files that are due are
+        added to it, and the caller has the checkpoints written where `has_condemned`.
+        """
+        for key in list(self._unmoved):
+            self._move_away(key, now_ms)
+        for key, log in list(self.logs.items()):
+            is_done = False
+            while not is_done and self.logs.get(key) is log:
+                log_start_offset = log.log_start_offset
+                is_done = log.maintain(now_ms, doomed)
+                yield log, log_start_offset
+        if doomed is not None and self.failure is None:
+            doomed += self._take_doomed_directories(now_ms)
 
     def next_removal_ms(self) -> int | None:
         """The time of the next removal of a deleted file or directory; None if there is none."""

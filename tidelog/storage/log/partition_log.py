@@ -701,46 +701,46 @@ class PartitionLog:
             self.leader_epochs.truncate_from_start(offset)
             self.producers.on_high_watermark(offset)
 
-    def maintain(self, now_ms: int, doomed: list[str] | None = None) -> None:
-        """Apply retention, request flushes by time, and remove files that are due.
+    def maintain(self, now_ms: int, doomed: list[str] | None = None) -> bool:
+        """Apply retention, request flushes by time, and remove files that are due. False if retention is not done yet.
 
         If `doomed` is given, the caller removes the paths that are added to it. The files of segments that retention
         takes out wait for `rename_condemned`.
         """
+        self.clock_ms = now_ms
+        if not self._apply_retention(now_ms):
+            return False
         is_idle = self.log_end_offset == self._end_at_maintenance
         self._end_at_maintenance = self.log_end_offset
-        self.clock_ms = now_ms
-        self._apply_retention(now_ms)
         self.durability.want_by_time(now_ms, self.config.flush_ms, self.log_end_offset)
         if doomed is None:
             self.segments.remove_doomed(now_ms)
         else:
             doomed += self.segments.take_doomed(now_ms)
         self.segments.release(keep_active=not is_idle)
+        return True
 
     def expire_producers(self, now_ms: int) -> None:
         """Forget the producers that have not written for `producer.id.expiration.ms`."""
         self.producers.remove_expired(now_ms, self.config.producer_id_expiration_ms)
 
-    def _apply_retention(self, now_ms: int) -> None:
-        """Take the expired segments out of the log. If all are expired, roll a new one first."""
-        if self.segments.active.size_bytes == 0 and len(self.segments) == 1:
-            return
+    def _apply_retention(self, now_ms: int) -> bool:
+        """Take the expired segments out of the log. If all are, roll a new one first. False if it is not done."""
         if self.compaction is not None:
             self.compaction.retention_waits = True  # the cleaning reads segments that retention could remove
-            return
-        count, self.is_doubtful = lookup.expired_prefix(
+        if self.compaction is not None or (self.segments.active.size_bytes == 0 and len(self.segments) == 1):
+            return True
+        count, self.is_doubtful, has_more = lookup.expired_prefix(
             self.segments, self.disk, self.config, self.log_start_offset, self.high_watermark, now_ms
         )
-        if not count:
-            return
-        if count == len(self.segments):
-            self.roll(now_ms)
-        self.segments.condemn_first(count)
-        first = self.segments.first.base_offset
-        logger.info("%s-%d: deleting %d segments below offset %d", self.topic, self.partition, count, first)
-        self.durability.note_directory(self.directory)
-        self._advance_log_start(first)
+        if count:
+            if count == len(self.segments):
+                self.roll(now_ms)
+            self.segments.condemn_first(count)
+            self.durability.note_directory(self.directory)
+            logger.info("%s: deleting %d segments below %d", self.directory, count, self.segments.first.base_offset)
+            self._advance_log_start(self.segments.first.base_offset)
+        return not has_more
 
     def rename_condemned(self, checkpointed_log_start: int, now_ms: int) -> None:
         """Rename what retention took out, below the log start that is on the device. Raises OSError."""

@@ -41,7 +41,7 @@ UNTRUE_HEADERS_MAX: Final = 100
 _HEADERS_AT_ONCE_MAX: Final = 10_000
 # The batches of all segments together after which the loop has its turn.
 _COMPARED_AT_ONCE_MAX: Final = 2_000
-# The segments whose largest timestamps are confirmed before the loop has its turn, or in one call of retention.
+# The segments whose largest timestamps are confirmed before the loop has its turn.
 _CONFIRMED_AT_ONCE_MAX: Final = 100
 _FOUND_MAX: Final = 2 * UNTRUE_HEADERS_MAX
 
@@ -488,32 +488,46 @@ def damage_before(segment: Segment, offset: int, position: int, end_offset: int)
     return (*damage, DamagedRange(position, position, torn.first_offset, offset, torn.reason))
 
 
+class Expired(NamedTuple):
+    """What retention may delete now. `is_doubtful`: an index is wrong, so that other segments wait. `has_more`: the
+    next call goes on behind what this one has compared."""
+
+    segment_count: int
+    is_doubtful: bool = False
+    has_more: bool = False
+
+
 def expired_prefix(
     segments: Segments, disk: Disk, config: LogConfig, log_start_offset: int, high_watermark: int, now_ms: int
-) -> tuple[int, bool]:
-    """How many segments at the front retention may delete now, and whether an index is wrong, so that others wait.
+) -> Expired:
+    """How many segments at the front retention may delete now.
 
-    Segments that go by their age, and the first that stays, are compared with their batches.
+    Segments that go by their age, and the first that stays, are compared with their batches, a bounded number in one
+    call. What is compared stays so.
     """
     try:
         facts = facts_of(segments, disk)
         count = deletable_prefix(facts, config, log_start_offset, high_watermark, now_ms)
         if not config.is_deleted_by_age_or_size or config.retention_ms < 0:
-            return count, False
+            return Expired(count)
         timeless = [each._replace(largest_timestamp=INT64_MAX) for each in facts]
         first = deletable_prefix(timeless, config, log_start_offset, high_watermark, now_ms)
     except CorruptIndex as error:
         logger.warning("cannot apply retention now: %s", error)
-        return 0, True
-    end = min(count + 1, len(segments), first + _CONFIRMED_AT_ONCE_MAX)
+        return Expired(0, is_doubtful=True)
+    end = min(count + 1, len(segments))
+    left, batches_left = _CONFIRMED_AT_ONCE_MAX, _COMPARED_AT_ONCE_MAX
     for number in range(first, end):
+        if segments[number].max_is_confirmed or not segments[number].size_bytes:
+            continue
+        if min(left, batches_left) <= 0:
+            return Expired(min(count, number), has_more=True)
         try:
-            if segments[number].size_bytes:
-                confirm_max_timestamp(segments[number], wait=True)
+            left, batches_left = left - 1, batches_left - confirm_max_timestamp(segments[number], wait=True)
         except CorruptIndex as error:
             logger.warning("cannot apply retention now: %s", error)
-            return min(count, number), True
-    return min(count, end), False
+            return Expired(min(count, number), is_doubtful=True)
+    return Expired(min(count, end))
 
 
 def facts_of(segments: Segments, disk: Disk) -> list[SegmentFacts]:
