@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from tidelog.broker.network.channel import Channels
     from tidelog.broker.node_ports import NodePorts
     from tidelog.broker.replicas.log_directories import LogDirectories
+    from tidelog.broker.scheduling.fair_scheduler import FairScheduler
     from tidelog.protocol.messages.broker_registration import BrokerRegistrationRequest
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
     from tidelog.replication.partition import Partition
@@ -90,6 +91,7 @@ class BrokerSide:
         channels: Channels,
         metadata: MetadataSide,
         channel: ControllerChannel,
+        scheduler: FairScheduler,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._settings = settings
@@ -135,6 +137,7 @@ class BrokerSide:
             config.node_id, settings, directories, self.partitions, loop, ports.clock_ms, self._on_role,
             fetchers=self.fetchers, assignments=self._assignments, stopwatch=ports.stopwatch or loop.time,
         )  # fmt: skip
+        self._hosting.pauses = lambda: scheduler.pauses
         self.moves = ReplicaMoves(
             settings, directories, self.partitions, self._assignments, loop, ports.clock_ms,
             lambda work: loop.run_in_executor(ports.executor, work),

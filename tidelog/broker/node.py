@@ -201,13 +201,13 @@ class Node:
             rng=ports.rng,
             published=metadata.tracker.wait_for,
         )
+        scheduler = FairScheduler(loop.call_soon, ports.stopwatch)
         if config.is_broker:
             self._broker = BrokerSide(
-                self.settings, ports, loop, self._directories, bound_ports, channels, metadata, channel,
+                self.settings, ports, loop, self._directories, bound_ports, channels, metadata, channel, scheduler,
                 self._on_failure,
             )  # fmt: skip
         broker: Any = self._broker
-        scheduler = FairScheduler(loop.call_soon, ports.stopwatch)
         if metadata.controller is not None:
             metadata.controller.pause = scheduler.pause
         inspections = Inspections(loop, ports.inspector, scheduler)

@@ -344,6 +344,15 @@ async def test_a_node_measures_how_long_its_new_logs_take(start_node: Any, monke
     await until(lambda: stopwatch() > began_s)
 
 
+async def test_new_logs_are_told_of_requests_that_wait(start_node: Any) -> None:
+    node = (await start_node()).node
+    hosting, scheduler = node._broker._hosting, node._services.scheduler
+    before = hosting.pauses()
+    await scheduler.pause()
+    await scheduler.pause(for_records=True)
+    assert hosting.pauses() == before + 2
+
+
 async def test_a_start_hosts_its_replicas_in_turns_and_serves_only_after_the_last(
     start_node: Any, make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.old_truncation import truncate_by_high_watermark
 from tests.simulation.simulated_disk import SimulatedDisk
-from tests.unit.replication.replicas import LIST_OFFSETS, FakeLink, Replicas
+from tests.unit.replication.replicas import LIST_OFFSETS, FakeLink, ReplicaNode, Replicas
 from tidelog.broker.replicas import hosting
 from tidelog.broker.replicas.fetching.follower_fetches import FollowerFetches
 from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
@@ -901,6 +901,77 @@ def test_new_logs_take_a_small_part_of_each_turn_however_long_one_takes(log_ms: 
         assert counts[-1] - before + 1 > 0
     assert max(later - earlier for earlier, later in zip([0, *counts], counts)) == at_once
     assert all(node.partitions.find(b"m" * 16, index) is not None for index in range(250))
+
+
+def test_new_logs_leave_as_much_time_as_they_take_to_those_that_waited() -> None:
+    """A Metadata request for ten thousand partitions has dozens of pieces, and each came after a turn of new logs."""
+    cluster = Replicas(1)
+    node, loop = cluster.nodes[1], cluster.loop
+    node.hosting._stopwatch = lambda: len(node.directory.logs) / 1024
+    pauses = [0]
+    node.hosting.pauses = lambda: pauses[0]
+    cluster.add_topic(b"m" * 16, "many", 90)
+    node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"m" * 16: set(range(90))}))
+    assert len(node.directory.logs) == 22
+    pauses[0] += 1
+    loop.turn()
+    assert len(node.directory.logs) == 43
+    loop.run_for(19)
+    assert len(node.directory.logs) == 43
+    loop.run_for(4)  # nobody has waited meanwhile
+    assert len(node.directory.logs) == 91
+
+
+def deletions_of(cluster: Replicas, node: ReplicaNode) -> None:
+    """A hundred logs that take a millisecond each to delete."""
+    topic = cluster.add_topic(b"m" * 16, "many", 100)
+    node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"m" * 16: set(range(100))}))
+    cluster.loop.run_for(1000)
+    assert len(node.directory.logs) == 101
+    node.hosting._deletions._stopwatch = lambda: -len(node.directory.logs) / 1024
+    del cluster.image.topics_by_name["many"], cluster.image.topics_by_id[b"m" * 16]
+    node.hosting.apply(cluster.image, MetadataDelta(deleted_topics={b"m" * 16: topic}))
+    assert all(node.partitions.find(b"m" * 16, index) is None for index in range(100))
+    assert len(node.directory.logs) == 90
+
+
+def test_the_logs_of_a_deleted_topic_go_in_turns() -> None:
+    """Ten thousand of them held the loop up for a third of a second, and for seconds on a busy machine."""
+    cluster = Replicas(1)
+    node = cluster.nodes[1]
+    deletions_of(cluster, node)
+    for left in (79, 68, 57, 46, 35, 24, 13, 2, 1, 1):
+        cluster.loop.turn()
+        assert len(node.directory.logs) == left
+
+
+def test_a_topic_that_is_created_again_meanwhile_has_logs_of_its_own() -> None:
+    cluster = Replicas(1)
+    node = cluster.nodes[1]
+    deletions_of(cluster, node)
+    cluster.add_topic(b"n" * 16, "many", 100)
+    node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"n" * 16: set(range(100))}))
+    cluster.loop.run_for(1000)
+    assert len(node.directory.logs) == 101
+    assert {log.topic_id for key, log in node.directory.logs.items() if key[0] == "many"} == {b"n" * 16}
+
+
+def test_a_node_that_stops_meanwhile_leaves_no_log_of_a_deleted_topic() -> None:
+    """The next start would keep it, as one that the metadata does not know."""
+    cluster = Replicas(1)
+    node = cluster.nodes[1]
+    deletions_of(cluster, node)
+    cluster.stop(1, closed=True)
+    assert [key for key in node.directory.logs if key[0] == "many"] == []
+
+
+def test_a_directory_that_fails_meanwhile_ends_its_deletions() -> None:
+    cluster = Replicas(1)
+    node = cluster.nodes[1]
+    deletions_of(cluster, node)
+    node.directories.failed(node.directory, OSError(errno.EIO, "broken"))
+    cluster.loop.run_for(1000)
+    assert (node.directory.logs, node.hosting._deletions._waiting) == ({}, {})
 
 
 def test_new_logs_that_meet_a_shortage_wait_and_hold_up_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:

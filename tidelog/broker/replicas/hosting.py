@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
+from tidelog.broker.replicas.log_deletions import LogDeletions
 from tidelog.broker.replicas.log_directories import CORDONED
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.java_text import parse_integer, trim
@@ -85,6 +86,9 @@ class Hosting:
         self._assignments = assignments
         self._has_started = False
         self._stopwatch = stopwatch
+        self.pauses: Callable[[], int] = lambda: 0
+        """How often the requests that are served in pieces have paused for others."""
+        self._pauses_before = 0
         self._new_logs_in_turn = 0
         self._turn_began_s = 0.0
         self._deferred_partitions: dict[tuple[bytes, int], None] = {}
@@ -94,6 +98,7 @@ class Hosting:
         self._image: MetadataImage | None = None
         self._directory_of: dict[Partition, LogDirectory] = {}
         self._discovered_logs = DiscoveredLogs(directories)
+        self._deletions = LogDeletions(directories, loop, clock_ms, stopwatch)
         self._offline_replicas: dict[tuple[str, int], LogDirectory | None] = {}
         """Replicas that cannot be served: in a failed directory (None if it is unknown), or damaged."""
         self._lost_replicas: set[tuple[bytes, int]] = set()
@@ -136,6 +141,7 @@ class Hosting:
     def set_moves(self, moves: ReplicaMoves) -> None:
         """Set the moves of replicas between directories."""
         self._moves = moves
+        self._deletions.discard_futures = moves.discard
         moves.log_config = self._log_config
         moves.on_promoted = self._on_promoted
 
@@ -180,6 +186,7 @@ class Hosting:
 
     def close(self) -> None:
         self._deferred_partitions.clear()
+        self._deletions.finish_all()
 
     # -----------------------------------------------------------------------------------------------------------
     # image
@@ -204,6 +211,7 @@ class Hosting:
             self._partitions.deletions.look_at_all()
             if self._fetchers is not None:
                 self._fetchers.brokers_changed(delta.changed_brokers)
+        self._deletions.go_on()
 
     def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int], *, may_defer: bool = True) -> None:
         for index in sorted(indexes):
@@ -250,8 +258,11 @@ class Hosting:
         self._deferred_partitions[topic.topic_id, index] = None
 
     def _apply_deferred(self) -> None:
-        """Apply the newest image to as many deferred partitions as one turn may create."""
+        """Apply the newest image to as many deferred partitions as one turn may create. If others had to wait since the
+        last turn, they get as much time before the next one.
+        """
         self._begin_turn()
+        others_waited, self._pauses_before = self.pauses() != self._pauses_before, self.pauses()
         waiting, self._deferred_partitions = self._deferred_partitions, {}
         for topic_id, index in list(islice(waiting, NEW_LOGS_PER_TURN_MAX)):
             if self._is_turn_over():
@@ -260,7 +271,10 @@ class Hosting:
             self._apply_newest(topic_id, index)
         # Those that met a shortage have a pause before the next turn.
         if waiting and not self._deferred_partitions:
-            self._loop.call_soon(self._apply_deferred)
+            if others_waited:
+                self._loop.call_later(self._stopwatch() - self._turn_began_s, self._apply_deferred)
+            else:
+                self._loop.call_soon(self._apply_deferred)
         waiting.update(self._deferred_partitions)
         self._deferred_partitions = waiting
         if self._discovered_logs.has_rest:
@@ -276,6 +290,7 @@ class Hosting:
 
     def _host(self, topic: TopicImage, index: int, assignment: PartitionImage) -> Partition | None:
         key, directory_id = (topic.name, index), assignment.directory_of(self._node_id)
+        self._deletions.finish(key)
         if key in self._offline_replicas:
             self._partitions.add_unavailable(topic.name, index, topic.topic_id)
             return None
@@ -515,15 +530,7 @@ class Hosting:
             directory = self._offline_replicas.pop((topic.name, index), None)
         else:
             return
-        if self._moves is not None:
-            self._moves.discard(topic.name, index)
-        if directory is None or directory.failure is not None:
-            return
-        try:
-            directory.delete_log(topic.name, index, self._clock_ms())
-        except OSError as error:
-            logger.error("cannot delete the log of %s-%d: %s", topic.name, index, error)
-            self._directories.failed(directory, error)
+        self._deletions.add((topic.name, index), directory)
 
     def _end_role(self, partition: Partition) -> None:
         if partition.leads:

@@ -53,11 +53,13 @@ class FairScheduler:
     __slots__ = (
         "_call_soon", "_has_begun", "_is_admitting", "_is_armed", "_large_answers", "_large_waiting", "_paused",
         "_paused_for_records", "_period_ends_s", "_period_work_s", "_queues", "_request_bytes", "_stopwatch",
-        "_turn_began_s", "_waiting_for_room", "is_turn_long",
+        "_turn_began_s", "_waiting_for_room", "is_turn_long", "pauses",
     )  # fmt: skip
 
     def __init__(self, call_soon: Callable[[Wake], object], stopwatch: Callable[[], float] | None = None) -> None:
         self.is_turn_long = False
+        self.pauses = 0
+        """How often a coroutine has paused."""
         self._call_soon = call_soon
         self._stopwatch = stopwatch
         self._queues: tuple[HostQueue[Wake], ...] = tuple(HostQueue() for _ in range(10))
@@ -104,6 +106,7 @@ class FairScheduler:
         """Let a coroutine with more work wait until other requests and the coroutines before it were served; hosts take
         turns, except for records.
         """
+        self.pauses += 1
         turn = asyncio.get_running_loop().create_future()
         if for_records:
             self._paused_for_records.append(turn)
