@@ -27,6 +27,7 @@ from tidelog.storage.cleaner.filter import BatchFilter
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.log.compaction import Compaction
 from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 CONFIG = LogConfig(
@@ -191,6 +192,65 @@ async def test_a_bug_in_one_cleaning_does_not_end_the_others(node: Node, monkeyp
     await node.until(lambda: node.cleaner.totals.cleanings == 1 and broken in node.cleaner.uncleanable)
     assert len(contents(sound)) == 3
     assert not node.directories.failures
+    await node.cleaner.close()
+
+
+@pytest.mark.parametrize("where", ["find_cleanable", "key_table", "Compaction"])
+async def test_a_bug_at_the_choice_of_a_log_does_not_end_the_cleaner(
+    node: Node, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended for good: no log of the node was cleaned any more."""
+    logs = [node.fill("t", 50), node.fill("u", 60), node.fill("v", 3)]
+    usual: Any = getattr(log_cleaner, where)
+    calls = itertools.count()
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == 0:
+            raise ZeroDivisionError
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(log_cleaner, where, fail)
+    node.start()
+    await node.until(lambda: node.cleaner.totals.cleanings == 2)
+    assert sorted(len(contents(log)) for log in logs)[:2] == [3, 3]
+    assert (len(node.cleaner.uncleanable), node.directories.failures) == (1, [])
+    node.cleaner.uncleanable.clear()
+    await node.until(lambda: node.cleaner.totals.cleanings == 3)
+    await node.cleaner.close()
+
+
+async def test_retention_that_fails_after_a_cleaning_does_not_end_the_cleaner(node: Node) -> None:
+    node.fill("t", 50)
+    node.fill("u", 60)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    node.look_after = fail  # type: ignore[method-assign]
+    usual = Compaction.advance
+
+    def advance(compaction: Compaction) -> bool:
+        compaction.retention_waits = True
+        return usual(compaction)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Compaction, "advance", advance)
+        node.start()
+        await node.until(lambda: node.cleaner.totals.cleanings == 2 and not node.cleaner.running_count)
+        await node.cleaner.close()
+
+
+async def test_a_log_that_another_replica_replaces_is_not_cleaned_meanwhile(node: Node) -> None:
+    node.fill("t", 50)
+    other = node.fill("u", 60)
+    copy = PrefixCopy(other, other.segments[0], NOW)
+    node.start()
+    await node.until(lambda: node.cleaner.totals.cleanings == 1)
+    await asyncio.sleep(0.02)
+    assert node.cleaner.totals.cleanings == 1
+    copy.take_back()
+    await node.until(lambda: node.cleaner.totals.cleanings == 2)
     await node.cleaner.close()
 
 

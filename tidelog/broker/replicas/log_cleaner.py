@@ -159,12 +159,16 @@ class LogCleaner:
         if self._is_closing:
             return
         now_ms = self._last_look_ms = self._clock_ms()
+        self._look_later()
         self._forget_removed_logs()
         candidates = sorted(self._candidates(now_ms), key=lambda candidate: candidate[2].dirty_ratio, reverse=True)
         threads = max(1, self._settings.integer("log.cleaner.threads"))
         for directory, log, chosen in candidates[: max(0, threads - len(self._running))]:
-            self._begin(directory, log, chosen, now_ms, threads)
-        self._look_later()
+            try:
+                self._begin(directory, log, chosen, now_ms, threads)
+            except Exception as error:  # a bug here: the others are still cleaned
+                logger.exception("cannot clean %s", log.directory)
+                self._cannot_be_cleaned(log, repr(error))
 
     def _candidates(self, now_ms: int) -> Iterator[tuple[LogDirectory, PartitionLog, CleanableRange]]:
         self.dirtiest_percent = self.delay_ms_max = 0
@@ -175,6 +179,7 @@ class LogCleaner:
                     or not log.may_be_cleaned
                     or log.cleaned_offset >= log.segments.active.base_offset
                     or log.failure is not None
+                    or log.compaction is not None
                     or log.directory in self._running
                     or log in self.uncleanable
                 ):
@@ -183,6 +188,10 @@ class LogCleaner:
                     chosen = find_cleanable(log, now_ms)
                 except (CorruptIndex, OSError) as error:
                     logger.warning("cannot clean %s now: %s", log.directory, error)
+                    continue
+                except Exception as error:  # a bug here: the others are still cleaned
+                    logger.exception("cannot clean %s", log.directory)
+                    self._cannot_be_cleaned(log, repr(error))
                     continue
                 self.dirtiest_percent = max(self.dirtiest_percent, int(100 * chosen.dirty_ratio))
                 self.delay_ms_max = max(self.delay_ms_max, chosen.delay_ms)
@@ -308,11 +317,11 @@ class LogCleaner:
 
     def _ended(self, compaction: Compaction, where: str) -> None:
         self._compactions.discard(compaction)
-        if compaction.retention_waits and not self._is_closing:
-            self._upkeep.look_after()
         del self._running[where]
         if not self._running:
             sys.setswitchinterval(_USUAL_SWITCH_INTERVAL_S)
+        if compaction.retention_waits and not self._is_closing:
+            self._loop.call_soon(self._upkeep.look_after)
         # As in Kafka, there is a pause only if there was nothing to clean. There is also one after a cleaning that was
         # given up: without it a shortage of file descriptors, for example, would end the next one at once.
         if not compaction.is_given_up:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -21,8 +22,10 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.replication.threads import until_done
+from tidelog.storage.log.compaction import CleaningFailed
 from tidelog.storage.log.damage_behind import begin_segment_at_damage
 from tidelog.storage.log.damaged_end import move_damaged_end
+from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.log.repair import (
     CopyRefused,
     EpochBegins,
@@ -31,9 +34,11 @@ from tidelog.storage.log.repair import (
     RangeRepair,
     RepairCheck,
     SegmentFull,
+    Thinned,
     is_present,
 )
 from tidelog.storage.segments.damage import DamagedRange, describe
+from tidelog.storage.segments.log_config import INT64_MAX
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
@@ -261,6 +266,9 @@ class Repairs:
         lacking: dict[int, int] = {}
         """Replicas without the whole range -> the lowest offset with which a batch that is worth a copy may begin."""
         gap_is_shared = damage.position == damage.end_position
+        if log.config.is_compacted:
+            repair.whole_from = log.cleaned_offset
+        thinned: list[int] = []
         for source in self.others(partition):
             try:
                 await self._copy_committed_if_refused(partition, repair, source)
@@ -270,6 +278,10 @@ class Repairs:
             except SegmentFull as refused:
                 await self._go_on_behind(partition, repair, refused)
                 return
+            except Thinned as refused:
+                thinned.append(source)
+                gap_is_shared = everyone_lacks_it = False
+                logger.info("%s: broker %d does not help alone: %s", name, source, refused)
             except CopyRefused as refused:
                 gap_is_shared = gap_is_shared and refused.is_gap
                 lacking[source] = damage.first_offset + 1
@@ -285,7 +297,9 @@ class Repairs:
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             if repair.is_complete:
                 break
-        if repair.is_obsolete:
+        if repair.is_obsolete or (
+            thinned and not repair.is_complete and await self._copy_thinned(partition, repair, thinned)
+        ):
             return
         part = None if repair.is_complete else repair.finish_part()
         if part is not None and (await self._check(partition, part) or repair.is_obsolete):
@@ -309,6 +323,60 @@ class Repairs:
             logger.error("%s: no replica has a whole copy of the damaged records: %s", name, describe(damage))
             if self._is_lost(partition):
                 log.accept_loss()
+
+    async def _copy_thinned(self, partition: Partition, repair: RangeRepair, sources: list[int]) -> bool:
+        """Their cleaners have removed records of the range. Whether the attempt is over: the log is replaced by a
+        replica's copy up to the range, or one may do so later. Otherwise the range alone is repaired. Raises OSError.
+        """
+        name = f"{partition.topic}-{partition.index}"
+        may_help = False
+        for source in sources:
+            if source not in self._in_sync(partition) or not partition.log.may_be_cleaned:
+                continue
+            try:
+                if await self._copy_prefix(partition, repair.segment, source):
+                    self._note_repaired(partition, repair.damage, name)
+                    return True
+            except (KafkaError, PeerUnreachable) as error:
+                may_help = may_help or not isinstance(error, KafkaError) or error.code not in _ABSENT
+                logger.info("%s: broker %d does not help: %s", name, source, error)
+            except CleaningFailed as error:
+                logger.warning("%s: the copy of broker %d cannot take its place: %s", name, source, error)
+            if repair.is_obsolete:
+                return True
+        if may_help:
+            return True
+        logger.warning("%s: a record that was deleted may be back: %s", name, describe(repair.damage))
+        repair.whole_from = INT64_MAX
+        with suppress(CopyRefused, KafkaError, PeerUnreachable):
+            await self._copy_committed_if_refused(partition, repair, sources[0])
+        return False
+
+    async def _copy_prefix(self, partition: Partition, last: Segment, source: int) -> bool:
+        """Replace the log up to this segment. False if it has changed meanwhile. Raises KafkaError, PeerUnreachable,
+        CleaningFailed, OSError.
+        """
+        log = partition.log
+        if last is log.segments.active:
+            log.roll(log.clock_ms)
+        copy = PrefixCopy(log, last, log.clock_ms)
+        logger.info("%s: copying all up to offset %d from broker %d", partition, copy.chosen.end_offset, source)
+        try:
+            while True:
+                if copy.wants_from >= 0:
+                    copy.data = await self.fetch(partition, source, copy.wants_from, up_to_log_end=False)
+                    if not copy.data:
+                        raise PeerUnreachable("it has not come that far yet")
+                await until_done(self._run_in_executor(copy.run))
+                if not copy.advance():
+                    break
+                if copy.is_short:
+                    await asyncio.sleep(PAUSE_S_MIN)
+        except (KafkaError, PeerUnreachable, asyncio.CancelledError):
+            copy.take_back()
+            raise
+        partition.watch.tail.clear()
+        return not copy.is_given_up
 
     async def _repair_end(self, partition: Partition, whole: RangeRepair, sources: dict[int, int]) -> bool:
         """Copy the end of the range from a replica that lacks its start. Whether the log has changed.
@@ -386,11 +454,14 @@ class Repairs:
     async def _finish(self, partition: Partition, repair: RangeRepair, name: str) -> None:
         is_done = await self._check(partition, repair.finish())
         if is_done and repair.damage not in repair.segment.damage:
-            self.counters.ranges_repaired += 1
-            self._lost_ranges.discard((partition, repair.damage.first_offset))
-            self.on_repaired(partition.log)
-            logger.warning("%s: repaired: %s", name, describe(repair.damage))
-            self._partitions.reported_values_changed(partition)
+            self._note_repaired(partition, repair.damage, name)
+
+    def _note_repaired(self, partition: Partition, damage: DamagedRange, name: str) -> None:
+        self.counters.ranges_repaired += 1
+        self._lost_ranges.discard((partition, damage.first_offset))
+        self.on_repaired(partition.log)
+        logger.warning("%s: repaired: %s", name, describe(damage))
+        self._partitions.reported_values_changed(partition)
 
     async def _check(self, partition: Partition, check: RepairCheck) -> bool:
         log = partition.log  # a move may replace it meanwhile

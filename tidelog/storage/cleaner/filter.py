@@ -180,6 +180,15 @@ class BatchFilter:
         return CleanedBatch(_batch(left, records), header.last_offset, max_timestamp)
 
 
+def filler(offset: int, leader_epoch: int) -> CleanedBatch:
+    """A batch of no producer without records, at the last offset of a segment whose last batch was removed."""
+    header = BatchHeader(
+        offset, 0, leader_epoch, MAGIC, 0, 0, 0, NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER_ID, NO_PRODUCER_EPOCH,
+        NO_SEQUENCE, 0,
+    )  # fmt: skip
+    return CleanedBatch(_empty(header, 0), offset, NO_TIMESTAMP)
+
+
 def _whole(buffer: Buffer, position: int, header: BatchHeader) -> memoryview:
     return memoryview(buffer)[position : position + header.size_bytes]
 

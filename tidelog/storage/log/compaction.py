@@ -230,14 +230,7 @@ class Compaction:
         cleaned = [segment for segment in self._segments if segment.base_offset < self.cleaned_offset]
         facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in cleaned]
         end_offset = self._ends[len(cleaned) - 1] if cleaned else 0
-        for path in self._to_sync:
-            # Without this sync, a loss of power could lose a record, its transaction marker, or its producer's last
-            # batch after the superseded records were dropped.
-            try:
-                self._disk.sync_file(path)
-            except FileNotFoundError:
-                pass  # an empty segment that was replaced by one with another name
-            yield
+        yield from self._sync_log()
         batches = BatchFilter(
             keys,
             CleanedTransactions(self._aborted),
@@ -255,6 +248,16 @@ class Compaction:
         self.stats.keyless = batches.stats.keyless
         self.stats.table_utilization = keys.utilization
         self._is_done = True
+
+    def _sync_log(self) -> Iterator[None]:
+        for path in self._to_sync:
+            # Without this sync, a loss of power could lose a record, its transaction marker, or its producer's last
+            # batch after the superseded records were dropped.
+            try:
+                self._disk.sync_file(path)
+            except FileNotFoundError:
+                pass  # an empty segment that was replaced by one with another name
+            yield
 
     def _note_ends(self) -> None:
         """Record for later starts whether a segment that ends too early is damaged.
@@ -318,7 +321,7 @@ class Compaction:
                     left = batches.clean(chunk, position, header, is_last)
                     if left is not None:
                         parts.append(left)
-                written = _write(new, parts, written)
+                written = write_batches(new, parts, written)
                 written_end = parts[-1].last_offset + 1 if parts else written_end
                 self.stats.bytes_read += len(chunk)
                 self.stats.bytes_written = self._written_before + written
@@ -326,6 +329,10 @@ class Compaction:
         for row in batches.newly_indexed:
             new.transaction_index.append(row)
         batches.newly_indexed.clear()
+        yield from self._seal(new, old, written, written_end)
+
+    def _seal(self, new: Segment, old: list[Segment], written: int, written_end: int) -> Iterator[None]:
+        """The new segment is complete, with so many bytes and up to this offset: it is to take the place of `old`."""
         new.size_bytes = new.warm_from = written
         new.may_have_gaps = True
         new.next_offset = old[-1].next_offset
@@ -431,7 +438,7 @@ def _kind(chunk: memoryview, position: int, header: BatchHeader) -> ControlRecor
     return control_record_type(records[0].key) if records else None
 
 
-def _write(segment: Segment, parts: list[CleanedBatch], position: int) -> int:
+def write_batches(segment: Segment, parts: list[CleanedBatch], position: int) -> int:
     """Append the batches to the segment's file and index them. Returns the end position."""
     if not parts:
         return position

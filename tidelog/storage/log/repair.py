@@ -27,7 +27,7 @@ from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import File, is_full
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
 from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
-from tidelog.storage.segments.log_config import MAX_POSITION
+from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
 from tidelog.storage.segments.reader import headers, position_of, walk
 from tidelog.storage.segments.segment import Segment
 
@@ -76,6 +76,13 @@ class CopyRefused(Exception):
 
 class EpochBegins(CopyRefused):
     """The copy begins a leader epoch, of which the epoch file says nothing: is the batch before it the right one?"""
+
+
+class Thinned(CopyRefused):
+    """The other replica's cleaner has removed records of the range, which this one's has not compared yet.
+
+    A tombstone or a marker may be among them: `prefix_copy.py` takes all that the other replica has up to there.
+    """
 
 
 class NoRoom(CopyRefused):
@@ -127,6 +134,8 @@ class RangeRepair:
         """A replica in sync sends these batches as committed: then the epoch file, which has no checksum, is wrong."""
         self.compares_before = False
         """`accept` raises EpochBegins, once. Its caller passes what a replica in sync has to `compare_before`."""
+        self.whole_from = INT64_MAX
+        """If the range ends above this offset, `accept` raises Thinned for a copy that lacks records of it."""
         self._position = damage.position
         self._may_rewrite = segment is not log.segments.active if may_rewrite is None else may_rewrite
         # After the last batch of a closed segment there is room for any length.
@@ -179,6 +188,8 @@ class RangeRepair:
                     is_gap = self.next_offset == self.damage.first_offset
                     raise CopyRefused(f"it lacks offsets {self.next_offset} to {end_offset}, too", is_gap=is_gap)
                 self._ends_early = self.next_offset < end_offset
+                if self._ends_early and self._may_lack(is_same=self._is_filled):
+                    raise Thinned(f"its cleaner has removed offsets {self.next_offset} to {end_offset}")
                 self.next_offset = end_offset
                 self._compare_behind(header, data[position : position + header.size_bytes])
                 break
@@ -205,10 +216,29 @@ class RangeRepair:
                 )
             if self.compares_before and self._begins_epoch(header):
                 raise EpochBegins(f"leader epoch {header.partition_leader_epoch} begins at {header.base_offset}")
+            is_thin = header.base_offset > self.next_offset or header.record_count <= header.last_offset_delta
+            if is_thin and self._may_lack(is_same=self._has_header(header)):
+                raise Thinned(f"its cleaner has removed records from offset {self.next_offset} on")
             self._put(data[position:end])
             self._has_markers = self._has_markers or header.is_control
             self._epoch, self.next_offset = header.partition_leader_epoch, header.next_offset
             self._note_proven(header)
+
+    def _may_lack(self, *, is_same: bool) -> bool:
+        """Whether what the other replica's copy leaves out may have been here. `is_same`: the damaged bytes say no."""
+        return self.damage.end_offset > self.whole_from and not is_same
+
+    @property
+    def _is_filled(self) -> bool:
+        """Whether the batches so far have the length of the damaged bytes: there was nothing else."""
+        return self._held_batches is None and self.damage.position < self.damage.end_position == self._position
+
+    def _has_header(self, header: BatchHeader) -> bool:
+        """Whether the damaged batch at this place has the same header, with the CRC of all its records."""
+        if self._held_batches is not None or self._position + header.size_bytes > self.damage.end_position:
+            return False
+        stored = self.segment.file.read_at(HEADER_SIZE, self._position)
+        return len(stored) == HEADER_SIZE and HEADER.unpack(stored) == tuple(header)
 
     def _begins_epoch(self, header: BatchHeader) -> bool:
         is_first = header.base_offset == self.damage.first_offset and not self._is_end_part

@@ -1,0 +1,162 @@
+"""Repairs of a compacted log from replicas whose cleaners have removed records of the damaged range."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs
+from tests.unit.storage.cleaning import clean, contents
+from tests.unit.storage.test_compaction import keyed
+from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a, fetch, replicas
+from tidelog.broker.replicas.repairs import Repairs
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.ports import PeerUnreachable
+
+
+class Cluster:
+    """Broker 1 has the only copy of a tombstone that is left, which is damaged."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.here, self.cleaned = replicas(tmp_path, deletes_a)
+        self.copies: dict[int, Any] = {2: self.cleaned.log}
+        self.in_sync = {2, 3}
+        self.fetches: list[int] = []
+        self.fault: Callable[[int], object] = lambda offset: None
+        self.refused: list[Exception] = []
+        self.partition: Any = Mock(topic="t", index=0, log=self.here.log, offline=False, leads=False)
+        partitions: Any = SimpleNamespace(
+            find=lambda topic, index: self.partition,
+            refusal=lambda partition, error: self.refused.append(error),
+            reported_values_changed=lambda partition: None,
+        )
+        unused: Any = None
+        image: Any = lambda: SimpleNamespace(topics_by_id={})  # noqa: E731
+        repairs: Any = Repairs(1, partitions, image, unused, unused, asyncio.get_running_loop(), self.run)
+        repairs.others = lambda partition: list(self.copies)
+        repairs._in_sync = lambda partition: self.in_sync
+        repairs.fetch = self.fetch
+        self.repairs = repairs
+
+    async def run(self, work: Callable[[], None]) -> None:
+        work()
+
+    async def fetch(
+        self, partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20
+    ) -> bytes:
+        self.fetches.append(source)
+        self.fault(offset)
+        return fetch(self.copies[source], offset)
+
+    async def repair(self) -> bool:
+        return bool(await self.repairs._repair(self.partition))
+
+    def table(self) -> set[tuple[bytes | None, bytes | None]]:
+        return {(key, value) for _, key, value in contents(self.here.log)}
+
+
+WITHOUT_A = {(b"b", b"1"), (b"c", b"1"), (b"z", b"1")}
+
+
+async def test_the_log_is_the_other_ones_up_to_the_damage(tmp_path: Path) -> None:
+    """Before, the range alone was repaired: the record that the tombstone deletes stayed for good."""
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+    assert await cluster.repair()
+    assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
+    assert cluster.repairs.counters.ranges_repaired == 1
+
+
+async def test_a_whole_copy_of_the_range_is_taken_where_there_is_one(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    whole = Logs(tmp_path / "whole", GONE)
+    deletes_a(whole)
+    whole.log.roll(NOW)
+    for _ in range(3):
+        whole.append(keyed(("z", "1")))
+        whole.log.roll(NOW)
+    cluster.copies[3] = whole.log
+    before = len(cluster.here.log.segments)
+    damage(cluster.here, 1)
+    assert await cluster.repair()
+    assert (b"a", None) in cluster.table()
+    assert (len(cluster.here.log.segments), cluster.here.log.damaged_ranges()) == (before, [])
+    clean(cluster.here.log)
+    clean(cluster.here.log)
+    assert {(key, value) for _, key, value in contents(cluster.here.log) if key != b"a"} == WITHOUT_A
+
+
+async def test_a_range_that_was_cleaned_here_is_repaired_alone(tmp_path: Path) -> None:
+    """The record that the tombstone deletes is gone: each replica is cleaned at its own time."""
+    cluster = Cluster(tmp_path)
+    clean(cluster.here.log)
+    number = len(cluster.fetches)
+    damage(cluster.here, 0)
+    assert await cluster.repair()
+    assert cluster.here.log.damaged_ranges() == []
+    assert len(cluster.fetches) - number == 1
+
+
+@pytest.mark.parametrize("when", [1, 2])
+async def test_a_replica_that_goes_meanwhile_is_asked_again(tmp_path: Path, when: int) -> None:
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+
+    def go(offset: int) -> None:
+        if len(cluster.fetches) == when:
+            raise PeerUnreachable("it is gone")
+
+    cluster.fault = go
+    assert not await cluster.repair()
+    assert cluster.here.log.damaged_ranges()
+    assert cluster.here.files("*.cleaned") == []
+    assert cluster.here.log.compaction is None
+    assert await cluster.repair()
+    assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
+
+
+@pytest.mark.parametrize("why", ["it is not in sync", "it has deleted records", "the replica moves"])
+async def test_without_a_copy_of_all_the_range_alone_is_repaired(tmp_path: Path, why: str) -> None:
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+    if why == "it is not in sync":
+        cluster.in_sync = set()
+    elif why == "the replica moves":
+        cluster.here.log.keep_uncleaned()
+    else:
+
+        def refuse(offset: int) -> None:
+            if offset == 0:
+                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+
+        cluster.fault = refuse
+    assert await cluster.repair()
+    assert cluster.here.log.damaged_ranges() == []
+    assert {(b"a", b"1"), (b"b", b"1")} <= cluster.table(), "what was not damaged is as it was"
+    assert not cluster.refused
+
+
+async def test_a_repair_that_ends_in_the_middle_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+
+    async def wait_for_ever(*arguments: object, **options: object) -> bytes:
+        if len(cluster.fetches) >= 1:
+            await asyncio.sleep(3600)
+        return await cluster.fetch(*arguments, **options)  # type: ignore[arg-type]
+
+    cluster.repairs.fetch = wait_for_ever
+    task = asyncio.ensure_future(cluster.repair())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert cluster.here.log.compaction is None
+    assert cluster.here.files("*.cleaned") == []
+    assert cluster.here.log.damaged_ranges()

@@ -1,0 +1,108 @@
+"""Replaces the first segments of a compacted log by another replica's copy of them.
+
+A repair needs it where the other replica's cleaner has removed records of the damaged range, and this one's has not
+compared that range yet: a tombstone, or a transaction's marker, may be among them. What they ended is still in this
+log, and nothing would ever remove it, while the other replica's copy is true as a whole. Invariants: the other replica
+has all of the copy committed; each segment is replaced as a cleaning does it (`swap.py`), so that a crash or the end of
+the copy leaves whole segments of either replica, and the damaged segment is the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+from tidelog.protocol.batches.record_batch import BatchHeader, CorruptRecord, check_crc, check_magic, iter_headers
+from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, groups
+from tidelog.storage.cleaner.filter import CleanedBatch, filler
+from tidelog.storage.cleaner.keys import PlainKeyTable
+from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
+from tidelog.storage.log.compaction import Compaction, write_batches
+from tidelog.storage.log.hidden_transactions import aborted
+from tidelog.storage.log.recovery import read_marker
+from tidelog.storage.producers.producer_state import ProducerState
+from tidelog.storage.segments.log_config import MAX_POSITION
+from tidelog.storage.segments.segment import Segment
+
+if TYPE_CHECKING:
+    from tidelog.storage.log.partition_log import PartitionLog
+
+
+class PrefixCopy(Compaction):
+    """Its owner calls `run` and `advance` as of any cleaning. While `wants_from` is not negative, it sets `data` before
+    `run`: batches of the other replica from that offset on.
+    """
+
+    def __init__(self, log: PartitionLog, last: Segment, now_ms: int) -> None:
+        """`last`: the last segment to replace, which is not the active one. Raises OSError: the checkpoint is written,
+        because the cleaner is to compare the whole log again.
+        """
+        end_offset = next(each.base_offset for each in log.segments if each.base_offset > last.base_offset)
+        chosen = CleanableRange(log.log_start_offset, end_offset, 0, 0, 0)
+        super().__init__(log, chosen, lambda: PlainKeyTable(0, 1.0), now_ms, piece_bytes=0)
+        self.wants_from = -1
+        self.data = b""
+        self._producers = ProducerState()
+        self._producers.load((), log.log_start_offset)
+        log.cleaned_offset = min(log.cleaned_offset, log.log_start_offset)
+        log.write_checkpoint()
+
+    def _finish(self) -> None:
+        super()._finish()
+        if self.log.lacks_producers and not self.log.damaged_ranges():
+            self.log.reload_producers()
+
+    def _whole(self) -> Generator[None]:
+        yield from self._sync_log()
+        self.log.durability.files.remove(CLEANED_ENDS_FILE)
+        facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in self._segments]
+        for start, stop in groups(facts, self.chosen.end_offset, self._config.segment_bytes):
+            yield from self._copy(self._segments[start:stop], self._ends[stop - 1])
+        self._is_done = True
+
+    def _copy(self, old: list[Segment], end_offset: int) -> Iterator[None]:
+        new = self._begin_segment(old[0].base_offset)
+        written, written_end = 0, new.base_offset
+        next_offset = max(new.base_offset, self.log.log_start_offset)
+        while next_offset < end_offset:
+            self.wants_from = next_offset
+            yield
+            self.wants_from = -1
+            before, parts = next_offset, []
+            for position, header in iter_headers(self.data):
+                if header.base_offset >= end_offset:
+                    next_offset = end_offset
+                    break
+                batch = memoryview(self.data)[position : position + header.size_bytes]
+                self._check(batch, header, next_offset, new.base_offset, end_offset)
+                self._note_aborted(new, batch, header)
+                parts.append(CleanedBatch(batch, header.last_offset, header.max_timestamp))
+                next_offset = written_end = header.next_offset
+            if next_offset == before:
+                raise CorruptRecord("the other replica sends no whole batch")
+            if written_end < end_offset == next_offset:
+                parts.append(filler(end_offset - 1, self.log.leader_epochs.epoch_for_offset(end_offset - 1)))
+                written_end = end_offset
+            written = write_batches(new, parts, written)
+            if written > MAX_POSITION:
+                raise CorruptRecord("the other replica's copy is too large for one segment")
+        yield from self._seal(new, old, written, written_end)
+
+    def _check(
+        self, batch: memoryview, header: BatchHeader, next_offset: int, base_offset: int, end_offset: int
+    ) -> None:
+        """Raises CorruptRecord if the batch cannot be the next one between these offsets."""
+        check_magic(header)
+        known_epoch = self.log.leader_epochs.epoch_for_offset(header.base_offset)
+        if (
+            not check_crc(batch, 0, header)
+            or not base_offset <= header.base_offset
+            or not next_offset < header.next_offset <= end_offset
+            or 0 <= known_epoch != header.partition_leader_epoch
+        ):
+            raise CorruptRecord(f"the other replica's batch of offset {header.base_offset} does not belong here")
+
+    def _note_aborted(self, new: Segment, batch: memoryview, header: BatchHeader) -> None:
+        completed = self._producers.replay(header, read_marker(batch, header) if header.is_control else None)
+        if completed is not None and completed.is_abort:
+            new.transaction_index.append(aborted(completed))
