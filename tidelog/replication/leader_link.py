@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
+from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -27,6 +28,7 @@ from tidelog.replication.follower import (
     truncation_offset,
 )
 from tidelog.replication.leader_bounds import LeaderBounds
+from tidelog.replication.throttle import UNLIMITED
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.log.usual_append import append_usual_as_follower
 from tidelog.storage.segments.append import UnexplainedGap, check_first_holds
@@ -47,6 +49,10 @@ logger = logging.getLogger("tidelog.replication")
 
 FETCH: Final = 1
 OPEN_MAX: Final = 2
+# Throttled partitions that continue together when the rate allows more: their records fill an answer. And how long they
+# have for it before the next ones continue.
+RESUMED_AT_ONCE: Final = 2
+RESUME_MS: Final = 10.0
 # A leader may learn of its election later than its follower, so only lasting failures are logged at INFO.
 FAILURES_BEFORE_INFO: Final = 5
 EPOCH_MAX: Final = 2**31 - 1
@@ -122,7 +128,9 @@ class ReplicaFetcher:
         self._changed: dict[FollowedPartition, None] = {}  # the next request mentions these
         self._forgotten: dict[Key, None] = {}  # the next request removes these from the session
         self._held: dict[FollowedPartition, None] = {}  # their records wait for the device
-        self._throttled: dict[FollowedPartition, None] = {}
+        self._throttled: dict[FollowedPartition, None] = {}  # they wait for the rate, in the order of their turns
+        self._throttle_timer: asyncio.TimerHandle | None = None
+        self._is_rate_due = False  # records of throttled replicas came: look at the rate before the next request
         self._delays = Delays(fetchers, self._end_delays)  # after a failure
         self._bounds = LeaderBounds(fetchers.node_id, self._on_bounds, self._broken)
         # By the beginning of its answers in this session. Cleared with the session, and when a partition goes.
@@ -143,7 +151,7 @@ class ReplicaFetcher:
     def add(self, followed: FollowedPartition) -> None:
         self.followed[followed.key] = followed
         if followed.log.durability.blocked_from < 0:
-            self._mention(followed)
+            self._mention_in_turn(followed)
             self._pump_soon()
         else:  # its last records, from an earlier role or leader, are not on the device yet
             self._held[followed] = None
@@ -166,8 +174,7 @@ class ReplicaFetcher:
     def resume(self, followed: FollowedPartition) -> None:
         if followed in self._held:
             del self._held[followed]
-            if not self._is_paused(followed):
-                self._mention(followed)
+            self._mention_in_turn(followed)
             self._pump_soon()
 
     def retry_now(self) -> None:
@@ -181,6 +188,8 @@ class ReplicaFetcher:
         self._closed = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
+        if self._throttle_timer is not None:
+            self._throttle_timer.cancel()
         self._delays.close()
         self._bounds.forget()
         link, self._link = self._link, None
@@ -229,6 +238,8 @@ class ReplicaFetcher:
         """Send the next request if one is due."""
         if self._closed or self._retry_timer is not None:
             return
+        if self._is_rate_due:
+            self._keep_rate()
         is_open = self._requests_sent - self._requests_answered
         if is_open and (is_open >= OPEN_MAX or not self._session_epoch or not self._changed):
             return
@@ -356,7 +367,7 @@ class ReplicaFetcher:
                 if (
                     len(self._changed) == 1
                     and self._requests_answered == self._requests_sent
-                    and not (self._forgotten or self._held or self._retry_timer or self._closed)
+                    and not (self._forgotten or self._held or self._retry_timer or self._is_rate_due or self._closed)
                 ):
                     self._ask_on(followed)
                     return
@@ -450,39 +461,77 @@ class ReplicaFetcher:
             self._delay(followed)
 
     def _throttle(self, followed: FollowedPartition, size_bytes: int) -> None:
-        """Count the records, and pause the partition until the rate allows more.
+        """Count the records.
 
         A replica that had all committed records does not count: it is not throttled, so it may be faster than the rate,
         and those that lag would wait for it.
         """
         if followed.requested_offset < followed.leader_high_watermark:
             self._fetchers.throttle.record(size_bytes, self._loop.time() * 1000)
-        if followed in self._changed:
-            self._is_paused(followed)
+            self._is_rate_due = True
 
-    def _is_paused(self, followed: FollowedPartition) -> bool:
-        """Pause the partition if the rate demands it. A replica with all committed records is not throttled."""
-        lags = followed.log.log_end_offset < followed.leader_high_watermark
-        if not lags or not followed.partition.throttled_as_follower:
-            return False
-        wait_ms = self._fetchers.throttle.pause_ms(self._loop.time() * 1000)
-        if wait_ms:
-            self._set_aside(followed)
-            self._throttled[followed] = None
-            self._loop.call_later(wait_ms / 1000, self._end_throttle, followed)
-        return wait_ms > 0
+    @staticmethod
+    def _is_limited(followed: FollowedPartition) -> bool:
+        """Whether the rate holds for the partition: not for a replica in the ISR, or with all committed records."""
+        partition = followed.partition
+        return (
+            partition.throttled_as_follower
+            and not partition.is_in_isr
+            and not 0 <= followed.leader_high_watermark <= followed.log.log_end_offset
+        )
 
-    def _end_throttle(self, followed: FollowedPartition) -> None:
-        """Continue with the partition, or wait longer while it is throttled and the rate is used up."""
-        if followed not in self._throttled or self._closed:
+    def _pause_ms(self) -> float:
+        return self._fetchers.throttle.pause_ms(self._loop.time() * 1000)
+
+    def _keep_rate(self) -> None:
+        """Once the rate is used up, pause all partitions for which it holds: each would bring an answer above it.
+        Until then the next ones that wait continue.
+        """
+        self._is_rate_due = False
+        if not self._pause_ms():
+            self._end_throttle_of(RESUMED_AT_ONCE)
             return
-        wait_ms = self._fetchers.throttle.pause_ms(self._loop.time() * 1000)
-        if wait_ms and followed.partition.throttled_as_follower:
-            self._loop.call_later(wait_ms / 1000, self._end_throttle, followed)
+        for followed in self.followed.values():
+            is_asked_for = followed.in_session or followed in self._changed
+            if is_asked_for and followed not in self._held and self._is_limited(followed):
+                self._pause(followed)
+
+    def _mention_in_turn(self, followed: FollowedPartition) -> None:
+        if self._is_limited(followed) and self._pause_ms():
+            self._pause(followed)
+        else:
+            self._mention(followed)
+
+    def _pause(self, followed: FollowedPartition) -> None:
+        self._set_aside(followed)
+        self._throttled[followed] = None
+        if self._throttle_timer is None:
+            self._arm_throttle(self._pause_ms())
+
+    def _arm_throttle(self, wait_ms: float) -> None:
+        self._throttle_timer = self._loop.call_later((wait_ms or RESUME_MS) / 1000, self._look_at_rate)
+
+    def _look_at_rate(self) -> None:
+        """Continue with partitions that wait for the rate, or wait longer if it is used up."""
+        self._throttle_timer = None
+        if self._closed or not self._throttled:
             return
-        del self._throttled[followed]
-        self._mention(followed)
+        is_unlimited = self._fetchers.throttle.bytes_per_s == UNLIMITED
+        for followed in list(self._throttled):
+            if is_unlimited or not self._is_limited(followed):
+                del self._throttled[followed]
+                self._mention(followed)
+        wait_ms = self._pause_ms()
+        if not wait_ms:
+            self._end_throttle_of(RESUMED_AT_ONCE)
+        if self._throttled:
+            self._arm_throttle(wait_ms)
         self._pump()
+
+    def _end_throttle_of(self, count: int) -> None:
+        for followed in list(islice(self._throttled, count)):
+            del self._throttled[followed]
+            self._mention(followed)
 
     def _in_turn(self, followed: FollowedPartition, truncate: Callable[[], None]) -> None:
         """Truncate the partition's log when its turn comes. Until then no request mentions it."""

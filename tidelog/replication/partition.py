@@ -85,8 +85,8 @@ class ReplicaPorts:
 
 class Partition:
     __slots__ = (
-        "_on_advance", "_ports", "awaits_followers", "future_log", "in_sync", "index", "is_internal", "leader_epoch",
-        "leader_id", "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "refused",
+        "_on_advance", "_ports", "awaits_followers", "future_log", "in_sync", "index", "is_in_isr", "is_internal",
+        "leader_epoch", "leader_id", "leads", "log", "min_insync_replicas", "offline", "partition_epoch", "refused",
         "throttled_as_follower", "throttled_as_leader", "topic", "topic_id", "watch",
     )  # fmt: skip
 
@@ -113,6 +113,8 @@ class Partition:
         self.partition_epoch = -1
         self.in_sync = InSyncReplicas(-1, ports.lag_ms_max)
         """The leader's state of the ISR and the followers; empty while this replica does not lead."""
+        self.is_in_isr = True
+        """Whether the metadata has this replica in the ISR, while it follows."""
         self.awaits_followers = False
         """Whether another replica is in the maximal ISR, so that an append alone cannot advance the high watermark."""
         self.min_insync_replicas = 1

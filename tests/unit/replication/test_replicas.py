@@ -669,6 +669,64 @@ def test_records_of_a_replica_in_sync_do_not_use_up_the_rate_of_those_that_lag(s
     assert cluster.nodes[2].log.log_end_offset == 75
 
 
+@pytest.mark.parametrize("begins", ["as one", "while the rate is used up"])
+def test_the_rate_is_one_for_all_partitions_that_lag(begins: str) -> None:
+    """Each of thirty brought a megabyte before it waited: thirty seconds of the rate at once."""
+    count, topic_id = 30, b"M" * 16
+    cluster = Replicas(2)
+    cluster.configure(follower_replication_throttled_replicas="*")
+    cluster.set_rates(follower_replication_throttled_rate="1000000")
+    cluster.elect(1, [1])
+    cluster.add_topic(topic_id, "many", count)
+    cluster.image = replace(
+        cluster.image, configs={**cluster.image.configs, (2, "many"): {"follower.replication.throttled.replicas": "*"}}
+    )
+    leader, follower = cluster.nodes[1].hosting, cluster.nodes[2].hosting
+    everything = MetadataDelta(changed_partitions={topic_id: set(range(count))})
+    leader.apply(cluster.image, everything)
+    for partition in cluster.nodes[1].partitions.hosted():
+        if partition.topic == "many":
+            for _ in range(4):
+                record = encode_batch([Record(0, 0, None, b"x" * 500_000)])
+                cluster.nodes[1].partitions.append(partition, memoryview(record), 0, -1)
+    if begins == "as one":
+        follower.apply(cluster.image, everything)
+    else:
+        for index in range(count):
+            follower.apply(cluster.image, MetadataDelta(changed_partitions={topic_id: {index}}))
+            cluster.loop.run_for(5)
+    copied = [each.log for each in cluster.nodes[2].partitions.hosted() if each.topic == "many"]
+    assert len(copied) == count
+    for second in range(2, 80, 2):
+        cluster.loop.run_for(2000)
+        records = sum(log.log_end_offset for log in copied)
+        assert min(count * 4, 2 * second - 4) <= records <= 2 * second + 12, second
+    assert {log.log_end_offset for log in copied} == {4}
+    assert {log.high_watermark for log in copied} == {4}
+
+
+def test_a_replica_in_the_isr_is_fetched_at_once_while_others_use_the_rate_up() -> None:
+    """It does not know its leader's high watermark yet. If it waited, it would leave the ISR."""
+    cluster = throttled("follower", 10)
+    node = cluster.nodes[2]
+    assert 0 < node.log.log_end_offset < 10
+    cluster.placed = replace(cluster.placed, isr=(1, 2))
+    cluster.add_topic(b"M" * 16, "many", 3)
+    cluster.image = replace(
+        cluster.image, configs={**cluster.image.configs, (2, "many"): {"follower.replication.throttled.replicas": "*"}}
+    )
+    for each in cluster.nodes.values():
+        each.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"M" * 16: {0, 1, 2}}))
+    leading = [each for each in cluster.nodes[1].partitions.hosted() if each.topic == "many"]
+    for _ in range(3):
+        for partition in leading:
+            records = encode_batch([Record(0, 0, None, b"x" * 1000)])
+            cluster.nodes[1].partitions.append(partition, memoryview(records), 0, -1)
+        cluster.loop.run_for(100)
+    assert [each.log.high_watermark for each in leading] == [3, 3, 3]
+    assert node.log.log_end_offset < 10
+
+
 def test_a_throttled_replica_that_waits_for_its_device_keeps_to_the_rate() -> None:
     cluster = Replicas(2, log_flush_interval_messages="1")
     cluster.stop(2, power=True)

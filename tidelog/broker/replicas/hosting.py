@@ -496,6 +496,8 @@ class Hosting:
         if self._unclean_leaders is not None:
             self._unclean_leaders.forget(partition)
         has_changed = partition.become_follower(assignment)
+        if assignment.partition_epoch == partition.partition_epoch:
+            partition.is_in_isr = self._node_id in assignment.isr
         if has_changed:
             self._partitions.fail_waiting_requests(partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if was_leader and not partition.leads:
