@@ -20,6 +20,7 @@ from tests.simulation.cluster_faults import DIRECTORY_WEIGHTS, MOVING_WEIGHTS
 from tests.simulation.cluster_history import ClusterHistory
 from tests.simulation.stage import Stage, stage
 from tidelog.broker.replicas import replica_moves
+from tidelog.broker.replicas.directory_assignments import DirectoryAssignments
 from tidelog.client.admin.client import Admin
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.controller.decisions import activation
@@ -119,6 +120,63 @@ def test_a_failure_counts_after_an_upgrade(level: int, quiet: None, monkeypatch:
         play.until("another leads", lambda: play.leader in (2, 3), 1)
         assert play.send(b"second") == 1
         assert broker_epochs(play) == epochs
+
+
+def test_a_failure_counts_before_the_controller_knows_the_directory(
+    quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker reports the directory of a replica until the controller has it. It stopped when the directory failed,
+    and the replica led for good what it could not serve.
+    """
+    honest, is_lost = DirectoryAssignments._send, True
+
+    async def send(self: DirectoryAssignments, sent: Any) -> bool:
+        return False if is_lost else await honest(self, sent)
+
+    monkeypatch.setattr(DirectoryAssignments, "_send", send)
+    with stage(log_dirs=TWO, metadata_log_dir="/data") as play:
+        home = begin(play)
+        play.wait(2)
+        play.node(1).host.disk.break_directory(home, errno.EIO)
+        play.node(1).disk_was_bad = True
+        play.refused(b"not taken")
+        play.wait(2)
+        assert play.leader == 1
+        is_lost = False
+        play.until("another leads", lambda: play.leader in (2, 3), 20)
+        assert play.send(b"second") == 1
+
+
+def test_a_replica_from_before_an_upgrade_may_be_in_a_directory_that_is_offline(
+    quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker was down when the metadata got a place for directories. It began the replica anew, and led with it."""
+    monkeypatch.setattr(activation, "NEW_CLUSTER_FEATURES", {METADATA_VERSION: DIRECTORIES_VERSION - 1})
+    with stage((1, 2), log_dirs=TWO, metadata_log_dir="/data") as play:
+        home = begin(play)
+        node = play.node(1)
+        play.node(2).kill()
+        play.until("2 has left", lambda: play.isr == [1])
+        assert play.send(b"second") == 1
+        node.kill()
+        node.disk_was_bad = True
+        play.node(2).start()
+        play.until("2 is up", lambda: play.node(2).ready)
+
+        async def upgrade(admin: Admin) -> None:
+            await admin.update_features({METADATA_VERSION: LATEST_METADATA_VERSION})
+
+        play.wait(12)
+        play.admin(upgrade)
+        node.host.disk.break_directory(home, errno.EIO)
+        node.start()
+        play.until("1 is up", lambda: node.ready)
+        play.wait(5)
+        node.host.disk.broken.clear()
+        node.kill()
+        node.start()
+        play.until("all are back", play.cluster.all_in_sync, 60)
+        assert play.values(2) == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("level", [LOWEST_METADATA_VERSION, DIRECTORIES_VERSION - 1])

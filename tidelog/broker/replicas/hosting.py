@@ -457,10 +457,22 @@ class Hosting:
         lost_partitions = [partition for partition, home in self._directory_of.items() if home is directory]
         for partition in lost_partitions:
             self._end_role(partition)
+            self._report_failed(partition, directory)
             del self._directory_of[partition]
             self._offline_replicas[partition.topic, partition.index] = directory
             self._partitions.remove(partition, ErrorCode.KAFKA_STORAGE_ERROR)
         logger.warning("%d replicas in %s are offline", len(lost_partitions), directory.path)
+
+    def _report_failed(self, partition: Partition, directory: LogDirectory) -> None:
+        """Report the failed directory of a replica that the metadata do not name yet. The controller hears of the
+        failure, but would not know that this replica is in it, and would leave it the lead.
+        """
+        topic = None if self._image is None else self._image.topics_by_id.get(partition.topic_id)
+        assignment = None if topic is None else topic.partitions.get(partition.index)
+        if self._assignments is None or assignment is None:
+            return
+        if assignment.directory_of(self._node_id) != directory.directory_id:
+            self._assignments.report(partition.topic_id, partition.index, directory.directory_id)
 
     def _report_directory(self, partition: Partition, assignment: PartitionImage) -> None:
         """Report the replica's directory to the controller, which assigns it itself on a node with one directory.

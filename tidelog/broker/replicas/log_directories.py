@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.scheduling.callbacks import call_all
 from tidelog.protocol.errors import ConfigError
-from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
+from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
 from tidelog.storage.files.disk import is_exhaustion, is_full
 from tidelog.storage.files.incarnation import machine_ran_on, remove_incarnation, surviving_epoch, write_incarnation
 from tidelog.storage.files.log_names import parse_name
@@ -233,8 +233,10 @@ class LogDirectories:
         return not {path, self._home_paths[path], "*"}.isdisjoint(entries)
 
     def may_be_offline(self, directory_id: bytes) -> bool:
-        """Whether a replica that the metadata assigns to this directory may be in an offline one."""
-        if directory_id in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
+        """Whether a replica that the metadata assign to this directory may be in an offline one. So may one from before
+        metadata.version 17; a new one has no log yet.
+        """
+        if directory_id == UNASSIGNED_DIRECTORY:
             return False
         homes = self.homes
         return len(homes) < len(self._home_paths) and all(each.directory_id != directory_id for each in homes)
