@@ -254,6 +254,22 @@ async def test_a_log_that_another_replica_replaces_is_not_cleaned_meanwhile(node
     await node.cleaner.close()
 
 
+async def test_closing_ends_also_a_cleaning_that_meets_a_shortage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, **{"log.cleaner.io.max.bytes.per.second": "10"})
+    log = node.fill("t", 200)
+    node.start()
+    await node.until(lambda: bool(node.cleaner._pauses))
+
+    def give_up(compaction: Compaction) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Compaction, "give_up", give_up)
+    await asyncio.wait_for(node.cleaner.close(), PATIENCE_S)
+    assert (log.compaction, node.cleaner.totals.cleanings) == (None, 0)
+
+
 async def test_a_bug_in_a_cleaning_leaves_no_file_of_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     log = node.fill("t", 50)
 

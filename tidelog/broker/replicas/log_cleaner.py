@@ -128,6 +128,7 @@ class LogCleaner:
                 compaction.give_up()
             except OSError as error:
                 logger.error("cannot end the cleaning of %s: %s", compaction.log.directory, error)
+                compaction.abandon()  # the next start ends it
         self._end_pauses()
         if self._running:
             await asyncio.wait(list(self._running.values()))

@@ -176,18 +176,25 @@ class Compaction:
         return True
 
     def give_up(self) -> None:
-        """End the cleaning before a truncation or close. A started swap is finished, which waits for the device."""
+        """End the cleaning before a truncation or close. A started swap is finished, which waits for the device.
+
+        Raises OSError; after a shortage of descriptors the cleaning goes on.
+        """
         if self.is_given_up:
             return
-        self.is_given_up = True
-        self.log.compaction = None
         if self._swap is not None and self._swap.has_begun:
             self._swap.finish_now()
             self._swap = self._unfinished = None
+        self.is_given_up = True
+        self.log.compaction = None
 
     def take_back(self) -> None:
         """End the cleaning because of an error, and leave no file of it. Not during a `run`. Raises OSError."""
-        self.give_up()
+        try:
+            self.give_up()
+        except OSError:
+            self.abandon()
+            raise
         self._clear_up()
 
     def abandon(self) -> None:
