@@ -18,6 +18,8 @@ from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a, fetch, 
 from tidelog.broker.replicas.repairs import Repairs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.storage.segments import lookup
+from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
 
 class Cluster:
@@ -121,14 +123,22 @@ async def test_a_replica_that_goes_meanwhile_is_asked_again(tmp_path: Path, when
     assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
 
 
-@pytest.mark.parametrize("why", ["it is not in sync", "it has deleted records", "the replica moves"])
-async def test_without_a_copy_of_all_the_range_alone_is_repaired(tmp_path: Path, why: str) -> None:
+@pytest.mark.parametrize("why", ["it is not in sync", "it has deleted records", "the replica moves", "no index"])
+async def test_without_a_copy_of_all_the_range_alone_is_repaired(
+    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = Cluster(tmp_path)
     damage(cluster.here, 1)
     if why == "it is not in sync":
         cluster.in_sync = set()
     elif why == "the replica moves":
         cluster.here.log.keep_uncleaned()
+    elif why == "no index":
+
+        def corrupt(*arguments: object) -> None:
+            raise CorruptTransactionIndex
+
+        monkeypatch.setattr(lookup, "aborted_between", corrupt)
     else:
 
         def refuse(offset: int) -> None:

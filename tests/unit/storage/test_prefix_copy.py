@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -200,6 +201,18 @@ def test_a_copy_that_cannot_be_ours_changes_nothing(tmp_path: Path, fault: str) 
             copy.advance()
     assert contents(lagging.log) == before
     assert lagging.files("*.cleaned") == []
+    assert lagging.log.compaction is None
+
+
+def test_a_copy_that_cannot_begin_leaves_the_log_to_the_cleaner(tmp_path: Path) -> None:
+    lagging, _ = replicas(tmp_path, deletes_a)
+
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    lagging.log.write_checkpoint = refuse
+    with pytest.raises(OSError, match="Too many"):
+        PrefixCopy(lagging.log, lagging.log.segments[0], NOW)
     assert lagging.log.compaction is None
 
 

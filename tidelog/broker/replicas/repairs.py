@@ -39,6 +39,7 @@ from tidelog.storage.log.repair import (
 )
 from tidelog.storage.segments.damage import DamagedRange, describe
 from tidelog.storage.segments.log_config import INT64_MAX
+from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
@@ -340,7 +341,7 @@ class Repairs:
             except (KafkaError, PeerUnreachable) as error:
                 may_help = may_help or not isinstance(error, KafkaError) or error.code not in _ABSENT
                 logger.info("%s: broker %d does not help: %s", name, source, error)
-            except CleaningFailed as error:
+            except (CleaningFailed, CorruptTransactionIndex) as error:
                 logger.warning("%s: the copy of broker %d cannot take its place: %s", name, source, error)
             if repair.is_obsolete:
                 return True

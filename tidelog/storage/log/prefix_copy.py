@@ -34,18 +34,19 @@ class PrefixCopy(Compaction):
     """
 
     def __init__(self, log: PartitionLog, last: Segment, now_ms: int) -> None:
-        """`last`: the last segment to replace, which is not the active one. Raises OSError: the checkpoint is written,
-        because the cleaner is to compare the whole log again.
+        """`last`: the last segment to replace, which is not the active one. Raises OSError, CorruptTransactionIndex.
+
+        The checkpoint is written, because the cleaner is to compare the whole log again.
         """
         end_offset = next(each.base_offset for each in log.segments if each.base_offset > last.base_offset)
         chosen = CleanableRange(log.log_start_offset, end_offset, 0, 0, 0)
+        log.cleaned_offset = min(log.cleaned_offset, log.log_start_offset)
+        log.write_checkpoint()
         super().__init__(log, chosen, lambda: PlainKeyTable(0, 1.0), now_ms, piece_bytes=0)
         self.wants_from = -1
         self.data = b""
         self._producers = ProducerState()
         self._producers.load((), log.log_start_offset)
-        log.cleaned_offset = min(log.cleaned_offset, log.log_start_offset)
-        log.write_checkpoint()
 
     def _finish(self) -> None:
         super()._finish()
