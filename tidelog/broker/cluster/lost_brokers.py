@@ -110,7 +110,8 @@ class LostBrokers:
         return self._fenced_at_s.keys() - self._connected
 
     def contains_any(self, broker_ids: Iterable[int]) -> bool:
-        return not self._timers.keys().isdisjoint(broker_ids)
+        # Very many requests for very many partitions may wait for one probe: nearly always nothing is lost then.
+        return bool(self._timers) and not self._timers.keys().isdisjoint(broker_ids)
 
     def unverified(self, broker_ids: Iterable[int]) -> list[int]:
         """The brokers that must be probed before a response names them."""
