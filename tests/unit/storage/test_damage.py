@@ -23,7 +23,6 @@ from tidelog.storage.segments import segment as segment_module
 from tidelog.storage.segments.append import UnexplainedGap
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
 from tidelog.storage.segments.examination import UNKNOWN_END, Examiner, WholeBatch
-from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.segment import Segment
 
 MakeLogs = Callable[..., Logs]
@@ -126,10 +125,15 @@ def repair(log: PartitionLog, copy: dict[int, bytes]) -> None:
 
 
 def repair_range(
-    log: PartitionLog, segment: Segment, damaged: DamagedRange, copy: dict[int, bytes], *, whole_from: int = INT64_MAX
+    log: PartitionLog,
+    segment: Segment,
+    damaged: DamagedRange,
+    copy: dict[int, bytes],
+    *,
+    cleaned_offset: int | None = None,
 ) -> None:
     work = log.repair_of(segment, damaged)
-    work.whole_from = whole_from
+    work.cleaned_offset = cleaned_offset
     for offset in sorted(copy):
         if not work.is_complete and offset >= damaged.first_offset:
             work.accept(memoryview(copy[offset]))

@@ -94,7 +94,7 @@ def test_a_deleted_key_does_not_come_back(tmp_path: Path, append: Appends, place
     log = lagging.log
     ((segment, damaged),) = log.damaged_ranges()
     work = log.repair_of(segment, damaged)
-    work.whole_from = log.cleaned_offset
+    work.cleaned_offset = log.cleaned_offset
     with pytest.raises(Thinned):  # noqa: PT012
         for offset in sorted(copy_of(cleaned)):
             if offset >= damaged.first_offset:
@@ -122,8 +122,49 @@ def test_what_is_whole_in_the_other_copy_is_repaired_alone(tmp_path: Path, numbe
     before = contents(copied.log)
     damage(copied, number % 2, segment=number // 2)
     ((segment, damaged),) = copied.log.damaged_ranges()
-    repair_range(copied.log, segment, damaged, copy_of(cleaned), whole_from=copied.log.cleaned_offset)
+    repair_range(copied.log, segment, damaged, copy_of(cleaned), cleaned_offset=copied.log.cleaned_offset)
     assert (copied.log.damaged_ranges(), contents(copied.log), copied.log.cleaned_offset) == ([], before, -1)
+
+
+@pytest.mark.parametrize(("number", "is_thinned"), [(1, True), (2, False)])
+def test_a_marker_that_is_gone_there_is_missed_also_where_this_log_was_cleaned(
+    tmp_path: Path, number: int, is_thinned: bool
+) -> None:
+    """Without it the next cleaning took the producer's later records for aborted ones, and removed them."""
+    lagging, cleaned = (Logs(tmp_path / name, GONE) for name in ("lagging", "cleaned"))
+    for made in (lagging, cleaned):
+        made.append(keyed(("a", "aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+        made.append(marker(abort=True), from_client=False)
+        made.append(keyed(("b", "1")), keyed(("c", "1")))
+        made.log.roll(NOW)
+    clean(lagging.log)
+    for made in (lagging, cleaned):
+        made.append(keyed(("d", "1"), producer_id=7, producer_epoch=0, base_sequence=1, transactional=True))
+        made.append(marker(abort=False), from_client=False)
+        made.append(keyed(("b", "2")))
+        made.log.roll(NOW)
+    for _ in range(3):
+        cleaned.append(keyed(("z", "1")))
+        cleaned.log.roll(NOW)
+        clean(cleaned.log)
+    damage(lagging, number)
+    log = lagging.log
+    ((segment, damaged),) = log.damaged_ranges()
+    assert damaged.end_offset <= log.cleaned_offset
+    if is_thinned:
+        with pytest.raises(Thinned):
+            repair_range(log, segment, damaged, copy_of(cleaned), cleaned_offset=log.cleaned_offset)
+        copy_prefix(log, cleaned.log, 0)
+    else:
+        repair_range(log, segment, damaged, copy_of(cleaned), cleaned_offset=log.cleaned_offset)
+    assert log.damaged_ranges() == []
+    for _ in range(3):
+        log.append_as_leader(memoryview(bytearray(keyed(("z", "1")))), 0, NOW)
+        log.roll(NOW)
+        log.set_high_watermark(log.log_end_offset)
+        clean(log)
+    expected = {(b"b", b"2"), (b"c", b"1"), (b"d", b"1"), (b"z", b"1")}
+    assert {(key, value) for _, key, value in contents(log)} == expected
 
 
 def test_a_transaction_ends_here_as_it_does_there(tmp_path: Path) -> None:

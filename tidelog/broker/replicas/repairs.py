@@ -38,7 +38,6 @@ from tidelog.storage.log.repair import (
     is_present,
 )
 from tidelog.storage.segments.damage import DamagedRange, describe
-from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
 if TYPE_CHECKING:
@@ -268,7 +267,7 @@ class Repairs:
         """Replicas without the whole range -> the lowest offset with which a batch that is worth a copy may begin."""
         gap_is_shared = damage.position == damage.end_position
         if log.config.is_compacted:
-            repair.whole_from = log.cleaned_offset
+            repair.cleaned_offset = log.cleaned_offset
         thinned: list[int] = []
         for source in self.others(partition):
             try:
@@ -347,8 +346,8 @@ class Repairs:
                 return True
         if may_help:
             return True
-        logger.warning("%s: a record that was deleted may be back: %s", name, describe(repair.damage))
-        repair.whole_from = INT64_MAX
+        logger.warning("%s: records that were deleted or aborted may be back: %s", name, describe(repair.damage))
+        repair.cleaned_offset = None
         with suppress(CopyRefused, KafkaError, PeerUnreachable):
             await self._copy_committed_if_refused(partition, repair, sources[0])
         return False

@@ -27,7 +27,7 @@ from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import File, is_full
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
 from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
-from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
+from tidelog.storage.segments.log_config import MAX_POSITION
 from tidelog.storage.segments.reader import headers, position_of, walk
 from tidelog.storage.segments.segment import Segment
 
@@ -79,9 +79,10 @@ class EpochBegins(CopyRefused):
 
 
 class Thinned(CopyRefused):
-    """The other replica's cleaner has removed records of the range, which this one's has not compared yet.
+    """The other replica's cleaner has removed records of the range.
 
-    A tombstone or a marker may be among them: `prefix_copy.py` takes all that the other replica has up to there.
+    A tombstone that this one's has not compared yet may be among them, or a marker: `prefix_copy.py` takes all that the
+    other replica has up to there.
     """
 
 
@@ -134,8 +135,9 @@ class RangeRepair:
         """A replica in sync sends these batches as committed: then the epoch file, which has no checksum, is wrong."""
         self.compares_before = False
         """`accept` raises EpochBegins, once. Its caller passes what a replica in sync has to `compare_before`."""
-        self.whole_from = INT64_MAX
-        """If the range ends above this offset, `accept` raises Thinned for a copy that lacks records of it."""
+        self.cleaned_offset: int | None = None
+        """Of a compacted log, the end of what its cleaner has compared. Then `accept` raises Thinned for a copy that
+        lacks what may have ended other records of this log: markers, and tombstones above this offset."""
         self._position = damage.position
         self._may_rewrite = segment is not log.segments.active if may_rewrite is None else may_rewrite
         # After the last batch of a closed segment there is room for any length.
@@ -188,7 +190,7 @@ class RangeRepair:
                     is_gap = self.next_offset == self.damage.first_offset
                     raise CopyRefused(f"it lacks offsets {self.next_offset} to {end_offset}, too", is_gap=is_gap)
                 self._ends_early = self.next_offset < end_offset
-                if self._ends_early and self._may_lack(is_same=self._is_filled):
+                if self._ends_early and self._may_lack(has_gap=True, is_same=self._is_filled):
                     raise Thinned(f"its cleaner has removed offsets {self.next_offset} to {end_offset}")
                 self.next_offset = end_offset
                 self._compare_behind(header, data[position : position + header.size_bytes])
@@ -216,17 +218,40 @@ class RangeRepair:
                 )
             if self.compares_before and self._begins_epoch(header):
                 raise EpochBegins(f"leader epoch {header.partition_leader_epoch} begins at {header.base_offset}")
-            is_thin = header.base_offset > self.next_offset or header.record_count <= header.last_offset_delta
-            if is_thin and self._may_lack(is_same=self._has_header(header)):
+            has_gap = header.base_offset > self.next_offset
+            is_thin = has_gap or header.record_count <= header.last_offset_delta
+            if is_thin and self._may_lack(has_gap=has_gap, is_same=self._has_header(header)):
                 raise Thinned(f"its cleaner has removed records from offset {self.next_offset} on")
             self._put(data[position:end])
             self._has_markers = self._has_markers or header.is_control
             self._epoch, self.next_offset = header.partition_leader_epoch, header.next_offset
             self._note_proven(header)
 
-    def _may_lack(self, *, is_same: bool) -> bool:
-        """Whether what the other replica's copy leaves out may have been here. `is_same`: the damaged bytes say no."""
-        return self.damage.end_offset > self.whole_from and not is_same
+    def _may_lack(self, *, has_gap: bool, is_same: bool) -> bool:
+        """Whether the copy leaves out what may have ended other records.
+
+        `has_gap`: it leaves out whole batches. `is_same`: it leaves out nothing.
+        """
+        if self.cleaned_offset is None or is_same:
+            return False
+        return self.damage.end_offset > self.cleaned_offset or (has_gap and not self._has_only_data)
+
+    @property
+    def _has_only_data(self) -> bool:
+        """Whether the headers of the damaged bytes that are left are those of data: there was no marker."""
+        position, next_offset, end_position = self._position, self.next_offset, self.damage.end_position
+        if self._held_batches is not None or position == end_position:
+            return False
+        while position < end_position:
+            stored = self.segment.file.read_at(HEADER_SIZE, position)
+            if len(stored) < HEADER_SIZE:
+                return False
+            header = BatchHeader._make(HEADER.unpack(stored))
+            is_in_place = next_offset <= header.base_offset <= header.last_offset < self.damage.end_offset
+            if header.magic != MAGIC or header.is_control or header.size_bytes < HEADER_SIZE or not is_in_place:
+                return False
+            position, next_offset = position + header.size_bytes, header.next_offset
+        return position == end_position
 
     @property
     def _is_filled(self) -> bool:
