@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dis
 import gc
+import random
 import signal
 import sys
 import threading
@@ -26,7 +27,7 @@ from tidelog.client import sync
 from tidelog.client.sync import loop_thread
 from tidelog.client.sync import producer as sync_producer
 from tidelog.client.sync.caller_thread import CallerThread
-from tidelog.client.sync.loop_call import SharedCall
+from tidelog.client.sync.loop_call import CLOSED, CLOSED_AT_WORK, LoopCall, SharedCall
 from tidelog.client.sync.loop_thread import BlockingClient, LoopThread
 from tidelog.client.sync.record_future import record_future_class
 from tidelog.client.sync.waiting_threads import WaitingThreads
@@ -441,3 +442,88 @@ def test_a_shared_call_is_on_its_way_for_all_but_a_signal_handler_inside_the_thr
     call.ask(loop)
     assert seen == [True, False, False]
     assert not call.is_on_its_way()
+
+
+def test_a_signal_handler_at_any_step_of_a_call_may_wait_for_a_thread_that_uses_the_client():
+    client = Client()
+    client._run(lambda: number(0))
+    for step in count():
+        results: list[int] = []
+
+        def use(results: list[int] = results) -> None:
+            results.append(client._run(lambda: number(1)))
+
+        def handle(use: Callable[[], None] = use) -> None:
+            using = threading.Thread(target=use, daemon=True)
+            using.start()
+            join(using)
+
+        reached: list[bool] = []
+
+        def call(
+            step: int = step,
+            reached: list[bool] = reached,
+            use: Callable[[], None] = use,
+            handle: Callable[[], None] = handle,
+        ) -> None:
+            reached.append(handled_at(step, use, handle, (*WAITING_MODULES, "loop_call.py")))
+
+        calling = threading.Thread(target=call, daemon=True)
+        calling.start()
+        join(calling)
+        assert results == [1] * (1 + reached[0]), f"step {step}"
+        if not reached[0]:
+            break
+    assert step > 10
+    client._close_with(client.work)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_calls_that_race_with_the_close_end_all(seed: int):
+    rng = random.Random(seed)
+    for _ in range(40):
+        client = Client()
+        outcomes: list[object] = []
+
+        def use(client: Client = client, outcomes: list[object] = outcomes) -> None:
+            while True:
+                try:
+                    outcomes.append(client._run(lambda: asyncio.sleep(0, 1)))
+                except RuntimeError as error:
+                    outcomes.append(str(error))
+                    return
+
+        users = [threading.Thread(target=use, daemon=True) for _ in range(3)]
+        for user in users:
+            user.start()
+        time.sleep(rng.choice([0.0, 0.001, 0.003]))
+        client._close_with(client.work)
+        for user in users:
+            join(user)
+        assert set(outcomes) <= {1, CLOSED, CLOSED_AT_WORK}
+
+
+def test_a_call_that_reaches_the_loop_after_its_end_began_is_refused():
+    thread = LoopThread()
+    thread.end_soon(lambda: asyncio.sleep(0.05))
+    with pytest.raises(RuntimeError, match=CLOSED):
+        thread.run(number(1))
+    join(thread._thread)
+
+
+def test_a_call_that_comes_when_the_loop_runs_no_more_is_given_up(monkeypatch):
+    thread = LoopThread()
+    monkeypatch.setattr(LoopCall, "begin", lambda _: thread.stop_soon(Client().work))  # the loop does not come to it
+    errors: list[str] = []
+
+    def call() -> None:
+        try:
+            thread.run(number(1))
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    calling = threading.Thread(target=call, daemon=True)
+    calling.start()
+    join(calling)
+    assert errors == [CLOSED]
+    join(thread._thread)

@@ -13,40 +13,68 @@ from tidelog.client.sync.waiting_threads import WaitingThreads
 
 Result = TypeVar("Result")
 
+CLOSED = "this client is closed"
+CLOSED_AT_WORK = "this client was closed while it was at work"
+
 
 class LoopCall(Generic[Result]):
-    """One call. `begin`, `result` and `cancel` are for the thread that called. `threads` are woken at its end."""
+    """One call. `begin`, `result` and `cancel` are for the thread that called. `threads` are woken at its end.
 
-    __slots__ = ("_call", "_loop", "_task", "_threads")
+    `is_refused` says, on the loop, whether the call comes too late.
+    """
+
+    __slots__ = ("_call", "_is_given_up", "_is_refused", "_loop", "_task", "_threads")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, Result], threads: WaitingThreads
+        self,
+        loop: asyncio.AbstractEventLoop,
+        call: Coroutine[Any, Any, Result],
+        threads: WaitingThreads,
+        is_refused: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._call = call
         self._threads = threads
+        self._is_refused = is_refused
         self._task: asyncio.Task[Result] | None = None
+        self._is_given_up = False
 
     @property
     def is_over(self) -> bool:
-        return self._task is not None and self._task.done()
+        return self._is_given_up or (self._task is not None and self._task.done())
 
     def begin(self) -> None:
         """Raises RuntimeError once the loop is closed."""
-        self._loop.call_soon_threadsafe(self._begin)
+        try:
+            self._loop.call_soon_threadsafe(self._begin)
+        except RuntimeError:
+            self._call.close()
+            raise RuntimeError(CLOSED) from None
 
     def _begin(self) -> None:
+        if self._is_refused():
+            self.give_up()
+            return
         self._task = self._loop.create_task(self._call)
         self._task.add_done_callback(self._handle_end)
+
+    def give_up(self) -> None:
+        """In the thread of the loop: the call does not end any more, unless it has."""
+        self._is_given_up = True
+        self._threads.wake()
 
     def _handle_end(self, task: asyncio.Task[Result]) -> None:
         retrieve_exception(task)  # an interrupted caller does not ask for it
         self._threads.wake()
 
     def result(self) -> Result:
-        """Wait for the result of a call that has begun."""
+        """Wait for the result of a call that has begun. Raises RuntimeError when the loop ends before it."""
         self._threads.wait(lambda: self.is_over)
-        assert self._task is not None
+        if self._task is None:
+            self._call.close()
+            raise RuntimeError(CLOSED)
+        if not self._task.done():
+            raise RuntimeError(CLOSED_AT_WORK)
         return self._task.result()
 
     def cancel(self) -> None:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tidelog.client.sync.caller_thread import CallerThread
-from tidelog.client.sync.loop_call import LoopCall
+from tidelog.client.sync.loop_call import CLOSED, CLOSED_AT_WORK, LoopCall
 from tidelog.client.sync.waiting_threads import WaitingThreads
 
 Result = TypeVar("Result")
@@ -66,7 +66,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = new_loop()
-        self._lock = threading.RLock()  # a signal handler may call `close` inside any call
+        self._calls: set[LoopCall[Any]] = set()
+        """Those whose callers wait."""
         self._is_ending = False
         self._is_stopped = False
         self._end: asyncio.Task[None] | None = None
@@ -90,6 +91,9 @@ class LoopThread:
                     logger.error("the loop of a blocking client goes on after %r", error)
         finally:
             self.loop.close()
+            # A call that came when the loop ran no more. A later one finds it closed.
+            for running in list(self._calls):
+                running.give_up()
 
     def _stop_loop(self) -> None:
         """On the loop."""
@@ -101,19 +105,22 @@ class LoopThread:
 
         With `caller`, this thread runs its callbacks meanwhile. Raises RuntimeError when `stop` is called meanwhile.
         """
-        running = LoopCall(self.loop, call, WaitingThreads() if caller is None else caller.threads)
+        threads = WaitingThreads() if caller is None else caller.threads
+        running = LoopCall(self.loop, call, threads, lambda: self._end is not None)
         try:
-            with self._lock:
-                if self._is_ending:
-                    call.close()
-                    raise RuntimeError("this client is closed")
-                running.begin()
+            self._calls.add(running)
+            if self._is_ending:
+                call.close()
+                raise RuntimeError(CLOSED)
+            running.begin()
             return running.result() if caller is None else caller.wait(running)
         except asyncio.CancelledError:
-            raise RuntimeError("this client was closed while it was at work") from None
+            raise RuntimeError(CLOSED_AT_WORK) from None
         except BaseException:
             running.cancel()
             raise
+        finally:
+            self._calls.discard(running)
 
     @property
     def is_current(self) -> bool:
@@ -131,9 +138,8 @@ class LoopThread:
 
     def stop_soon(self, last_call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """`stop` without the wait. A second call has no effect, and is for an interrupt of the first one."""
-        with self._lock:
-            self._is_ending = True
-        # Earlier calls have their tasks before the end begins. A later call would wait for a loop that does not run.
+        self._is_ending = True
+        # Calls that reach the loop before the end begins have tasks, which it cancels. It refuses later ones.
         self.end_soon(lambda: _end_tasks(last_call))
 
     def end_soon(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -202,7 +208,7 @@ class BlockingClient:
         self._check_thread_can_run()
         with self._thread_lock:
             if self._closed:
-                raise RuntimeError("this client is closed")
+                raise RuntimeError(CLOSED)
             if self._thread is None:
                 self._thread = LoopThread()
                 self._finalizer = weakref.finalize(
