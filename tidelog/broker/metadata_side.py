@@ -62,7 +62,7 @@ class MetadataSide:
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._loop = loop
-        self._executor = ports.executor
+        self._executor = ports.quorum
         self._node_id = config.node_id
         self._notice_leader, self._notice_image = on_leader, on_image
         self._channel: ControllerChannel | None = None

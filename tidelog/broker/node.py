@@ -329,7 +329,7 @@ class Node:
         for part in parts:
             if part is not None:
                 await self._close(part)
-        for executor in (self._ports.executor, self._ports.inspector):
+        for executor in (self._ports.executor, self._ports.inspector, self._ports.quorum):
             if executor is not None:
                 executor.shutdown(wait=True)
         if self._ports.resolver is not None:  # no connection waits for a name now

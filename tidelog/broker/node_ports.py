@@ -21,6 +21,8 @@ from tidelog.storage.files.disk import Disk, OsDisk
 
 # fsync, cold reads and recovery: the device is the limit, not the threads.
 IO_THREADS_MAX = 8
+# The sync of the metadata log or a vote, the writing of a snapshot, and a look for damage.
+QUORUM_THREADS = 3
 # A name that no server answers for occupies one for seconds.
 RESOLVER_THREADS = 2
 
@@ -34,7 +36,8 @@ class NodePorts:
     `stopwatch`: seconds, for durations shorter than a turn of the loop; None takes the loop's time. `files_max`: how
     many files and sockets the process may have open, 0 if there is no limit. `inspector`: one thread, as `executor`,
     for batches that take much memory to look at, of which each thread would keep some. `resolver`: threads that look up
-    the names of other nodes' hosts.
+    the names of other nodes' hosts. `quorum`: as `executor`, for the files of the metadata log and the votes, which
+    must not wait behind cold reads of clients.
     """
 
     disk: Disk
@@ -47,6 +50,7 @@ class NodePorts:
     files_max: int = 0
     inspector: Executor | None = None
     resolver: Executor | None = None
+    quorum: Executor | None = None
 
 
 def wall_clock_ms() -> int:
@@ -67,6 +71,7 @@ def os_ports() -> NodePorts:
         files_max=_files_max(),
         inspector=_started_threads(1, "tidelog-inspector"),
         resolver=_started_threads(RESOLVER_THREADS, "tidelog-names"),
+        quorum=_started_threads(QUORUM_THREADS, "tidelog-quorum"),
     )
 
 

@@ -143,6 +143,21 @@ async def test_searches_leave_the_threads_to_others(
     assert at_most == 1
 
 
+async def test_the_quorum_does_not_wait_for_the_threads_of_cold_reads(start_node: Any) -> None:
+    """A stranger's cold reads may take all of them. Topics are created then, and votes synced, all the same."""
+    node = await start_node()
+    wire = await node.connect()
+    goes_on = threading.Event()
+    executor = node.node._ports.executor
+    busy = [executor.submit(goes_on.wait, PATIENCE_S) for _ in range(IO_THREADS_MAX)]
+    try:
+        await until(lambda: all(each.running() for each in busy))
+        await asyncio.wait_for(wire.create_topic("t"), PATIENCE_S / 2)
+    finally:
+        goes_on.set()
+    assert all(each.result(PATIENCE_S) for each in busy)
+
+
 async def test_searches_of_many_partitions_let_others_run(
     wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
