@@ -212,6 +212,32 @@ def test_nor_does_it_start_there_without_a_directory(quiet: None, monkeypatch: p
         assert play.values(1) == [b"first"]
 
 
+@pytest.mark.parametrize("level", [LOWEST_METADATA_VERSION, DIRECTORIES_VERSION - 1])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_directories_of_replicas_are_known_after_an_upgrade(
+    level: int, restarts: bool, quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a start with another disk in the place of the present one takes them for new ones, and begins empty logs."""
+    monkeypatch.setattr(activation, "NEW_CLUSTER_FEATURES", {METADATA_VERSION: level})
+    with stage() as play:
+        begin(play)
+
+        async def upgrade(admin: Admin) -> None:
+            await admin.update_features({METADATA_VERSION: LATEST_METADATA_VERSION})
+
+        if restarts:
+            play.node(2).stop()
+            play.until("2 has stopped", lambda: not play.node(2).running, 30)
+        play.admin(upgrade)
+        play.node(2).start()
+        play.until("all are in sync", play.cluster.all_in_sync, 60)
+        play.wait(2)
+        controller: Any = play.node(9).node
+        brokers = controller._metadata.image.brokers
+        placed = play.cluster.placed("t")
+        assert list(placed.directories) == [brokers[broker_id].log_dirs[0] for broker_id in placed.replicas]
+
+
 def test_who_cannot_tell_the_controller_ends(quiet: None) -> None:
     with stage(log_dirs=TWO, metadata_log_dir="/data", log_dir_failure_timeout_ms="10000") as play:
         home = begin(play)

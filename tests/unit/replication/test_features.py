@@ -87,6 +87,26 @@ def test_where_no_record_is_lost_metadata_version_goes_down(state):
     assert state.metadata_version == 23
 
 
+@pytest.mark.parametrize(
+    ("present", "lowest"),
+    [
+        (7, 7), (8, 8), (9, 8), (10, 8), (11, 11), (12, 11), (13, 13), (14, 14), (15, 15), (16, 15), (17, 17), (18, 17),
+        (19, 17), (20, 17), (21, 17), (22, 17), (23, 23), (24, 23), (25, 23), (26, 23), (27, 23), (28, 23), (29, 23),
+        (30, 30),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("upgrade_type", [2, 3])
+def test_metadata_version_goes_down_as_far_as_kafkas(present, lowest, upgrade_type):
+    """What Kafka 4.3.1 answered to a dry run of each."""
+    allowed = []
+    for level in range(7, present + 1):
+        state = cluster_state([1])
+        apply(state, [FeatureLevelRecord(name=METADATA, feature_level=present)])
+        if update(state, METADATA, level, upgrade_type, validate_only=True)[1] is ErrorCode.NONE:
+            allowed.append(level)
+    assert allowed == [*range(lowest, present + 1)]
+
+
 def test_every_broker_and_controller_must_support_it(state):
     apply(
         state,

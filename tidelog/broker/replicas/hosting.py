@@ -21,7 +21,8 @@ from tidelog.broker.replicas.log_directories import CORDONED
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.java_text import parse_integer, trim
 from tidelog.protocol.uuids import MIGRATING_DIRECTORY, UNASSIGNED_DIRECTORY
-from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE
+from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, METADATA_VERSION, TOPIC_RESOURCE
+from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
 from tidelog.replication.throttle import UNLIMITED, is_throttled
 from tidelog.replication.truncation import compacted_below
 from tidelog.storage.files.disk import is_exhaustion
@@ -207,6 +208,8 @@ class Hosting:
         for topic_id, indexes in delta.changed_partitions.items():
             if topic_id in image.topics_by_id:
                 self._apply_partitions(image.topics_by_id[topic_id], indexes)
+        if self._has_started and delta.changed_features:
+            self._report_all_directories(image)
         if delta.changed_brokers:
             self._partitions.deletions.look_at_all()
             if self._fetchers is not None:
@@ -475,18 +478,27 @@ class Hosting:
             self._assignments.report(partition.topic_id, partition.index, directory.directory_id)
 
     def _report_directory(self, partition: Partition, assignment: PartitionImage) -> None:
-        """Report the replica's directory to the controller, which assigns it itself on a node with one directory.
+        """Report the replica's directory to the controller, unless the metadata have it.
 
-        That one may have been another before: its disk was replaced, or the others were merged into it.
+        The controller assigns it itself on a node with one directory. That one may have been another before: its disk
+        was replaced, or the others were merged into it. Or the metadata had no place for it, below 3.7-IV2.
         """
-        assigned_id = assignment.directory_of(self._node_id)
-        if len(self._directories.home_paths) == 1 and assigned_id in (UNASSIGNED_DIRECTORY, MIGRATING_DIRECTORY):
+        assert self._image is not None
+        if 0 < self._image.feature_level(METADATA_VERSION) < DIRECTORIES_VERSION:
             return
+        assigned_id = assignment.directory_of(self._node_id)
         if self._assignments is not None:
             target_id = None if self._moves is None else self._moves.assigned_directory_id(partition)
             directory_id = target_id or self._directory_of[partition].directory_id
             if assigned_id != directory_id:
                 self._assignments.report(partition.topic_id, partition.index, directory_id)
+
+    def _report_all_directories(self, image: MetadataImage) -> None:
+        for partition in self._directory_of:
+            topic = image.topics_by_id.get(partition.topic_id)
+            assignment = None if topic is None else topic.partitions.get(partition.index)
+            if assignment is not None:
+                self._report_directory(partition, assignment)
 
     def _apply_role(self, partition: Partition, assignment: PartitionImage) -> None:
         self._doubt_epochs(partition, assignment)

@@ -27,9 +27,9 @@ Records = list[Any]
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 RESULTS_VERSION_MAX = 1  # later versions have one error for the whole request
 
-# The metadata.version levels with new kinds or versions of records, which a
-# downgrade below them would lose.
-_LEVELS_WITH_NEW_RECORDS = (8, 10, 11, 13, 14, 15, 17, 18, 19, 20, 23, 30)
+# The metadata.version levels with new kinds or versions of records, which a downgrade below them would lose. In Kafka
+# 4.3's `MetadataVersion` they are those with `didMetadataChange`.
+_LEVELS_WITH_NEW_RECORDS = (8, 11, 13, 14, 15, 17, 23, 30)
 # Far above the number of features that exist.
 UPDATES_MAX = 1000
 KRAFT_VERSION = "kraft.version"
