@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tests.simulation.storage_invariants import Broken, require
 from tests.simulation.storage_model import AppendedBatch
 from tidelog.protocol.batches.records import decode_batch, iter_data_batches
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.reader import headers
 
@@ -189,16 +189,21 @@ class NothingIsLeftBehind:
 
 
 class ProducersAreRemembered:
-    """The last batch of every producer is known for what it is when it is sent again."""
+    """The last batch of every producer is known for what it is when it is sent again, if its transaction is open."""
 
     def check(self, log: PartitionLog, model: CompactedModel, now_ms: int, rng: Random) -> None:
         for producer_id, batch in model.last_batches(log.log_start_offset).items():
             before = log.log_end_offset
+            opened = log.producers.entries[producer_id].transaction_first_offset if batch.is_transactional else 0
+            is_of_ended = batch.is_transactional and not 0 <= opened <= batch.base_offset
             try:
                 info = log.append_as_leader(memoryview(bytearray(batch.sent)), batch.leader_epoch, now_ms)
             except KafkaError as error:
+                if is_of_ended and error.code is ErrorCode.INVALID_TXN_STATE:
+                    continue
                 raise Broken(f"{type(self).__name__}: batch {batch.base_offset} of {producer_id}: {error}") from error
             is_known = info.duplicate and info.first_offset == batch.base_offset and log.log_end_offset == before
+            is_known = is_known and not is_of_ended
             require(is_known, self, f"batch {batch.base_offset} of {producer_id} sent again gets {info}")
 
 

@@ -263,11 +263,16 @@ class Partition:
         header = sequenced_header(batches)
         if header is None:
             return None
-        repeated = self.log.producers.find_repeated(
+        producers = self.log.producers
+        repeated = producers.find_repeated(
             header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta
         )
+        if repeated is None or (
+            header.is_transactional and producers.is_of_ended_transaction(header.producer_id, repeated)
+        ):
+            return None
         # A damaged header could identify another batch.
-        return self.log.repeated(repeated) if repeated is not None and check_crc(batches, 0, header) else None
+        return self.log.repeated(repeated) if check_crc(batches, 0, header) else None
 
     def note_refused(self, batches: memoryview | None, code: ErrorCode, now_ms: int) -> None:
         """Record that a client's batch was refused with `code`, by this partition or by an earlier check."""

@@ -7,8 +7,10 @@ import errno
 import pytest
 
 from tests.unit.replication.replicas import Replicas, Sent
+from tests.unit.storage.batches import NOW, idempotent, marker
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.producers.refused_batches import AWAITED_MS_MAX, GAPS_AFTER_ELECTION_REFUSED_MS
+from tidelog.storage.producers.verification import TransactionAppend
 from tidelog.storage.segments.segment import Segment
 
 PID = 7
@@ -294,3 +296,18 @@ def test_a_damaged_batch_is_not_taken_for_one_in_the_log() -> None:
     batch[-1] ^= 1
     with pytest.raises(KafkaError, match="insufficient"):
         node.partition.append_as_leader(batch, 0)
+
+
+def test_one_of_an_ended_transaction_is_not_taken_for_one_in_the_log() -> None:
+    """Its sequence is that of other records now: they are not in the log."""
+    cluster = cluster_of()
+    partition = cluster.nodes[1].partition
+    verified = TransactionAppend(partition.begin_verification(PID, 0, 0, False, NOW))
+    partition.append_as_leader(idempotent(0, transactional=True), NOW, transaction=verified)
+    shrink(cluster)
+    assert partition.append_as_leader(idempotent(0, transactional=True), NOW).duplicate, "its transaction is open"
+    grow(cluster)
+    partition.append_as_leader(marker(abort=True), NOW, from_client=False)
+    shrink(cluster)
+    with pytest.raises(KafkaError, match="insufficient"):
+        partition.append_as_leader(idempotent(0, transactional=True), NOW)

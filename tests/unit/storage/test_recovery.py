@@ -612,9 +612,12 @@ def test_transactional_batches_are_known_again(logs: MakeLogs, how: str):
     assert (entry.transaction_first_offset, home.log.last_stable_offset) == (4, 4)
     known = [sequence for sequence in range(2, 7) if sequence not in lost]
     assert [batch[0] for batch in entry.batches] == known if not lost else entry.batches[-1][0] == 5
-    for sequence in known[-4:]:
+    for sequence in known[-3:]:
         info = home.log.append_as_leader(idempotent(sequence, transactional=True), 0, NOW)
-        assert (info.duplicate, info.first_offset) == (True, sequence + (sequence > 2))
+        assert (info.duplicate, info.first_offset) == (True, sequence + 1)
+    with pytest.raises(KafkaError) as caught:
+        home.log.append_as_leader(idempotent(2, transactional=True), 0, NOW)
+    assert caught.value.code == ErrorCode.INVALID_TXN_STATE
     for sequence in lost:
         assert not home.log.append_as_leader(idempotent(sequence, transactional=True), 0, NOW).duplicate
 

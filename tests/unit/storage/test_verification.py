@@ -110,8 +110,22 @@ def test_the_epoch_is_checked_before_the_verification(log: PartitionLog):
 
 def test_a_repeated_batch_needs_no_verification(log: PartitionLog):
     send(log, 0, begin(log))
-    end(log)
     assert (send(log, 0).duplicate, send(log, 0).first_offset) == (True, 0)
+
+
+@pytest.mark.parametrize("abort", [True, False])
+def test_what_repeats_a_batch_of_an_ended_transaction_is_refused(log: PartitionLog, abort: bool):
+    """After an abort librdkafka gives another batch the sequence of one whose answer was lost, without a new epoch.
+    Taken for repeated, records would be committed that are nowhere.
+    """
+    send(log, 0, begin(log))
+    end(log, abort=abort)
+    assert refused(send, log, 0) == ErrorCode.INVALID_TXN_STATE
+    assert refused(send, log, 0, begin(log)) == ErrorCode.INVALID_TXN_STATE
+    end(log, abort=True)
+    assert send(log, 1, begin(log, sequence=1)).first_offset == 3
+    assert refused(send, log, 0) == ErrorCode.INVALID_TXN_STATE
+    assert (send(log, 1).duplicate, send(log, 1).first_offset) == (True, 3)
 
 
 def test_without_the_setting_nothing_is_verified(logs: MakeLogs):

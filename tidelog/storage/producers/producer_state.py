@@ -243,11 +243,18 @@ class ProducerState:
     ) -> SentBatch | None:
         """`check` for a transactional batch. A batch that opens a transaction must have the present verification.
 
-        Otherwise raises INVALID_TXN_STATE, but INVALID_PRODUCER_EPOCH first, because producers recover from it.
+        Otherwise raises INVALID_TXN_STATE, but INVALID_PRODUCER_EPOCH first, because producers recover from it. Raises
+        INVALID_TXN_STATE also for what repeats a batch of an ended transaction.
         """
         if from_client:
             repeated = self.find_repeated(producer_id, epoch, first_sequence, record_delta)
             if repeated is not None:
+                if self.is_of_ended_transaction(producer_id, repeated):
+                    raise KafkaError(
+                        ErrorCode.INVALID_TXN_STATE,
+                        f"sequence {first_sequence} of producer {producer_id} is that of a batch whose transaction has "
+                        f"ended",
+                    )
                 return repeated
         entry = self.entries.get(producer_id)
         if entry is None or entry.transaction_first_offset < 0 or entry.epoch != epoch:
@@ -290,6 +297,17 @@ class ProducerState:
             if batch[FIRST_SEQUENCE] == first_sequence and batch[LAST_SEQUENCE] == last_sequence:
                 return batch
         return None
+
+    def is_of_ended_transaction(self, producer_id: int, batch: SentBatch) -> bool:
+        """Whether a retained batch of the producer lies before its open transaction, or none is open.
+
+        A client has all answers, or gives the batch up, before it ends a transaction. So what repeats such a batch in
+        the next transaction of the same epoch (version 1) holds other records: librdkafka gives the sequence of a
+        batch that it gave up to the next one. Deviation: Kafka answers as for the batch in the log, and the client
+        takes records for committed that are nowhere.
+        """
+        first_offset = self.entries[producer_id].transaction_first_offset
+        return first_offset < 0 or batch[FIRST_OFFSET] < first_offset
 
     def expected_sequence(self, producer_id: int, epoch: int) -> int | None:
         """The next sequence; None for an unknown producer or an old epoch."""
