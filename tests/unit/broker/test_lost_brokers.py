@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.metadata_services import context, running_services
 from tidelog.broker.apis.cluster import metadata
 from tidelog.broker.cluster import lost_brokers
@@ -112,9 +112,11 @@ async def test_the_leader_of_very_many_partitions_is_probed_too(services):
     assert probed == [1]
 
 
-def listed(services):
+async def listed(services):
     """The brokers of an answer without topics, where nothing is made up for those that are missing."""
     response = metadata.handle(services, context(12), MetadataRequest(topics=[]))
+    if isinstance(response, Deferred):
+        response = await asyncio.wait_for(completed(response), PATIENCE_S)
     assert isinstance(response, MetadataResponse)
     return [one.node_id for one in response.brokers]
 
@@ -122,7 +124,7 @@ def listed(services):
 async def test_a_broker_that_has_only_registered_is_not_listed(services):
     await services.controller.broker_heartbeat(_fence(services))
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
-    assert listed(services) == []
+    assert await listed(services) == []
 
 
 @pytest.mark.parametrize("names", [("t",), (), ("another",)], ids=["one topic", "all topics", "a missing topic"])
@@ -141,12 +143,12 @@ async def test_a_broker_fenced_a_moment_ago_is_still_listed(services, monkeypatc
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
     await services.controller.broker_heartbeat(_fence(services))
     assert services.image().brokers[1].fenced
-    assert listed(services) == []
+    assert await listed(services) == []
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
-    assert listed(services) == [1]
+    assert await listed(services) == [1]
     assert ask(services).topics[0].partitions[0].leader_id == -1
     monkeypatch.setattr(lost_brokers, "LISTED_MS", -1)
-    assert listed(services) == []
+    assert await listed(services) == []
 
 
 async def test_a_fenced_broker_that_hangs_is_not_listed(services):
@@ -155,9 +157,9 @@ async def test_a_fenced_broker_that_hangs_is_not_listed(services):
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
     await services.controller.broker_heartbeat(_fence(services))
     services.lost_brokers.on_image(services.image(), MetadataDelta(changed_brokers={1}))
-    assert listed(services) == []
+    assert await listed(services) == []
     services.lost_brokers.on_connection_lost(1)
-    assert listed(services) == [1], "its link broke, if only later than the news came"
+    assert await listed(services) == [1], "its link broke, if only later than the news came"
 
 
 def _fence(services):

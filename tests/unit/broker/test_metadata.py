@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.broker.metadata_services import context, encoded, running_services
 from tidelog.broker.apis import authorized_operations
 from tidelog.broker.apis.cluster import metadata
+from tidelog.broker.network.request import Deferred, completed
 from tidelog.broker.scheduling.fair_scheduler import LARGE_ANSWERS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -274,3 +277,31 @@ async def test_few_large_answers_are_made_at_a_time(services, monkeypatch):
         assert len(begun) <= LARGE_ANSWERS_MAX
     for answer in answers:
         assert len((await answer).topics[0].partitions) == metadata.AT_ONCE_MAX * 2
+
+
+def without_brokers(image: MetadataImage) -> MetadataImage:
+    return replace(image, brokers={node_id: replace(one, fenced=True) for node_id, one in image.brokers.items()})
+
+
+async def test_the_answer_waits_for_a_first_broker(services):
+    """librdkafka's AdminClient stands still after an answer that names none."""
+    image = services.image()
+    fenced = without_brokers(image)
+    services.image = lambda: fenced
+    answer = metadata.handle(services, context(12), MetadataRequest(topics=[]))
+    assert isinstance(answer, Deferred)
+    await asyncio.sleep(0.05)
+    assert answer.response is None
+    services.image = lambda: image
+    response = await asyncio.wait_for(completed(answer), PATIENCE_S)
+    assert ([broker.node_id for broker in response.brokers], response.controller_id) == ([1], 1)
+
+
+async def test_but_not_for_long(services, monkeypatch):
+    monkeypatch.setattr(metadata, "FIRST_BROKER_S_MAX", 0.05)
+    fenced = without_brokers(services.image())
+    services.image = lambda: fenced
+    answer = metadata.handle(services, context(12), MetadataRequest(topics=[]))
+    assert isinstance(answer, Deferred)
+    response = await asyncio.wait_for(completed(answer), PATIENCE_S)
+    assert (response.brokers, response.controller_id) == ([], -1)

@@ -46,6 +46,10 @@ LISTENER_NOT_FOUND_FROM = 6
 OPERATIONS_FROM = 8
 CLUSTER_OPERATIONS_TO = 10
 
+# How long an answer waits for a first unfenced broker: a broker that starts listens shortly before it is one.
+FIRST_BROKER_S_MAX = 1.0
+FIRST_BROKER_LOOK_S = 0.01
+
 _Ids = tuple[int, ...]
 _Look = tuple[ErrorCode, int, list[int], list[int], list[int]]
 """Error, leader, replicas, in-sync replicas, offline replicas."""
@@ -58,7 +62,7 @@ def handle(
 ) -> MetadataResponse | Deferred | Coroutine[Any, Any, MetadataResponse]:
     if context.api_version == 0 and not request.topics:
         request.topics = None  # version 0 has no null
-    wait = _wait_for_leaders(services, request)
+    wait = _wait_for_leaders(services, context, request)
     if _is_large(services.image(), request):
         return _answer_in_pieces(services, context, request, wait)
     if wait is None:
@@ -116,9 +120,13 @@ def _leaders(image: MetadataImage, request: MetadataRequest) -> Iterator[int]:
             yield from (partition.leader for partition in topic.partitions.values())
 
 
-def _wait_for_leaders(services: Services, request: MetadataRequest) -> _Wait | None:
-    """Waits until the outcome for the leaders that may be lost is known. None if the answer need not wait."""
+def _wait_for_leaders(services: Services, context: RequestContext, request: MetadataRequest) -> _Wait | None:
+    """Waits until the outcome for the leaders that may be lost is known, or until a broker is there to be named.
+    None if the answer need not wait.
+    """
     lost_brokers, image = services.lost_brokers, services.image()
+    if _names_nothing(services, context, request):
+        return partial(_await_broker, services, context, request)
     if lost_brokers and lost_brokers.contains_any(_leaders(image, request)):
         return lost_brokers.when_resolved
     if request.topics:
@@ -127,6 +135,33 @@ def _wait_for_leaders(services: Services, request: MetadataRequest) -> _Wait | N
         if leaders:
             return partial(_try, services, request, leaders)
     return None
+
+
+def _names_nothing(services: Services, context: RequestContext, request: MetadataRequest) -> bool:
+    """Whether the answer would have neither topics nor brokers."""
+    image = services.image()
+    if request.topics or (request.topics is None and image.topics_by_name):
+        return False
+    return not reachable_brokers(image, context.listener_name, fenced=services.lost_brokers.recently_fenced())
+
+
+def _await_broker(
+    services: Services,
+    context: RequestContext,
+    request: MetadataRequest,
+    then: Callable[[], object],
+    pause_s: float = FIRST_BROKER_LOOK_S,
+) -> None:
+    """Wait until there is a broker to be named, FIRST_BROKER_S_MAX at most, with ever longer pauses between the looks.
+
+    librdkafka's AdminClient asks no more after an answer that names none, and its call stands still. Kafka opens its
+    ports when it is unfenced.
+    """
+    if pause_s > FIRST_BROKER_S_MAX / 2 or not _names_nothing(services, context, request):
+        then()
+    else:
+        loop = asyncio.get_running_loop()
+        loop.call_later(pause_s, _await_broker, services, context, request, then, 2 * pause_s)
 
 
 def _try(services: Services, request: MetadataRequest, leaders: list[int], then: Callable[[], object]) -> None:
