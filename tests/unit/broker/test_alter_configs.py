@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -325,12 +326,7 @@ async def test_configs_of_groups_are_judged(services: Services, key: str, value:
         ("interval.ms", "x", (40, "Invalid value x for configuration interval.ms: Not a number of type INT")),
         ("match", "client_id=[", (40, "Illegal client matching pattern: client_id=[")),
         ("match", f"client_id={'a' * 257}", (40, f"Illegal client matching pattern: client_id={'a' * 257}")),
-        # A pattern of many such ranges takes seconds to compile: every letter in them is looked at.
-        (
-            "match",
-            r"client_id=(?i)[a-\U0010ffff]",
-            (40, r"Illegal client matching pattern: client_id=(?i)[a-\U0010ffff]"),
-        ),
+        ("match", r"client_id=(?i)[a-\U0010ffff]", OK),
         ("match", "colour=x", (40, "Illegal client matching pattern: colour=x")),
         ("metrics", "a,,b", (40, "Configuration 'metrics' values must not be empty.")),
         ("foo", "1", (42, "Unknown client metrics configuration: foo")),
@@ -338,6 +334,15 @@ async def test_configs_of_groups_are_judged(services: Services, key: str, value:
 )
 async def test_metrics_subscriptions_are_judged(services: Services, key: str, value: str, told: Any) -> None:
     assert await set_one(services, METRICS, "s", key, value) == told
+
+
+async def test_a_subscription_with_very_many_patterns_is_judged_in_milliseconds(services: Services) -> None:
+    """To compile one of these classes takes 4 ms, because Python makes a table of 65,536 letters; all of them, 15 s."""
+    pattern = "[a\u0101-\uffff]" * 35
+    value = ",".join(f"client_id={pattern}{number}" for number in range(100))
+    began_s = time.process_time()
+    assert await set_one(services, METRICS, "s", "match", value) == OK
+    assert time.process_time() - began_s < 1
 
 
 # ----------------------------------------------------------------------------------------- where another node controls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 
@@ -25,6 +26,8 @@ from tidelog.broker.coordinators.transaction.patterns import ID_LENGTH_MAX, PATT
         ("^a$", "a", "aa"),
         ("a*?b+", "aab", "aa"),
         (r"\w+\.x", "a.x", "a-x"),
+        ("(?i)[\u0430-\u044f]+", "\u0417\u0430", "Order"),
+        ("[^\u0430-\u044f]", "a", "\u0430"),
         (".*(orders|payments|invoices|returns|stock).*", "my-stock-1", "my-stocks".upper()),
         ("(orders|payments)-" * 12 + "x", "orders-" * 12 + "x", "orders-x"),
         ("(a|ab)(c|bcd)(d*)", "abcd", "abbd"),
@@ -41,7 +44,7 @@ def test_a_pattern_matches_the_whole_id(pattern: str, matching: str, other: str)
         "(a+)+b", "(a|a)*b", "(a|ab)*c", "((a*)b?)*c", r"(a)\1", "(?=a)a", "(?<!a)b", "(?(1)a|b)", ".*a.*b.*",
         "(a?){20}b", "(a.|.a)" * 30 + "b", "(?:aa|a)" * 11, "(?i:(a|Ab))" * 11, "(a|)" * 11,
         ".*.*(a.|.a)(a.|.a)(a.|.a)", "((a.|.a)(a.|.a)|b)" * 5, "[", "a**", "(", "\\", "a" * (PATTERN_LENGTH_MAX + 1),
-        "(" * 900, "a{99999999999}", "*",
+        "(" * 900, "a{99999999999}", "*", "(?i)[a-\uffff]", "(?i:([a-\uffff]|b))", "[a\u0101-\uffff]" * 5,
     ],
 )  # fmt: skip
 def test_a_pattern_that_is_malformed_or_has_no_bound_is_refused(pattern: str):
@@ -67,6 +70,22 @@ def test_the_worst_of_the_accepted_patterns_takes_milliseconds(pattern: str):
     began_s = time.process_time()
     assert not compiled.matches("a" * ID_LENGTH_MAX)
     assert time.process_time() - began_s < 1, "far below what a pattern without a bound takes"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?i)" + "[\x01-\U0010ffff]" * 199, "([a\u0101-\uffff]|b)" * 90, "(?i)" + "[a-z]" * 199,
+        "[a\u0101-\uffff]" * 4, "(?i)" + "[\x01-\u0900]" * 4, "(" * 400 + "a" + ")" * 400,
+    ],
+)  # fmt: skip
+def test_a_pattern_is_accepted_or_refused_in_milliseconds(pattern: str):
+    """To compile the first one takes 3 s: every letter of each class is looked at."""
+    re.purge()
+    began_s = time.process_time()
+    with contextlib.suppress(ValueError):
+        IdPattern(pattern)
+    assert time.process_time() - began_s < 0.3
 
 
 @given(st.text("ab(|)*+?[]{},12.^$\\", max_size=12), st.text("ab12", max_size=12))

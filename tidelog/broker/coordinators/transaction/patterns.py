@@ -4,7 +4,8 @@ Kafka matches with Java's regular expressions, RE2 with automata. Python's match
 instead, for years on a pattern such as `(a+)+b`, and one match blocks the node. So this module accepts
 the part of Python's syntax for which the number of steps has a bound: a repeated item has a fixed
 length and no alternatives, few items are repeated, and alternatives of which several may match lead to
-few ways in all. Invariant: an accepted pattern takes at most about `STEPS_MAX` steps for an id of
+few ways in all. Compiling has a bound, too: Python looks at every letter of some character classes.
+Invariant: an accepted pattern takes at most about `STEPS_MAX` steps for an id of
 `ID_LENGTH_MAX` characters; a longer id does not match.
 """
 
@@ -21,6 +22,11 @@ ID_LENGTH_MAX = 1_000
 REPEATS_MAX = 2
 # Ways through the alternatives of a pattern, by its repeats: each is tried wherever a match may begin.
 WAYS_MAX = (1000, 100, 4)
+# Character classes with letters beyond Latin-1: each takes up to 5 ms to compile.
+WIDE_CLASSES_MAX = 4
+LAST_LATIN_1 = 255
+# Letters in the ranges of a pattern that ignores the case: each is looked at.
+FOLDED_LETTERS_MAX = 10_000
 STEPS_MAX = max(ID_LENGTH_MAX**repeats * ways for repeats, ways in enumerate(WAYS_MAX))
 LAST_ASCII = 127
 
@@ -36,6 +42,7 @@ class IdPattern:
             raise ValueError(f"it has more than {PATTERN_LENGTH_MAX} characters")
         try:
             tree = parser.parse(pattern)
+            _check_classes(tree)
             self._matches = re.compile(pattern).fullmatch
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(str(error)) from None
@@ -77,6 +84,33 @@ def _weight(items: Any) -> tuple[int, int]:
         elif kind not in _CHARACTERS:
             raise ValueError(f"{kind} is not supported")
     return repeats, ways
+
+
+def _check_classes(tree: Any) -> None:
+    """Raises ValueError for character classes that take long to compile."""
+    wide = letters = 0
+    ignores_case = bool(tree.state.flags & re.IGNORECASE)
+    unseen = [tree]
+    while unseen:
+        for kind, value in unseen.pop():
+            if kind is constants.IN:
+                ranges = [each[1] for each in value if each[0] is constants.RANGE]
+                singles = [each[1] for each in value if each[0] is constants.LITERAL]
+                wide += max([*singles, *(last for _, last in ranges)], default=0) > LAST_LATIN_1
+                letters += sum(last - first + 1 for first, last in ranges)
+            elif kind is constants.SUBPATTERN:
+                ignores_case = ignores_case or bool(value[1] & re.IGNORECASE)
+                unseen.append(value[3])
+            elif kind is constants.BRANCH:
+                unseen += value[1]
+            elif kind in _REPEATS:
+                unseen.append(value[2])
+            elif kind not in _CHARACTERS:
+                raise ValueError(f"{kind} is not supported")
+    if wide > WIDE_CLASSES_MAX:
+        raise ValueError(f"more than {WIDE_CLASSES_MAX} of its character classes have letters beyond Latin-1")
+    if ignores_case and letters > FOLDED_LETTERS_MAX:
+        raise ValueError(f"it ignores the case of more than {FOLDED_LETTERS_MAX} letters")
 
 
 def _exclude_each_other(branches: Any) -> bool:
