@@ -373,7 +373,7 @@ class BrokerSide:
         """Why this broker cannot work without its offline directories; empty if it can.
 
         Below 3.7-IV2 the metadata do not say in which directory a replica is: no other would lead in its place, and a
-        start would begin it anew. Kafka has no brokers with several directories there.
+        start would begin it anew. Kafka logs that it does not support several directories there.
         """
         level = self._metadata.image.feature_level(METADATA_VERSION)
         offline = self.directories.offline
