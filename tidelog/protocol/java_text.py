@@ -13,10 +13,11 @@ from typing import Final
 
 _BLANKS: Final = "".join(map(chr, range(0x21)))
 _BASIC_PLANE_MAX: Final = "\uffff"
-_DECIMAL: Final = re.compile(r"([+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)[fFdD]?")
-_HEXADECIMAL: Final = re.compile(r"([+-]?0[xX]([0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?")
+# Digits can match in one way only: clients choose the texts, and two ways for each digit take time to the square.
+_DECIMAL: Final = re.compile(r"([+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?)[fFdD]?")
+_HEXADECIMAL: Final = re.compile(r"([+-]?0[xX]([0-9a-fA-F]+(\.[0-9a-fA-F]*)?|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?")
 _NAMED: Final = re.compile(r"([+-]?)(NaN|Infinity)")
-_SEPARATOR: Final = re.compile(r"[ \t\n\x0b\f\r]*,[ \t\n\x0b\f\r]*")
+_BLANKS_AT_COMMAS: Final = " \t\n\x0b\f\r"
 
 
 def trim(text: str) -> str:
@@ -74,4 +75,4 @@ def split_list(text: str) -> list[str]:
     Keeps empty items; an empty text has no items.
     """
     trimmed = trim(text)
-    return _SEPARATOR.split(trimmed) if trimmed else []
+    return [item.strip(_BLANKS_AT_COMMAS) for item in trimmed.split(",")] if trimmed else []

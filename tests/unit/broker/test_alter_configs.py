@@ -336,6 +336,26 @@ async def test_metrics_subscriptions_are_judged(services: Services, key: str, va
     assert await set_one(services, METRICS, "s", key, value) == told
 
 
+async def test_long_values_are_judged_in_pieces(services: Services) -> None:
+    """Those that stay count, too: all values of a resource are judged when one of them changes."""
+    match = ",".join(["client_id=a"] * 2_700)
+    subscriptions = [resource(METRICS, f"s{number}", ("match", SET, match)) for number in range(6)]
+    pauses = services.scheduler.pauses
+    assert await alter(services, *subscriptions) == [OK] * 6
+    assert services.scheduler.pauses == pauses + 2
+    intervals = [resource(METRICS, f"s{number}", ("interval.ms", SET, "100")) for number in range(6)]
+    assert await alter(services, *intervals) == [OK] * 6
+    assert services.scheduler.pauses == pauses + 4
+
+
+async def test_a_value_for_brokers_has_the_bound_of_all_values(services: Services) -> None:
+    told = (40, "The configuration value cannot be added because it exceeds the maximum value size of 32767 bytes.")
+    key = "log.cleaner.min.cleanable.ratio"
+    assert await set_one(services, BROKER, "", key, "0" * 32_768) == told
+    assert await set_one(services, BROKER, "", key, "0" * 32_767) == OK
+    assert (await alter(services, resource(BROKER, "", (key, DELETE, "0" * 32_768)))) == [OK]
+
+
 async def test_a_subscription_with_very_many_patterns_is_judged_in_milliseconds(services: Services) -> None:
     """To compile one of these classes takes 4 ms, because Python makes a table of 65,536 letters; all of them, 15 s."""
     pattern = "[a\u0101-\uffff]" * 35

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+import time
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidelog.protocol.java_text import parse_double, parse_integer, print_double, split_list, trim
 
@@ -87,3 +92,19 @@ def test_blanks_and_lists() -> None:
     assert trim("\x00 a\u00a0\t") == "a\u00a0"
     assert split_list(" a ,\tb,,c\u00a0,") == ["a", "b", "", "c\u00a0", ""]
     assert split_list(" \t") == []
+
+
+@pytest.mark.parametrize("text", ["1" * 50_000 + "x", "0x" + "1" * 50_000 + "x", "a" + " " * 50_000 + "b"])
+def test_long_texts_take_time_in_proportion_to_their_length(text: str) -> None:
+    """Clients choose them. With time to the square of the length, the first takes a minute or more."""
+    began_s = time.process_time()
+    with contextlib.suppress(ValueError):
+        parse_double(text)
+    split_list(text)
+    assert time.process_time() - began_s < 0.5
+
+
+@given(st.text(" \t,ab", max_size=12))
+def test_blanks_beside_commas_belong_to_no_item(text: str) -> None:
+    trimmed = trim(text)
+    assert split_list(text) == (re.split(r"[ \t]*,[ \t]*", trimmed) if trimmed else [])

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.replication.clusters import apply, cluster_state
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -10,6 +14,7 @@ from tidelog.protocol.messages.metadata_records import ClearElrRecord, ConfigRec
 from tidelog.replication.controller.decisions.config_changes import (
     alter_configs,
     incremental_alter_configs,
+    list_after,
     min_insync_replicas_records,
 )
 from tidelog.replication.controller.decisions.leaders import fence_brokers, unfence_broker
@@ -169,3 +174,23 @@ def test_a_new_minimum_voids_what_is_known_of_eligible_leaders(state):
     assert state.index.in_elr(1) == ()
     records, _ = alter(state, ("min.insync.replicas", SET, "1"))
     assert records == []
+
+
+@given(st.sampled_from([APPEND, SUBTRACT]), st.text("a,bc", max_size=8), st.text("a,bc", max_size=8))
+def test_a_list_changes_item_by_item(operation, value, present):
+    parts = [part for part in present.split(",") if part]
+    for part in value.split(","):
+        if operation == APPEND and part not in parts:
+            parts.append(part)
+        elif operation == SUBTRACT and part in parts:
+            parts.remove(part)
+    assert list_after(operation, value, present) == ",".join(parts)
+
+
+@pytest.mark.parametrize("operation", [APPEND, SUBTRACT])
+def test_a_list_changes_in_time_in_proportion_to_its_length(operation):
+    """Item by item, these take a minute."""
+    value = ",".join(map(str, range(40_000)))
+    began_s = time.process_time()
+    list_after(operation, value, ",".join(map(str, reversed(range(40_000)))))
+    assert time.process_time() - began_s < 0.5

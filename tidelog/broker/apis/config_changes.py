@@ -8,7 +8,7 @@ listener or in an envelope, the controller checks all, except loggers, which eve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tidelog.broker.apis.cluster_roles import at_controller, controller
@@ -22,7 +22,7 @@ from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.api import ApiKey
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.java_text import parse_integer
-from tidelog.replication.controller.decisions.config_changes import Operation, list_after
+from tidelog.replication.controller.decisions.config_changes import Operation, check_length, list_after
 from tidelog.replication.controller.metadata.image import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
@@ -35,6 +35,9 @@ _FOR_THE_CONTROLLER: Final = (TOPIC_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RES
 
 # Several times the number of known keys, because brokers accept unknown keys.
 CONFIGS_MAX: Final = 1000
+
+# Characters of the values that are judged at once; a single resource may have more.
+PIECE_CHARACTERS_MAX: Final = 65_536
 
 Key = tuple[int, str]
 
@@ -65,16 +68,34 @@ async def alter(services: Services, context: RequestContext, request: Any, answe
             settled[key] = error.with_traceback(None)
     resources = [each for each in request.resources if (each.resource_type, each.resource_name) not in settled]
     by_key: dict[Key, Any] = {}
-    for start in range(0, len(resources), PIECE_ELEMENTS_MAX):
-        if start:
+    for piece in _pieces(services, resources):
+        if by_key:
             await services.scheduler.pause()
-        answers = await _decided(services, context, request, resources[start : start + PIECE_ELEMENTS_MAX])
+        answers = await _decided(services, context, request, piece)
         by_key |= {(each.resource_type, each.resource_name): each for each in answers}
     return [
         _answer(resource, settled[key], answer) if key in settled else by_key[key]
         for resource in request.resources
         for key in [(resource.resource_type, resource.resource_name)]
     ]
+
+
+def _pieces(services: Services, resources: Sequence[Any]) -> Iterator[list[Any]]:
+    """The resources in pieces that are decided at once. All configs of a resource are judged, also those that stay."""
+    present = services.image().configs
+    piece: list[Any] = []
+    characters = 0
+    for resource in resources:
+        values = [each.value or "" for each in resource.configs]
+        values += present.get((resource.resource_type, resource.resource_name), {}).values()
+        size = sum(map(len, values))
+        if piece and (len(piece) == PIECE_ELEMENTS_MAX or characters + size > PIECE_CHARACTERS_MAX):
+            yield piece
+            piece, characters = [], 0
+        piece.append(resource)
+        characters += size
+    if piece:
+        yield piece
 
 
 async def _decided(
@@ -114,6 +135,9 @@ def _check(services: Services, request: Any, resource: Any, times: int) -> None:
     if kind == BROKER_RESOURCE:
         if name:
             _check_own_id(services, name)
+        for each in resource.configs:
+            if _operation(each) != Operation.DELETE:
+                check_length(each.value)
         after = _applied(services, request, resource)
         problem = broker_change_problem(services.settings, not name, after)
         if problem is not None:

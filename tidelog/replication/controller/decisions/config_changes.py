@@ -232,12 +232,7 @@ def _value_after(state: ControllerState, resource_type: int, change: _Change, pr
         return None
     if change.value is None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {change.name}")
-    if len(change.value) > MAX_CONFIG_VALUE_LENGTH:
-        raise KafkaError(
-            ErrorCode.INVALID_CONFIG,
-            "The configuration value cannot be added because it exceeds the maximum value size of "
-            f"{MAX_CONFIG_VALUE_LENGTH} bytes.",
-        )
+    check_length(change.value)
     if change.operation == Operation.SET:
         return change.value
     if change.operation not in (Operation.APPEND, Operation.SUBTRACT):
@@ -252,12 +247,27 @@ def _value_after(state: ControllerState, resource_type: int, change: _Change, pr
     return list_after(change.operation, change.value, default if present is None else present)
 
 
+def check_length(value: str) -> None:
+    """Raises INVALID_CONFIG."""
+    if len(value) > MAX_CONFIG_VALUE_LENGTH:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            "The configuration value cannot be added because it exceeds the maximum value size of "
+            f"{MAX_CONFIG_VALUE_LENGTH} bytes.",
+        )
+
+
 def list_after(operation: int, value: str, present: str | None) -> str:
     """The list config after APPEND or SUBTRACT of the items of `value`."""
     parts = [part for part in (present or "").split(",") if part]
-    for part in value.split(","):
-        if operation == Operation.APPEND and part not in parts:
-            parts.append(part)
-        elif operation == Operation.SUBTRACT and part in parts:
-            parts.remove(part)
-    return ",".join(parts)
+    if operation == Operation.APPEND:
+        there = set(parts)
+        return ",".join([*parts, *(part for part in dict.fromkeys(value.split(",")) if part not in there)])
+    left = Counter(value.split(","))
+    kept = []
+    for part in parts:
+        if left[part]:
+            left[part] -= 1
+        else:
+            kept.append(part)
+    return ",".join(kept)
