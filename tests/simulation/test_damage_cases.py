@@ -136,6 +136,31 @@ def test_a_leader_is_repaired_from_the_one_follower_that_has_what_it_lost(offset
         assert play.values(2) == [b"0", *[LARGE] * 5]
 
 
+@pytest.mark.parametrize("min_insync_replicas", ["1", "2"])
+def test_a_wrong_last_offset_after_a_clean_stop_of_all_moves_no_log_end(min_insync_replicas: str) -> None:
+    """The last one that stopped led with an end and a high watermark that no replica reached: they were not in sync
+    again, and readers stood still."""
+    with stage(min_insync_replicas=min_insync_replicas) as play:
+        play.up()
+        for number in range(4):
+            assert play.send(b"%d" % number) == number
+        for node_id in (3, 2, 1):
+            play.node(node_id).stop()
+            play.wait(5)
+            assert not play.node(node_id).running
+        last = batches(play, 1)[-1]
+        inode = dict(segments(play, 1))[last.file]
+        inode.data[last.position + 26] ^= 64
+        inode.durable = bytes(inode.data)
+        play.invariants.clear()
+        for node_id in (1, 2, 3):
+            play.node(node_id).start()
+            play.wait(1)
+        play.until("all are in sync", lambda: is_whole(play))
+        assert play.send(b"on") == 4
+        assert play.values(1) == [b"0", b"1", b"2", b"3", b"on"]
+
+
 def test_a_leader_that_lost_records_does_not_wait_for_ever_for_a_replica_that_is_dead() -> None:
     with stage(min_insync_replicas="2") as play:
         play.up()

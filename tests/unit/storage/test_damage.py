@@ -247,9 +247,9 @@ def test_what_a_clean_log_lacks_at_its_end_is_damage_and_the_log_goes_on_behind_
     assert log.append_as_leader(idempotent(end - 2, count=2, value=b"059" * 20), 2, NOW).duplicate
 
 
-@pytest.mark.parametrize("byte", range(8))
+@pytest.mark.parametrize("byte", [*range(8), *range(23, 27)])
 @pytest.mark.parametrize("interval_bytes", [0, 4096])
-def test_a_wrong_base_offset_of_the_last_batch_does_not_move_the_end_of_the_log(
+def test_a_wrong_base_offset_or_last_offset_of_the_last_batch_does_not_move_the_end_of_the_log(
     logs: MakeLogs, interval_bytes: int, byte: int
 ) -> None:
     """A start after a clean stop believed it. With a row of the index for the batch the log did not open at all."""
@@ -260,7 +260,7 @@ def test_a_wrong_base_offset_of_the_last_batch_does_not_move_the_end_of_the_log(
     made.close()
     path = made.folder / made.files("*.log")[-1]
     data = bytearray(path.read_bytes())
-    data[batches_of(path)[-1][0] + byte] ^= 1
+    data[batches_of(path)[-1][0] + byte] ^= 1 if byte < 8 else 2
     path.write_bytes(data)
     log = made.open()
     assert log.log_end_offset == 8
@@ -269,6 +269,19 @@ def test_a_wrong_base_offset_of_the_last_batch_does_not_move_the_end_of_the_log(
     assert log.append_as_leader(batch(), 1, NOW).first_offset == 8
     repair(log, copy)
     assert list(served(log)) == list(range(9))
+
+
+def test_a_log_that_ends_behind_its_checkpoint_is_whole_if_its_last_batch_is(logs: MakeLogs) -> None:
+    """The checkpoint has no checksum."""
+    made = logs()
+    made.append(batch(2), batch(2))
+    made.close()
+    path = made.path / "recovery-point-offset-checkpoint"
+    path.write_bytes(path.read_bytes().replace(b"t 0 4", b"t 0 1"))
+    log = made.open()
+    assert (log.log_end_offset, log.damaged_ranges()) == (4, [])
+    assert not made.directory.shortened_logs
+    assert list(served(log)) == list(range(4))
 
 
 @pytest.mark.parametrize("content", [b"0\n1\nt 0 1\xff0\n", b"0\n4\nt 0 110\n", bytes(12), "a directory"])

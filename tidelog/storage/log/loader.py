@@ -325,7 +325,8 @@ class _Loader:
     def _find_end(self, segments: list[Segment]) -> int:
         """The log end after a clean stop. If the last segment lacks records, a new segment begins after them."""
         active = segments[-1]
-        tail = find_end(active, self._end_of_checkpoints(), is_suspect=self.suspects_end)
+        closed_end = self.checkpoints.recovery_point
+        tail = find_end(active, self._end_of_checkpoints(), closed_end, is_suspect=self.suspects_end)
         if tail is not None:
             self._end_in_damage(segments, tail, is_scanned=False)
         return segments[-1].next_offset

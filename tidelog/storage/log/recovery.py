@@ -10,7 +10,13 @@ import logging
 from collections.abc import Callable, Sequence
 from struct import error as StructError
 
-from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeader, read_header
+from tidelog.protocol.batches.record_batch import (
+    CONTROL_FLAG,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    check_crc,
+    read_header,
+)
 from tidelog.protocol.batches.records import (
     ControlRecordType,
     control_record_type,
@@ -73,16 +79,19 @@ def _replay_segment(producers: ProducerState, segment: Segment, end_offset: int,
         raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")
 
 
-def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> DamagedRange | None:
+def find_end(segment: Segment, expected_end: int, closed_end: int, *, is_suspect: bool) -> DamagedRange | None:
     """Set `next_offset` of the last segment from its last index row and the batches after it.
 
-    `expected_end`: a known lower bound of the log end. Returns the range after the last batch if the log ends below
-    this bound, or if the file has more bytes. `is_suspect`: the index is unusable.
+    `expected_end`: a known lower bound of the log end. `closed_end`: where the log ended when it was closed, from a
+    checkpoint without checksum. Returns the range after the last batch if the log ends below the lower bound, or if the
+    file has more bytes. `is_suspect`: the index is unusable.
     """
     try:
         if is_suspect:
             raise CorruptIndex(segment.path, "its index is damaged")
-        _follow_last_batches(segment)
+        last = _follow_last_batches(segment)
+        if last is not None and segment.next_offset > closed_end:
+            _check_last_batch(segment, *last)
         segment.check_indexes_end_below(segment.next_offset)
         if segment.next_offset >= expected_end:
             return None
@@ -100,13 +109,15 @@ def find_end(segment: Segment, expected_end: int, *, is_suspect: bool) -> Damage
     return tail
 
 
-def _follow_last_batches(segment: Segment) -> None:
-    """Set `next_offset` from the batches after the last index row. Raises CorruptIndex for offsets that do not follow.
+def _follow_last_batches(segment: Segment) -> tuple[int, BatchHeader] | None:
+    """Set `next_offset` from the batches after the last index row. Returns the last one and its position.
 
-    No CRC covers a base offset, and no batch follows the last one: a wrong base offset would move the log end.
+    Raises CorruptIndex for offsets that do not follow. No CRC covers a base offset, and no batch follows the last one:
+    a wrong base offset would move the log end.
     """
     index = segment.offset_index
     row = index.row(index.count - 1) if index.count else None
+    last: tuple[int, BatchHeader] | None = None
     for position, header in headers(segment, row[1] if row else 0):
         if row is not None and position == row[1]:
             is_next = header.last_offset == row[0]
@@ -117,6 +128,14 @@ def _follow_last_batches(segment: Segment) -> None:
         if not is_next:
             raise CorruptIndex(segment.path, f"base offset {header.base_offset} at {position}")
         segment.next_offset = header.next_offset
+        last = position, header
+    return last
+
+
+def _check_last_batch(segment: Segment, position: int, header: BatchHeader) -> None:
+    """Raises CorruptIndex for a wrong CRC. A wrong last offset would move the log end, where no replica has records."""
+    if not check_crc(batch_at(segment, position, header), 0, header):
+        raise CorruptIndex(segment.path, f"the CRC of the last batch, at {position}, is wrong")
 
 
 def examine_now(segment: Segment) -> None:
