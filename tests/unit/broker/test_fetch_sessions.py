@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -275,11 +276,36 @@ def test_so_many_partitions_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = sessions()
     alone = cache.resolve(request(*range(10), epoch=EPOCH_FINAL), False, 0)[0]
     in_session = cache.resolve(request(*range(100)), False, 0)[0]
-    costs = [cache.park(alone), cache.park(alone), cache.park(in_session), cache.park(in_session)]
-    assert costs == [14, 0, 4, 0]
-    for cost in costs:
-        cache.unpark(cost)
-    assert cache.park(alone)
+    monkeypatch.setattr(fetch_sessions, "GIVEN_WAY_MAX", 0)
+    fetches = [list[int]() for _ in range(4)]
+    ways = [each.clear for each in fetches]
+    waiting = [alone, alone, in_session, in_session]
+    assert [cache.park(*each) for each in zip(waiting, ways, strict=True)] == [True, False, True, False]
+    for way in ways:
+        cache.unpark(way)
+    assert cache._parked == 0
+    assert cache.park(alone, ways[0])
+
+
+def test_those_that_have_waited_longest_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_sessions, "PARKED_MAX", 20)
+    cache = sessions()
+    given = list[str]()
+    small = cache.resolve(request(0, epoch=EPOCH_FINAL), False, 0)[0]
+    large = cache.resolve(request(*range(10), epoch=EPOCH_FINAL), False, 0)[0]
+    ways = {name: partial(given.append, name) for name in "abcdefg"}
+    assert all(cache.park(small, ways[name]) for name in "abcd")
+    assert not given
+    cache.unpark(ways["b"])
+    assert cache.park(small, ways["e"])
+    assert not given
+    assert cache.park(small, ways["f"])
+    assert given == ["a"]
+    assert cache.park(large, ways["g"])
+    assert given == ["a", "c", "d", "e"], "each at most once, until there is room"
+    for way in ways.values():
+        cache.unpark(way)
+    assert cache._parked == 0
 
 
 @pytest.mark.parametrize("has_session", [True, False])

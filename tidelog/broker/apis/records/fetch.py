@@ -153,7 +153,7 @@ class _Fetch:
 
     __slots__ = (
         "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_has_more", "_host", "_is_repair",
-        "_isolation", "_listener_name", "_moved", "_parked", "_rack", "_request", "_retry_due", "_services", "_session",
+        "_isolation", "_listener_name", "_moved", "_rack", "_request", "_retry_due", "_services", "_session",
         "_unfinished", "_version", "_warming",
     )  # fmt: skip
 
@@ -176,7 +176,7 @@ class _Fetch:
             self._isolation = Isolation.LOG_END  # a replica that repairs its log checks the records itself
         self._deferred: Deferred | None = None
         self._unfinished: _Attempt | None = None
-        self._bucket = self._parked = 0
+        self._bucket = 0
         self._expired = request.max_wait_ms <= 0 or not session.partitions
         self._warming = self._retry_due = self._has_more = self._moved = False
 
@@ -189,13 +189,13 @@ class _Fetch:
         frames = self._attempt()
         if frames is not None:
             return frames
-        self._parked = self._services.partitions.fetch_sessions.park(session)
-        if not self._parked and not self._warming:
+        is_parked = self._services.partitions.fetch_sessions.park(session, self._give_way)
+        if not is_parked and not self._warming:
             self._expired = True
             frames = self._attempt()
             if frames is not None:
                 return frames
-        self._expired = self._expired or not self._parked
+        self._expired = self._expired or not is_parked
         if not session.id and not is_large:
             self._watch(session.partitions.values())
         self._deferred = Deferred(is_exclusive)
@@ -232,6 +232,10 @@ class _Fetch:
         self._expired = True
         self._retry()
 
+    def _give_way(self) -> None:
+        """Too many fetches wait, and this one has waited longest."""
+        self._services.partitions.callbacks.defer(self._wait_is_over)
+
     def _retry(self) -> None:
         if self._warming or self._deferred is None or self._deferred.response is not None:
             self._moved = True
@@ -257,8 +261,7 @@ class _Fetch:
     def _waits_no_longer(self) -> None:
         self._session.waiters.pop(self._touched, None)
         self._services.partitions.deadlines.discard(self._bucket, self._wait_is_over)
-        self._services.partitions.fetch_sessions.unpark(self._parked)
-        self._parked = 0
+        self._services.partitions.fetch_sessions.unpark(self._give_way)
 
     def _abandoned(self) -> None:
         """The client has disconnected: end the wait."""

@@ -23,11 +23,13 @@ EPOCH_FINAL = -1
 EPOCH_MAX = 2**31 - 1
 
 # PARTITIONS_MAX bounds the partitions of all sessions: beyond it a client gets no session. PARKED_MAX bounds the
-# waiting fetches and the partitions of those without a session: beyond it a client gets its answer at once. Each
-# partition takes about 600 bytes.
+# waiting fetches and the partitions of those without a session: beyond it those that have waited longest get their
+# answers, because a client that got its own at once would ask again at once, and so would all others. A fetch that
+# costs more than GIVEN_WAY_MAX gets its own. Each partition takes about 600 bytes.
 PARTITIONS_MAX = 250_000
 PARKED_MAX = 250_000
 PARKED_COST = 4  # of a waiting fetch, in partitions
+GIVEN_WAY_MAX = 2_500
 
 # Kafka's min.incremental.fetch.session.eviction.ms: a new session does not evict one that was used since then.
 EVICTION_MS_MIN = 120_000
@@ -136,6 +138,7 @@ class FetchSessions:
         self._sessions: dict[int, FetchSession] = {}  # least recently used first
         self._partition_count = 0
         self._parked = 0
+        self._waiting: dict[Callable[[], None], int] = {}  # the cost by `give_way`, in the order of `park`
         self.evictions = 0
 
     def __len__(self) -> int:
@@ -212,13 +215,22 @@ class FetchSessions:
             self._partition_count -= len(session.partitions)
             session.close()
 
-    def park(self, session: FetchSession) -> int:
-        """Reserve room for a waiting fetch. The cost, which the caller returns with `unpark`; 0 if there is no room."""
+    def park(self, session: FetchSession, give_way: Callable[[], None]) -> bool:
+        """Reserve room for a waiting fetch until `unpark`; False if there is no room. `give_way` is called where a
+        later fetch gets the room.
+        """
         cost = PARKED_COST if session.id else PARKED_COST + len(session.partitions)
+        if cost <= GIVEN_WAY_MAX:
+            while self._parked + cost > PARKED_MAX and self._waiting:
+                first = next(iter(self._waiting))
+                self.unpark(first)
+                first()
         if self._parked + cost > PARKED_MAX:
-            return 0
+            return False
         self._parked += cost
-        return cost
+        self._waiting[give_way] = cost
+        return True
 
-    def unpark(self, cost: int) -> None:
-        self._parked -= cost
+    def unpark(self, give_way: Callable[[], None]) -> None:
+        """The fetch does not wait any more. No effect on one that was not parked, or has given way."""
+        self._parked -= self._waiting.pop(give_way, 0)
