@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -178,6 +179,32 @@ def test_a_transaction_that_ends_while_damage_hides_the_end_of_the_one_before(ma
     assert set(committed(log)) == expected
     for each in (log, made.close_and_open()):
         assert each.aborted_transactions(0, end + 1) == [*rows, AbortedTransaction(9, second, end, end + 1)]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("is_rolled", [False, True])
+def test_a_transaction_that_is_aborted_while_damage_hides_all_its_records(
+    made: Logs, is_rolled: bool, ending: str
+) -> None:
+    """Once they were repaired, readers of committed records got them."""
+    first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
+    made.log.flush()
+    made.directory.write_checkpoints()
+    copy, rows, expected = copy_of(made), made.log.aborted_transactions(0, first), set(committed(made.log))
+    made.close() if ending == "after a clean stop" else made.kill()
+    [*_, name] = made.files("*.log")
+    damage(made.folder / name, len(list(iter_headers((made.folder / name).read_bytes()))) - 1, "CRC")
+    log = made.open(machine_ran_on=ending == "after a kill")
+    assert log.log_end_offset == first + 1
+    if is_rolled:
+        log.roll(log.clock_ms)
+    end = made.append(marker(abort=True, producer_id=9), from_client=False)[0].first_offset
+    with contextlib.suppress(DamagedRecords):  # a clean stop leaves what the last batch was: its damage is not known
+        read(log, first, 1, log.log_end_offset)
+    repair(log, copy)
+    for each in (log, made.close_and_open()):
+        assert each.aborted_transactions(0, end + 1) == [*rows, AbortedTransaction(9, first, end, end + 1)]
+        assert set(committed(each)) == expected
 
 
 def test_the_end_of_a_transaction_needs_no_file_of_an_idle_log(made: Logs):

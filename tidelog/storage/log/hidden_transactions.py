@@ -67,9 +67,13 @@ def aborted(completed: CompletedTransaction) -> AbortedTransaction:
     )
 
 
-def note_aborted(completed: CompletedTransaction, index: TransactionIndex, *, may_be_wrong: bool) -> None:
-    """A marker was appended. `may_be_wrong`: damage may hide where the transaction began; the repair tells."""
-    index.append(aborted(completed))
+def note_end(completed: CompletedTransaction | None, index: TransactionIndex, *, may_be_wrong: bool) -> None:
+    """A marker was appended. `completed`: the transaction that it ends, None if none is known.
+
+    `may_be_wrong`: damage may hide where the transaction began, or all its records; the repair tells.
+    """
+    if completed is not None and completed.is_abort:
+        index.append(aborted(completed))
     index.lacks_rows = index.lacks_rows or may_be_wrong
 
 

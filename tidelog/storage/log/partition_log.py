@@ -21,7 +21,7 @@ from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_end_offset, replace_file
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log.flush import Durability, FlushTask
-from tidelog.storage.log.hidden_transactions import note_aborted
+from tidelog.storage.log.hidden_transactions import note_end
 from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import examine_now, markers_in, rebuild_transaction_index, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
@@ -306,8 +306,7 @@ class PartitionLog:
 
     def accept_marker(self, marker: EndMarker | None) -> None:
         completed = self.producers.accept_marker(marker) if marker is not None else None
-        if completed is not None and completed.is_abort:
-            note_aborted(completed, self.segments.active.transaction_index, may_be_wrong=self.lacks_producers)
+        note_end(completed, self.segments.active.transaction_index, may_be_wrong=self.lacks_producers)
 
     def after_failed_write(self, segment: Segment, error: OSError) -> None:
         try:
