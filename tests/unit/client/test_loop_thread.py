@@ -444,6 +444,30 @@ def test_a_shared_call_is_on_its_way_for_all_but_a_signal_handler_inside_the_thr
     assert not call.is_on_its_way()
 
 
+def test_a_second_signal_handler_inside_the_same_ask_counts_on_no_call_either():
+    seen: list[bool] = []
+    handled: list[str] = []
+
+    class Asking(set[int]):
+        def add(self, caller: int) -> None:
+            super().add(caller)
+            if not handled:
+                handled.append("once")
+                call.ask(loop)  # the first handler, and the loop makes its call
+
+    class Loop:
+        def call_soon_threadsafe(self, function: Callable[[], object]) -> None:
+            seen.append(call.is_on_its_way())
+            function()
+
+    loop: Any = Loop()
+    call = SharedCall(lambda: call.has_begun())
+    call._asking = Asking()
+    call.ask(loop)
+    assert seen == [False, False]
+    assert not call._asking
+
+
 def test_a_signal_handler_at_any_step_of_a_call_may_wait_for_a_thread_that_uses_the_client():
     client = Client()
     client._run(lambda: number(0))

@@ -493,3 +493,19 @@ def test_what_an_interrupt_has_left_acquired_keeps_nothing_from_its_thread() -> 
     assert called == [future]
     assert concurrent.futures.wait([future], 0.0).done == {future}
     assert list(as_completed([future], 0.0)) == [future]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_WAIT)
+def test_a_wait_for_records_of_several_clients_is_refused_where_those_of_one_do_not_end(way: str) -> None:
+    """As in the child of a fork, with records of a client that was made there too."""
+
+    def refuse() -> None:
+        raise RuntimeError("forked")
+
+    lives, is_forked = record_future_class(lambda: None), record_future_class(lambda: None, check_can_end=refuse)
+    for _ in range(20):  # the set of futures has them in any order
+        futures = [is_forked(), lives()]
+        futures[1].call_when_done(lambda _: None)
+        with pytest.raises(RuntimeError, match="forked"):
+            WAYS_TO_WAIT[way](futures)
+        assert not any(future._seen for future in futures)

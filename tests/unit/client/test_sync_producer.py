@@ -22,7 +22,7 @@ from tests.unit.client.test_producer import FAST, numbered, values
 from tests.unit.client.transacting import finalize
 from tidelog.client.model import RecordMetadata
 from tidelog.client.sync import Producer, loop_thread
-from tidelog.client.sync.loop_call import LoopCall
+from tidelog.client.sync.loop_call import LoopCall, SharedCall
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.produce import ProduceRequest
@@ -613,6 +613,26 @@ def test_an_interrupt_before_the_loop_is_called_takes_nothing_from_another_threa
             sending._observe_on_loop(futures[0])
         sending.flush()
         assert called.wait(PATIENCE_S)
+
+
+def test_an_interrupted_wake_up_of_the_loop_leaves_no_record_of_another_thread_unsent(cluster, monkeypatch):
+    with producer(cluster) as sending:
+        sending.send("t", b"first").result(PATIENCE_S)
+        wait_until(lambda: not sending._is_draining)
+        sent: list[Future[Any]] = []
+
+        def ask(*_: Any) -> None:
+            other = threading.Thread(target=lambda: sent.append(sending.send("t", b"other")))
+            other.start()
+            join(other)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(SharedCall, "ask", ask)
+        with pytest.raises(KeyboardInterrupt):
+            sending.send("t", b"interrupted")
+        assert concurrent.futures.wait(sent, PATIENCE_S).done == set(sent)
+    assert values(cluster) == [b"first", b"interrupted", b"other"]
 
 
 def test_a_close_that_is_interrupted_before_it_begins_on_the_loop_leaves_no_future_without_an_outcome(

@@ -106,6 +106,7 @@ class SharedCall:
     def ask(self, loop: asyncio.AbstractEventLoop) -> None:
         """Raises RuntimeError once the loop is closed. An interrupt may leave the others that ask without the call."""
         caller = get_ident()
+        is_inside = caller in self._asking  # in a signal handler: the call around this one is still to be made
         try:
             self._asking.add(caller)
             self._is_asked = True
@@ -114,7 +115,8 @@ class SharedCall:
             self._is_asked = False
             raise
         finally:
-            self._asking.discard(caller)
+            if not is_inside:
+                self._asking.discard(caller)
 
     def has_begun(self) -> None:
         """On the loop, first thing: a later change asks for another call."""

@@ -155,8 +155,9 @@ class Producer(BlockingClient):
             self._wake_up.ask(thread.loop)
         except RuntimeError:  # the loop is closed
             self._fail_queued()
-        except BaseException:  # an interrupt, perhaps before the call: the next record wakes the loop
+        except BaseException:  # an interrupt, perhaps before the call, to which other threads have left their records
             self._is_draining = False
+            self._call_on_loop(self._drain)
             raise
 
     def _wake_before_waiting(self) -> None:

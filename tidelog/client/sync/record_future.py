@@ -66,6 +66,7 @@ class _Registration:
     def append(self, waiter: Any) -> None:
         future = self._future
         if future._state == _RUNNING:
+            future._check_can_end()
             if waiter.event.__class__ is not WaiterEvent:
                 waiter.event = WaiterEvent(waiter, future._check_can_end)
             if future._observe("_waiters_to_tell", waiter, waiter.event.tell):
