@@ -185,6 +185,28 @@ def test_a_transaction_ends_here_as_it_does_there(tmp_path: Path) -> None:
     assert b"aborted" not in {value for _, _, value in contents(log)}
 
 
+def test_a_transaction_that_was_aborted_while_damage_hid_its_records_is_known_behind_the_copy(tmp_path: Path) -> None:
+    """The marker is in a segment behind it."""
+    made, other = (Logs(tmp_path / name, GONE) for name in ("made", "other"))
+    for each in (made, other):
+        each.append(keyed(("a", "aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+    made.log.flush()
+    made.directory.write_checkpoints()
+    made.kill()
+    path = made.folder / made.files("*.log")[0]
+    data = bytearray(path.read_bytes())
+    data[64] ^= 255
+    path.write_bytes(data)
+    log = made.open(machine_ran_on=True)
+    assert (log.lacks_producers, log.segment_count) == (True, 2)
+    for each in (made, other):
+        each.append(marker(abort=True), from_client=False)
+    copy_prefix(log, other.log, 0)
+    assert log.damaged_ranges() == []
+    rows = log.aborted_transactions(0, log.log_end_offset)
+    assert [(row.producer_id, row.first_offset, row.last_offset) for row in rows] == [(7, 0, 1)]
+
+
 def test_the_other_copy_may_be_less_clean(tmp_path: Path) -> None:
     """What this cleaner had removed is here again, with what makes it go: the log is compared anew from its start."""
     lagging, cleaned = (Logs(tmp_path / name, GONE) for name in ("lagging", "cleaned"))

@@ -447,16 +447,17 @@ class PartitionLog:
         return RangeRepair(self, segment, damage, from_offset=from_offset)
 
     def finish_repair(self, check: RepairCheck) -> bool:
-        """Apply the result of `check.run`. False if the log has changed meanwhile. Raises OSError.
-
-        The producer state is rebuilt when no damage is left.
-        """
+        """Apply the result of `check.run`. False if the log has changed meanwhile. Raises OSError."""
         is_done = finish_repair(check)
+        self.after_repair()
+        return is_done
+
+    def after_repair(self) -> None:
+        """Rebuild what damage has hidden when none is left: the producer state, and rows of aborted transactions."""
         if not self.damaged_ranges():
             for segment in [each for each in self.segments if each.transaction_index.lacks_rows]:
                 self.rebuild_transaction_index(segment)
         self._know_producers()
-        return is_done
 
     def _know_producers(self) -> bool:
         """Whether the producer state is complete. It is rebuilt when no damage is left."""

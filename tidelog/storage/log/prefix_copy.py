@@ -50,8 +50,7 @@ class PrefixCopy(Compaction):
 
     def _finish(self) -> None:
         super()._finish()
-        if self.log.lacks_producers and not self.log.damaged_ranges():
-            self.log.reload_producers()
+        self.log.after_repair()
 
     def _whole(self) -> Generator[None]:
         yield from self._sync_log()
