@@ -481,7 +481,9 @@ class ReplicaFetcher:
         )
 
     def _pause_ms(self) -> float:
-        return self._fetchers.throttle.pause_ms(self._loop.time() * 1000)
+        """The wait for the rate. One below RESUME_MS is none: its bytes stay counted, and later ones wait longer."""
+        wait_ms = self._fetchers.throttle.pause_ms(self._loop.time() * 1000)
+        return wait_ms if wait_ms >= RESUME_MS else 0.0
 
     def _keep_rate(self) -> None:
         """Once the rate is used up, pause all partitions for which it holds: each would bring an answer above it.

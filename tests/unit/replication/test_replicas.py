@@ -705,6 +705,32 @@ def test_the_rate_is_one_for_all_partitions_that_lag(begins: str) -> None:
     assert {log.high_watermark for log in copied} == {4}
 
 
+def test_many_partitions_with_few_records_use_the_whole_rate() -> None:
+    """Each answer used the rate up for a millisecond, and two partitions went on every ten: a quarter of the rate."""
+    count, topic_id = 600, b"M" * 16
+    cluster = Replicas(2)
+    cluster.set_rates(follower_replication_throttled_rate="1000000")
+    cluster.elect(1, [1])
+    cluster.add_topic(topic_id, "many", count)
+    cluster.image = replace(
+        cluster.image, configs={**cluster.image.configs, (2, "many"): {"follower.replication.throttled.replicas": "*"}}
+    )
+    everything = MetadataDelta(changed_partitions={topic_id: set(range(count))})
+    cluster.nodes[1].hosting.apply(cluster.image, everything)
+    cluster.loop.settle()
+    for partition in cluster.nodes[1].partitions.hosted():
+        if partition.topic == "many":
+            record = encode_batch([Record(0, 0, None, b"x" * 1000)])
+            cluster.nodes[1].partitions.append(partition, memoryview(record), 0, -1)
+    cluster.nodes[2].hosting.apply(cluster.image, everything)
+    cluster.loop.run_for(400)
+    copied = [each.log for each in cluster.nodes[2].partitions.hosted() if each.topic == "many"]
+    assert len(copied) == count
+    assert 350 <= sum(log.log_end_offset for log in copied) <= 420
+    cluster.loop.run_for(400)
+    assert {log.log_end_offset for log in copied} == {1}
+
+
 def test_a_replica_in_the_isr_is_fetched_at_once_while_others_use_the_rate_up() -> None:
     """It does not know its leader's high watermark yet. If it waited, it would leave the ISR."""
     cluster = throttled("follower", 10)
