@@ -161,6 +161,47 @@ def test_a_wrong_last_offset_after_a_clean_stop_of_all_moves_no_log_end(min_insy
         assert play.values(1) == [b"0", b"1", b"2", b"3", b"on"]
 
 
+@pytest.mark.parametrize("begin", [b"1 6", b"1 7"])
+def test_a_wrong_epoch_file_gives_no_record_of_an_older_leader_the_place_of_a_committed_one(begin: bytes) -> None:
+    """The file of the new leader fits the log of the old one, which has records that no other replica has: it was in
+    sync with them, and the new leader took its copy of a record that contradicts the file.
+    """
+    with stage(min_insync_replicas="2") as play:
+        play.up()
+        for number in range(4):
+            assert play.send(b"%d" % number) == number
+        play.wait(1)
+        play.pause(2)
+        play.pause(3)
+        for value in (b"x4", b"x5"):
+            play.send(value, acks="1")
+        play.node(1).kill()
+        play.resume(2)
+        play.resume(3)
+        play.until("another leads", lambda: play.leader in (2, 3) and 1 not in play.isr)
+        for value in (b"y0", b"y1", b"y2"):
+            play.send(value)
+        other, expected = play.leader, play.values(play.leader)
+        assert expected[-4:] == [b"x4", b"y0", b"y1", b"y2"]
+        victim = 5 - other
+        play.wait(2)
+        play.node(victim).stop()
+        play.wait(6)
+        content = content_of(play, victim, LEADER_EPOCH_FILE)
+        assert b"\n1 5\n" in content
+        put(play, victim, LEADER_EPOCH_FILE, content.replace(b"1 5", begin))
+        play.invariants.clear()
+        play.node(victim).start()
+        play.until("it is in sync", lambda: victim in play.isr)
+        play.node(other).kill()
+        play.until("it leads", lambda: play.leader == victim)
+        play.node(1).start()
+        play.wait(3)
+        play.node(other).start()
+        play.until("all are in sync", lambda: is_whole(play))
+        assert [play.values(node_id) for node_id in play.brokers] == [expected] * 3
+
+
 def test_a_leader_that_lost_records_does_not_wait_for_ever_for_a_replica_that_is_dead() -> None:
     with stage(min_insync_replicas="2") as play:
         play.up()

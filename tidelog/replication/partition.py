@@ -541,12 +541,10 @@ class Partition:
     def divergence(self, last_fetched_epoch: int, fetch_offset: int) -> tuple[int, int] | None:
         """(epoch, end offset) to which the fetcher must truncate its log, or None when the logs agree (KIP-595).
 
-        Raises Examination (a ColdRead) and DamagedRecords: nothing is truncated for an offset that is only in the file
-        of epochs.
+        Raises Examination (a ColdRead) and DamagedRecords: nothing is truncated or kept for an offset that is only in
+        the file of epochs.
         """
-        epoch, end_offset = self.log.end_offset_for_epoch(last_fetched_epoch)
-        if epoch >= 0 and (epoch < last_fetched_epoch or end_offset < fetch_offset):
-            epoch, end_offset = self.log.confirmed_end_of_epoch(last_fetched_epoch)
+        epoch, end_offset = self.log.confirmed_end_of_epoch(last_fetched_epoch, fetch_offset)
         if epoch < 0:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"no end offset is known for epoch {last_fetched_epoch}")
         if fetch_offset < self.log.log_start_offset:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, records_of
 from tests.unit.storage.test_damage import batches_of, copy_of, damage, repair, repair_range, served
+from tidelog.protocol.batches.record_batch import stamp
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.log.scrub import Scrub
@@ -191,6 +192,26 @@ def test_an_epoch_file_that_is_wrong_for_one_batch_is_corrected_once_another_rep
         made.close()
     assert list(made.open().leader_epochs) == EPOCHS
     assert offsets_of(records_of(made.log)) == list(range(COUNT))
+
+
+def test_another_batch_that_fits_a_wrong_epoch_file_is_taken_as_committed_only(made: Logs) -> None:
+    """A replica that is not in sync may have it from an older leader."""
+    made.log.leader_epochs.clear()
+    for epoch, start in EPOCHS:
+        made.log.leader_epochs.assign(epoch, start + (start == 20))
+    scrub(made.log)
+    [(segment, damaged)] = made.log.damaged_ranges()
+    assert (damaged.first_offset, damaged.end_offset) == (20, 21)
+    other = batch(value=b"other" * 6, timestamp=NOW + 20)
+    stamp(other, 0, 20, 2)
+    work = made.log.repair_of(segment, damaged)
+    with pytest.raises(CopyRefused, match="another one") as refused:
+        work.accept(other)
+    assert refused.value.is_of_other_epoch
+    assert not work.is_complete
+    work.is_committed = True
+    work.accept(other)
+    assert work.is_complete
 
 
 def test_a_batch_that_another_replica_has_the_same_way_is_not_blamed_again(made: Logs) -> None:
@@ -379,6 +400,19 @@ def test_the_end_of_an_epoch_is_what_the_batches_say(made: Logs, wrong: str, ask
     log = made.open()
     log.assign_epoch(7)
     assert confirmed_end(log, asked) == LeaderEpochs([*EPOCHS, (7, COUNT)]).end_offset_for(asked, COUNT)
+
+
+def test_a_log_that_would_keep_what_it_has_of_an_epoch_is_compared_where_it_ends(made: Logs) -> None:
+    """A wrong epoch file would let it keep records of an older leader."""
+    log = made.log
+    for reached in (13, 20):
+        assert log.confirmed_end_of_epoch(2, reached) == (2, 20)
+    log.leader_epochs.clear()
+    for epoch, start in EPOCHS:
+        log.leader_epochs.assign(epoch, start + 2 * (start == 20))
+    assert log.confirmed_end_of_epoch(2, 20) == (2, 22)
+    with pytest.raises((Examination, DamagedRecords)):
+        log.confirmed_end_of_epoch(2, 21)
 
 
 @pytest.mark.parametrize("offset", [11, 12])

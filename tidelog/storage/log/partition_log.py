@@ -537,9 +537,9 @@ class PartitionLog:
         """(the largest epoch not above `epoch`, its end offset); (-1, -1) if unknown."""
         return self.leader_epochs.end_offset_for(epoch, self.log_end_offset)
 
-    def confirmed_end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """`end_offset_for_epoch`, confirmed by the batches there. Raises Examination, DamagedRecords."""
-        return self._examining(lambda: lookup.end_of_epoch(self, epoch), self.log_start_offset, wait=False)
+    def confirmed_end_of_epoch(self, epoch: int, reached: int = INT64_MAX) -> tuple[int, int]:
+        """`end_offset_for_epoch`, confirmed by `lookup.end_of_epoch`. Raises Examination, DamagedRecords."""
+        return self._examining(lambda: lookup.end_of_epoch(self, epoch, reached), self.log_start_offset, wait=False)
 
     def assign_epoch(self, leader_epoch: int) -> None:
         """Note that this node leads in `leader_epoch` from the log end on."""

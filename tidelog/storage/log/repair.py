@@ -21,6 +21,7 @@ from tidelog.protocol.batches.record_batch import (
     HEADER_SIZE,
     MAGIC,
     BatchHeader,
+    check_crc,
     iter_headers,
 )
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
@@ -198,6 +199,11 @@ class RangeRepair:
             end = position + header.size_bytes
             if header.magic != MAGIC or crc32c(data[position + ATTRIBUTES_OFFSET : end]) != header.crc:
                 raise CopyRefused(f"its batch of offset {header.base_offset} is damaged, too")
+            if not self.is_committed and self._contradicts_whole(header):
+                raise CopyRefused(
+                    f"its batch of offset {header.base_offset} is another one than the whole one here",
+                    is_of_other_epoch=True,
+                )
             if self._begin_earlier(header) or self._widen(header) or self._move_end(header):
                 raise CopyRefused(
                     f"its batch of offsets {header.base_offset} to {header.next_offset} reaches beyond "
@@ -264,6 +270,23 @@ class RangeRepair:
             return False
         stored = self.segment.file.read_at(HEADER_SIZE, self._position)
         return len(stored) == HEADER_SIZE and HEADER.unpack(stored) == tuple(header)
+
+    def _contradicts_whole(self, header: BatchHeader) -> bool:
+        """Whether the batch here is whole and another one. It counts as damaged because its epoch contradicts the epoch
+        file, which may be wrong: then a replica outside the ISR may have an older leader's batch that fits the file.
+        """
+        stored = self.segment.file.read_at(HEADER_SIZE, self._position)
+        if self._held_batches is not None or len(stored) < HEADER_SIZE:
+            return False
+        own = BatchHeader._make(HEADER.unpack(stored))
+        # Two logs that have a batch of one offset and epoch have the same one.
+        is_same = own.crc == header.crc or own.partition_leader_epoch == header.partition_leader_epoch
+        is_within = HEADER_SIZE <= own.size_bytes <= self.damage.end_position - self._position
+        if is_same or not is_within or (own.base_offset, own.magic) != (self.next_offset, MAGIC):
+            return False
+        if own.next_offset < header.next_offset <= self.damage.end_offset:
+            return False  # the one here was payload of it (`_widen`)
+        return check_crc(self.segment.file.read_at(own.size_bytes, self._position), 0, own)
 
     def _begins_epoch(self, header: BatchHeader) -> bool:
         is_first = header.base_offset == self.damage.first_offset and not self._is_end_part

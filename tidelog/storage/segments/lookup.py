@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
-from tidelog.protocol.batches.record_batch import LOG_APPEND_TIME, BatchHeader
+from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, LOG_APPEND_TIME, MAGIC, BatchHeader
 from tidelog.protocol.batches.record_walk import scan_records
 from tidelog.protocol.batches.records import record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -183,20 +183,24 @@ class EpochLog(Protocol):
     accepted_losses: frozenset[int]
 
 
-def end_of_epoch(log: EpochLog, epoch: int) -> tuple[int, int]:
+def end_of_epoch(log: EpochLog, epoch: int, fetch_offset: int = INT64_MAX) -> tuple[int, int]:
     """`LeaderEpochs.end_offset_for`, if the batches at this offset have the epochs that the log's epochs give them.
 
-    The epoch file has no checksum, and other replicas truncate their logs to its offsets. Waits for the device. Raises
-    CorruptIndex for a segment that disagrees, and DamagedRecords if damage hides the batches.
+    The epoch file has no checksum, and other replicas truncate their logs to its offsets. `fetch_offset`: the end of a
+    log of this epoch. If that need not be truncated, the batch before it is compared instead: a wrong file would let it
+    keep records of an older leader. Waits for the device. Raises CorruptIndex for a segment that disagrees, and
+    DamagedRecords if damage hides the batches.
     """
     segments, epochs, start = log.segments, log.leader_epochs, log.log_start_offset
     end_epoch, end_offset = epochs.end_offset_for(epoch, log.log_end_offset)
-    for offset in (end_offset - 1, end_offset):
+    agrees = end_epoch == epoch and end_offset >= fetch_offset
+    for offset in (fetch_offset - 1,) if agrees else (end_offset - 1, end_offset):
         if end_epoch < 0 or not start <= offset < log.log_end_offset:
             continue
         segment = segments[max(0, segments.floor_index(offset))]
         damage = damage_at(segment.damage, offset)
-        if damage is not None and damage.first_offset not in log.accepted_losses:
+        is_hidden = damage is not None and damage.first_offset not in log.accepted_losses
+        if damage is not None and is_hidden and (not agrees or _has_other_epoch(segment, damage, epochs)):
             raise DamagedRecords(segment.path, damage)
         for _, header in headers(segment, position_of(segment, offset, wait=True)):
             known = epochs.epoch_for_offset(max(header.base_offset, offset))  # no batch is of two epochs
@@ -205,6 +209,16 @@ def end_of_epoch(log: EpochLog, epoch: int) -> tuple[int, int]:
                 raise CorruptIndex(segment.path, reason)
             break
     return end_epoch, end_offset
+
+
+def _has_other_epoch(segment: Segment, damage: DamagedRange, epochs: LeaderEpochs) -> bool:
+    """Whether the damaged bytes begin with a batch of another leader epoch than these say."""
+    epoch = epochs.epoch_for_offset(damage.first_offset)
+    stored = segment.file.read_at(HEADER_SIZE, damage.position)
+    if damage.position == damage.end_position or len(stored) < HEADER_SIZE:
+        return False
+    header = BatchHeader._make(HEADER.unpack(stored))
+    return (header.base_offset, header.magic) == (damage.first_offset, MAGIC) and header.partition_leader_epoch != epoch
 
 
 class _Search(NamedTuple):
