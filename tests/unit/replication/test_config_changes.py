@@ -176,6 +176,15 @@ def test_a_new_minimum_voids_what_is_known_of_eligible_leaders(state):
     assert records == []
 
 
+def test_a_list_grows_up_to_the_bound_of_all_values(state):
+    _, code = alter(state, ("cleanup.policy", APPEND, "x" * 32_760))
+    assert (code, len(configs(state)["cleanup.policy"])) == (ErrorCode.NONE, 32_767)
+    _, code = alter(state, ("cleanup.policy", APPEND, "y"))
+    assert (code, len(configs(state)["cleanup.policy"])) == (ErrorCode.INVALID_CONFIG, 32_767)
+    _, code = alter(state, ("cleanup.policy", SUBTRACT, "delete"))
+    assert (code, len(configs(state)["cleanup.policy"])) == (ErrorCode.NONE, 32_760)
+
+
 @given(st.sampled_from([APPEND, SUBTRACT]), st.text("a,bc", max_size=8), st.text("a,bc", max_size=8))
 def test_a_list_changes_item_by_item(operation, value, present):
     parts = [part for part in present.split(",") if part]

@@ -244,7 +244,10 @@ def _value_after(state: ControllerState, resource_type: int, change: _Change, pr
             ErrorCode.INVALID_CONFIG,
             f"Can't {Operation(change.operation).name} to key {change.name} because its type is not LIST.",
         ) from None
-    return list_after(change.operation, change.value, default if present is None else present)
+    value = list_after(change.operation, change.value, default if present is None else present)
+    if change.operation == Operation.APPEND:
+        check_length(value)  # each step writes the whole list: without a bound the log grows with its square
+    return value
 
 
 def check_length(value: str) -> None:
