@@ -374,6 +374,43 @@ def test_a_move_goes_on_after_a_shortage_at_the_start(refused: str, monkeypatch:
     assert tables(cluster) == [[b"k=1", b"j=1"]] * 3
 
 
+@pytest.mark.parametrize("is_moving", [True, False])
+def test_a_stop_after_a_shortage_at_the_start_leaves_the_logs_as_they_are(
+    is_moving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer that tries again found nothing deferred any more, and took the logs for those of no replica."""
+    cluster = compacted(log_dirs="/data,/other")
+    cluster.nodes[1].produce(b"k=1", b"j=1")
+    settle(cluster)
+    node = cluster.nodes[3]
+    assert node.moves is not None
+    if is_moving:
+        other = next(home for home in node.homes if not home.logs)
+        node.moves.order("t", 0, other.path)
+        settle(cluster)
+        other.futures["t", 0].flush()
+    end(cluster, 3)
+    cluster.alter(isr=(1, 2))
+
+    def short(*arguments: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Hosting, "_host", short)
+        begin(cluster, 3)
+        node = cluster.nodes[3]
+        before = [(list(home.logs), list(home.futures)) for home in node.homes]
+        assert sorted(before) == [([], [("t", 0)]), ([("t", 0)], [])] if is_moving else [([], []), ([("t", 0)], [])]
+        node.hosting.close()
+        cluster.loop.run_for(2000)
+        assert [(list(home.logs), list(home.futures)) for home in node.homes] == before
+    end(cluster, 3)
+    begin(cluster, 3)
+    for _ in range(3):
+        accept_reports(cluster)
+    assert tables(cluster) == [[b"k=1", b"j=1"]] * 3
+
+
 def test_a_cleaning_ends_when_the_topic_is_not_compacted_any_more() -> None:
     cluster = compacted()
     for value in (b"k=1", b"k=2", b"k=3"):

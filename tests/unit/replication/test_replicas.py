@@ -1049,6 +1049,20 @@ def test_a_node_that_stops_meanwhile_leaves_no_log_of_a_deleted_topic() -> None:
     assert [key for key in node.directory.logs if key[0] == "many"] == []
 
 
+def test_a_node_that_stops_deletes_at_once_what_the_metadata_deletes_meanwhile() -> None:
+    cluster = Replicas(1)
+    node = cluster.nodes[1]
+    topic = cluster.add_topic(b"m" * 16, "many", 30)
+    node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"m" * 16: set(range(30))}))
+    cluster.loop.run_for(1000)
+    assert len(node.directory.logs) == 31
+    node.hosting.close()
+    node.hosting._deletions._stopwatch = lambda: -len(node.directory.logs) / 1024
+    del cluster.image.topics_by_name["many"], cluster.image.topics_by_id[b"m" * 16]
+    node.hosting.apply(cluster.image, MetadataDelta(deleted_topics={b"m" * 16: topic}))
+    assert [key for key in node.directory.logs if key[0] == "many"] == []
+
+
 def test_a_directory_that_fails_meanwhile_ends_its_deletions() -> None:
     cluster = Replicas(1)
     node = cluster.nodes[1]

@@ -85,7 +85,7 @@ class Hosting:
         self._on_role = on_role
         self._fetchers = fetchers
         self._assignments = assignments
-        self._has_started = False
+        self._has_started = self._is_closed = False
         self._stopwatch = stopwatch
         self.pauses: Callable[[], int] = lambda: 0
         """How often the requests that are served in pieces have paused for others."""
@@ -186,6 +186,7 @@ class Hosting:
         return {(topics[topic_id].name, index) for topic_id, index in replicas if topic_id in topics}
 
     def close(self) -> None:
+        self._is_closed = True
         self._deferred_partitions.clear()
         self._deletions.finish_all()
 
@@ -214,7 +215,10 @@ class Hosting:
             self._partitions.deletions.look_at_all()
             if self._fetchers is not None:
                 self._fetchers.brokers_changed(delta.changed_brokers)
-        self._deletions.go_on()
+        if self._is_closed:
+            self._deletions.finish_all()
+        else:
+            self._deletions.go_on()
 
     def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int], *, may_defer: bool = True) -> None:
         for index in sorted(indexes):
@@ -264,6 +268,8 @@ class Hosting:
         """Apply the newest image to as many deferred partitions as one turn may create. If others had to wait since the
         last turn, they get as much time before the next one.
         """
+        if self._is_closed:
+            return  # the logs and moves of those that are left stay for the next start
         self._begin_turn()
         others_waited, self._pauses_before = self.pauses() != self._pauses_before, self.pauses()
         waiting, self._deferred_partitions = self._deferred_partitions, {}
