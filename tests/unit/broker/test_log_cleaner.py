@@ -241,10 +241,13 @@ async def test_retention_that_fails_after_a_cleaning_does_not_end_the_cleaner(no
         await node.cleaner.close()
 
 
-async def test_a_log_that_another_replica_replaces_is_not_cleaned_meanwhile(node: Node) -> None:
+@pytest.mark.parametrize("is_given_up", [False, True])
+async def test_a_log_that_another_replica_replaces_is_not_cleaned_meanwhile(node: Node, is_given_up: bool) -> None:
     node.fill("t", 50)
     other = node.fill("u", 60)
     copy = PrefixCopy(other, other.segments[0], NOW)
+    if is_given_up:  # it ends later, and then removes its files
+        copy.give_up()
     node.start()
     await node.until(lambda: node.cleaner.totals.cleanings == 1)
     await asyncio.sleep(0.02)

@@ -18,6 +18,8 @@ from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a, fetch, 
 from tidelog.broker.replicas.repairs import Repairs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.storage.cleaner.keys import PlainKeyTable
+from tidelog.storage.log.compaction import Compaction, find_cleanable
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
@@ -170,3 +172,82 @@ async def test_a_repair_that_ends_in_the_middle_leaves_the_log_as_it_was(tmp_pat
     assert cluster.here.log.compaction is None
     assert cluster.here.files("*.cleaned") == []
     assert cluster.here.log.damaged_ranges()
+
+
+@pytest.mark.parametrize("pieces", range(13, 19))
+async def test_a_copy_waits_for_the_end_of_a_cleaning_that_was_given_up(tmp_path: Path, pieces: int) -> None:
+    """The cleaning removed the file of the copy by its name, and the copy took that for a failure of the device."""
+    cluster = Cluster(tmp_path)
+    log = cluster.here.log
+    cleaning = Compaction(log, find_cleanable(log, NOW), lambda: PlainKeyTable(1 << 20, 1.0), NOW, piece_bytes=100)
+    for _ in range(pieces):
+        cleaning.run()
+        assert cleaning.advance()
+    assert cluster.here.files("*.cleaned")
+    damage(cluster.here, 1)
+
+    def end_cleaning(offset: int) -> None:
+        if not offset:
+            cleaning.run()
+            cleaning.advance()
+
+    cluster.fault = end_cleaning
+    assert not await cluster.repair()
+    assert (cluster.refused, cleaning.is_given_up) == ([], True)
+    assert cluster.here.log.damaged_ranges()
+    cluster.fault = lambda offset: None
+    cleaning.run()
+    assert not cleaning.advance()
+    assert await cluster.repair()
+    assert (cluster.table(), log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
+    assert cluster.here.files("*.cleaned") == []
+
+
+async def test_a_copy_that_a_truncation_ends_begins_again(tmp_path: Path) -> None:
+    """The range alone was repaired instead, and the deleted key came back."""
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+
+    def truncate(offset: int) -> None:
+        if len(cluster.fetches) == 2:
+            cluster.here.log.truncate_to(cluster.here.log.log_end_offset - 1)
+
+    cluster.fault = truncate
+    assert not await cluster.repair()
+    assert cluster.here.log.damaged_ranges()
+    assert await cluster.repair()
+    assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
+
+
+async def test_an_unexpected_error_in_a_copy_leaves_the_log_to_the_cleaner(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+
+    def fail(offset: int) -> None:
+        if len(cluster.fetches) == 2:
+            raise ZeroDivisionError
+
+    cluster.fault = fail
+    assert not await cluster.repair()
+    assert [type(error) for error in cluster.refused] == [ZeroDivisionError]
+    assert (cluster.here.log.compaction, cluster.here.log.is_under_cleaning) == (None, False)
+    assert cluster.here.files("*.cleaned") == []
+    assert await cluster.repair()
+    assert cluster.table() == WITHOUT_A
+
+
+async def test_a_copy_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full volume is no error of the device: the damage stays."""
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+    size_bytes = cluster.here.log.segments[0].size_bytes
+    spare_bytes = 1000
+    with monkeypatch.context() as patched:
+        disk = type(cluster.here.disk)
+        patched.setattr(disk, "volume_bytes", lambda self, path: (20 * spare_bytes, spare_bytes + size_bytes - 1))
+        assert not await cluster.repair()
+    assert cluster.refused == []
+    assert cluster.here.log.damaged_ranges()
+    assert (cluster.here.log.compaction, cluster.here.files("*.cleaned")) == (None, [])
+    assert await cluster.repair()
+    assert cluster.table() == WITHOUT_A

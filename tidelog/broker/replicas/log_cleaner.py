@@ -180,7 +180,7 @@ class LogCleaner:
                     or not log.may_be_cleaned
                     or log.cleaned_offset >= log.segments.active.base_offset
                     or log.failure is not None
-                    or log.compaction is not None
+                    or log.is_under_cleaning
                     or log.directory in self._running
                     or log in self.uncleanable
                 ):

@@ -329,6 +329,8 @@ class Repairs:
         replica's copy up to the range, or one may do so later. Otherwise the range alone is repaired. Raises OSError.
         """
         name = f"{partition.topic}-{partition.index}"
+        if partition.log.is_under_cleaning:
+            return True  # it was given up, and has not ended: both would write the same files
         may_help = False
         for source in sources:
             if source not in self._in_sync(partition) or not partition.log.may_be_cleaned:
@@ -336,7 +338,7 @@ class Repairs:
             try:
                 if await self._copy_prefix(partition, repair.segment, source):
                     self._note_repaired(partition, repair.damage, name)
-                    return True
+                return True  # also where it was given up, as for a truncation: the next attempt looks again
             except (KafkaError, PeerUnreachable) as error:
                 may_help = may_help or not isinstance(error, KafkaError) or error.code not in _ABSENT
                 logger.info("%s: broker %d does not help: %s", name, source, error)
@@ -372,7 +374,7 @@ class Repairs:
                     break
                 if copy.is_short:
                     await asyncio.sleep(PAUSE_S_MIN)
-        except (KafkaError, PeerUnreachable, asyncio.CancelledError):
+        except BaseException:
             copy.take_back()
             raise
         partition.watch.tail.clear()

@@ -140,6 +140,7 @@ class Compaction:
         self._work = self._whole()
         self._is_done = False
         log.compaction = self
+        log.is_under_cleaning = True
 
     # The owner's side
 
@@ -201,14 +202,17 @@ class Compaction:
         """End the cleaning without another file operation: the log is deleted, or its directory has failed."""
         self.is_given_up = True
         self.log.compaction = self._swap = self._unfinished = None
+        self.log.is_under_cleaning = False
 
     def _finish(self) -> None:
         self.log.cleaned_offset = self.cleaned_offset
         self.log.compaction = None
+        self.log.is_under_cleaning = False
 
     def _clear_up(self) -> None:
         """Remove the files of an unfinished segment. Not during a `run`."""
         self._work.close()
+        self.log.is_under_cleaning = False
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
             unfinished.release()

@@ -65,7 +65,7 @@ class PartitionLog:
     __slots__ = (
         "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "accepted_losses", "cleaned_offset", "clock_ms",
         "compaction", "config", "directory", "disk", "durability", "failure", "flush_at", "gaps_explained_below",
-        "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "jitter_ms",
+        "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "is_under_cleaning", "jitter_ms",
         "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition",
         "producers", "rules", "segment_bytes", "segments", "snapshots", "topic", "topic_id", "topic_id_has_checksum",
         "write_checkpoint",
@@ -114,6 +114,8 @@ class PartitionLog:
         self.may_be_cleaned = True
         """False during a copy: the copy could miss a tombstone and keep the records that it has deleted."""
         self.compaction: CompactionUnderWay | None = None
+        self.is_under_cleaning = False
+        """A cleaning has not ended, perhaps one that was given up: it may still write and remove `.cleaned` files."""
         self._end_at_maintenance = -1
         self.clock_ms = now_ms
         """A recent time, for deadlines that need no precision."""

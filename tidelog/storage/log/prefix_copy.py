@@ -20,6 +20,7 @@ from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.log.compaction import Compaction, write_batches
 from tidelog.storage.log.hidden_transactions import aborted
 from tidelog.storage.log.recovery import read_marker
+from tidelog.storage.log.repair import require_space
 from tidelog.storage.producers.producer_state import ProducerState
 from tidelog.storage.segments.log_config import MAX_POSITION
 from tidelog.storage.segments.segment import Segment
@@ -53,6 +54,8 @@ class PrefixCopy(Compaction):
         self.log.after_repair()
 
     def _whole(self) -> Generator[None]:
+        # The replaced files stay for `file.delete.delay.ms`, so that all of the copy comes on top of them.
+        require_space(self._disk, self._segments[-1], sum(segment.size_bytes for segment in self._segments))
         yield from self._sync_log()
         self.log.durability.files.remove(CLEANED_ENDS_FILE)
         facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in self._segments]

@@ -25,7 +25,7 @@ from tidelog.protocol.batches.record_batch import (
     iter_headers,
 )
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
-from tidelog.storage.files.disk import File, is_full
+from tidelog.storage.files.disk import Disk, File, is_full
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
 from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
 from tidelog.storage.segments.log_config import MAX_POSITION
@@ -46,7 +46,7 @@ HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 _COPY_STEP_BYTES: Final = 1024 * 1024
 _SPARE_BYTES: Final = 64 * 1024 * 1024
 _SPARE_PARTS: Final = 20
-"""A segment is written anew only where that leaves this much of the volume, or the volume's 20th part, for appends."""
+"""Segments are written anew only where that leaves this much of the volume, or the volume's 20th part, for appends."""
 
 
 class DamagedLog(Protocol):
@@ -572,10 +572,7 @@ class RepairCheck:
     def _write_anew(self, copy: bytes) -> None:
         """Write the temporary file. The present one is read by its descriptor, because its name may have changed."""
         disk = self.log.disk
-        total, free = disk.volume_bytes(self.temporary.rpartition("/")[0])
-        needed = self.size_bytes + len(copy) + min(_SPARE_BYTES, total // _SPARE_PARTS)
-        if free < needed:
-            raise OSError(errno.ENOSPC, f"{needed} bytes are needed to repair it, {free} are free", self.segment.path)
+        require_space(disk, self.segment, self.size_bytes + len(copy))
         disk.write_file(self.temporary, b"", sync=False)
         file = disk.open(self.temporary)
         try:
@@ -618,6 +615,14 @@ def _write(file: File, data: memoryview, position: int) -> int:
             raise OSError(5, "a write made no progress")
         data, position = data[written:], position + written
     return position
+
+
+def require_space(disk: Disk, segment: Segment, size_bytes: int) -> None:
+    """Raises NoSpace if so many bytes beside the segment would leave too little of the volume for appends."""
+    total, free = disk.volume_bytes(segment.directory)
+    needed = size_bytes + min(_SPARE_BYTES, total // _SPARE_PARTS)
+    if free < needed:
+        raise NoSpace(errno.ENOSPC, f"{needed} bytes are needed to repair it, {free} are free", segment.path)
 
 
 def _no_space(error: OSError) -> OSError:
