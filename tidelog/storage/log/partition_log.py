@@ -105,8 +105,7 @@ class PartitionLog:
         self.write_checkpoint = write_checkpoint
         """Called when the recovery point or the log start goes back, to write checkpoints before any byte changes."""
         self.failure: str | None = None
-        self.is_closed = False
-        self.is_doubtful = False  # retention has met a wrong index: the log is to be scrubbed
+        self.is_closed = self.is_doubtful = False  # doubtful: retention has met a wrong index, and has the log scrubbed
         self.gaps_explained_below = loaded.gaps_explained_below
         """Below this offset, fetched batches may have gaps without compaction, because all replicas have them."""
         self.cleaned_offset = -1
@@ -114,8 +113,7 @@ class PartitionLog:
         self.may_be_cleaned = True
         """False during a copy: the copy could miss a tombstone and keep the records that it has deleted."""
         self.compaction: CompactionUnderWay | None = None
-        self.is_under_cleaning = False
-        """A cleaning has not ended, perhaps one that was given up: it may still write and remove `.cleaned` files."""
+        self.is_under_cleaning = False  # also by one that was given up and may still write and remove `.cleaned` files
         self._end_at_maintenance = -1
         self.clock_ms = now_ms
         """A recent time, for deadlines that need no precision."""
