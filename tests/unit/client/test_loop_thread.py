@@ -44,6 +44,10 @@ async def number(value: int) -> int:
     return value
 
 
+async def running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
 def interrupted(call: Callable[[], Any]) -> None:
     """Call, and interrupt where the caller has taken the lock of a condition and not begun its `with` block.
 
@@ -500,6 +504,46 @@ def test_a_signal_handler_at_any_step_of_a_call_may_wait_for_a_thread_that_uses_
             break
     assert step > 10
     client._close_with(client.work)
+
+
+@pytest.mark.parametrize("is_closing", [False, True], ids=["call", "close"])
+def test_a_signal_handler_at_any_step_of_the_first_call_may_use_the_client(monkeypatch, is_closing: bool):
+    """All calls run on one loop: the asynchronous client works on no other. And no thread stays behind."""
+    made: list[LoopThread] = []
+
+    class Counted(LoopThread):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(loop_thread, "LoopThread", Counted)
+    for step in count():
+        client = Client()
+        loops: list[object] = []
+
+        def use(client: Client = client, loops: list[object] = loops) -> None:
+            loops.append(client._run(running_loop))
+
+        def close(client: Client = client) -> None:
+            client._close_with(client.work)
+
+        def call(
+            step: int = step, use: Callable[[], None] = use, handle: Callable[[], None] = close if is_closing else use
+        ) -> bool:
+            with suppress(RuntimeError):  # closed
+                return handled_at(step, use, handle, (*WAITING_MODULES, "loop_call.py"))
+            return True
+
+        reached = call()
+        close()
+        for thread in made:
+            join(thread._thread)
+        made.clear()
+        if not is_closing:
+            assert loops == loops[:1] * (1 + reached), f"step {step}"
+        if not reached:
+            break
+    assert step > 50
 
 
 @pytest.mark.parametrize("seed", range(5))

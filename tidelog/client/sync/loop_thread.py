@@ -210,13 +210,21 @@ class BlockingClient:
             if self._closed:
                 raise RuntimeError(CLOSED)
             if self._thread is None:
-                self._thread = LoopThread()
-                self._finalizer = weakref.finalize(
-                    self, _end_dropped, self._thread, self._final_call(), type(self).__name__
-                )
-                self._finalizer.atexit = False  # the thread ends with the interpreter
+                self._make_thread()
             thread = self._thread
+        if thread is None:  # a signal handler has closed the client meanwhile
+            raise RuntimeError(CLOSED)
         return thread.run(call(), caller)
+
+    def _make_thread(self) -> None:
+        """Requires the lock. A signal handler in here has it too: it may make the thread, or close the client."""
+        thread = LoopThread()
+        if self._thread is None and not self._closed:
+            self._thread = thread  # no signal handler runs between these lines: nothing is called
+            self._finalizer = weakref.finalize(self, _end_dropped, thread, self._final_call(), type(self).__name__)
+            self._finalizer.atexit = False  # the thread ends with the interpreter
+        else:
+            thread.end_soon(_do_nothing)
 
     def _is_on_loop(self) -> bool:
         thread = self._thread
