@@ -101,6 +101,12 @@ class OffsetBound:
     group: str = ""
     is_commit_required: bool = False
 
+    def is_latest(self, partition: TopicPartition) -> bool:
+        """Whether the bound of the partition is the end of its log, so that it is another one at each look."""
+        if self.by_time or self.group:
+            return False
+        return (self.value if isinstance(self.value, int) else self.value.get(partition)) == LATEST
+
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:

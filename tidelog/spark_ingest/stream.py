@@ -40,12 +40,14 @@ from tidelog.spark_ingest.stream_planning import (
     StreamState,
     available_offsets,
     backlog,
+    first_end,
     from_offset,
     limit_offsets,
     missing_partitions,
     must_wait,
     ranges_between,
     recreated_partitions,
+    replayed_start,
     to_offset,
 )
 from tidelog.spark_ingest.topic_watch import TopicGone, check_gone
@@ -69,6 +71,8 @@ class StreamDriver:
         self._thread: LoopThread | None = None
         self._cluster: Cluster | None = None
         self._first_offset: StreamOffset | None = None
+        self._has_looked = False
+        """Whether this process has planned a micro-batch, and not only run one again."""
         self._topic_ids: dict[str, bytes] = {}
         self._target: PresentEnds | None = None
         """The ends at the start of a query with the trigger AvailableNow."""
@@ -112,6 +116,7 @@ class StreamDriver:
         """
         self._commit(start)
         options, start_offsets = self._options, from_offset(start)
+        is_first, self._has_looked = self._is_first(start), True
         present, state = self._run(lambda cluster: self._look(cluster, start_offsets))
         self._latest = present.offsets
         ends, losses = available_offsets(start_offsets, state)
@@ -121,6 +126,8 @@ class StreamDriver:
             since_ms = float("inf") if self._last_batch_ms is None else self._now_ms() - self._last_batch_ms
             if must_wait(new_offsets, min_offsets, since_ms, options.max_trigger_delay_ms):
                 return start
+        if is_first:
+            ends = first_end(start_offsets, ends, options.starting.is_latest)
         if max_offsets:
             ends = limit_offsets(start_offsets, ends, state.new_starts, max_offsets)
         self._topic_ids.update(present.topic_ids)
@@ -183,12 +190,20 @@ class StreamDriver:
         """The ends of the logs as of the last `latest_offset`."""
         return to_offset(self._latest) if self._latest else None
 
+    def _is_first(self, start: StreamOffset) -> bool:
+        """Whether the micro-batch from `start` on is the first of the query. Asked before this process plans one."""
+        return not self._has_looked and start == self._first_offset
+
     # -- micro-batches
 
     def ranges(self, start: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
         """The ranges of one micro-batch, one for each task."""
         options = self._options
-        ranges, new_partitions, losses = ranges_between(from_offset(start), from_offset(end))
+        begins: Mapping[TopicPartition, int] = from_offset(start)
+        ends = from_offset(end)
+        if self._is_first(start):
+            begins = replayed_start(begins, ends, options.starting.is_latest)
+        ranges, new_partitions, losses = ranges_between(begins, ends)
         self._report(losses)
         if new_partitions:
             ranges = self._begin_at_log_start(ranges, new_partitions)

@@ -8,7 +8,7 @@ that is replayed after a crash reads the same records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tidelog.client.model import TopicPartition
@@ -143,6 +143,26 @@ class StreamRanges(NamedTuple):
     new_partitions: tuple[TopicPartition, ...]
     """Partitions that begin at 0 in this batch; their logs may begin later."""
     losses: tuple[str, ...]
+
+
+def first_end(start: Offsets, ends: Offsets, is_latest: Callable[[TopicPartition], bool]) -> Offsets:
+    """The end of a query's first micro-batch, `ends` at most. It is empty where the query begins at the latest offset.
+
+    Spark keeps the end of this micro-batch, and not its start. See `replayed_start`.
+    """
+    if not any(map(is_latest, start)):
+        return ends
+    return {each: min(start[each], end) if is_latest(each) else end for each, end in ends.items() if each in start}
+
+
+def replayed_start(start: Offsets, end: Offsets, is_latest: Callable[[TopicPartition], bool]) -> Offsets:
+    """The start of a query's first micro-batch that ends at `end`, when it runs again after a restart.
+
+    `start` is where the query would begin now: its partitions may be more, and the latest offsets later.
+    """
+    return {
+        each: min(offset, end[each]) if is_latest(each) else offset for each, offset in start.items() if each in end
+    }
 
 
 def ranges_between(start: Offsets, end: Offsets) -> StreamRanges:

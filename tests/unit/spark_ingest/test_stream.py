@@ -135,6 +135,7 @@ def test_new_partitions_and_topics_are_found(node, new_topic):
             client.create_partitions({topic: 3})
         node.topic(f"{topic}-more", 4)
         node.fill(topic, 0, 0, 6)
+        assert stream.latest_offset(first) == first  # the first micro-batch is empty
         latest = stream.latest_offset(first)
         assert latest == {topic: {"0": 2, "1": 0, "2": 6}, f"{topic}-more": {"0": 4}}
         assert stream.ranges(first, latest) == [(topic, 2, 0, 6), (f"{topic}-more", 0, 0, 4)]
@@ -467,3 +468,40 @@ def test_a_leader_that_does_not_know_yet_what_is_committed_is_asked_again(node, 
             with pytest.raises(DataLoss, match=f"{topic}-0 ends at 3, before offset 5 of the stream"):
                 stream.latest_offset(first)
     assert answers == 3
+
+
+@pytest.mark.parametrize("starting", ["latest", "earliest", "by partition"])
+def test_the_first_micro_batch_runs_again_as_it_was(node, new_topic, starting):
+    """Spark keeps its end alone. A restart finds more partitions and later ends: the query could not go on for good."""
+    topic = new_topic(5, 5)
+    offsets = {"by partition": json.dumps({topic: {"0": 2, "1": -1}})}.get(starting, starting)
+    options = {"subscribe": topic} if starting == "by partition" else {"subscribePattern": f"^{topic}"}
+    with driver(node, **options, startingOffsets=offsets) as stream:
+        first = stream.initial_offset()
+        node.fill(topic, 1, 1)  # before the first look
+        end = json.loads(json.dumps(stream.latest_offset(first)))
+        ranges = stream.ranges(first, end)
+    assert ranges == {
+        "latest": [], "earliest": [(topic, 0, 0, 6), (topic, 1, 0, 6)], "by partition": [(topic, 0, 2, 6)],
+    }[starting]  # fmt: skip
+    node.fill(topic, 2, 2)
+    if starting != "by partition":
+        node.topic(f"{topic}-more", 4)
+    with driver(node, **options, startingOffsets=offsets) as stream:
+        assert stream.ranges(stream.initial_offset(), end) == ranges
+        read = stream.ranges(end, stream.latest_offset(end))
+    new = [] if starting == "by partition" else [(f"{topic}-more", 0, 0, 4)]
+    assert read == [*((topic, number, end[topic][str(number)], 8) for number in (0, 1)), *new]
+
+
+def test_records_that_retention_took_from_the_first_micro_batch_are_a_loss_when_it_runs_again(node, new_topic):
+    topic = new_topic(5)
+    with driver(node, subscribe=topic, startingOffsets="earliest") as stream:
+        end = stream.latest_offset(stream.initial_offset())
+    node.fill(topic, 3)
+    trim(node, topic, 7)
+    with (
+        driver(node, subscribe=topic, startingOffsets="earliest") as stream,
+        pytest.raises(DataLoss, match="went back"),
+    ):
+        stream.ranges(stream.initial_offset(), end)
