@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from tests.unit.broker.repairing import RepairedReplica
 from tests.unit.storage.batches import NOW, Logs, QuickDisk, idempotent, marker, records_of
 from tests.unit.storage.test_damage import batches_of
 from tidelog.broker.replicas.fetching.follower_answers import Tail
-from tidelog.broker.replicas.repairs import Repairs
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.files.disk import Buffer, File
@@ -108,27 +106,14 @@ class Replica:
         return lacked
 
 
-class Cluster:
+class Cluster(RepairedReplica):
     """Broker 1 repairs its log from the others."""
 
     def __init__(self, tmp_path: Path, others: int = 1) -> None:
         self.replicas = [Replica(tmp_path / str(number)) for number in range(1 + others)]
         self.here = self.replicas[0]
-        self.refused: list[Exception] = []
-        self.partition: Any = Mock(topic="t", index=0, log=self.here.log, offline=False, leads=False)
-        partitions: Any = SimpleNamespace(
-            find=lambda topic, index: self.partition,
-            refusal=lambda partition, error: self.refused.append(error),
-            reported_values_changed=lambda partition: None,
-        )
         self.before_check: Callable[[], object] = lambda: None
-        unused: Any = None
-        image: Any = lambda: SimpleNamespace(topics_by_id={})  # noqa: E731
-        loop = asyncio.get_running_loop()
-        repairs: Any = Repairs(1, partitions, image, unused, unused, loop, self.run)
-        repairs.others = lambda partition: list(range(1, 1 + others))
-        repairs.fetch = self.fetch
-        self.repairs = repairs
+        super().__init__(self.here.log, lambda: range(1, 1 + others))
 
     async def run(self, work: Callable[[], None]) -> None:
         self.before_check()

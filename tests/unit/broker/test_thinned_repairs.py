@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
+from tests.unit.broker.repairing import RepairedReplica
 from tests.unit.storage.batches import NOW, Logs
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
 from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a, fetch, replicas
-from tidelog.broker.replicas.repairs import Repairs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.cleaner.keys import PlainKeyTable
@@ -24,7 +22,7 @@ from tidelog.storage.segments import lookup
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
 
-class Cluster:
+class Cluster(RepairedReplica):
     """Broker 1 has the only copy of a tombstone that is left, which is damaged."""
 
     def __init__(self, tmp_path: Path) -> None:
@@ -33,23 +31,8 @@ class Cluster:
         self.in_sync = {2, 3}
         self.fetches: list[int] = []
         self.fault: Callable[[int], object] = lambda offset: None
-        self.refused: list[Exception] = []
-        self.partition: Any = Mock(topic="t", index=0, log=self.here.log, offline=False, leads=False)
-        partitions: Any = SimpleNamespace(
-            find=lambda topic, index: self.partition,
-            refusal=lambda partition, error: self.refused.append(error),
-            reported_values_changed=lambda partition: None,
-        )
-        unused: Any = None
-        image: Any = lambda: SimpleNamespace(topics_by_id={})  # noqa: E731
-        repairs: Any = Repairs(1, partitions, image, unused, unused, asyncio.get_running_loop(), self.run)
-        repairs.others = lambda partition: list(self.copies)
-        repairs._in_sync = lambda partition: self.in_sync
-        repairs.fetch = self.fetch
-        self.repairs = repairs
-
-    async def run(self, work: Callable[[], None]) -> None:
-        work()
+        super().__init__(self.here.log, lambda: list(self.copies))
+        self.repairs._in_sync = lambda partition: self.in_sync
 
     async def fetch(
         self, partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20

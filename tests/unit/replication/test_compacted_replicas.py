@@ -18,6 +18,7 @@ from tidelog.protocol.batches.records import encode_batch, encode_control_batch,
 from tidelog.replication.partition import ACKS_ALL
 from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.log.compaction import Compaction, find_cleanable
+from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.producers.verification import TransactionAppend
 
@@ -311,6 +312,15 @@ def accept_reports(cluster: Replicas) -> None:
     settle(cluster)
 
 
+def begin_to_move(cluster: Replicas, node: ReplicaNode) -> LogDirectory:
+    """Have the replica of a node move to its other directory, which is returned."""
+    assert node.moves is not None
+    other = next(home for home in node.homes if not home.logs)
+    node.moves.order("t", 0, other.path)
+    settle(cluster)
+    return other
+
+
 def test_a_move_that_goes_on_after_its_directory_was_offline_brings_no_deleted_key_back() -> None:
     """The copy in it had not come to the tombstone, which is gone when the directory is back."""
     cluster = compacted(log_dirs="/data,/other")
@@ -318,10 +328,7 @@ def test_a_move_that_goes_on_after_its_directory_was_offline_brings_no_deleted_k
     cluster.nodes[1].produce(b"k=1", b"j=1")
     settle(cluster)
     node = cluster.nodes[3]
-    assert node.moves is not None
-    other = next(home for home in node.homes if not home.logs)
-    node.moves.order("t", 0, other.path)
-    settle(cluster)
+    other = begin_to_move(cluster, node)
     copy = other.futures["t", 0]
     assert copy.log_end_offset == 2
     copy.flush()
@@ -346,11 +353,7 @@ def test_a_move_goes_on_after_a_shortage_at_the_start(refused: str, monkeypatch:
     cluster = compacted(log_dirs="/data,/other")
     cluster.nodes[1].produce(b"k=1", b"j=1")
     settle(cluster)
-    node = cluster.nodes[3]
-    assert node.moves is not None
-    other = next(home for home in node.homes if not home.logs)
-    node.moves.order("t", 0, other.path)
-    settle(cluster)
+    other = begin_to_move(cluster, cluster.nodes[3])
     other.futures["t", 0].flush()
     end(cluster, 3)
     cluster.alter(isr=(1, 2))
@@ -382,13 +385,8 @@ def test_a_stop_after_a_shortage_at_the_start_leaves_the_logs_as_they_are(
     cluster = compacted(log_dirs="/data,/other")
     cluster.nodes[1].produce(b"k=1", b"j=1")
     settle(cluster)
-    node = cluster.nodes[3]
-    assert node.moves is not None
     if is_moving:
-        other = next(home for home in node.homes if not home.logs)
-        node.moves.order("t", 0, other.path)
-        settle(cluster)
-        other.futures["t", 0].flush()
+        begin_to_move(cluster, cluster.nodes[3]).futures["t", 0].flush()
     end(cluster, 3)
     cluster.alter(isr=(1, 2))
 

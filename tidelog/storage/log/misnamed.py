@@ -9,11 +9,11 @@ Invariant: no bytes are lost, except a second copy of a segment that is there un
 from __future__ import annotations
 
 import logging
-from struct import error as StructError
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.batches.crc import crc32c
-from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, HEADER, HEADER_SIZE, MAGIC, BatchHeader
+from tidelog.protocol.batches.record_batch import ATTRIBUTES_OFFSET, MAGIC, BatchHeader
+from tidelog.storage.segments.reader import header_at
 from tidelog.storage.segments.segment import DELETED_SUFFIX, LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX, file_name
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ def _first_offset(disk: Disk, path: str, named: int) -> int:
 
 
 def _header(file: File, position: int) -> BatchHeader | None:
-    try:
-        header = BatchHeader._make(HEADER.unpack(file.read_at(HEADER_SIZE, position)))
-    except StructError:
+    header = header_at(file, position)
+    if header is None:
         return None
     is_plausible = header.magic == MAGIC and header.batch_length > 0 and header.last_offset_delta >= 0
     return header if is_plausible else None

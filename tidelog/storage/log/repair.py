@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_OFFSET,
-    HEADER,
     HEADER_SIZE,
     MAGIC,
     BatchHeader,
@@ -29,7 +28,7 @@ from tidelog.storage.files.disk import Disk, File, is_full
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe, merged
 from tidelog.storage.segments.examination import Findings, ProvenBatches, examine
 from tidelog.storage.segments.log_config import MAX_POSITION
-from tidelog.storage.segments.reader import headers, position_of, walk
+from tidelog.storage.segments.reader import header_at, headers, position_of, walk
 from tidelog.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
@@ -249,10 +248,9 @@ class RangeRepair:
         if self._held_batches is not None or position == end_position:
             return False
         while position < end_position:
-            stored = self.segment.file.read_at(HEADER_SIZE, position)
-            if len(stored) < HEADER_SIZE:
+            header = header_at(self.segment.file, position)
+            if header is None:
                 return False
-            header = BatchHeader._make(HEADER.unpack(stored))
             is_in_place = next_offset <= header.base_offset <= header.last_offset < self.damage.end_offset
             if header.magic != MAGIC or header.is_control or header.size_bytes < HEADER_SIZE or not is_in_place:
                 return False
@@ -268,17 +266,15 @@ class RangeRepair:
         """Whether the damaged batch at this place has the same header, with the CRC of all its records."""
         if self._held_batches is not None or self._position + header.size_bytes > self.damage.end_position:
             return False
-        stored = self.segment.file.read_at(HEADER_SIZE, self._position)
-        return len(stored) == HEADER_SIZE and HEADER.unpack(stored) == tuple(header)
+        return header_at(self.segment.file, self._position) == header
 
     def _contradicts_whole(self, header: BatchHeader) -> bool:
         """Whether the batch here is whole and another one. It counts as damaged because its epoch contradicts the epoch
         file, which may be wrong: then a replica outside the ISR may have an older leader's batch that fits the file.
         """
-        stored = self.segment.file.read_at(HEADER_SIZE, self._position)
-        if self._held_batches is not None or len(stored) < HEADER_SIZE:
+        own = header_at(self.segment.file, self._position)
+        if self._held_batches is not None or own is None:
             return False
-        own = BatchHeader._make(HEADER.unpack(stored))
         # Two logs that have a batch of one offset and epoch have the same one.
         is_same = own.crc == header.crc or own.partition_leader_epoch == header.partition_leader_epoch
         is_within = HEADER_SIZE <= own.size_bytes <= self.damage.end_position - self._position
@@ -324,10 +320,9 @@ class RangeRepair:
         of another, and hides that one. Logs with a batch of the same offset and leader epoch have the same batch there.
         """
         segment, damage = self.segment, self.damage
-        stored_header = segment.file.read_at(HEADER_SIZE, damage.end_position)
-        if damage.end_position >= segment.size_bytes or len(stored_header) < HEADER_SIZE or segment.may_have_gaps:
+        own = header_at(segment.file, damage.end_position)
+        if damage.end_position >= segment.size_bytes or own is None or segment.may_have_gaps:
             return
-        own = BatchHeader._make(HEADER.unpack(stored_header))
         is_same = (own.crc, own.size_bytes) == (header.crc, header.size_bytes)
         has_place = (own.base_offset, own.partition_leader_epoch) == (header.base_offset, header.partition_leader_epoch)
         if is_same or not has_place or crc32c(batch[ATTRIBUTES_OFFSET:]) != header.crc:

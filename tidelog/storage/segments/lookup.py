@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
-from tidelog.protocol.batches.record_batch import HEADER, HEADER_SIZE, LOG_APPEND_TIME, MAGIC, BatchHeader
+from tidelog.protocol.batches.record_batch import LOG_APPEND_TIME, MAGIC, BatchHeader
 from tidelog.protocol.batches.record_walk import scan_records
 from tidelog.protocol.batches.records import record_section
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -21,7 +21,15 @@ from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedR
 from tidelog.storage.segments.inspection import INSPECTED_RECORDS_MAX, STEP_RECORDS, is_decompressed_at_once
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
-from tidelog.storage.segments.reader import ColdRead, batch_at, checked_headers, ends_damaged, headers, position_of
+from tidelog.storage.segments.reader import (
+    ColdRead,
+    batch_at,
+    checked_headers,
+    ends_damaged,
+    header_at,
+    headers,
+    position_of,
+)
 from tidelog.storage.segments.retention import SegmentFacts, deletable_prefix
 from tidelog.storage.segments.segment import UNKNOWN, Segment
 from tidelog.storage.segments.segments import Segments
@@ -214,10 +222,9 @@ def end_of_epoch(log: EpochLog, epoch: int, fetch_offset: int = INT64_MAX) -> tu
 def _has_other_epoch(segment: Segment, damage: DamagedRange, epochs: LeaderEpochs) -> bool:
     """Whether the damaged bytes begin with a batch of another leader epoch than these say."""
     epoch = epochs.epoch_for_offset(damage.first_offset)
-    stored = segment.file.read_at(HEADER_SIZE, damage.position)
-    if damage.position == damage.end_position or len(stored) < HEADER_SIZE:
+    header = header_at(segment.file, damage.position)
+    if damage.position == damage.end_position or header is None:
         return False
-    header = BatchHeader._make(HEADER.unpack(stored))
     return (header.base_offset, header.magic) == (damage.first_offset, MAGIC) and header.partition_leader_epoch != epoch
 
 

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_OFFSET,
+    HEADER,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
@@ -450,6 +451,12 @@ def headers(segment: Segment, position: int = 0, *, wait: bool = True) -> Iterat
             raise CorruptIndex(segment.path, f"no batch at {position} of {size}")
         yield position, header
         position = end
+
+
+def header_at(file: File, position: int) -> BatchHeader | None:
+    """The bytes at `position` as a batch header, unchecked. None if the file ends within them. Raises OSError."""
+    data = file.read_at(HEADER_SIZE, position)
+    return BatchHeader._make(HEADER.unpack(data)) if len(data) == HEADER_SIZE else None
 
 
 def batch_at(segment: Segment, position: int, header: BatchHeader, *, wait: bool = True) -> bytes:
