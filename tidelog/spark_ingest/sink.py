@@ -408,7 +408,7 @@ def _common_config(options: SinkOptions) -> ConsumerConfig:
 
 @asynccontextmanager
 async def _connected(config: ConsumerConfig, timeout_ms: float = 0) -> AsyncIterator[Cluster]:
-    """A cluster. `timeout_ms`: see `connect`; 0 is one attempt, as for an abort, which the timeout does as well."""
+    """A cluster. `timeout_ms`: see `connect`; 0 is one attempt."""
     cluster = await connect(config, timeout_ms)
     try:
         yield cluster
@@ -417,7 +417,8 @@ async def _connected(config: ConsumerConfig, timeout_ms: float = 0) -> AsyncIter
 
 
 async def _end_transactions(options: SinkOptions, transactions: Sequence[DetachedTransaction], committed: bool) -> None:
-    async with _connected(_common_config(options), options.max_block_ms if committed else 0) as cluster:
+    timeout_ms = options.max_block_ms if committed else 0  # a transaction that is not aborted here ends by its timeout
+    async with _connected(_common_config(options), timeout_ms) as cluster:
         ends = [
             end_transaction(cluster, each, committed=committed, timeout_ms=_END_TIMEOUT_MS) for each in transactions
         ]

@@ -191,7 +191,10 @@ class StreamDriver:
         return to_offset(self._latest) if self._latest else None
 
     def _is_first(self, start: StreamOffset) -> bool:
-        """Whether the micro-batch from `start` on is the first of the query. Asked before this process plans one."""
+        """Whether the micro-batch from `start` on is the first of the query.
+
+        It can be only before `latest_offset` is called.
+        """
         return not self._has_looked and start == self._first_offset
 
     # -- micro-batches

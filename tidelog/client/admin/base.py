@@ -19,6 +19,8 @@ from tidelog.client.network.connection import Connection
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.create_partitions import CreatePartitionsRequest
+from tidelog.protocol.messages.create_topics import CreateTopicsRequest
 from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 
 CREATION_SPREADS_MS = 10_000
@@ -260,6 +262,29 @@ class AdminBase:
             settled += [each for each in answered if each.name not in refused]
             keep(refused)
             await asyncio.sleep(wait_s)
+
+    async def _call_controller_within_quota(
+        self,
+        request: CreateTopicsRequest | CreatePartitionsRequest,
+        response: type[Response],
+        results: Callable[[Response], Sequence[Any]],
+    ) -> list[Any]:
+        """The results of a request that the active controller answers, as `_within_quota`."""
+        topics: list[Any] = request.topics
+
+        async def ask(deadline: float) -> Response:
+            return await self._call_controller(
+                request,
+                response,
+                lambda answer: [result.error_code for result in results(answer)],
+                repeatable=False,
+                deadline=deadline,
+            )
+
+        def keep(refused: set[str]) -> None:
+            topics[:] = [topic for topic in topics if topic.name in refused]
+
+        return await self._within_quota(ask, results, keep)
 
 
 def raise_on_error(code: int, message: str | None, subject: str) -> None:

@@ -93,19 +93,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
             validate_only=as_flag("validate_only", validate_only),
         )
 
-        async def ask(deadline: float) -> CreateTopicsResponse:
-            return await self._call_controller(
-                request,
-                CreateTopicsResponse,
-                lambda answer: [topic.error_code for topic in answer.topics],
-                repeatable=False,
-                deadline=deadline,
-            )
-
-        def keep(refused: set[str]) -> None:
-            request.topics = [topic for topic in request.topics if topic.name in refused]
-
-        results = await self._within_quota(ask, lambda answer: answer.topics, keep)
+        results = await self._call_controller_within_quota(request, CreateTopicsResponse, lambda answer: answer.topics)
         for topic in results:
             if not topic.error_code and not validate_only:
                 self._note_created(topic.name)

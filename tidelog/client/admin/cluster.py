@@ -124,19 +124,10 @@ class ClusterAdmin(AdminBase):
             validate_only=as_flag("validate_only", validate_only),
         )
 
-        async def ask(deadline: float) -> CreatePartitionsResponse:
-            return await self._call_controller(
-                request,
-                CreatePartitionsResponse,
-                lambda answer: [result.error_code for result in answer.results],
-                repeatable=False,
-                deadline=deadline,
-            )
-
-        def keep(refused: set[str]) -> None:
-            request.topics = [topic for topic in request.topics if topic.name in refused]
-
-        for result in await self._within_quota(ask, lambda answer: answer.results, keep):
+        results = await self._call_controller_within_quota(
+            request, CreatePartitionsResponse, lambda answer: answer.results
+        )
+        for result in results:
             raise_on_error(result.error_code, result.error_message, f"topic {result.name!r}")
 
     async def elect_leaders(
