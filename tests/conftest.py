@@ -68,7 +68,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.collect()
         gc.freeze()
         before, _descriptors = _descriptors, len(os.listdir("/dev/fd"))
-        assert _descriptors - before <= DESCRIPTORS_LEFT_MAX, f"{item.path} leaves {_descriptors - before} descriptors"
+        if _descriptors - before > DESCRIPTORS_LEFT_MAX:
+            paths = [os.path.realpath(f"/dev/fd/{each}") for each in os.listdir("/dev/fd")]
+            pytest.fail(f"{item.path} leaves {_descriptors - before} descriptors, the last: {paths[-5:]}")
 
 
 @pytest.hookimpl(optionalhook=True)

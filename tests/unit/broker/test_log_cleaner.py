@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -51,7 +51,10 @@ class Directories:
 
 
 class Node:
+    started: ClassVar[list[Node]] = []
+
     def __init__(self, path: Path, **settings: str) -> None:
+        self.started.append(self)
         self.logs = Logs(path / "logs", CONFIG)
         self.directories = Directories(self.logs.directory)
         explicit = {"log.cleaner.backoff.ms": "1", **{key.replace("_", "."): value for key, value in settings.items()}}
@@ -93,6 +96,14 @@ class Node:
         while not condition():
             assert time.monotonic() < deadline, "nothing happened"
             await asyncio.sleep(0.002)
+
+
+@pytest.fixture(autouse=True)
+def close_files() -> Iterator[None]:
+    """The files of every log are closed: the collector may come to them after the next tests."""
+    yield
+    while Node.started:
+        Node.started.pop().logs.directory.fail("is no longer needed")
 
 
 @pytest.fixture
