@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tidelog.cli.brokers import command as brokers_command
 from tidelog.cli.brokers.command import Broker
 from tidelog.cli.common import as_bytes, as_time
 from tidelog.cli.main import main
+from tidelog.cli.reassign.directories import RATE
 from tidelog.client import TopicPartition
 from tidelog.client.model import Node
 from tidelog.client.sync import Admin, Producer
@@ -151,6 +153,31 @@ def test_brokers_are_listed(cli: Cli, broker: EmbeddedBroker, topic: str):
     (described,) = json.loads(cli("brokers", "list", "--json")[1])
     assert described["leaders"] == described["replicas"] >= 2
     assert described["log_bytes"] == sum(each["size_bytes"] for each in described["log_dirs"]) > 300
+
+
+def test_a_move_between_directories_keeps_to_its_throttle(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    homes = [tmp_path / "a", tmp_path / "b"]
+    with EmbeddedBroker(config={"log.dirs": ",".join(map(str, homes))}) as broker:
+        monkeypatch.setenv("TIDELOG_BOOTSTRAP_SERVER", broker.bootstrap_servers)
+        with Producer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            for _ in range(20):
+                producer.send_and_wait("flights", bytes(50_000), partition=0)
+        _, target = sorted(homes, key=lambda home: not (home / "flights-0").exists())
+        file = tmp_path / "moves.json"
+        entry = {"topic": "flights", "partition": 0, "replicas": [1], "log_dirs": [str(target)]}
+        file.write_text(json.dumps({"version": 1, "partitions": [entry]}))
+        words, throttle = ("reassign", "--json", str(file)), "--replica-alter-log-dirs-throttle"
+        assert main([*words, "--execute", throttle, "10000"]) == 0
+        time.sleep(1)
+        assert main([*words, "--verify"]) == 1
+        assert main([*words, "--execute", throttle, "100000000"]) == 0
+        wait_until(lambda: main([*words, "--verify"]) == 0)
+        assert (target / "flights-0").exists()
+        with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+            assert admin.describe_configs(brokers=[1], keys=[RATE]) == {1: {}}
+        assert main([*words, "--verify"]) == 0
 
 
 def test_brokers_that_are_down_have_no_sizes(cli: Cli, monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from tidelog.cli import elect_leaders, quorum, topics
 from tidelog.cli.main import main
 from tidelog.cli.reassign import command as reassign
 from tidelog.cli.reassign import directories as reassign_directories
+from tidelog.cli.reassign.directories import RATE
 from tidelog.client import TopicPartition
 from tidelog.client.model import (
     ClusterDescription,
@@ -43,6 +44,7 @@ class StandIn:
         self.moves: dict[TopicPartition, PartitionReassignment] = {}
         self.outcomes: dict[TopicPartition, KafkaError | None] = {}
         self.configs: dict[str, str] = {}
+        self.rates: dict[int, ConfigEntry] = {}
         self.homes: dict[Replica, str] = {}
         self.futures: dict[Replica, str] = {}
         self.refusals: dict[Replica, KafkaError | None] = {}
@@ -63,9 +65,12 @@ class StandIn:
         )
         return {"flights": TopicDescription("flights", bytes(16), False, partitions)}
 
-    async def describe_configs(self, *, topics: Iterable[str], keys: Any = None) -> dict[str, dict[str, ConfigEntry]]:
+    async def describe_configs(
+        self, *, topics: Iterable[str] = (), brokers: Iterable[int] = (), keys: Any = None
+    ) -> dict[Any, dict[str, ConfigEntry]]:
         entries = {key: ConfigEntry(key, value, 1, False, False) for key, value in self.configs.items()}
-        return dict.fromkeys(topics, entries)
+        rates = {each: {RATE: self.rates[each]} if each in self.rates else {} for each in brokers}
+        return {**dict.fromkeys(topics, entries), **rates}
 
     async def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
         return ClusterDescription("c", 1, tuple(Node(each, "h", 9092) for each in (1, 2, 3, 4)))
@@ -276,6 +281,35 @@ def test_moves_between_directories_are_followed_and_stopped(cluster: StandIn, cl
     status, _, err = cli("reassign", "--json", with_directories(tmp_path, "/b"), "--verify")
     assert (status, err.count("\n")) == (1, 1)
     assert "2 replicas, but 1 log_dir" in err
+
+
+def test_moves_between_directories_are_throttled_until_all_is_done(cluster: StandIn, cli: Cli, tmp_path: Path):
+    one, two = Replica("flights", 0, 1), Replica("flights", 0, 2)
+    file = with_directories(tmp_path, "/b", "/c")
+    status, _, err = cli("reassign", "--json", file, "--execute", "--replica-alter-log-dirs-throttle", "1000")
+    assert (status, err.splitlines()[0]) == (0, "2 brokers held to 1,000 B/s between directories")
+    rate = {RATE: "1000"}
+    assert [name for name, _ in cluster.asked] == ["configs", "move", "directories"]
+    assert cluster.asked[0] == ("configs", {1: rate, 2: rate})
+    # What holds for all brokers was not set by a move.
+    cluster.rates = {1: ConfigEntry(RATE, "1000", 2, False, False), 2: ConfigEntry(RATE, "9", 3, False, False)}
+    cluster.futures, cluster.homes = {one: "/b"}, {two: "/c"}
+    cluster.asked.clear()
+    assert cli("reassign", "--json", file, "--verify")[0] == 1
+    cluster.futures, cluster.homes = {}, {one: "/b", two: "/c"}
+    assert cli("reassign", "--json", file, "--verify", "--preserve-throttles")[0] == 0
+    assert cluster.asked == []
+    status, _, err = cli("reassign", "--json", file, "--verify")
+    assert (status, err) == (0, "took away the throttles between directories of 1 broker\n")
+    assert cluster.asked == [("configs", {1: {RATE: None}})]
+    cluster.asked.clear()
+    cli("reassign", "--json", file, "--cancel")
+    assert ("configs", {1: {RATE: None}}) in cluster.asked
+    cluster.asked.clear()
+    elsewhere = plan(tmp_path, {F0: [1, 2]})
+    status, _, err = cli("reassign", "--json", elsewhere, "--execute", "--replica-alter-log-dirs-throttle", "1000")
+    assert (status, err.splitlines()[0]) == (0, "0 brokers held to 1,000 B/s between directories")
+    assert cluster.asked == [("move", {F0: [1, 2]})]
 
 
 def test_moves_are_listed(cluster: StandIn, cli: Cli):

@@ -57,6 +57,13 @@ _NO_RATE: dict[str, str | None] = {partition_lists.LEADER_RATE: None, partition_
 @click.option("--broker-list", metavar="IDS", help="--generate: the brokers they shall lie on, 1,2,3.")
 @click.option("--disable-rack-aware", is_flag=True, help="--generate: leave racks out of account.")
 @click.option("--throttle", type=click.IntRange(1), metavar="BYTES", help="--execute: at most so much a second.")
+@click.option(
+    "--replica-alter-log-dirs-throttle",
+    "directory_throttle",
+    type=click.IntRange(1),
+    metavar="BYTES",
+    help="--execute: the same between the directories of a broker.",
+)
 @click.option("--additional", is_flag=True, help="--execute: though others are being moved.")
 @click.option("--preserve-throttles", is_flag=True, help="--verify, --cancel: leave the throttles when all is done.")
 @click.option("--output-json", is_flag=True, help="--verify, --list: print JSON.")
@@ -67,6 +74,7 @@ def command(
     file: Path | None,
     action: str | None,
     throttle: int | None,
+    directory_throttle: int | None,
     additional: bool,
     preserve_throttles: bool,
     output_json: bool,
@@ -103,7 +111,7 @@ def command(
                 return await _list(admin, output_json)
             plan, paths = _read(file, partition_lists.plan_in), _read(file, partition_lists.directories_in)
             if action == "execute":
-                return await _execute(admin, plan, paths, throttle, additional)
+                return await _execute(admin, plan, paths, throttle, directory_throttle, additional)
             if action == "verify":
                 return await _verify(admin, plan, paths, preserve_throttles, output_json)
             return await _cancel(admin, plan, paths, preserve_throttles)
@@ -157,7 +165,14 @@ def _refuse_strangers(strangers: Collection[int]) -> None:
         raise click.ClickException(f"no such brokers: {', '.join(map(str, sorted(strangers)))}")
 
 
-async def _execute(admin: Admin, plan: Plan, paths: Directories, throttle: int | None, additional: bool) -> int:
+async def _execute(
+    admin: Admin,
+    plan: Plan,
+    paths: Directories,
+    throttle: int | None,
+    directory_throttle: int | None,
+    additional: bool,
+) -> int:
     assignment, moving = await _present_replicas(admin, plan), await admin.list_partition_reassignments()
     missing = [str(partition) for partition in plan if partition not in assignment]
     if missing:
@@ -178,6 +193,8 @@ async def _execute(admin: Admin, plan: Plan, paths: Directories, throttle: int |
             await admin.incremental_alter_configs(topics=topics)
             await admin.incremental_alter_configs(brokers=dict.fromkeys(brokers, rate))
             click.echo(f"{as_count(brokers, 'broker')} held to {throttle:,} B/s for these moves", err=True)
+    if directory_throttle is not None:
+        await reassign_directories.hold(admin, paths, directory_throttle)
     outcomes = await admin.alter_partition_reassignments(plan)
     status = _report(outcomes, "started", "move")
     return status or await reassign_directories.start(admin, paths)
@@ -210,6 +227,7 @@ async def _verify(admin: Admin, plan: Plan, paths: Directories, preserve_throttl
     # The rates of brokers hold for moves of other plans as well.
     if not moving and MOVING not in all_states and not preserve_throttles:
         await _clear_throttles(admin, plan, assignment)
+        await reassign_directories.release(admin, paths)
     return int(all_states != {COMPLETE})
 
 
@@ -222,6 +240,7 @@ async def _cancel(admin: Admin, plan: Plan, paths: Directories, preserve_throttl
         click.echo(f"stopped {as_count(range(stopped), 'move')} between directories", err=True)
     if not status and not preserve_throttles:
         await _clear_throttles(admin, plan, await _present_replicas(admin, plan))
+        await reassign_directories.release(admin, paths)
     return status
 
 

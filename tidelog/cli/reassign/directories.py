@@ -18,6 +18,9 @@ from tidelog.client import Admin, TopicPartition
 from tidelog.client.model import Replica
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
+RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
+_OF_THIS_BROKER = 2  # the source of a dynamic value that one broker has of its own
+
 START_S = 10.0  # the time until a broker must know a new replica (Kafka's --timeout)
 PAUSE_S = 0.1
 
@@ -38,6 +41,27 @@ async def present(admin: Admin, assignment: Mapping[TopicPartition, Iterable[int
             {replica: where.current for replica, where in described.items() if where.current is not None}
         )
     return directories
+
+
+async def hold(admin: Admin, targets: Directories, bytes_per_s: int) -> None:
+    """Limit the rate at which the brokers of these replicas copy between their directories."""
+    brokers = sorted({replica.broker_id for replica in targets})
+    rate: dict[str, str | None] = {RATE: str(bytes_per_s)}
+    if brokers:
+        await admin.incremental_alter_configs(brokers=dict.fromkeys(brokers, rate))
+    click.echo(f"{as_count(brokers, 'broker')} held to {bytes_per_s:,} B/s between directories", err=True)
+
+
+async def release(admin: Admin, targets: Directories) -> None:
+    """Remove the limits of `hold` where a broker that runs has one. A broker describes no limit that is not set."""
+    running = {node.node_id for node in (await admin.describe_cluster()).nodes}
+    brokers = sorted({replica.broker_id for replica in targets} & running)
+    entries = await admin.describe_configs(brokers=brokers, keys=[RATE]) if brokers else {}
+    held = [broker for broker in brokers if any(each.source == _OF_THIS_BROKER for each in entries[broker].values())]
+    none: dict[str, str | None] = {RATE: None}
+    if held:
+        await admin.incremental_alter_configs(brokers=dict.fromkeys(held, none))
+        click.echo(f"took away the throttles between directories of {as_count(held, 'broker')}", err=True)
 
 
 async def start(admin: Admin, targets: Directories) -> int:
