@@ -85,18 +85,25 @@ async def _resolve(options: SourceOptions) -> ResolvedRanges:
     return ResolvedRanges(ranges, _ids(topics))
 
 
-async def find_first_offsets(cluster: Cluster, options: SourceOptions) -> tuple[Offsets, TopicIds]:
-    """The offsets at which a stream begins, and the ids of its topics.
+class FirstOffsets(NamedTuple):
+    """The offsets at which a stream begins, and the ids of its topics."""
 
-    Raises KafkaError, ConfigError, or DataLoss for offsets that the logs lack.
-    """
+    offsets: Offsets
+    at_end: frozenset[TopicPartition]
+    """The partitions that begin at the end of their log, as by `latest`."""
+    topic_ids: TopicIds
+
+
+async def find_first_offsets(cluster: Cluster, options: SourceOptions) -> FirstOffsets:
+    """Where a stream begins. Raises KafkaError, ConfigError, or DataLoss for offsets that the logs lack."""
     topics, partitions, earliest, latest, ends = await _edges(cluster, options)
     starting = await _bound_offsets(cluster, options, options.starting, partitions)
     offsets = {}
     for partition in partitions:
         start = _resolve_special(starting[partition], earliest[partition], latest[partition])
         offsets[partition], _ = _clip_to_log(options, partition, start, start, earliest, ends)
-    return offsets, _ids(topics)
+    at_end = frozenset(partition for partition in partitions if starting[partition] == LATEST)
+    return FirstOffsets(offsets, at_end, _ids(topics))
 
 
 class _Edges(NamedTuple):

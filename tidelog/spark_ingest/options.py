@@ -101,12 +101,6 @@ class OffsetBound:
     group: str = ""
     is_commit_required: bool = False
 
-    def is_latest(self, partition: TopicPartition) -> bool:
-        """Whether the bound of the partition is the end of its log, so that it is another one at each look."""
-        if self.by_time or self.group:
-            return False
-        return (self.value if isinstance(self.value, int) else self.value.get(partition)) == LATEST
-
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
@@ -137,6 +131,15 @@ class SourceOptions:
     """The group that gets a stream's progress as commits; empty for none."""
     without_effect: tuple[str, ...] = ()
     """Accepted options without effect."""
+
+    def may_begin_later(self, partition: TopicPartition) -> bool:
+        """Whether a later look may find a later start of the partition, though retention has removed nothing."""
+        starting = self.starting
+        if starting.group:
+            return True
+        if starting.by_time:
+            return self.latest_when_no_timestamp_matches
+        return (starting.value if isinstance(starting.value, int) else starting.value.get(partition)) == LATEST
 
     @classmethod
     def parse(cls, raw_options: Mapping[str, str], mode: str = BATCH) -> SourceOptions:

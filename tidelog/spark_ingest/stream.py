@@ -23,9 +23,9 @@ from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.offsets import (
     DataLoss,
+    FirstOffsets,
     MissingPartition,
     PresentEnds,
-    TopicIds,
     commit_offsets,
     ends_after,
     find_ends,
@@ -71,6 +71,8 @@ class StreamDriver:
         self._thread: LoopThread | None = None
         self._cluster: Cluster | None = None
         self._first_offset: StreamOffset | None = None
+        self._at_end: frozenset[TopicPartition] = frozenset()
+        """The partitions of the first offset that begin at the end of their log."""
         self._has_looked = False
         """Whether this process has planned a micro-batch, and not only run one again."""
         self._topic_ids: dict[str, bytes] = {}
@@ -89,18 +91,20 @@ class StreamDriver:
         if self._first_offset is None:
             for name in self._options.without_effect:
                 logger.warning("option %r has no effect on this source", name)
-            offsets, topic_ids = self._run(self._find_first_offsets)
-            self._topic_ids.update(topic_ids)
-            self._first_offset = to_offset(offsets)
+            first = self._run(self._find_first_offsets)
+            self._topic_ids.update(first.topic_ids)
+            self._at_end = first.at_end
+            self._first_offset = to_offset(first.offsets)
         return self._first_offset
 
-    async def _find_first_offsets(self, cluster: Cluster) -> tuple[Mapping[TopicPartition, int], TopicIds]:
-        offsets, topic_ids = await find_first_offsets(cluster, self._options)
+    async def _find_first_offsets(self, cluster: Cluster) -> FirstOffsets:
+        first = await find_first_offsets(cluster, self._options)
         if self._target is None:
-            return offsets, topic_ids
+            return first
         # The target is older. The stream must not begin after it, but in what a transaction holds back.
-        ends = (await ends_after(cluster, self._options, self._target, offsets)).offsets
-        return {each: min(offset, ends[each]) for each, offset in offsets.items() if each in ends}, topic_ids
+        ends = (await ends_after(cluster, self._options, self._target, first.offsets)).offsets
+        offsets = {each: min(offset, ends[each]) for each, offset in first.offsets.items() if each in ends}
+        return first._replace(offsets=offsets)
 
     def prepare_for_available_now(self) -> None:
         """Fix the end of the query at the present end of the logs."""
@@ -126,8 +130,8 @@ class StreamDriver:
             since_ms = float("inf") if self._last_batch_ms is None else self._now_ms() - self._last_batch_ms
             if must_wait(new_offsets, min_offsets, since_ms, options.max_trigger_delay_ms):
                 return start
-        if is_first:
-            ends = first_end(start_offsets, ends, options.starting.is_latest)
+        if is_first and (self._at_end or any(map(options.may_begin_later, ends))):
+            ends = first_end(start_offsets, ends, self._at_end)
         if max_offsets:
             ends = limit_offsets(start_offsets, ends, state.new_starts, max_offsets)
         self._topic_ids.update(present.topic_ids)
@@ -205,7 +209,7 @@ class StreamDriver:
         begins: Mapping[TopicPartition, int] = from_offset(start)
         ends = from_offset(end)
         if self._is_first(start):
-            begins = replayed_start(begins, ends, options.starting.is_latest)
+            begins = replayed_start(begins, ends, options.may_begin_later)
         ranges, new_partitions, losses = ranges_between(begins, ends)
         self._report(losses)
         if new_partitions:

@@ -8,7 +8,7 @@ that is replayed after a crash reads the same records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from tidelog.client.model import TopicPartition
@@ -145,23 +145,25 @@ class StreamRanges(NamedTuple):
     losses: tuple[str, ...]
 
 
-def first_end(start: Offsets, ends: Offsets, is_latest: Callable[[TopicPartition], bool]) -> Offsets:
-    """The end of a query's first micro-batch, `ends` at most. It is empty where the query begins at the latest offset.
+def first_end(start: Offsets, ends: Offsets, at_end: Collection[TopicPartition]) -> Offsets:
+    """The end of a query's first micro-batch, `ends` at most. It is empty where the query begins at the end of a log.
 
-    Spark keeps the end of this micro-batch, and not its start. See `replayed_start`.
+    Spark keeps the end of this micro-batch, and not its start. See `replayed_start`. A partition that `start` lacks
+    begins with the next micro-batch: a restart would find another start of it.
     """
-    if not any(map(is_latest, start)):
-        return ends
-    return {each: min(start[each], end) if is_latest(each) else end for each, end in ends.items() if each in start}
+    return {each: min(start[each], end) if each in at_end else end for each, end in ends.items() if each in start}
 
 
-def replayed_start(start: Offsets, end: Offsets, is_latest: Callable[[TopicPartition], bool]) -> Offsets:
+def replayed_start(start: Offsets, end: Offsets, may_begin_later: Callable[[TopicPartition], bool]) -> Offsets:
     """The start of a query's first micro-batch that ends at `end`, when it runs again after a restart.
 
-    `start` is where the query would begin now: its partitions may be more, and the latest offsets later.
+    `start` is where the query would begin now: its partitions may be more, and those that may begin later than at first
+    have nothing to read then.
     """
     return {
-        each: min(offset, end[each]) if is_latest(each) else offset for each, offset in start.items() if each in end
+        each: min(offset, end[each]) if may_begin_later(each) else offset
+        for each, offset in start.items()
+        if each in end
     }
 
 

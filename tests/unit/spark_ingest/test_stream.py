@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from tests.unit.spark_ingest.conftest import TIME
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.sync import Admin, Consumer
@@ -492,6 +493,35 @@ def test_the_first_micro_batch_runs_again_as_it_was(node, new_topic, starting):
         read = stream.ranges(end, stream.latest_offset(end))
     new = [] if starting == "by partition" else [(f"{topic}-more", 0, 0, 4)]
     assert read == [*((topic, number, end[topic][str(number)], 8) for number in (0, 1)), *new]
+
+
+@pytest.mark.parametrize("kind", ["by time", "by time, none matches", "no commit", "a commit that moves"])
+def test_the_first_micro_batch_runs_again_where_a_restart_finds_a_later_start(node, new_topic, kind):
+    topic = new_topic(5, 5)
+    group = f"first-{topic}"
+    at_time = {"startingTimestamp": str(TIME + 3), "startingOffsetsByTimestampStrategy": "latest"}
+    options, ranges = {
+        "by time": (at_time, [(topic, 0, 3, 5), (topic, 1, 3, 5)]),
+        "by time, none matches": (at_time | {"startingTimestamp": str(TIME + 100)}, []),
+        "no commit": ({"startingOffsets": "committed", "startingOffsetsWithoutCommit": "latest"}, [(topic, 1, 2, 5)]),
+        "a commit that moves": ({"startingOffsets": "committed"}, [(topic, 0, 0, 5), (topic, 1, 2, 5)]),
+    }[kind]  # fmt: skip
+    options |= {"subscribePattern": f"^{topic}"} | ({} if "time" in kind else {"startingOffsetsGroup": group})
+    with admin(node) as client:
+        client.alter_group_offsets(group, {TopicPartition(topic, 1): 2})
+        with driver(node, **options) as stream:
+            first = stream.initial_offset()
+            node.topic(f"{topic}-early", 4)
+            end = stream.latest_offset(first)
+            assert stream.ranges(first, end) == ranges
+        node.fill(topic, 3, 3)
+        if kind == "a commit that moves":
+            client.alter_group_offsets(group, {TopicPartition(topic, 0): 7})
+            ranges = ranges[1:]  # the group has read the others meanwhile
+    with driver(node, **options) as stream:
+        assert stream.ranges(stream.initial_offset(), end) == ranges
+        read = stream.ranges(end, stream.latest_offset(end))
+    assert read == [(topic, 0, 5, 8), (topic, 1, 5, 8), (f"{topic}-early", 0, 0, 4)]
 
 
 def test_records_that_retention_took_from_the_first_micro_batch_are_a_loss_when_it_runs_again(node, new_topic):
