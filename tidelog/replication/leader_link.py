@@ -53,6 +53,8 @@ OPEN_MAX: Final = 2
 # have for it before the next ones continue.
 RESUMED_AT_ONCE: Final = 2
 RESUME_MS: Final = 10.0
+# How often those that wait are looked at for the ones that need not any more, as by another list of replicas.
+FREED_MS: Final = 400.0
 # A leader may learn of its election later than its follower, so only lasting failures are logged at INFO.
 FAILURES_BEFORE_INFO: Final = 5
 EPOCH_MAX: Final = 2**31 - 1
@@ -130,6 +132,7 @@ class ReplicaFetcher:
         self._held: dict[FollowedPartition, None] = {}  # their records wait for the device
         self._throttled: dict[FollowedPartition, None] = {}  # they wait for the rate, in the order of their turns
         self._throttle_timer: asyncio.TimerHandle | None = None
+        self._freed_due_ms = 0.0
         self._is_rate_due = False  # records of throttled replicas came: look at the rate before the next request
         self._delays = Delays(fetchers, self._end_delays)  # after a failure
         self._bounds = LeaderBounds(fetchers.node_id, self._on_bounds, self._broken)
@@ -518,16 +521,19 @@ class ReplicaFetcher:
         self._throttle_timer = None
         if self._closed or not self._throttled:
             return
+        now_ms = self._loop.time() * 1000
         is_unlimited = self._fetchers.throttle.bytes_per_s == UNLIMITED
-        for followed in list(self._throttled):
-            if is_unlimited or not self._is_limited(followed):
-                del self._throttled[followed]
-                self._mention(followed)
+        if is_unlimited or now_ms >= self._freed_due_ms:  # thousands may wait
+            self._freed_due_ms = now_ms + FREED_MS
+            for followed in list(self._throttled):
+                if is_unlimited or not self._is_limited(followed):
+                    del self._throttled[followed]
+                    self._mention(followed)
         wait_ms = self._pause_ms()
         if not wait_ms:
             self._end_throttle_of(RESUMED_AT_ONCE)
         if self._throttled:
-            self._arm_throttle(wait_ms)
+            self._arm_throttle(min(wait_ms, max(self._freed_due_ms - now_ms, RESUME_MS)))
         self._pump()
 
     def _end_throttle_of(self, count: int) -> None:

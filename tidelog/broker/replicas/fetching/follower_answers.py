@@ -129,6 +129,8 @@ class FollowerAnswers:
         for entry in list(session.dirty):
             is_held_back = self._is_held_back(entry)
             if is_held_back and not is_full:
+                del session.dirty[entry]
+                session.held_back[entry] = None
                 continue
             left_bytes = budget_bytes - total_bytes
             if left_bytes <= 0 and total_bytes and not is_full:
@@ -169,6 +171,8 @@ class FollowerAnswers:
         partition, follower = entry.partition, entry.follower
         if partition is None or not partition.throttled_as_leader or follower is None or follower.in_maximal_isr:
             return False
+        if entry.problem is not None:
+            return False
         pause_ms = self.throttle.pause_ms(self._loop.time() * 1000)
         session = entry.session
         if pause_ms and not session.throttled:
@@ -178,6 +182,8 @@ class FollowerAnswers:
 
     def _unthrottle(self, session: FollowerSession) -> None:
         session.throttled = False
+        session.dirty.update(session.held_back)
+        session.held_back.clear()
         self._wake(session)
 
     def _count(self, entry: FollowerEntry, size_bytes: int) -> None:

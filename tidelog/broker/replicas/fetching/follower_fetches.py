@@ -275,11 +275,14 @@ class FollowerFetches:
                 del session.outside[entry]
                 continue
             # A new high watermark makes an entry dirty, too, and the follower does not mention it for that.
-            has_all = entry not in session.dirty or entry.fetch_offset == partition.log.log_end_offset
-            is_known = entry.problem is None and not entry.in_flight and has_all
+            has_news = entry in session.dirty or entry in session.held_back
+            has_all = not has_news or entry.fetch_offset == partition.log.log_end_offset
+            if entry.problem is not None or entry.in_flight or not has_all:
+                del session.outside[entry]  # its follower mentions it after the answer
+                continue
             is_news = entry.fetch_offset > follower.log_end_offset or not follower.in_maximal_isr
             starts_later = entry.log_start_offset > follower.log_start_offset
-            if is_known and (is_news or starts_later):
+            if is_news or starts_later:
                 try:
                     partition.require_epoch(entry.leader_epoch)
                     follower = partition.follower(session.replica_id, session.replica_epoch, entry.leader_epoch)
@@ -305,6 +308,8 @@ class FollowerFetches:
         entry.problem = entry.follower = None
         # Until this fetch is recorded: what the high watermark causes must not count this follower as caught up.
         session.dirty[entry] = None
+        if session.held_back:
+            session.held_back.pop(entry, None)
         session.unsettled[entry] = None
         # The follower drops an answer that crossed this request, and with it the high watermark in that answer.
         sent_high_watermark, entry.sent_high_watermark = entry.sent_high_watermark, -1
@@ -333,7 +338,7 @@ class FollowerFetches:
                 if entry.log_start_offset != follower.log_start_offset:
                     self._note_start(partition, follower, entry)
                 partition.follower_fetched(follower, offset, now_ms)
-                if not follower.in_maximal_isr:
+                if session.replica_id not in partition.in_sync.isr:
                     session.outside[entry] = None
                 if offset == log.log_end_offset and not (
                     self.tells_high_watermark and sent_high_watermark != log.high_watermark
@@ -380,7 +385,7 @@ class FollowerFetches:
             self.entry_count -= 1
             self._known.clear()  # it refers to entries, and they to their sessions
             entry.note_caught_up()
-            for place in (session.dirty, session.in_flight, session.outside, session.unsettled):
+            for place in (session.dirty, session.held_back, session.in_flight, session.outside, session.unsettled):
                 place.pop(entry, None)
             if entry.partition is not None:
                 entry.partition.watch.followers.pop(entry, None)
@@ -488,7 +493,9 @@ class FollowerFetches:
             return
         for entry in list(session.unsettled) if session.id else session.entries.values():
             partition = entry.partition
-            if partition is not None and entry.sent_high_watermark != partition.log.high_watermark:
+            if partition is None or entry in session.held_back:
+                continue
+            if entry.sent_high_watermark != partition.log.high_watermark:
                 session.dirty[entry] = None
         self._answer_parked(session, may_linger=False, must_answer=True)
 

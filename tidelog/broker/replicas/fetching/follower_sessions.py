@@ -1,8 +1,8 @@
 """The state that a leader keeps for a fetching follower: its session, its offset per partition, its waiting fetch.
 
 Also converts requests of every version to one form. This module holds only the data: `follower_fetches.py` decides
-what to answer and when. Invariant: an entry that is in flight is not dirty: the leader has sent news of it, and the
-follower has not confirmed them yet.
+what to answer and when. Invariant: an entry is in at most one of `dirty`, `held_back` and `in_flight`. News of one in
+flight were sent, and the follower has not confirmed them yet.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ class FollowerEntry:
         """
         if not self.in_flight:
             session = self.session
+            if session.held_back and self in session.held_back:
+                if self.problem is None:
+                    return
+                del session.held_back[self]
             session.linger.news += news
             if self not in session.dirty:
                 follower = self.follower
@@ -104,7 +108,9 @@ class FollowerEntry:
         A follower without news had all records at its last fetch, even if that fetch did not mention the partition.
         """
         session, follower = self.session, self.follower
-        if self.in_flight or self in session.dirty or self.problem is not None or follower is None:
+        if self.in_flight or self in session.dirty or self in session.held_back:
+            return
+        if self.problem is not None or follower is None:
             return
         if session.last_fetch_ms > follower.last_caught_up_ms:
             follower.last_caught_up_ms = session.last_fetch_ms
@@ -114,7 +120,7 @@ class FollowerSession:
     """A session with `id` 0 exists only for one request."""
 
     __slots__ = (
-        "answer", "dirty", "entries", "epoch", "id", "in_flight", "last_fetch_ms", "linger",
+        "answer", "dirty", "entries", "epoch", "held_back", "id", "in_flight", "last_fetch_ms", "linger",
         "linger_timer", "max_bytes", "max_wait_ms", "min_bytes", "not_hosted", "on_abandon", "outside", "parked",
         "replica_epoch", "replica_id", "throttled", "timer", "unsettled", "uses_topic_ids", "wake_soon", "warming",
     )  # fmt: skip
@@ -133,6 +139,7 @@ class FollowerSession:
         self.max_wait_ms = self.min_bytes = self.max_bytes = 0
         self.entries: dict[Key, FollowerEntry] = {}
         self.dirty: dict[FollowerEntry, None] = {}  # may have news for the follower
+        self.held_back: dict[FollowerEntry, None] = {}  # have news, and wait for the rate of the throttle
         self.in_flight: dict[FollowerEntry, None] = {}  # news sent, not confirmed by the follower
         self.unsettled: dict[FollowerEntry, None] = {}  # the follower may not know the high watermark
         self.outside: dict[FollowerEntry, None] = {}  # outside the ISR; may join it with a fetch that does not name it
