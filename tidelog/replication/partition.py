@@ -541,8 +541,8 @@ class Partition:
     def divergence(self, last_fetched_epoch: int, fetch_offset: int) -> tuple[int, int] | None:
         """(epoch, end offset) to which the fetcher must truncate its log, or None when the logs agree (KIP-595).
 
-        Raises Examination (a ColdRead) and DamagedRecords: nothing is truncated or kept for an offset that is only in
-        the file of epochs.
+        Raises ColdRead and DamagedRecords: nothing is truncated or kept for an offset that is only in the file of
+        epochs.
         """
         epoch, end_offset = self.log.confirmed_end_of_epoch(last_fetched_epoch, fetch_offset)
         if epoch < 0:

@@ -10,12 +10,14 @@ import pytest
 from tests.unit.storage.batches import NOW, Logs, batch, offsets_of, records_of
 from tests.unit.storage.test_damage import batches_of, copy_of, damage, repair, repair_range, served
 from tidelog.protocol.batches.record_batch import stamp
+from tidelog.storage.files.disk import OsFile
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
-from tidelog.storage.segments.reader import Examination
+from tidelog.storage.segments.log_config import INT64_MAX
+from tidelog.storage.segments.reader import ColdRead, Examination
 
 MakeLogs = Callable[..., Logs]
 EPOCHS = [(0, 0), (2, 12), (5, 20), (6, 26)]
@@ -413,6 +415,28 @@ def test_a_log_that_would_keep_what_it_has_of_an_epoch_is_compared_where_it_ends
     assert log.confirmed_end_of_epoch(2, 20) == (2, 22)
     with pytest.raises((Examination, DamagedRecords)):
         log.confirmed_end_of_epoch(2, 21)
+
+
+@pytest.mark.parametrize("reached", [13, INT64_MAX])
+def test_the_batches_that_are_compared_with_the_epochs_are_not_awaited_from_the_device(
+    made: Logs, monkeypatch: pytest.MonkeyPatch, reached: int
+) -> None:
+    """A follower that was away asks for thousands of partitions in one request, on the loop."""
+    log = made.close_and_open()
+    file, warmed = type(log.segments.active.file), set()
+    nowait = file.read_at_nowait
+
+    def read_at_nowait(self: OsFile, size_bytes: int, position: int) -> bytes | None:
+        return nowait(self, size_bytes, position) if (self._path, position) in warmed else None
+
+    monkeypatch.setattr(file, "read_at_nowait", read_at_nowait)
+    for _ in range(10):
+        try:
+            assert log.confirmed_end_of_epoch(2, reached) == (2, 20)
+            break
+        except ColdRead as cold:
+            warmed.add((cold.path, cold._position))
+    assert 1 <= len(warmed) <= 4
 
 
 @pytest.mark.parametrize("offset", [11, 12])

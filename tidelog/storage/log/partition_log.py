@@ -538,7 +538,7 @@ class PartitionLog:
         return self.leader_epochs.end_offset_for(epoch, self.log_end_offset)
 
     def confirmed_end_of_epoch(self, epoch: int, reached: int = INT64_MAX) -> tuple[int, int]:
-        """`end_offset_for_epoch`, confirmed by `lookup.end_of_epoch`. Raises Examination, DamagedRecords."""
+        """`end_offset_for_epoch`, confirmed by `lookup.end_of_epoch`. Raises ColdRead, DamagedRecords."""
         return self._examining(lambda: lookup.end_of_epoch(self, epoch, reached), self.log_start_offset, wait=False)
 
     def assign_epoch(self, leader_epoch: int) -> None:

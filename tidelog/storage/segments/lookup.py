@@ -196,8 +196,8 @@ def end_of_epoch(log: EpochLog, epoch: int, fetch_offset: int = INT64_MAX) -> tu
 
     The epoch file has no checksum, and other replicas truncate their logs to its offsets. `fetch_offset`: the end of a
     log of this epoch. If that need not be truncated, the batch before it is compared instead: a wrong file would let it
-    keep records of an older leader. Waits for the device. Raises CorruptIndex for a segment that disagrees, and
-    DamagedRecords if damage hides the batches.
+    keep records of an older leader. Raises ColdRead, CorruptIndex for a segment that disagrees, and DamagedRecords if
+    damage hides the batches.
     """
     segments, epochs, start = log.segments, log.leader_epochs, log.log_start_offset
     end_epoch, end_offset = epochs.end_offset_for(epoch, log.log_end_offset)
@@ -210,7 +210,7 @@ def end_of_epoch(log: EpochLog, epoch: int, fetch_offset: int = INT64_MAX) -> tu
         is_hidden = damage is not None and damage.first_offset not in log.accepted_losses
         if damage is not None and is_hidden and (not agrees or _has_other_epoch(segment, damage, epochs)):
             raise DamagedRecords(segment.path, damage)
-        for _, header in headers(segment, position_of(segment, offset, wait=True)):
+        for _, header in headers(segment, position_of(segment, offset), wait=False):
             known = epochs.epoch_for_offset(max(header.base_offset, offset))  # no batch is of two epochs
             if damage is None and header.partition_leader_epoch != known:
                 reason = f"leader epoch {header.partition_leader_epoch} of offset {header.base_offset}, not {known}"
