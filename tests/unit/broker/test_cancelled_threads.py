@@ -101,12 +101,12 @@ def check_repair(logs: Logs, thread: HeldThread) -> Awaitable[Any]:
 def read_metadata(logs: Logs, thread: HeldThread) -> Awaitable[Any]:
     segment = logs.log.segments.active
 
-    def cold(offset: int, bytes_max: int) -> bytes:
+    def cold(offset: int, bytes_max: int, end_offset: int) -> bytes:
         raise ColdRead(segment, 0, segment.size_bytes)
 
     node: Any = SimpleNamespace(log=SimpleNamespace(records_from=cold), run_in_executor=thread.run)
     service: Any = SimpleNamespace(_node=node)
-    return QuorumService._read(service, 0, 1000)
+    return QuorumService._read(service, 0, 1000, 1)
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -148,7 +148,7 @@ class QuorumService:
         answer = lost_vote.answer(node.raft)
         bytes_max = min(request.max_bytes, node.settings.fetch_bytes_max)
         while bytes_max > 0 and node.log.start_offset <= ask.end_offset < node.log.end_offset:
-            records = await self._read(ask.end_offset, bytes_max)
+            records = await self._read(ask.end_offset, bytes_max, node.log.end_offset)
             if records is not None:
                 answer = answer._replace(records=records)
                 break
@@ -213,8 +213,8 @@ class QuorumService:
 
     async def _with_records(self, ask: FetchAsk, answer: FetchAnswer, bytes_max: int) -> FetchAnswer:
         node = self._node
-        while ask.end_offset < node.log.end_offset:
-            records = await self._read(ask.end_offset, bytes_max)
+        while ask.end_offset < (end_offset := leading.fetchable_end(node.raft)):
+            records = await self._read(ask.end_offset, bytes_max, end_offset)
             if records is not None:
                 return answer._replace(records=records)
             answer = leading.answer_fetch(node.raft, ask)
@@ -222,15 +222,15 @@ class QuorumService:
                 break
         return answer
 
-    async def _read(self, offset: int, bytes_max: int) -> bytes | None:
-        """The log's records from `offset` on; None if they had to be read from the device. Then the log may have
-        changed meanwhile, and the caller reads again.
+    async def _read(self, offset: int, bytes_max: int, end_offset: int) -> bytes | None:
+        """The log's records from `offset` to `end_offset`; None if they had to be read from the device. Then the log
+        may have changed meanwhile, and the caller reads again.
 
         Raises KafkaError(KAFKA_STORAGE_ERROR).
         """
         node = self._node
         try:
-            return node.log.records_from(offset, bytes_max)
+            return node.log.records_from(offset, bytes_max, end_offset)
         except ColdRead as cold:
             cold.pin()
             try:

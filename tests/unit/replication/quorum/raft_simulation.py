@@ -394,9 +394,10 @@ class Node:
                 self.later(ask.max_wait_ms, lambda: self.serve(ask._replace(max_wait_ms=0), reply))
                 return
             if not answer.error and answer.diverging is None and answer.snapshot is None:
-                first = ask.end_offset - self.log.start_offset
+                first, end = (at - self.log.start_offset for at in (ask.end_offset, leading.fetchable_end(raft)))
                 count = self.world.rng.randint(1, 5)
-                answer = answer._replace(records=Records.of(ask.end_offset, self.log.entries[first : first + count]))
+                entries = self.log.entries[first : min(first + count, end)]
+                answer = answer._replace(records=Records.of(ask.end_offset, entries))
         elif isinstance(ask, SnapshotAsk):
             error = leading.on_fetch_snapshot(raft, ask, now)
             if not error and self.log.snapshot != ask.snapshot:
@@ -525,6 +526,9 @@ class World:
     def granted(self, node: Node, ask: VoteAsk) -> None:
         known = self.votes.setdefault((node.key, ask.epoch), ask.candidate)
         check(known == ask.candidate, f"node {node.key.id} votes twice in epoch {ask.epoch}")
+
+    def votes_of(self, node: Node) -> list[ReplicaKey]:
+        return [vote for (key, _), vote in self.votes.items() if key == node.key]
 
     def voters_in(self, node: Node) -> VoterSet:
         """The last voters that its log or its snapshot names."""

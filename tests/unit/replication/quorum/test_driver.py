@@ -568,6 +568,46 @@ def test_voters_come_and_go(tmp_path):
     asyncio.run(run())
 
 
+def test_others_get_a_change_of_the_voters_as_soon_as_the_leader_has_synced_it(tmp_path):
+    """Not before, and not only when the wait of their fetch ends."""
+
+    async def run():
+        quorum = Quorum(tmp_path, {})
+        quorum.format_dynamic(1)
+        first = await Member(quorum, 1).start()
+        await until(lambda: first.raft.is_leader)
+        joining: dict[str, Any] = {"bootstrap_servers": [endpoint(1)], "fetch_wait_ms": 600_000}
+        second = await Member(quorum, 2, **joining).start()
+        await until(partial(same_mark, second, first))
+        await until(lambda: not first.raft._sync._task)
+        begins, ends = asyncio.Event(), asyncio.Event()
+
+        async def held(work: Any) -> None:
+            begins.set()
+            await ends.wait()
+            work()
+
+        first.raft._sync._run_in_executor = held
+        fetch = fetched(1000, first.raft)
+        fetch.max_wait_ms = 0
+        addition = asyncio.ensure_future(until_done(add(second), first.raft.add_voter))
+        async with asyncio.timeout(PATIENCE_S):
+            await begins.wait()
+        assert first.raft.voter_ids() == [1, 2]
+        asked = len(quorum.asked)
+        await asyncio.sleep(0.1)
+        assert second.raft.end_offset < first.raft.end_offset
+        assert len(quorum.asked) <= asked + 1, "it waits"
+        assert not (await first.raft.fetch(fetch, 13)).responses[0].partitions[0].records
+        ends.set()
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await addition).error_code == 0
+        assert second.raft.voter_ids() == [1, 2]
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
 @pytest.mark.parametrize("removes", [False, True])
 def test_a_change_of_voters_that_could_not_be_written_is_not_answered_as_done(tmp_path, monkeypatch, code, removes):

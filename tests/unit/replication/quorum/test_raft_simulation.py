@@ -277,7 +277,7 @@ def grown_while_away(seed: int) -> World:
     leader.crash()
     away.start()
     give_up_at = world.now + 1000
-    while third.key not in [vote for (key, _), vote in world.votes.items() if key == away.key]:
+    while third.key not in world.votes_of(away):
         world.run_until(world.now + 1)
         assert world.now < give_up_at, "the case is not met"
     third.crash()
@@ -300,3 +300,55 @@ def test_a_lost_vote_is_not_given_again_to_one_of_those_that_its_own_log_names(m
     monkeypatch.setattr(LostVote, "_named_by", lambda self, voter_id: ())
     with pytest.raises(Violation, match="votes twice"):
         [grown_while_away(seed) for seed in range(40)]
+
+
+def added_before_power_was_lost(seed: int) -> World:
+    """The leader of two adds a third voter, which has the record at once. Then the leader loses its power, and what it
+    has not synced. The third is elected by one of the two, which loses its vote file and asks the other.
+    """
+    world = World(seed, dynamic=True, size=2)
+    for node_id in (1, 2, 3):
+        world.nodes[node_id].start()
+    world.run_until(600)
+    leader, third = world.leader(), world.nodes[3]
+    assert leader is not None
+    other = world.nodes[3 - leader.key.id]
+    world.run_until(world.now + 100)
+    world.delay_ms, leader.flush_ms, third.flush_ms = 0.5, 60, 4
+    world.cut = {(leader.key.id, other.key.id), (other.key.id, leader.key.id)}
+    reconfiguration.add_voter(leader.raft, Voter(third.key, (("C", Endpoint("node", 3)),)), world.now)
+    leader.drive()
+    give_up_at = world.now + 250
+    while third.key not in world.voters_in(third).keys or third.log.synced_offset < third.log.end_offset:
+        world.run_until(world.now + 1)
+        assert world.now < give_up_at, "the case is not met"
+    leader.is_up, leader.life = False, leader.life + 1
+    leader.log.lose_unsynced()
+    voter, away = (other, leader) if seed % 2 else (leader, other)
+    away.crash()
+    if not voter.is_up:
+        voter.start()
+    give_up_at = world.now + 1500
+    while world.leader() is None and third.key not in world.votes_of(voter):
+        world.run_until(world.now + 1)
+        assert world.now < give_up_at, "the case is not met"
+    third.crash()
+    voter.crash()
+    world.cut = set()
+    voter.lose_file()
+    voter.start()
+    away.start()
+    world.run_until(world.now + 400)
+    third.start()
+    world.run_until(world.now + 1500)
+    assert world.leader() is not None
+    assert voter.has_file
+    return world
+
+
+def test_a_change_of_the_voters_is_on_the_leaders_device_before_others_have_it(monkeypatch):
+    for seed in range(20):
+        added_before_power_was_lost(seed)
+    monkeypatch.setattr(leading, "fetchable_end", lambda raft: raft.log.end_offset)
+    with pytest.raises(Violation, match=r"votes twice|has leaders"):
+        [added_before_power_was_lost(seed) for seed in range(20)]

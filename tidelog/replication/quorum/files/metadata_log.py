@@ -560,9 +560,9 @@ class MetadataLog:
                         yield header, region, position
                         offset = header.next_offset
 
-    def records_from(self, offset: int, bytes_max: int) -> bytes:
-        """The bytes of whole batches from `offset` on. Raises ColdRead."""
-        return b"".join(self._log.read(offset, bytes_max, self.end_offset).regions)
+    def records_from(self, offset: int, bytes_max: int, end_offset: int) -> bytes:
+        """The bytes of whole batches from `offset` to `end_offset`. Raises ColdRead."""
+        return b"".join(self._log.read(offset, bytes_max, end_offset).regions)
 
     def bootstrap_values(self) -> list[bytes]:
         """The records that Kafka's `format` wrote for the first start; empty if Tidelog formatted the directory."""

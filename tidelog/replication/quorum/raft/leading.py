@@ -1,7 +1,8 @@
 """A leader of the metadata log: it announces itself, answers fetches, commits, and detects a lost majority. Pure.
 
 Functions over `replica.py`'s RaftReplica in the state Leader. Invariant: the records in an answer to a fetch begin at
-an offset where the leader's log and the replica's log are known to agree.
+an offset where the leader's log and the replica's log are known to agree; and a change of the voters is on the leader's
+device before another replica has it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def poll_leader(raft: RaftReplica, now_ms: float) -> bool:
         raft.resign(now_ms)
         return False
     raft.due(lost_at_ms)
+    is_withheld = fetchable_end(raft) < raft.log.end_offset
+    if state.withholds_voters and not is_withheld:
+        raft.emit(WakeFetches())
+    state.withholds_voters = is_withheld
     has_left = not raft.voters.latest.includes(raft.own)
     if has_left and state.is_active and raft.voters.latest_offset < raft.high_watermark:
         raft.resign(now_ms)
@@ -138,13 +143,23 @@ def check_position(log: LogView, offset: int, epoch: int, base: FetchAnswer) -> 
     return base
 
 
+def fetchable_end(raft: RaftReplica) -> int:
+    """The end of what other replicas may fetch: the log's end, or before voters that this leader has not synced.
+
+    If it lost them with its power, only the added voter would know that it may be elected. As Kafka's leader, which
+    flushes its log before it answers a fetch.
+    """
+    synced_offset = raft.log.synced_offset
+    return raft.log.end_offset if raft.voters.latest_offset < synced_offset else synced_offset
+
+
 def is_worth_answering(raft: RaftReplica, ask: FetchAsk, answer: FetchAnswer) -> bool:
     """Whether to answer a fetch at once instead of parking it."""
     return bool(
         answer.error
         or answer.diverging is not None
         or answer.snapshot is not None
-        or raft.log.end_offset > ask.end_offset
+        or fetchable_end(raft) > ask.end_offset
         or answer.high_watermark > ask.high_watermark
     )
 

@@ -4,7 +4,8 @@ Its vote went to a candidate that had its epoch on the device, and an election i
 the winner's log names. So this voter has given no vote that matters in a later epoch than all other voters have. Its
 own log may name too few of them. So each answer names the voters of the other's log, too, with the position of the
 record that names them. They count unless this voter's log has that record: then it names them itself, or later ones.
-Invariant: a member of each set of voters knows the set that follows, so the answers lead to the latest one.
+Invariant: a member of each set of voters knows the set that follows, because the leader that writes it has synced it
+before others fetch it (`leading.fetchable_end`). So the answers lead to the latest one.
 """
 
 from __future__ import annotations
