@@ -10,7 +10,7 @@ import pytest
 
 from tests.old_truncation import truncate_by_high_watermark
 from tests.simulation.simulated_disk import SimulatedDisk
-from tests.unit.replication.replicas import LIST_OFFSETS, FakeLink, ReplicaNode, Replicas
+from tests.unit.replication.replicas import LIST_OFFSETS, TOPIC_ID, FakeLink, ReplicaNode, Replicas
 from tidelog.broker.replicas import hosting
 from tidelog.broker.replicas.fetching.follower_fetches import FollowerFetches
 from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
@@ -18,7 +18,8 @@ from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record import Record
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication import leader_bounds
-from tidelog.replication.controller.metadata.image import MetadataDelta
+from tidelog.replication.controller.metadata.image import METADATA_VERSION, MetadataDelta
+from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
 from tidelog.replication.ports import OnResponse
 
 
@@ -1004,6 +1005,21 @@ def test_new_logs_leave_as_much_time_as_they_take_to_those_that_waited() -> None
     assert len(node.directory.logs) == 43
     loop.run_for(4)  # nobody has waited meanwhile
     assert len(node.directory.logs) == 91
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_an_upgrade_reports_the_directories_also_of_replicas_that_a_start_in_turns_has_hosted(
+    has_started: bool,
+) -> None:
+    cluster = Replicas(1, log_dirs="/data,/more")
+    node = cluster.nodes[1]
+    assert node.assignments is not None
+    node.hosting._has_started = has_started
+    for level in (DIRECTORIES_VERSION - 1, DIRECTORIES_VERSION):
+        cluster.image = replace(cluster.image, features={METADATA_VERSION: level})
+        node.assignments.reported.clear()
+        node.hosting.apply(cluster.image, MetadataDelta(changed_features=True))
+        assert list(node.assignments.reported) == [(TOPIC_ID, 0)] * (level == DIRECTORIES_VERSION)
 
 
 def deletions_of(cluster: Replicas, node: ReplicaNode) -> None:

@@ -209,7 +209,7 @@ class Hosting:
         for topic_id, indexes in delta.changed_partitions.items():
             if topic_id in image.topics_by_id:
                 self._apply_partitions(image.topics_by_id[topic_id], indexes)
-        if self._has_started and delta.changed_features:
+        if delta.changed_features:
             self._report_all_directories(image)
         if delta.changed_brokers:
             self._partitions.deletions.look_at_all()
