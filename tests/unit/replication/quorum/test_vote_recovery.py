@@ -15,6 +15,7 @@ from tests.unit.replication.quorum.quorum_nodes import Member, Quorum, endpoint,
 from tests.unit.replication.quorum.test_driver import add, same_mark, until_done
 from tests.unit.replication.quorum.test_metadata_damage import SERVERS, committed, flip, logs_of, with_added_voters
 from tidelog.protocol.errors import ErrorCode
+from tidelog.replication.quorum.files.vote_store import CorruptQuorumState, decode_quorum_state
 from tidelog.replication.quorum.raft.messages import OffsetAndEpoch, VoteAsk
 from tidelog.replication.quorum.raft.metadata_retention import MetadataRetention
 from tidelog.replication.quorum.raft.snapshot import SnapshotId
@@ -24,6 +25,14 @@ from tidelog.replication.quorum.vote_recovery import PAUSE_S
 
 def changed(path: Path, **fields: int) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields, separators=(",", ":")))
+
+
+def epoch_in(path: Path) -> int:
+    """-1 while the vote file is not whole."""
+    try:
+        return decode_quorum_state(path.read_bytes()).leader_epoch
+    except (FileNotFoundError, CorruptQuorumState):
+        return -1
 
 
 LOSSES: list[Callable[[Path], object]] = [
@@ -74,7 +83,7 @@ def test_a_voter_without_its_vote_votes_again_when_all_others_have_answered(
         await until(lambda: not raft.vote_is_unknown and quorum.leaders)
         assert not damaged.raft.loss
         first = raft.epoch
-        await until(lambda: json.loads((logs_of(tmp_path, 3) / "quorum-state").read_text())["leaderEpoch"] >= first)
+        await until(lambda: epoch_in(logs_of(tmp_path, 3) / "quorum-state") >= first)
         [leader] = quorum.leaders
         if leader is not damaged:
             await leader.stop()
