@@ -352,6 +352,20 @@ def test_a_lookup_that_fails_after_the_connection_was_given_up_is_no_error_in_th
     assert not lost
 
 
+@pytest.mark.parametrize("host", ["node..example", "n" * 64])
+async def test_a_name_that_cannot_be_encoded_is_unreachable_at_once(host: str) -> None:
+    """One such broker ended the check of all brokers' ports, and what was sent there waited for its whole timeout."""
+    with ThreadPoolExecutor(1) as names:
+        for resolver in (None, names):
+            channels = Channels(asyncio.get_running_loop(), "test", resolver)
+            endpoint = Endpoint(host, 9092)
+            assert await channels.probe(endpoint, 60_000) is PortState.UNKNOWN
+            with pytest.raises(PeerUnreachable, match="label") as unreachable:
+                await channels.exchange(endpoint, BrokerHeartbeatRequest(), 1, timeout_ms=60_000)
+            assert not unreachable.value.refused
+            await channels.close()
+
+
 async def test_a_name_is_looked_up_on_the_threads_given_and_its_next_address_is_tried(monkeypatch: pytest.MonkeyPatch):
     """uvloop looks names up on threads of its own, and aborted the process of a node that got none."""
     threads: list[str] = []

@@ -50,7 +50,10 @@ async def _connect(
     resolver: Executor | None,
 ) -> asyncio.Transport:
     """Connect to the first address of the host that accepts. Raises OSError."""
-    addresses = await _addresses(loop, endpoint, resolver)
+    try:
+        addresses = await _addresses(loop, endpoint, resolver)
+    except UnicodeError as error:  # a part of the name is empty, or longer than 63 characters
+        raise OSError(str(error)) from None
     for address in addresses[:-1]:
         with contextlib.suppress(OSError):
             transport, _ = await loop.create_connection(protocol, address, endpoint.port)
