@@ -336,6 +336,6 @@ def test_every_fetch_of_a_partition_is_woken_though_one_fails(how: str) -> None:
         session = FetchSession(7, False, 0)
         session.ask([(("t", 0), FetchPartition(partition=0))])
         partitions.watch(session.partitions["t", 0])
-        session.waiters = {waiter: None}
+        session.wait(waiter, fail)
     getattr(partitions, how)(partition)
     assert woken == [1]

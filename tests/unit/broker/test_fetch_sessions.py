@@ -20,6 +20,7 @@ from tidelog.broker.replicas.fetching.fetch_sessions import (
     EVICTION_MS_MIN,
     FetchSession,
     FetchSessions,
+    Need,
     SessionPartition,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -118,7 +119,7 @@ def test_a_full_cache_serves_without_a_session_until_one_is_stale() -> None:
     first, _ = cache.resolve(request(0), False, 0)
     second, _ = cache.resolve(request(0), False, EVICTION_MS_MIN)
     assert second.id == 0
-    first.waiters[lambda: None] = None
+    first.wait(lambda: None, lambda: None)
     assert cache.resolve(request(0), False, EVICTION_MS_MIN + 1)[0].id == 0, "a fetch still waits on it"
     first.waiters.clear()
     third, _ = cache.resolve(request(0), False, EVICTION_MS_MIN + 1)
@@ -218,6 +219,9 @@ class Watch:
     def unwatch(self, entry: SessionPartition) -> None:
         self.entries.remove(entry)
 
+    def tried_in_vain(self, entry: SessionPartition, need: Need) -> None:
+        raise NotImplementedError
+
 
 def test_only_partitions_that_changed_or_were_asked_anew_are_dirty() -> None:
     session = FetchSession(7, False, 0)
@@ -236,7 +240,7 @@ def test_a_touch_reaches_the_fetch_that_waits_and_closing_leaves_every_partition
     session = FetchSession(7, False, 0)
     session.ask([(A, FetchPartition(partition=0))])
     watch.watch(session.partitions[A])
-    session.waiters[lambda: touched.append(1)] = None
+    session.wait(lambda: touched.append(1), lambda: touched.append(-1))
     watch.entries[0].changed()
     assert touched == [1]
     session.close()

@@ -11,11 +11,13 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tidelog.broker.network.counters import TopicTraffic
 from tidelog.broker.replicas.deletions import Deletions
 from tidelog.broker.replicas.fetching.fetch_sessions import FetchSessions, SessionPartition
+from tidelog.broker.replicas.fetching.fetch_wakes import FetchWakes, WaitingFetches
 from tidelog.broker.replicas.fetching.follower_answers import Tail
 from tidelog.broker.replicas.fetching.follower_fetches import FollowerFetches
 from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
@@ -51,25 +53,19 @@ TAIL_BYTES_MAX = INLINE_BYTES_MAX
 Committed = Callable[[Exception | None], None]
 
 
-class _Watch:
+class _Watch(WaitingFetches):
     """The waiting requests of one partition. Fetch sessions register here (`fetch_sessions.WatchedPartition`)."""
 
-    __slots__ = ("fetches", "followers", "produces", "syncs", "tail", "traffic", "writes")
+    __slots__ = ("followers", "produces", "syncs", "tail", "traffic", "writes")
 
-    def __init__(self, traffic: TopicTraffic) -> None:
-        self.fetches: dict[SessionPartition, None] = {}
+    def __init__(self, partition: Partition, traffic: TopicTraffic) -> None:
+        super().__init__(lambda: partition.log.segments.active)
         self.followers: dict[FollowerEntry, None] = {}
         self.produces = OffsetWaiters()
         self.syncs = OffsetWaiters()  # produces with acks=1
         self.writes = OffsetWaiters()  # of coordinators
         self.tail = Tail()
         self.traffic = traffic  # of the topic
-
-    def watch(self, entry: SessionPartition) -> None:
-        self.fetches[entry] = None
-
-    def unwatch(self, entry: SessionPartition) -> None:
-        self.fetches.pop(entry, None)
 
 
 class Partitions:
@@ -90,6 +86,7 @@ class Partitions:
         """`replica`: the node's functions that replicas call; None for a node without a cluster."""
         self.deadlines = DeadlineTimer(loop)
         self.callbacks = DeferredCallbacks(loop)
+        self.fetch_wakes = FetchWakes(loop.call_soon, self.callbacks)
         self.deletions = Deletions()
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
         self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
@@ -197,6 +194,7 @@ class Partitions:
             or watch.fetches
             or watch.produces.waiting
             or watch.writes.waiting
+            or watch.patient
             or durability.is_wanted
             or durability.blocked_from >= 0
         ):
@@ -240,7 +238,7 @@ class Partitions:
                 entry.appended()
         log = partition.log
         if log.high_watermark != old_high_watermark and (
-            watch.fetches or watch.produces.waiting or watch.writes.waiting or watch.followers
+            watch.fetches or watch.produces.waiting or watch.writes.waiting or watch.followers or watch.patient
         ):
             self._advanced(partition)
         durability = log.durability
@@ -334,8 +332,8 @@ class Partitions:
     def _advanced(self, partition: Partition) -> None:
         """The high watermark of a partition has moved."""
         watch = partition.watch
-        if watch.fetches:
-            call_all([entry.changed for entry in watch.fetches])
+        if watch.fetches or watch.patient:
+            self.fetch_wakes.appended(watch)
         if self.follower_fetches.tells_high_watermark:
             for follower in watch.followers:
                 follower.appended(news=0)
@@ -354,7 +352,7 @@ class Partitions:
         traffic = self.traffic.get(topic)
         if traffic is None:
             traffic = self.traffic[topic] = TopicTraffic()
-        partition.watch = self._watches[partition] = _Watch(traffic)
+        partition.watch = self._watches[partition] = _Watch(partition, traffic)
         return partition
 
     def add_unavailable(self, topic: str, index: int, topic_id: bytes) -> None:
@@ -386,7 +384,8 @@ class Partitions:
         self.deletions.give_up(partition, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if gone else code)
         self.fail_waiting_requests(partition, code)
         watch = self._watches.pop(partition)
-        for entry in watch.fetches:
+        watch.leave()
+        for entry in chain(watch.fetches, watch.patient):
             entry.watched, entry.known_as = None, partition.topic
         for follower in watch.followers:
             follower.partition = None
@@ -395,7 +394,7 @@ class Partitions:
         """A value that fetches report, such as the log start offset, has changed. Its fetches are answered anew."""
         watch = self._watches[partition]
         watch.tail.clear()  # the answer kept for the next follower says what was
-        call_all([entry.changed for entry in watch.fetches])
+        self.fetch_wakes.changed(watch)
         for follower in watch.followers:
             follower.session.unsettled[follower] = None
             follower.sent_high_watermark = -1
@@ -405,7 +404,7 @@ class Partitions:
         watch = self._watches[partition]
         watch.tail.clear()
         self.deletions.look(partition)
-        call_all([entry.changed for entry in watch.fetches])
+        self.fetch_wakes.changed(watch)
         for follower in list(watch.followers):
             self.follower_fetches.role_changed(follower)
 

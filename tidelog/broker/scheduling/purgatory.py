@@ -9,8 +9,10 @@ costs the same for any number of them. Invariant: an entry is taken out exactly 
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -89,11 +91,17 @@ class Deadlines(Generic[T]):
                 self._order = sorted(self._buckets)
                 self._empty = 0
 
-    def expire(self, now_ms: int) -> list[T]:
-        """Take out all items that are due."""
+    def expire(self, now_ms: int, count_max: int = sys.maxsize) -> list[T]:
+        """Take out the items that are due, `count_max` at most. `next_due_ms` tells of the rest."""
         due: list[T] = []
-        while self._order and self._order[0] * DEADLINE_RESOLUTION_MS <= now_ms:
-            items = self._buckets.pop(heapq.heappop(self._order))
+        while self._order and self._order[0] * DEADLINE_RESOLUTION_MS <= now_ms and len(due) < count_max:
+            items = self._buckets[self._order[0]]
+            if len(items) > count_max - len(due):
+                taken = list(islice(items, count_max - len(due)))
+                for item in taken:
+                    del items[item]
+                return due + taken
+            del self._buckets[heapq.heappop(self._order)]
             self._empty -= not items
             due.extend(items)
         return due

@@ -14,7 +14,7 @@ from tidelog.broker.apis.read_replicas import preferred_read_replica
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.counters import ApiCounters
 from tidelog.broker.network.request import Answer, Deferred, Peer
-from tidelog.broker.replicas.fetching.fetch_sessions import FetchSession, SessionPartition
+from tidelog.broker.replicas.fetching.fetch_sessions import UNKNOWN, FetchSession, Need, SessionPartition
 from tidelog.broker.replicas.repairs import REPAIR_COMMITTED_REPLICA_ID, REPAIR_REPLICA_ID
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -152,9 +152,9 @@ class _Fetch:
     """One fetch request from its arrival to its answer."""
 
     __slots__ = (
-        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_has_more", "_host", "_is_repair",
-        "_isolation", "_listener_name", "_moved", "_rack", "_request", "_retry_due", "_services", "_session",
-        "_unfinished", "_version", "_warming",
+        "_answer_all", "_bucket", "_correlation_id", "_deferred", "_expired", "_found_bytes", "_has_more", "_host",
+        "_is_repair", "_isolation", "_listener_name", "_moved", "_rack", "_request", "_retry_due", "_services",
+        "_session", "_unfinished", "_version", "_warming",
     )  # fmt: skip
 
     def __init__(
@@ -176,7 +176,7 @@ class _Fetch:
             self._isolation = Isolation.LOG_END  # a replica that repairs its log checks the records itself
         self._deferred: Deferred | None = None
         self._unfinished: _Attempt | None = None
-        self._bucket = 0
+        self._bucket = self._found_bytes = 0
         self._expired = request.max_wait_ms <= 0 or not session.partitions
         self._warming = self._retry_due = self._has_more = self._moved = False
 
@@ -200,7 +200,7 @@ class _Fetch:
             self._watch(session.partitions.values())
         self._deferred = Deferred(is_exclusive)
         self._deferred.on_abandon = self._abandoned
-        session.waiters[self._touched] = None
+        session.wait(self._touched, self._give_way)
         if not self._expired:
             wait_ms = min(self._request.max_wait_ms, WAIT_MS_MAX)
             self._bucket = self._services.partitions.deadlines.add(wait_ms, self._wait_is_over)
@@ -233,7 +233,7 @@ class _Fetch:
         self._retry()
 
     def _give_way(self) -> None:
-        """Too many fetches wait, and this one has waited longest."""
+        """Too many fetches wait, and this one has waited longest; or the next one of its session waits."""
         self._services.partitions.callbacks.defer(self._wait_is_over)
 
     def _retry(self) -> None:
@@ -257,6 +257,22 @@ class _Fetch:
         if frames is not None:
             self._waits_no_longer()
             self._deferred.complete(frames)
+        elif is_small and not session.id and not self._warming:
+            for entry in session.partitions.values():
+                if entry.watched is not None:
+                    entry.watched.tried_in_vain(entry, self._need(entry))
+
+    def _need(self, entry: SessionPartition) -> Need:
+        """What the log must hold before another try of the fetch of this partition can succeed."""
+        partition = self._services.partitions.find(*entry.key)
+        if partition is None or self._rack or len(self._session.partitions) > 1:
+            return UNKNOWN
+        log = partition.log
+        if log.hidden_ends or partition.read_bound(self._isolation) != log.log_end_offset:
+            return UNKNOWN  # more can become readable than is appended
+        enough_bytes = min(self._request.min_bytes, self._budget_bytes(), entry.request.partition_max_bytes)
+        segment = log.segments.active
+        return Need(segment, segment.size_bytes + enough_bytes - self._found_bytes)
 
     def _waits_no_longer(self) -> None:
         self._session.waiters.pop(self._touched, None)
@@ -374,6 +390,7 @@ class _Fetch:
         """The response frames, or None if the fetch must wait."""
         enough_bytes = min(self._request.min_bytes, self._budget_bytes())
         if attempt.total_bytes < enough_bytes and not attempt.must_answer and not self._has_more:
+            self._found_bytes = attempt.total_bytes
             return None
         return self._encode(attempt)
 

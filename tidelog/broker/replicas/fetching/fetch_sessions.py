@@ -9,13 +9,15 @@ partition that is not dirty has no unread data, and the client knows its high wa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest
 
 if TYPE_CHECKING:
     import random
+
+    from tidelog.storage.segments.segment import Segment
 
 SESSION_ID_NONE = 0
 EPOCH_INITIAL = 0
@@ -30,6 +32,7 @@ PARTITIONS_MAX = 250_000
 PARKED_MAX = 250_000
 PARKED_COST = 4  # of a waiting fetch, in partitions
 GIVEN_WAY_MAX = 2_500
+WAITERS_MAX = 2  # waiting fetches of one session; clients send one at a time
 
 # Kafka's min.incremental.fetch.session.eviction.ms: a new session does not evict one that was used since then.
 EVICTION_MS_MIN = 120_000
@@ -37,11 +40,24 @@ EVICTION_MS_MIN = 120_000
 Key = tuple[str | bytes, int]
 
 
+class Need(NamedTuple):
+    """While `segment` is the log's active one and has less than `size_bytes`, a try is in vain. No segment: unknown, a
+    try may succeed after any change.
+    """
+
+    segment: Segment | None
+    size_bytes: int
+
+
+UNKNOWN = Need(None, 0)
+
+
 class WatchedPartition(Protocol):
     """A partition that reports its changes to the registered session entries."""
 
     def watch(self, entry: SessionPartition) -> None: ...
     def unwatch(self, entry: SessionPartition) -> None: ...
+    def tried_in_vain(self, entry: SessionPartition, need: Need) -> None: ...
 
 
 class SessionPartition:
@@ -78,12 +94,19 @@ class FetchSession:
         self.last_used_ms = now_ms
         self.partitions: dict[Key, SessionPartition] = {}
         self.dirty: dict[Key, SessionPartition] = {}
-        self.waiters: dict[Callable[[], None], None] = {}  # waiting fetches of this session, usually one
+        self.waiters: dict[Callable[[], None], Callable[[], None]] = {}
+        """Of each waiting fetch of this session, usually one: what `touch` calls, and what ends its wait."""
 
     def touch(self, entry: SessionPartition) -> None:
         self.dirty[entry.key] = entry
         for waiter in self.waiters:
             waiter()
+
+    def wait(self, waiter: Callable[[], None], give_way: Callable[[], None]) -> None:
+        """A fetch waits. Every change costs a try of each, so beyond WAITERS_MAX the oldest is answered."""
+        if len(self.waiters) >= WAITERS_MAX:
+            self.waiters.pop(next(iter(self.waiters)))()
+        self.waiters[waiter] = give_way
 
     def ask(self, partitions: Iterable[tuple[Key, FetchPartition]]) -> None:
         """Store the partitions of a request. They become dirty, behind those that have waited longer."""
