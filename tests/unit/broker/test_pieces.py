@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
+from tidelog.broker.coordinators.group import service
 from tidelog.broker.scheduling import pieces
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, Arrays, join, split
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from tidelog.protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchResponse
@@ -87,3 +89,36 @@ async def test_what_is_named_too_often_is_refused_however_far_apart(wire: Wire) 
     often = [name for number in range(11) for name in (*names(600), "again")][: 11 * 601]
     answer = await wire.call(DescribeGroupsRequest(groups=often), 6, DescribeGroupsResponse)
     assert {each.error_code for each in answer.groups} == {ErrorCode.INVALID_REQUEST}
+
+
+@pytest.mark.parametrize("kind", range(4))
+async def test_few_long_ids_are_hashed_at_once(wire: Wire, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    """The hash of 30,000 characters takes half a millisecond, and 500 of them were one piece."""
+    await wire.call(FindCoordinatorRequest(coordinator_keys=["any"]), 6, FindCoordinatorResponse)
+    await wire.call(FindCoordinatorRequest(key_type=1, coordinator_keys=["any"]), 6, FindCoordinatorResponse)
+    ids = [f"{number}{'x' * 30_000}" for number in range(100)]
+    request, version, response = [
+        (DescribeGroupsRequest(groups=ids), 6, DescribeGroupsResponse),
+        (FindCoordinatorRequest(coordinator_keys=ids), 6, FindCoordinatorResponse),
+        (
+            OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=each, topics=None) for each in ids]),
+            9,
+            OffsetFetchResponse,
+        ),
+        (DescribeTransactionsRequest(transactional_ids=ids), 0, DescribeTransactionsResponse),
+    ][kind]
+    hashed: list[int] = [0]
+    java_hash = service.java_hash
+
+    def counted(text: str) -> int:
+        hashed[-1] += len(text)
+        return java_hash(text)
+
+    monkeypatch.setattr(service, "java_hash", counted)
+    call = asyncio.ensure_future(wire.call(request, version, response))
+    while not call.done():
+        await asyncio.sleep(0)
+        hashed.append(0)
+    call.result()
+    assert sum(hashed) >= 3_000_000
+    assert max(hashed) <= 25 * 30_002

@@ -16,6 +16,8 @@ WHOLE_BYTES_MAX: Final = 16 * 1024
 PIECE_ELEMENTS_MAX: Final = 500
 # Larger requests of these APIs wait for room before they are decoded (`FairScheduler.has_room`).
 UNCOUNTED_BYTES_MAX: Final = 1024
+# So many characters of an id cost as much as an element: its hash chooses the partition of its coordinator.
+ID_CHARACTERS: Final = 100
 
 
 class Arrays(NamedTuple):

@@ -19,7 +19,8 @@ from tidelog.protocol.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from tidelog.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 REQUEST = FindCoordinatorRequest
-IN_PIECES = Arrays("coordinator_keys", "coordinators")
+# A long key takes half a millisecond: its hash chooses the partition.
+IN_PIECES = Arrays("coordinator_keys", "coordinators", piece_elements=25)
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1

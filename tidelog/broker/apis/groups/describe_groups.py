@@ -10,7 +10,7 @@ from tidelog.broker.apis import authorized_operations
 from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
-from tidelog.broker.scheduling.pieces import Arrays
+from tidelog.broker.scheduling.pieces import ID_CHARACTERS, Arrays
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 
@@ -20,11 +20,12 @@ MEMBER_BYTES = 100
 
 
 def _size(response: DescribeGroupsResponse) -> int:
-    return sum(
-        1 + (len(member.member_metadata) + len(member.member_assignment)) // MEMBER_BYTES
-        for group in response.groups
-        for member in group.members
-    )
+    count = 0
+    for group in response.groups:
+        count += len(group.group_id) // ID_CHARACTERS
+        for member in group.members:
+            count += 1 + (len(member.member_metadata) + len(member.member_assignment)) // MEMBER_BYTES
+    return count
 
 
 IN_PIECES = Arrays("groups", "groups", response_elements=_size)

@@ -22,7 +22,7 @@ from tidelog.broker.coordinators.group.offsets import (
     is_of_another_topic,
 )
 from tidelog.broker.network.request import Deferred, RequestContext, gather
-from tidelog.broker.scheduling.pieces import Arrays
+from tidelog.broker.scheduling.pieces import ID_CHARACTERS, Arrays
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -47,7 +47,12 @@ TopicsOrError = FetchedTopics | KafkaError
 
 
 def _size(response: OffsetFetchResponse) -> int:
-    return sum(len(topic.partitions) for group in response.groups for topic in group.topics)
+    count = 0
+    for group in response.groups:
+        count += len(group.group_id) // ID_CHARACTERS
+        for topic in group.topics:
+            count += len(topic.partitions)
+    return count
 
 
 IN_PIECES = Arrays("groups", "groups", response_elements=_size)

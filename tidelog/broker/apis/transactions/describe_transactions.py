@@ -10,7 +10,7 @@ from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
 from tidelog.broker.coordinators.transaction.states import STATE_NAMES
 from tidelog.broker.network.request import RequestContext
-from tidelog.broker.scheduling.pieces import Arrays
+from tidelog.broker.scheduling.pieces import ID_CHARACTERS, Arrays
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
@@ -23,7 +23,12 @@ REQUEST = DescribeTransactionsRequest
 
 
 def _size(response: DescribeTransactionsResponse) -> int:
-    return sum(len(topic.partitions) for state in response.transaction_states for topic in state.topics)
+    count = 0
+    for state in response.transaction_states:
+        count += len(state.transactional_id) // ID_CHARACTERS
+        for topic in state.topics:
+            count += len(topic.partitions)
+    return count
 
 
 IN_PIECES = Arrays("transactional_ids", "transaction_states", response_elements=_size)
