@@ -96,8 +96,10 @@ def interrupted_at(step: int, call: Callable[[], Any], modules: tuple[str, ...] 
 def handled_at(step: int, call: Callable[[], Any], handle: Callable[[], None], modules: tuple[str, ...]) -> bool:
     """Call, and `handle` where a signal handler may run for the time `step`, in the modules that wait for the loop.
 
-    Whether that place was reached.
+    Whether that place was reached. Since Python 3.14 a signal handler may run behind the `__enter__` of a lock.
+    Where `Thread.start` has the lock of all threads, such a handler can start none: that is no place to try.
     """
+    of_all_threads: Any = threading._active_limbo_lock  # type: ignore[attr-defined]
     remaining = step
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -106,7 +108,7 @@ def handled_at(step: int, call: Callable[[], Any], handle: Callable[[], None], m
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and frame.f_lasti in interruptible_offsets(frame.f_code):
-            remaining -= 1
+            remaining -= not of_all_threads._is_owned()
             if remaining < 0:
                 sys.settrace(None)
                 handle()
@@ -470,6 +472,19 @@ def test_a_second_signal_handler_inside_the_same_ask_counts_on_no_call_either():
     call.ask(loop)
     assert seen == [False, False]
     assert not call._asking
+
+
+def test_a_call_takes_no_lock_once_the_client_has_its_thread():
+    """A signal handler that joins a thread of another call may run where this thread has the lock."""
+    client = Client()
+    client._run(lambda: number(0))
+    results: list[int] = []
+    using = threading.Thread(target=lambda: results.append(client._run(lambda: number(1))), daemon=True)
+    with client._thread_lock:
+        using.start()
+        join(using)
+    assert results == [1]
+    client._close_with(client.work)
 
 
 def test_a_signal_handler_at_any_step_of_a_call_may_wait_for_a_thread_that_uses_the_client():

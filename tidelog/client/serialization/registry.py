@@ -74,15 +74,14 @@ class SchemaRegistry:
             credentials = base64.b64encode(f"{username}:{password or ''}".encode()).decode()
             self._headers["Authorization"] = f"Basic {credentials}"
         self._schemas: dict[int, RegisteredSchema] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may decode, too
 
     def __repr__(self) -> str:
         return f"SchemaRegistry({self._parts.scheme}://{self._parts.netloc})"
 
     def schema(self, schema_id: int) -> RegisteredSchema:
         """The schema with this id. Raises SchemaRegistryError."""
-        with self._lock:
-            known = self._schemas.get(schema_id)
+        known = self._schemas.get(schema_id)
         if known is not None:
             return known
         schema = _registered(self._request("GET", f"/schemas/ids/{schema_id}"))

@@ -206,6 +206,13 @@ class BlockingClient:
     def _run(self, call: Callable[[], Coroutine[Any, Any, Result]], caller: CallerThread | None = None) -> Result:
         self._check_not_on_loop()
         self._check_thread_can_run()
+        # Without the lock: since Python 3.14 a signal handler may run directly behind its `__enter__`, and wait for
+        # another thread that uses this client.
+        thread = self._thread or self._first_thread()
+        return thread.run(call(), caller)
+
+    def _first_thread(self) -> LoopThread:
+        """The thread, which is made if there is none. Raises RuntimeError if the client is closed."""
         with self._thread_lock:
             if self._closed:
                 raise RuntimeError(CLOSED)
@@ -214,7 +221,7 @@ class BlockingClient:
             thread = self._thread
         if thread is None:  # a signal handler has closed the client meanwhile
             raise RuntimeError(CLOSED)
-        return thread.run(call(), caller)
+        return thread
 
     def _make_thread(self) -> None:
         """Requires the lock. A signal handler in here has it too: it may make the thread, or close the client."""
