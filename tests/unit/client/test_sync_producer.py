@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
@@ -453,7 +453,7 @@ def test_a_record_that_waited_for_its_place_has_its_own_offset(cluster):
         assert [future.result(PATIENCE_S).offset for future in seconds] == [1] * 8
 
 
-def test_a_callback_that_comes_during_a_close_is_called_before_its_end(cluster):
+def test_a_callback_that_comes_during_a_close_is_called_before_its_end_and_may_not_wait(cluster):
     cluster.create("two", 2)
     gates: list[asyncio.Event] = []
     loops: list[asyncio.AbstractEventLoop] = []
@@ -481,10 +481,20 @@ def test_a_callback_that_comes_during_a_close_is_called_before_its_end(cluster):
         closing = threading.Thread(target=sending.close, daemon=True)
         closing.start()
         wait_until(lambda: sending._thread is None)
-        called = threading.Event()
-        first.add_done_callback(lambda _: called.set())
+        outcomes: list[Any] = []
+
+        def wait_in_callback(_: Any) -> None:
+            calls: list[Callable[[], Any]] = [lambda: second.result(5), sending.flush, sending.close]
+            for call in calls:
+                try:
+                    outcomes.append(call())
+                except Exception as error:
+                    outcomes.append(error)
+
+        first.add_done_callback(wait_in_callback)
         loops[0].call_soon_threadsafe(open_gate, 0)
-        assert called.wait(PATIENCE_S)
+        wait_until(lambda: len(outcomes) == 3)
+        assert all(isinstance(outcome, RuntimeError) for outcome in outcomes), outcomes
         assert closing.is_alive()
         wait_until(lambda: len(gates) == 2)
         loops[0].call_soon_threadsafe(open_gate, 1)

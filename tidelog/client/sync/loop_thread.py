@@ -234,12 +234,12 @@ class BlockingClient:
             thread.end_soon(_do_nothing)
 
     def _is_on_loop(self) -> bool:
-        thread = self._thread
+        thread = self._thread or self._ending_thread
         return thread is not None and thread.is_current
 
     def _check_not_on_loop(self) -> None:
-        """Raise RuntimeError in a callback: it runs on the client's own thread, where a wait would
-        never end.
+        """Raise RuntimeError in a callback, also while `close` waits: it runs on the client's own thread,
+        where a wait would never end.
         """
         if self._is_on_loop():
             raise RuntimeError("a callback of this client cannot wait for it; send from it, or wait in another thread")
@@ -284,8 +284,8 @@ class BlockingClient:
                     if thread is not None:
                         thread.stop_soon(self._last_call)
                     self._forget_finalizer()
-        # A signal handler inside `close` and a callback on the loop must not wait for themselves.
-        if not is_first and caller is not self._closing_thread and not (thread and thread.is_current):
+        # A signal handler inside `close` must not wait for itself.
+        if not is_first and caller is not self._closing_thread:
             self._close_waiters.wait(lambda: self._is_close_finished, timeout_s)
         self._forget_finalizer()  # here, too: the first call may have been interrupted before it
 
