@@ -17,7 +17,9 @@ from tests.unit.client.test_admin import served
 from tests.unit.client.test_consumer import fill
 from tests.unit.client.test_loop_thread import WAITING_MODULES, interrupted_at, run_in_threads
 from tests.unit.client.test_producer import FAST
-from tidelog.client import TopicPartition, sync
+from tests.unit.client.transacting import cluster_of
+from tidelog.client import TopicPartition, TransactionAborted, sync
+from tidelog.client.sync.loop_thread import LoopThread
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a call that had not begun
 
@@ -130,3 +132,39 @@ def test_a_close_that_is_interrupted_ends_the_thread_and_holds_up_no_other() -> 
         if not was_interrupted:
             break
     assert step > 20
+
+
+@pytest.mark.parametrize("way", ["block", "call"])
+def test_a_commit_that_is_interrupted_at_any_step_may_be_asked_for_again(way: str) -> None:
+    """It tells a commit from an abort: a program that took one for the other would write the records again."""
+    thread = LoopThread()
+    cluster = thread.run(cluster_of(2).__aenter__())
+    ends = cluster.transactions.ends
+    with sync.Producer(bootstrap_servers=cluster.bootstrap, transactional_id="x", **FAST) as producer:
+
+        def transact() -> None:
+            with producer.transaction():
+                producer.send("t", b"v")
+
+        def ask() -> bool:
+            try:
+                producer.commit_transaction()
+            except (RuntimeError, TransactionAborted):
+                return False
+            return True
+
+        for step in count():
+            del ends[:]
+            if way == "call":
+                producer.begin_transaction()
+                producer.send("t", b"v")
+            was_interrupted = interrupted_at(step, transact if way == "block" else producer.commit_transaction, MODULES)
+            told: list[bool] = []
+            run_in_threads(lambda: told.append(ask()))  # noqa: B023
+            if not was_interrupted:
+                break
+            assert told == [ends == ["commit"]], f"step {step}"
+    assert told == [False], "there is nothing to ask for"
+    assert step >= 30
+    thread.run(cluster.__aexit__())
+    thread.stop()

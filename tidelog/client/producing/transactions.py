@@ -89,6 +89,11 @@ class Transactions:
         manager.raise_error()
         raise TransactionAborted(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted by another call")
 
+    def keep_commit(self) -> None:
+        """The caller of the last commit has not learned that it ended: its next one returns the outcome."""
+        if self._manager.ended_by_commit:
+            self._unreported_number = self._manager.ended_number
+
     def _has_unreported_end(self) -> bool:
         """Whether the last transaction has ended since a call for its end was given up."""
         manager = self._manager

@@ -409,11 +409,25 @@ class Producer(BlockingClient):
         self._run(self._producer.begin_transaction)
 
     def commit_transaction(self) -> None:
+        has_committed = False
+
         async def commit() -> None:
+            nonlocal has_committed
             await self._drain_queue()
             await self._producer.commit_transaction()
+            has_committed = True
 
-        self._run(commit)
+        try:
+            self._run(commit)
+        except BaseException:
+            self._call_on_loop(lambda: self._keep_commit(has_committed))
+            raise
+
+    def _keep_commit(self, has_committed: bool) -> None:
+        """On the loop: an interrupt came between the end of a commit and its caller, whose next one returns at once."""
+        transactions = self._producer._transactions
+        if has_committed and transactions is not None:
+            transactions.keep_commit()
 
     def abort_transaction(self) -> None:
         async def abort() -> None:
@@ -439,11 +453,14 @@ class Producer(BlockingClient):
     def transaction(self) -> Iterator[None]:
         """One transaction: `with producer.transaction():` commits at the end and aborts on any exception."""
         scope = self._producer.transaction()
+        has_committed = False
 
         async def end(error: BaseException | None) -> None:
+            nonlocal has_committed
             if error is None:
                 await self._drain_queue()
                 await scope.__aexit__(None, None, None)
+                has_committed = True
             else:
                 self._drop_queued()
                 await scope.__aexit__(type(error), error, None)
@@ -458,8 +475,9 @@ class Producer(BlockingClient):
                 raise
             self._run(lambda: end(None))
         except BaseException:
-            # An interrupt may have come before the loop began with the end.
+            # An interrupt may have come before the loop began with the end, or behind the end.
             self._call_on_loop(lambda: self._abandon(scope))
+            self._call_on_loop(lambda: self._keep_commit(has_committed))
             raise
 
     def _abandon(self, scope: TransactionScope) -> None:
