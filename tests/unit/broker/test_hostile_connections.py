@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,23 @@ async def test_readers_that_leave_their_answers_lying_are_cut_off_when_it_is_too
     await until(lambda: sum(unread_bytes()) <= sum(unread) // 2)
     assert len(server.connections) >= 2
     await wire.call(fetch("t"), 11, FetchResponse)
+
+
+async def test_readers_are_cut_off_that_each_leave_less_lying_than_the_transport_reports(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of a snapshot, each written alone, to 800 connections that read none: the node held 6 GB."""
+    monkeypatch.setattr(server_module, "UNREAD_CHECK_S", 0.05)
+    running = await start_node()
+    server: Any = running.node._broker_server
+    server._limits = replace(server._limits, unread_bytes_max=12_000_000)
+    server.dispatch = lambda frame, connection: bytes(7_000_000)
+    for _ in range(4):
+        wire = await running.connect()
+        stop_reading(wire)
+        wire.send(fetch("t"), 11)
+    await until(lambda: server.cut["unread"] >= 2)
+    await until(lambda: sum(connection.unread_bytes for connection in server.connections) <= 12_000_000)
 
 
 @pytest.mark.skipif(

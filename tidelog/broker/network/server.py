@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.broker.network.accepting import ListenError, accept_several, begin_listening, stop_accepting
-from tidelog.broker.network.connection import KafkaConnection
+from tidelog.broker.network.connection import WRITE_HIGH_WATER_BYTES, KafkaConnection
 from tidelog.broker.network.connection_quotas import ConnectionLimits, ConnectionQuotas, Refused
 from tidelog.broker.network.repeated_warnings import RepeatedWarnings
 
@@ -188,6 +188,8 @@ class Server:
             asyncio.get_running_loop().call_later(wait_s, connection.wake)
         if self._sweep is None:
             self._arm_sweep()
+        if self._checks_all:
+            self._arm_unread_check()
         return True
 
     def disconnected(self, connection: KafkaConnection) -> None:
@@ -220,8 +222,18 @@ class Server:
     def not_read(self, connection: KafkaConnection) -> None:
         """The client does not read its answers: check all unread answers after a pause."""
         self._unread[connection] = None
+        self._arm_unread_check()
+
+    def _arm_unread_check(self) -> None:
         if self._unread_check is None:
             self._unread_check = asyncio.get_running_loop().call_later(UNREAD_CHECK_S, self._check_unread)
+
+    @property
+    def _checks_all(self) -> bool:
+        """Whether connections may exceed the bound together of which none says `not_read`: each has less than the
+        transport reports.
+        """
+        return len(self.connections) * WRITE_HIGH_WATER_BYTES > self._limits.unread_bytes_max
 
     # ------------------------------------------------------------------------------------------------------- idle
 
@@ -310,7 +322,8 @@ class Server:
     def _check_unread(self) -> None:
         """If the unread answers exceed their bound, abort the connections with the largest ones."""
         self._unread_check = None
-        unread = {connection: connection.unread_bytes for connection in self._unread}
+        checked = self.connections if self._checks_all else self._unread
+        unread = {connection: size for connection in checked if (size := connection.unread_bytes)}
         total = sum(unread.values())
         if total > self._limits.unread_bytes_max:
             for connection in sorted(unread, key=unread.__getitem__, reverse=True):
@@ -321,6 +334,6 @@ class Server:
                     "unread", f"closing connection from {connection.host}: it leaves its answers unread, as others do"
                 )
                 connection.abort()
-        self._unread = {connection: None for connection, size in unread.items() if size}
-        if self._unread:
-            self._unread_check = asyncio.get_running_loop().call_later(UNREAD_CHECK_S, self._check_unread)
+        self._unread = dict.fromkeys(unread)
+        if self._unread or self._checks_all:
+            self._arm_unread_check()
