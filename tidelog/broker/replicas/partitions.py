@@ -400,7 +400,7 @@ class Partitions:
             follower.sent_high_watermark = -1
 
     def role_changed(self, partition: Partition) -> None:
-        """The role, the leader epoch or the replicas have changed. All waiting fetches learn of it at once."""
+        """The role, the leader epoch or the replicas have changed. All waiting fetches learn of it soon."""
         watch = self._watches[partition]
         watch.tail.clear()
         self.deletions.look(partition)
