@@ -160,7 +160,7 @@ async def claims(port: int, seconds: float) -> str:
     peers = await open_many(port, 500)
     for number, peer in enumerate(peers):
         await peer.send(struct.pack(">i", 2_000_000_000 if number % 2 else 100_000_000))
-    for _ in range(int(seconds)):
+    for _ in range(max(1, int(seconds))):
         await asyncio.sleep(1)
         for peer in peers:
             await peer.send(b"x")
