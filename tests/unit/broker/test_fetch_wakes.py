@@ -179,7 +179,7 @@ class World:
         self.wakes = FetchWakes(self.due.append, self.callbacks)
         self.segment = SimpleNamespace(size_bytes=0)
         self.waiting = WaitingFetches(lambda: cast(Any, self.segment))
-        self.told: list[int] = []
+        self.notified: list[int] = []
 
     def fetch(self, number: int) -> SessionPartition:
         session = FetchSession(0, False, 0)
@@ -187,7 +187,7 @@ class World:
         session.wait(lambda: self.callbacks.defer(tell), lambda: None)
 
         def tell() -> None:
-            self.told.append(number)
+            self.notified.append(number)
 
         (entry,) = session.partitions.values()
         self.waiting.watch(entry)
@@ -211,15 +211,15 @@ def test_each_turn_tells_some_and_a_change_meanwhile_tells_all_again() -> None:
     for number in range(1000):
         world.fetch(number)
     world.wakes.appended(world.waiting)
-    assert world.told == []
+    assert world.notified == []
     world.turn()
-    assert world.told == list(range(fetch_wakes.TOLD_PER_TURN))
+    assert world.notified == list(range(fetch_wakes.NOTIFIED_PER_TURN))
     world.wakes.appended(world.waiting)
-    assert world.turns() >= 1950 // fetch_wakes.TOLD_PER_TURN
-    assert world.told == [*range(1000)] * 2
+    assert world.turns() >= 1950 // fetch_wakes.NOTIFIED_PER_TURN
+    assert world.notified == [*range(1000)] * 2
     world.wakes.appended(world.waiting)
     assert world.turns() >= 20
-    assert len(world.told) == 3000
+    assert len(world.notified) == 3000
 
 
 def test_many_partitions_do_not_add_up_in_one_turn() -> None:
@@ -232,9 +232,9 @@ def test_many_partitions_do_not_add_up_in_one_turn() -> None:
     for waiting in partitions:
         world.wakes.appended(waiting)
     world.turn()
-    assert len(world.told) <= fetch_wakes.AT_ONCE_MAX + fetch_wakes.TOLD_PER_TURN
+    assert len(world.notified) <= fetch_wakes.AT_ONCE_MAX + fetch_wakes.NOTIFIED_PER_TURN
     world.turns()
-    assert len(world.told) == 5000
+    assert len(world.notified) == 5000
 
 
 def test_those_that_take_any_record_do_not_wait_behind_the_patient_ones() -> None:
@@ -244,10 +244,10 @@ def test_those_that_take_any_record_do_not_wait_behind_the_patient_ones() -> Non
     world.fetch(-1)
     world.wakes.appended(world.waiting)
     world.turn()
-    assert -1 in world.told
-    assert len(world.told) <= 1 + fetch_wakes.TOLD_PER_TURN
+    assert -1 in world.notified
+    assert len(world.notified) <= 1 + fetch_wakes.NOTIFIED_PER_TURN
     world.turns()
-    assert sorted(world.told) == list(range(-1, 1000))
+    assert sorted(world.notified) == list(range(-1, 1000))
 
 
 def test_the_least_need_begins_a_round_which_tells_only_those_whose_need_is_reached() -> None:
@@ -261,12 +261,12 @@ def test_the_least_need_begins_a_round_which_tells_only_those_whose_need_is_reac
     segment.size_bytes = 1001
     world.wakes.appended(world.waiting)
     world.turns()
-    assert world.told == [0, 1]
+    assert world.notified == [0, 1]
     assert world.waiting.least_need == Need(segment, 1002)
     world.segment = SimpleNamespace(size_bytes=0)  # the log has rolled
     world.wakes.appended(world.waiting)
     world.turns()
-    assert len(world.told) == 2002
+    assert len(world.notified) == 2002
 
 
 def test_closed_and_forgotten_entries_are_not_told() -> None:
@@ -276,7 +276,7 @@ def test_closed_and_forgotten_entries_are_not_told() -> None:
     entries[60].session.forget([entries[60].key])
     world.waiting.unwatch(entries[60])
     world.turns()
-    assert sorted(world.told) == [each for each in range(200) if each != 60]
+    assert sorted(world.notified) == [each for each in range(200) if each != 60]
     assert entries[60].session.dirty == {}
 
 

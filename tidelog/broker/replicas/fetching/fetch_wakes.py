@@ -1,12 +1,12 @@
-"""Tells waiting fetches that their partition has changed: few at once, many over the next turns of the loop.
+"""Notifies waiting fetches that their partition has changed: few at once, many over the next turns of the loop.
 
 A waiting fetch costs its client about 64 bytes, and tens of thousands of them may wait for one partition. An append
-must not try all of them before its own answer. Beyond AT_ONCE_MAX they are told in *rounds*: every turn of the loop
-tells the next ones. A change during a round starts another round after it. Fetches that were tried in vain, because
-their `min_bytes` was not there, are *patient*: they have rounds of their own, so that they hold up no consumer that
-takes any record, and none is tried before its partition holds the bytes that it needs. Followers' fetches are never
-told here. Invariant: after a change every registered entry that its session still has is told at least once, unless its
-need is not reached.
+must not try all of them before its own answer. Beyond AT_ONCE_MAX they are notified in *rounds*: every turn of the
+loop notifies the next ones. A change during a round starts another round after it. Fetches that were tried in vain,
+because their `min_bytes` was not there, are *patient*: they have rounds of their own, so that they hold up no consumer
+that takes any record, and none is tried before its partition holds the bytes that it needs. Followers' fetches are
+never notified here. Invariant: after a change every registered entry that its session still has is notified at least
+once, unless its need is not reached.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
     from tidelog.storage.segments.segment import Segment
 
-# So many fetches are told at once, those that are already to be tried included. A try takes 3 us or more.
+# So many fetches are notified at once, those that are already to be tried included. A try takes 3 us or more.
 AT_ONCE_MAX = 100
-# The fetches of each kind, patient and others, that one turn of the loop tells beyond them; and the patient ones whose
-# need it compares.
-TOLD_PER_TURN = 50
+# The fetches of each kind, patient and others, that one turn of the loop notifies beyond them; and the patient ones
+# whose need it compares.
+NOTIFIED_PER_TURN = 50
 COMPARED_PER_TURN = 1000
 
 Changed = Callable[[], None]
@@ -84,8 +84,8 @@ class WaitingFetches:
         self._active_segment = _no_segment
 
 
-def _may_be_told(entry: SessionPartition) -> bool:
-    """Not when it was closed or forgotten since its round began."""
+def _is_watched(entry: SessionPartition) -> bool:
+    """Whether its session still has it: it may have been closed or forgotten since its round began."""
     return entry.session.partitions.get(entry.key) is entry
 
 
@@ -111,15 +111,15 @@ class _Rounds:
             self._under_way[waiting] = iter(self.entries(waiting))
 
     def next_changed(self) -> list[Changed]:
-        """What tells the next entries. Each call begins with another partition."""
-        told: list[Changed] = []
+        """The callbacks of the next entries. Each call begins with another partition."""
+        notified: list[Changed] = []
         left = self.looked_at_max
-        while left > 0 and self._under_way and len(told) < TOLD_PER_TURN:
+        while left > 0 and self._under_way and len(notified) < NOTIFIED_PER_TURN:
             waiting = next(iter(self._under_way))
             rest = self._under_way.pop(waiting)
-            count = min(left, TOLD_PER_TURN)
+            count = min(left, NOTIFIED_PER_TURN)
             entries = list(islice(rest, count))
-            told += self.due(waiting, [each for each in entries if _may_be_told(each)])
+            notified += self.due(waiting, [each for each in entries if _is_watched(each)])
             left -= max(len(entries), 1)
             if len(entries) == count:
                 self._under_way[waiting] = rest
@@ -127,15 +127,15 @@ class _Rounds:
                 self._again.discard(waiting)
                 if self.is_needed(waiting):
                     self.begin(waiting)
-        return told
+        return notified
 
-    looked_at_max = TOLD_PER_TURN
+    looked_at_max = NOTIFIED_PER_TURN
 
     def entries(self, waiting: WaitingFetches) -> list[SessionPartition]:
         return list(waiting.fetches)
 
     def due(self, waiting: WaitingFetches, entries: Iterable[SessionPartition]) -> list[Changed]:
-        """What tells those of `entries` that are to be tried."""
+        """The callbacks of those of `entries` that are to be tried."""
         return [each.changed for each in entries]
 
     def is_needed(self, waiting: WaitingFetches) -> bool:
@@ -143,7 +143,7 @@ class _Rounds:
 
 
 class _PatientRounds(_Rounds):
-    """Those over patient entries. A round begins only when the least need is reached, and tells only whose need is."""
+    """Those over patient entries. A round begins when the least need is reached, and notifies where the need is."""
 
     __slots__ = ()
     looked_at_max = COMPARED_PER_TURN
