@@ -210,10 +210,15 @@ class ConfluentReader(ReaderRole):
         committed_at = time.monotonic()
         while self.obey():
             for message in consumer.consume(500, 0.05):
-                if message.error() is None:
+                error = message.error()
+                if error is None:
                     self.take(message.partition() or 0, message.offset() or 0, message.value())
                 else:
-                    self.error(f"{message.topic()} {message.partition()} {message.offset()}: {message.error()}")
+                    self.error(f"{message.topic()} {message.partition()} {message.offset()}: {error}")
+                    if error.code() == confluent.KafkaError._AUTO_OFFSET_RESET:
+                        # librdkafka may take bytes behind a wrong CRC for a batch, and their offset for the next one.
+                        one = message.partition() or 0
+                        consumer.seek(confluent.TopicPartition(topic, one, self.positions[one]))
             if self.plan.get("commits") and time.monotonic() - committed_at > 0.3:
                 committed_at = time.monotonic()
                 where = [confluent.TopicPartition(topic, one, at) for one, at in self.positions.items() if at]
