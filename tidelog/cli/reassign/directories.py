@@ -25,12 +25,15 @@ START_S = 10.0  # the time until a broker must know a new replica (Kafka's --tim
 PAUSE_S = 0.1
 
 
+async def _running(admin: Admin) -> set[int]:
+    return {node.node_id for node in (await admin.describe_cluster()).nodes}
+
+
 async def present(admin: Admin, assignment: Mapping[TopicPartition, Iterable[int]]) -> Directories:
     """The present directories of these replicas, as far as their brokers report them."""
     replicas = [Replica(*partition, broker) for partition, brokers in assignment.items() for broker in brokers]
-    known = {node.node_id for node in (await admin.describe_cluster()).nodes}
     directories: Directories = {}
-    for broker_id in sorted(known):
+    for broker_id in sorted(await _running(admin)):
         own = [replica for replica in replicas if replica.broker_id == broker_id]
         try:
             described = await admin.describe_replica_log_dirs(own)
@@ -54,8 +57,9 @@ async def hold(admin: Admin, targets: Directories, bytes_per_s: int) -> None:
 
 async def release(admin: Admin, targets: Directories) -> None:
     """Remove the limits of `hold` where a broker that runs has one. A broker describes no limit that is not set."""
-    running = {node.node_id for node in (await admin.describe_cluster()).nodes}
-    brokers = sorted({replica.broker_id for replica in targets} & running)
+    if not targets:
+        return
+    brokers = sorted({replica.broker_id for replica in targets} & await _running(admin))
     entries = await admin.describe_configs(brokers=brokers, keys=[RATE]) if brokers else {}
     held = [broker for broker in brokers if any(each.source == _OF_THIS_BROKER for each in entries[broker].values())]
     none: dict[str, str | None] = {RATE: None}
@@ -91,8 +95,8 @@ async def start(admin: Admin, targets: Directories) -> int:
 
 async def progress(admin: Admin, targets: Directories) -> dict[Replica, str]:
     """The state of each replica of a plan: IN_ANOTHER, or a constant of `partition_lists`."""
-    known = {node.node_id for node in (await admin.describe_cluster()).nodes}
-    described = await admin.describe_replica_log_dirs(each for each in targets if each.broker_id in known)
+    running = await _running(admin)
+    described = await admin.describe_replica_log_dirs(each for each in targets if each.broker_id in running)
     states = {}
     for replica, path in sorted(targets.items()):
         where = described.get(replica)
