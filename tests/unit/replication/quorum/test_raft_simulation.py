@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -250,6 +251,28 @@ def test_a_record_of_an_older_epoch_is_not_committed_by_counting(monkeypatch):
         [figure_8(seed) for seed in range(25)]
 
 
+def run_until_met(world: World, condition: Callable[[], bool], limit_ms: float) -> None:
+    give_up_at = world.now + limit_ms
+    while not condition():
+        world.run_until(world.now + 1)
+        assert world.now < give_up_at, "the case is not met"
+
+
+def recover_vote(world: World, voter: Node, other: Node) -> None:
+    """The added voter is down. `voter` loses its vote file and asks `other` before the added one is back."""
+    added = world.nodes[3]
+    added.crash()
+    voter.crash()
+    voter.lose_file()
+    voter.start()
+    other.start()
+    world.run_until(world.now + 400)
+    added.start()
+    world.run_until(world.now + 1500)
+    assert world.leader() is not None
+    assert voter.has_file
+
+
 def grown_while_away(seed: int) -> World:
     """A voter is away while another is added, and votes for that one. Then its vote file is lost, and the log of the
     only one that it knows may begin behind its own.
@@ -276,20 +299,8 @@ def grown_while_away(seed: int) -> World:
         leader.compact()
     leader.crash()
     away.start()
-    give_up_at = world.now + 1000
-    while third.key not in world.votes_of(away):
-        world.run_until(world.now + 1)
-        assert world.now < give_up_at, "the case is not met"
-    third.crash()
-    away.crash()
-    away.lose_file()
-    away.start()
-    leader.start()
-    world.run_until(world.now + 400)
-    third.start()
-    world.run_until(world.now + 1500)
-    assert world.leader() is not None
-    assert away.has_file
+    run_until_met(world, lambda: third.key in world.votes_of(away), 1000)
+    recover_vote(world, away, leader)
     return world
 
 
@@ -318,31 +329,20 @@ def added_before_power_was_lost(seed: int) -> World:
     world.cut = {(leader.key.id, other.key.id), (other.key.id, leader.key.id)}
     reconfiguration.add_voter(leader.raft, Voter(third.key, (("C", Endpoint("node", 3)),)), world.now)
     leader.drive()
-    give_up_at = world.now + 250
-    while third.key not in world.voters_in(third).keys or third.log.synced_offset < third.log.end_offset:
-        world.run_until(world.now + 1)
-        assert world.now < give_up_at, "the case is not met"
+
+    def is_added() -> bool:
+        return third.key in world.voters_in(third).keys and third.log.synced_offset >= third.log.end_offset
+
+    run_until_met(world, is_added, 250)
     leader.is_up, leader.life = False, leader.life + 1
     leader.log.lose_unsynced()
     voter, away = (other, leader) if seed % 2 else (leader, other)
     away.crash()
     if not voter.is_up:
         voter.start()
-    give_up_at = world.now + 1500
-    while world.leader() is None and third.key not in world.votes_of(voter):
-        world.run_until(world.now + 1)
-        assert world.now < give_up_at, "the case is not met"
-    third.crash()
-    voter.crash()
+    run_until_met(world, lambda: world.leader() is not None or third.key in world.votes_of(voter), 1500)
     world.cut = set()
-    voter.lose_file()
-    voter.start()
-    away.start()
-    world.run_until(world.now + 400)
-    third.start()
-    world.run_until(world.now + 1500)
-    assert world.leader() is not None
-    assert voter.has_file
+    recover_vote(world, voter, away)
     return world
 
 

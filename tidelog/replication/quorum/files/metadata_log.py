@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.protocol.batches.control_batches import encode_control_records
 from tidelog.protocol.batches.record_batch import (
-    HEADER,
     HEADER_SIZE,
     LEADER_EPOCH_OFFSET,
     MAGIC,
@@ -51,7 +50,7 @@ from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.damage import describe
 from tidelog.storage.segments.examination import UNKNOWN_END, Examiner, WholeBatch
-from tidelog.storage.segments.reader import ColdRead, Region, is_whole, position_of, walk
+from tidelog.storage.segments.reader import ColdRead, Region, header_at, is_whole, position_of, walk
 from tidelog.storage.segments.segment import LOG_SUFFIX
 
 if TYPE_CHECKING:
@@ -91,9 +90,7 @@ def _note_cut(disk: Disk, directory: str) -> None:
     file = disk.open(f"{directory}/{max(names)}")
     try:
         size_bytes, position = file.size_bytes(), 0
-        while (
-            batch_bytes := _batch_bytes(file.read_at(HEADER_SIZE, position))
-        ) and position + batch_bytes <= size_bytes:
+        while (batch_bytes := _batch_bytes(header_at(file, position))) and position + batch_bytes <= size_bytes:
             position += batch_bytes
         is_unfinished = bool(batch_bytes) or 0 < size_bytes - position < HEADER_SIZE
         note_loss(disk, directory, UNFINISHED if is_unfinished else b"")
@@ -101,14 +98,11 @@ def _note_cut(disk: Disk, directory: str) -> None:
         file.close()
 
 
-def _batch_bytes(header: bytes) -> int:
-    """The size of the batch that begins with these bytes; 0 if they are too short or no batch header."""
-    if len(header) < HEADER_SIZE:
+def _batch_bytes(header: BatchHeader | None) -> int:
+    """The size of the batch with this header; 0 if it is none."""
+    if header is None or header.magic != MAGIC or header.batch_length < MIN_BATCH_LENGTH:
         return 0
-    batch_header = BatchHeader._make(HEADER.unpack(header))
-    return (
-        batch_header.size_bytes if batch_header.magic == MAGIC and batch_header.batch_length >= MIN_BATCH_LENGTH else 0
-    )
+    return header.size_bytes
 
 
 class ReplayedBatch(NamedTuple):
