@@ -67,8 +67,8 @@ async def _resolve(options: SourceOptions) -> ResolvedRanges:
     await cluster.start()
     try:
         topics, partitions, earliest, latest, ends = await _edges(cluster, options)
-        starting = await _bound_offsets(cluster, options, options.starting, partitions)
-        ending = await _bound_offsets(cluster, options, options.ending, partitions)
+        starting = (await _bound_offsets(cluster, options, options.starting, partitions)).complete()
+        ending = (await _bound_offsets(cluster, options, options.ending, partitions)).complete()
     finally:
         await cluster.close()
     ranges = []
@@ -91,19 +91,26 @@ class FirstOffsets(NamedTuple):
     offsets: Offsets
     at_end: frozenset[TopicPartition]
     """The partitions that begin at the end of their log, as by `latest`."""
+    without_start: frozenset[TopicPartition]
+    """Partitions for which the options give no start."""
     topic_ids: TopicIds
+    refusal: ConfigError | MissingPartition | None
+    """Why a new query cannot begin so. A query that runs its first micro-batch again may need no other start."""
 
 
-async def find_first_offsets(cluster: Cluster, options: SourceOptions) -> FirstOffsets:
-    """Where a stream begins. Raises KafkaError, ConfigError, or DataLoss for offsets that the logs lack."""
-    topics, partitions, earliest, latest, ends = await _edges(cluster, options)
-    starting = await _bound_offsets(cluster, options, options.starting, partitions)
+async def find_first_offsets(cluster: Cluster, options: SourceOptions, omit_missing: bool = False) -> FirstOffsets:
+    """Where a stream begins. `omit_missing` leaves out topics and partitions that do not exist.
+
+    Raises KafkaError, or DataLoss for offsets that the logs lack.
+    """
+    topics, partitions, earliest, latest, ends = await _edges(cluster, options, omit_missing)
+    starting, refusal = await _bound_offsets(cluster, options, options.starting, partitions)
     offsets = {}
-    for partition in partitions:
-        start = _resolve_special(starting[partition], earliest[partition], latest[partition])
+    for partition, bound in starting.items():
+        start = _resolve_special(bound, earliest[partition], latest[partition])
         offsets[partition], _ = _clip_to_log(options, partition, start, start, earliest, ends)
-    at_end = frozenset(partition for partition in partitions if starting[partition] == LATEST)
-    return FirstOffsets(offsets, at_end, _ids(topics))
+    at_end = frozenset(partition for partition, bound in starting.items() if bound == LATEST)
+    return FirstOffsets(offsets, at_end, frozenset(partitions).difference(offsets), _ids(topics), refusal)
 
 
 class _Edges(NamedTuple):
@@ -116,9 +123,9 @@ class _Edges(NamedTuple):
     high_watermarks: Offsets
 
 
-async def _edges(cluster: Cluster, options: SourceOptions) -> _Edges:
-    topics = await _topics(cluster, options)
-    partitions = _all_partitions(topics, options)
+async def _edges(cluster: Cluster, options: SourceOptions, omit_missing: bool = False) -> _Edges:
+    topics = await _topics(cluster, options, omit_missing)
+    partitions = _all_partitions(topics, options, omit_missing)
     await _await_metadata(cluster, options, topics)
     earliest = await list_edge_offsets(cluster, options, partitions, EARLIEST)
     latest = await list_edge_offsets(cluster, options, partitions, LATEST)
@@ -332,19 +339,33 @@ async def _list_offsets(
     return await unless_gone(cluster, dict.fromkeys((each.topic for each in timestamps), NO_TOPIC_ID), listing)
 
 
+class _BoundOffsets(NamedTuple):
+    """A bound by partition: an offset, -2 (earliest) or -1 (latest)."""
+
+    offsets: Offsets
+    refusal: ConfigError | None = None
+    """What is wrong with the bound, as where a partition has none."""
+
+    def complete(self) -> Offsets:
+        """The bound of every partition. Raises ConfigError."""
+        if self.refusal is not None:
+            raise self.refusal
+        return self.offsets
+
+
 async def _bound_offsets(
     cluster: Cluster, options: SourceOptions, bound: OffsetBound, partitions: Sequence[TopicPartition]
-) -> Offsets:
-    """The bound by partition: an offset, -2 (earliest) or -1 (latest)."""
+) -> _BoundOffsets:
     if bound.group:
         return await _committed_offsets(cluster, options, bound, partitions)
+    refusal: ConfigError | None = None
     if isinstance(bound.value, int):
         values = dict.fromkeys(partitions, bound.value)
     else:
-        _check_complete(bound, partitions)
-        values = dict(bound.value)
+        refusal = _incomplete(bound, partitions)
+        values = {each: bound.value[each] for each in partitions if each in bound.value}
     if not bound.by_time:
-        return values
+        return _BoundOffsets(values, refusal)
     offsets: Offsets = {}
     for partition, offset_result in (await _list_offsets(cluster, options, values)).items():
         if offset_result is not None:
@@ -352,16 +373,16 @@ async def _bound_offsets(
         elif bound is options.ending or options.latest_when_no_timestamp_matches:
             offsets[partition] = LATEST
         else:
-            raise ConfigError(
+            refusal = refusal or ConfigError(
                 f"{bound.option}: {partition} has no record at or after {values[partition]}; "
                 "set startingOffsetsByTimestampStrategy to latest to begin at its end"
             )
-    return offsets
+    return _BoundOffsets(offsets, refusal)
 
 
 async def _committed_offsets(
     cluster: Cluster, options: SourceOptions, bound: OffsetBound, partitions: Sequence[TopicPartition]
-) -> Offsets:
+) -> _BoundOffsets:
     """The offsets that the bound's group has committed.
 
     Under read_committed it waits for the end of transactions that commit offsets.
@@ -371,16 +392,18 @@ async def _committed_offsets(
     timeout_ms = options.consumer.default_api_timeout_ms
     coordinator = Coordinator(cluster, bound.group)
     committed = await coordinator.committed(partitions, timeout_ms, require_stable=is_committed_only)
-    missing = [str(partition) for partition in partitions if partition not in committed]
+    offsets = {each: committed[each].offset for each in partitions if each in committed}
+    missing = [partition for partition in partitions if partition not in committed]
     if missing and bound.is_commit_required:
-        raise ConfigError(f"{bound.option}: group {bound.group!r} has committed no offset of {_join_some(missing)}")
-    return {
-        partition: committed[partition].offset if partition in committed else bound.value for partition in partitions
-    }
+        names = _join_some([str(partition) for partition in missing])
+        return _BoundOffsets(
+            offsets, ConfigError(f"{bound.option}: group {bound.group!r} has committed no offset of {names}")
+        )
+    return _BoundOffsets(offsets | dict.fromkeys(missing, bound.value))
 
 
-def _check_complete(bound: OffsetBound, partitions: Sequence[TopicPartition]) -> None:
-    """Raise ConfigError unless a bound names exactly the partitions of the read, as in Spark."""
+def _incomplete(bound: OffsetBound, partitions: Sequence[TopicPartition]) -> ConfigError | None:
+    """An error unless a bound names exactly the partitions of the read, as in Spark."""
     assert not isinstance(bound.value, int)
     missing = [str(partition) for partition in partitions if partition not in bound.value]
     unread = [str(partition) for partition in sorted(bound.value.keys() - set(partitions))]
@@ -392,11 +415,12 @@ def _check_complete(bound: OffsetBound, partitions: Sequence[TopicPartition]) ->
             if bound.option.startswith("start")
             else "; use -1 for latest"
         )
-        raise ConfigError(
+        return ConfigError(
             f"{bound.option} must name every partition that is read; it lacks {_join_some(missing)}{hint}"
         )
     if unread:
-        raise ConfigError(f"{bound.option} names partitions that are not read: {_join_some(unread)}")
+        return ConfigError(f"{bound.option} names partitions that are not read: {_join_some(unread)}")
+    return None
 
 
 def _join_some(names: list[str]) -> str:

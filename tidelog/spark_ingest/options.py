@@ -133,12 +133,13 @@ class SourceOptions:
     """Accepted options without effect."""
 
     def may_begin_later(self, partition: TopicPartition) -> bool:
-        """Whether a later look may find a later start of the partition, though retention has removed nothing."""
+        """Whether a later look may find a later start of the partition, though retention has removed nothing.
+
+        By time it does where compaction has removed the record.
+        """
         starting = self.starting
-        if starting.group:
+        if starting.group or starting.by_time:
             return True
-        if starting.by_time:
-            return self.latest_when_no_timestamp_matches
         return (starting.value if isinstance(starting.value, int) else starting.value.get(partition)) == LATEST
 
     @classmethod

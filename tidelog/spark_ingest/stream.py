@@ -70,11 +70,12 @@ class StreamDriver:
         self._now_ms = now_ms
         self._thread: LoopThread | None = None
         self._cluster: Cluster | None = None
+        self._first: FirstOffsets | None = None
         self._first_offset: StreamOffset | None = None
-        self._at_end: frozenset[TopicPartition] = frozenset()
-        """The partitions of the first offset that begin at the end of their log."""
         self._has_looked = False
         """Whether this process has planned a micro-batch, and not only run one again."""
+        self._has_run_again = False
+        """Whether this process has run the first micro-batch of the query again, so that none it plans is the first."""
         self._topic_ids: dict[str, bytes] = {}
         self._target: PresentEnds | None = None
         """The ends at the start of a query with the trigger AvailableNow."""
@@ -91,14 +92,25 @@ class StreamDriver:
         if self._first_offset is None:
             for name in self._options.without_effect:
                 logger.warning("option %r has no effect on this source", name)
-            first = self._run(self._find_first_offsets)
-            self._topic_ids.update(first.topic_ids)
-            self._at_end = first.at_end
-            self._first_offset = to_offset(first.offsets)
+            self._first = self._find_first()
+            self._topic_ids.update(self._first.topic_ids)
+            self._first_offset = to_offset(self._first.offsets)
         return self._first_offset
 
-    async def _find_first_offsets(self, cluster: Cluster) -> FirstOffsets:
-        first = await find_first_offsets(cluster, self._options)
+    def _find_first(self) -> FirstOffsets:
+        """Where a new query begins. What refuses a new query does not refuse to run a first micro-batch again: topics
+        and partitions may have come and gone since.
+        """
+        try:
+            return self._run(self._find_first_offsets)
+        except MissingPartition as error:
+            if self._options.fail_on_data_loss:
+                raise
+            missing = error
+        return self._run(lambda cluster: self._find_first_offsets(cluster, omit_missing=True))._replace(refusal=missing)
+
+    async def _find_first_offsets(self, cluster: Cluster, omit_missing: bool = False) -> FirstOffsets:
+        first = await find_first_offsets(cluster, self._options, omit_missing)
         if self._target is None:
             return first
         # The target is older. The stream must not begin after it, but in what a transaction holds back.
@@ -118,9 +130,12 @@ class StreamDriver:
         Raises DataLoss when records are gone, unless failOnDataLoss is false. `start` also says that
         everything before it is processed.
         """
+        first = self._first if self._is_first(start) and not self._has_run_again else None
+        if first is not None and first.refusal is not None:
+            raise first.refusal
+        self._has_looked = True
         self._commit(start)
         options, start_offsets = self._options, from_offset(start)
-        is_first, self._has_looked = self._is_first(start), True
         present, state = self._run(lambda cluster: self._look(cluster, start_offsets))
         self._latest = present.offsets
         ends, losses = available_offsets(start_offsets, state)
@@ -130,8 +145,8 @@ class StreamDriver:
             since_ms = float("inf") if self._last_batch_ms is None else self._now_ms() - self._last_batch_ms
             if must_wait(new_offsets, min_offsets, since_ms, options.max_trigger_delay_ms):
                 return start
-        if is_first and (self._at_end or any(map(options.may_begin_later, ends))):
-            ends = first_end(start_offsets, ends, self._at_end)
+        if first is not None:
+            ends = first_end(start_offsets, ends, first.at_end)
         if max_offsets:
             ends = limit_offsets(start_offsets, ends, state.new_starts, max_offsets)
         self._topic_ids.update(present.topic_ids)
@@ -208,7 +223,10 @@ class StreamDriver:
         options = self._options
         begins: Mapping[TopicPartition, int] = from_offset(start)
         ends = from_offset(end)
-        if self._is_first(start):
+        if self._first is not None and self._is_first(start):
+            self._has_run_again = True
+            if self._first.refusal is not None and not self._first.without_start.isdisjoint(ends):
+                raise self._first.refusal
             begins = replayed_start(begins, ends, options.may_begin_later)
         ranges, new_partitions, losses = ranges_between(begins, ends)
         self._report(losses)

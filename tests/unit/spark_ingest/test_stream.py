@@ -13,7 +13,7 @@ from tests.unit.spark_ingest.conftest import TIME
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.sync import Admin, Consumer
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.spark_ingest import offsets as offsets_module
 from tidelog.spark_ingest import stream as stream_module
 from tidelog.spark_ingest.offsets import DataLoss, PresentEnds
@@ -522,6 +522,85 @@ def test_the_first_micro_batch_runs_again_where_a_restart_finds_a_later_start(no
         assert stream.ranges(stream.initial_offset(), end) == ranges
         read = stream.ranges(end, stream.latest_offset(end))
     assert read == [(topic, 0, 5, 8), (topic, 1, 5, 8), (f"{topic}-early", 0, 0, 4)]
+
+
+def starts_of_named_partitions(topic: str) -> dict[str, dict[str, str]]:
+    """Options that give a partition that is added no start, by kind."""
+    times = json.dumps({topic: {"0": TIME + 2, "1": TIME + 2}})
+    committed = {"startingOffsetsGroup": f"named-{topic}", "startingOffsetsWithoutCommit": "error"}
+    return {
+        "offsets": {"startingOffsets": json.dumps({topic: {"0": 2, "1": 2}})},
+        "latest": {"startingOffsets": json.dumps({topic: {"0": 2, "1": -1}})},
+        "time": {"startingTimestamp": str(TIME + 2)},
+        "times": {"startingOffsetsByTimestamp": times},
+        "commits": {"startingOffsets": "committed", **committed},
+    }
+
+
+@pytest.mark.parametrize("added", ["a partition", "a topic"])
+@pytest.mark.parametrize("kind", ["offsets", "latest", "time", "times", "commits"])
+def test_partitions_that_the_options_give_no_start_refuse_no_restart_in_the_first_micro_batch(
+    node, new_topic, kind, added
+):
+    topic = new_topic(5, 5)
+    options = {"subscribePattern": f"^{topic}", **starts_of_named_partitions(topic)[kind]}
+    new = TopicPartition(topic, 2) if added == "a partition" else TopicPartition(f"{topic}-more", 0)
+    with admin(node) as client:
+        client.alter_group_offsets(f"named-{topic}", {TopicPartition(topic, 0): 2, TopicPartition(topic, 1): 2})
+        with driver(node, **options) as stream:
+            first = stream.initial_offset()
+            end = stream.latest_offset(first)
+            ranges = stream.ranges(first, end)
+        assert [each.partition for each in ranges] == ([0] if kind == "latest" else [0, 1])
+        client.create_partitions({topic: 3}) if added == "a partition" else node.topic(new.topic, 0)
+    with driver(node, **options) as stream:
+        assert stream.ranges(stream.initial_offset(), end) == ranges
+        now = stream.latest_offset(end)
+        with pytest.raises(ConfigError, match=str(new)), driver(node, **options) as new_query:
+            new_query.latest_offset(new_query.initial_offset())  # a new query needs a start of each
+        node.fill(new.topic, *[0] * new.partition, 1)
+        assert stream.ranges(now, stream.latest_offset(now)) == [(*new, 0, 1)]
+
+
+def test_a_partition_without_a_start_that_is_in_the_first_micro_batch_refuses_its_restart(node, new_topic):
+    topic = new_topic(5, 5)
+    options = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 2}})}
+    with driver(node, **options) as stream, pytest.raises(ConfigError, match=f"{topic}-1"):
+        stream.ranges(stream.initial_offset(), {topic: {"0": 5, "1": 5}})
+
+
+@pytest.mark.parametrize("starting", ["time", "earliest"])
+def test_a_partition_that_is_added_before_the_first_look_waits_for_the_next_micro_batch(node, new_topic, starting):
+    """A restart would look for its start by time, or not have one."""
+    topic = new_topic(5)
+    options = {"time": {"startingTimestamp": str(TIME + 2)}, "earliest": {"startingOffsets": "earliest"}}[starting]
+    with driver(node, subscribe=topic, **options) as stream:
+        first = stream.initial_offset()
+        with admin(node) as client:
+            client.create_partitions({topic: 2})
+        node.fill(topic, 0, 4)
+        end = stream.latest_offset(first)
+        assert end == {topic: {"0": 5}}
+        read = [(topic, 1, 0, 4)]
+        assert stream.ranges(end, stream.latest_offset(end)) == read
+    with driver(node, subscribe=topic, **options) as stream:
+        assert stream.ranges(stream.initial_offset(), end) == [(topic, 0, 2 if starting == "time" else 0, 5)]
+        assert stream.ranges(end, stream.latest_offset(end)) == read
+
+
+def test_a_topic_that_is_deleted_leaves_the_first_micro_batch_where_loss_is_tolerated(node, new_topic):
+    topic = new_topic(5)
+    node.topic(f"{topic}-gone", 3)
+    options = {"subscribe": f"{topic},{topic}-gone", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    with driver(node, **options) as stream:
+        end = stream.latest_offset(stream.initial_offset())
+    with admin(node) as client:
+        client.delete_topics([f"{topic}-gone"])
+    with driver(node, **options) as stream:
+        assert stream.ranges(stream.initial_offset(), end) == [(topic, 0, 0, 5)]
+        assert stream.latest_offset(end) == {topic: {"0": 5}}
+    with driver(node, **options) as stream, pytest.raises(KafkaError, match="does not exist"):
+        stream.latest_offset(stream.initial_offset())  # a new query needs its topics
 
 
 def test_records_that_retention_took_from_the_first_micro_batch_are_a_loss_when_it_runs_again(node, new_topic):
