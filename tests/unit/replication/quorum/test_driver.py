@@ -608,6 +608,43 @@ def test_others_get_a_change_of_the_voters_as_soon_as_the_leader_has_synced_it(t
     asyncio.run(run())
 
 
+def test_a_fetch_waits_for_voters_that_are_not_synced_also_below_the_high_watermark(tmp_path):
+    """The followers have synced more than their leader. One without that is told of it by each answer, without end."""
+
+    async def run():
+        quorum = Quorum(tmp_path, {})
+        quorum.format_dynamic(1, 2, 3)
+        members = [await Member(quorum, node_id).start() for node_id in (1, 2, 3)]
+        (leader,) = await until(lambda: quorum.leaders)
+        joining: dict[str, Any] = {"bootstrap_servers": [endpoint(1)], "fetch_wait_ms": 600_000}
+        fourth = await Member(quorum, 4, **joining).start()
+        await until(lambda: all(same_mark(one, leader) for one in quorum.up.values()))
+        await until(lambda: not leader.raft._sync._task)
+        ends = asyncio.Event()
+
+        async def held(work: Any) -> None:
+            await ends.wait()
+            work()
+
+        leader.raft._sync._run_in_executor = held
+        last = leader.raft.append([b"not on the leader's device"], 0)
+        await until(lambda: all(member.raft.high_watermark > last for member in members))
+        addition = asyncio.ensure_future(until_done(add(fourth), leader.raft.add_voter))
+        await until(lambda: leader.raft.voter_ids() == [1, 2, 3, 4])
+        fifth = await Member(quorum, 5, **joining).start()
+        await until(lambda: fifth.raft.end_offset >= last)
+        asked = len(quorum.asked)
+        await asyncio.sleep(0.1)
+        assert len([each for each in quorum.asked[asked:] if each.startswith("5>")]) <= 1, "it waits"
+        ends.set()
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await addition).error_code == 0
+        await until(partial(same_mark, fifth, leader))
+        await stop_all(quorum)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
 @pytest.mark.parametrize("removes", [False, True])
 def test_a_change_of_voters_that_could_not_be_written_is_not_answered_as_done(tmp_path, monkeypatch, code, removes):

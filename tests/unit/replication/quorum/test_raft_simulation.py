@@ -352,3 +352,53 @@ def test_a_change_of_the_voters_is_on_the_leaders_device_before_others_have_it(m
     monkeypatch.setattr(leading, "fetchable_end", lambda raft: raft.log.end_offset)
     with pytest.raises(Violation, match=r"votes twice|has leaders"):
         [added_before_power_was_lost(seed) for seed in range(20)]
+
+
+def led_world(seed: int, size: int) -> tuple[World, Node]:
+    world = World(seed, dynamic=True, size=size)
+    for node in world.nodes.values():
+        node.start()
+    run_until_met(world, lambda: world.leader() is not None, 1000)
+    world.run_until(world.now + 200)
+    leader = world.leader()
+    assert leader is not None
+    return world, leader
+
+
+def add_the_fourth(world: World, leader: Node) -> None:
+    voter = Voter(world.nodes[4].key, (("C", Endpoint("node", 4)),))
+    reconfiguration.add_voter(leader.raft, voter, world.now)
+    leader.drive()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("removes_itself", [False, True])
+def test_a_leader_whose_device_hangs_while_it_changes_the_voters_makes_room_for_another(
+    removes_itself: bool, seed: int
+) -> None:
+    """It withholds all that follows from the others, and they would hear from it for ever."""
+    world, leader = led_world(seed, 3)
+    leader.flush_ms = 10**9
+    leader._write_file = lambda: None  # type: ignore[method-assign]
+    if removes_itself:
+        reconfiguration.remove_voter(leader.raft, leader.key)
+        leader.drive()
+    else:
+        add_the_fourth(world, leader)
+    world.run_until(world.now + 100)
+    assert leader.raft.is_active_leader
+    others = [node for node in world.nodes.values() if node.key.id <= 3 and node is not leader]
+    run_until_met(world, lambda: any(other.raft.is_active_leader for other in others), 3000)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_leader_without_whom_no_other_is_elected_waits_for_its_device(size: int) -> None:
+    world, leader = led_world(1, size)
+    leader.flush_ms = 3000
+    add_the_fourth(world, leader)
+    while leader.log.synced_offset < leader.log.end_offset:
+        assert leader.raft.is_active_leader
+        world.run_until(world.now + 1)
+    leader.flush_ms = 4
+    run_until_met(world, lambda: leader.raft.voters.latest_offset < leader.raft.high_watermark, 1000)
+    assert world.nodes[4].key in leader.raft.voters.latest.keys

@@ -29,10 +29,9 @@ def poll_leader(raft: RaftReplica, now_ms: float) -> bool:
         raft.resign(now_ms)
         return False
     raft.due(lost_at_ms)
-    is_withheld = fetchable_end(raft) < raft.log.end_offset
-    if state.withholds_voters and not is_withheld:
-        raft.emit(WakeFetches())
-    state.withholds_voters = is_withheld
+    if now_ms >= _withholding_ends_ms(raft, state, now_ms):
+        raft.resign(now_ms)
+        return False
     has_left = not raft.voters.latest.includes(raft.own)
     if has_left and state.is_active and raft.voters.latest_offset < raft.high_watermark:
         raft.resign(now_ms)
@@ -44,6 +43,26 @@ def poll_leader(raft: RaftReplica, now_ms: float) -> bool:
 def _majority_lost_at_ms(raft: RaftReplica, state: Leader) -> float:
     lost_at_ms = state.progress.quorum_lost_at_ms(raft.settings.fetch_timeout_ms * CHECK_QUORUM_FACTOR)
     return NEVER if lost_at_ms is None else lost_at_ms
+
+
+def _withholding_ends_ms(raft: RaftReplica, state: Leader, now_ms: float) -> float:
+    """The time at which this leader gives up the lead, because its device has not synced the voters that it has
+    written. Nothing is committed meanwhile. Kafka's leader answers no fetch while it waits for its device, so that its
+    followers elect another one; here they hear from it.
+    """
+    if fetchable_end(raft) == raft.log.end_offset:
+        if state.withheld_since_ms is not None:
+            raft.emit(WakeFetches())
+        state.withheld_since_ms = None
+        return NEVER
+    if state.withheld_since_ms is None:
+        state.withheld_since_ms = now_ms
+    *_, known = raft.voters.in_question(raft.high_watermark)
+    if len(known) - known.includes(raft.own) < known.majority:
+        return NEVER  # the others cannot elect one of them
+    ends_ms = state.withheld_since_ms + raft.settings.fetch_timeout_ms * CHECK_QUORUM_FACTOR
+    raft.due(ends_ms)
+    return ends_ms
 
 
 def has_lost_majority(raft: RaftReplica, now_ms: float) -> bool:
@@ -154,13 +173,13 @@ def fetchable_end(raft: RaftReplica) -> int:
 
 
 def is_worth_answering(raft: RaftReplica, ask: FetchAsk, answer: FetchAnswer) -> bool:
-    """Whether to answer a fetch at once instead of parking it."""
+    """Whether to answer a fetch at once instead of parking it. The high watermark may be above what it can have yet."""
     return bool(
         answer.error
         or answer.diverging is not None
         or answer.snapshot is not None
         or fetchable_end(raft) > ask.end_offset
-        or answer.high_watermark > ask.high_watermark
+        or min(answer.high_watermark, ask.end_offset) > ask.high_watermark
     )
 
 

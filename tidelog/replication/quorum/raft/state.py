@@ -134,8 +134,8 @@ class Leader:
     granting: tuple[ReplicaKey, ...] = ()
     silent_until_ms: dict[int, float] = field(default_factory=dict)
     """Per voter that does not fetch: the time of the next BeginQuorumEpoch to it."""
-    withholds_voters: bool = False
-    """Whether other replicas do not get the voters yet that this leader has written."""
+    withheld_since_ms: float | None = None
+    """Since when other replicas have to wait for the voters that this leader has written; None if they have not."""
 
 
 @dataclass(eq=False, repr=False)
