@@ -12,12 +12,15 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence, Sized
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Sized
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from tidelog.client.model import Node
 
 Result = TypeVar("Result")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -142,6 +145,17 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
         raise click.UsageError(str(error)) from None
     except KeyboardInterrupt:
         raise click.ClickException("interrupted") from None
+
+
+def require_running(nodes: Iterable[Node], broker_ids: Iterable[int]) -> None:
+    """Raise BROKER_NOT_AVAILABLE for a broker that is not among these nodes, or is fenced: only itself could answer."""
+    from tidelog.protocol.errors import ErrorCode, KafkaError
+
+    fenced = {node.node_id: node.fenced for node in nodes}
+    for broker_id in sorted(broker_ids):
+        if fenced.get(broker_id, True):
+            problem = f"broker {broker_id} is not running" if broker_id in fenced else f"there is no broker {broker_id}"
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, problem)
 
 
 def warn_of_unreachable_brokers() -> None:

@@ -12,12 +12,22 @@ from typing import Any
 import click
 
 from tidelog.broker.config.node_config import FREE_PREFIXES
-from tidelog.cli.common import HELP, as_json, client_options, connecting, echo, key_values, print_json, print_table, run
+from tidelog.cli.common import (
+    HELP,
+    as_json,
+    client_options,
+    connecting,
+    echo,
+    key_values,
+    print_json,
+    print_table,
+    require_running,
+    run,
+)
 from tidelog.client import Admin
 from tidelog.client.admin.configs import APPEND, DELETE, SUBTRACT, ConfigChange, ConfigResource
 from tidelog.client.arguments import INT32_MAX
 from tidelog.client.model import ConfigEntry
-from tidelog.protocol.errors import ErrorCode, KafkaError
 
 # The commands' name of a resource kind -> the client's name.
 _KINDS = {
@@ -216,11 +226,7 @@ async def _require_brokers(admin: Admin, resources: Iterable[ConfigResource]) ->
     broker_ids = {int(name) for name in names if name.isdecimal() and int(name) <= INT32_MAX}
     if not broker_ids:
         return
-    fenced = {node.node_id: node.fenced for node in (await admin.describe_cluster(include_fenced=True)).nodes}
-    for broker in sorted(broker_ids):
-        if fenced.get(broker, True):
-            problem = f"broker {broker} is not running" if broker in fenced else f"there is no broker {broker}"
-            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, problem)
+    require_running((await admin.describe_cluster(include_fenced=True)).nodes, broker_ids)
 
 
 async def _all_of(admin: Admin, kind: str) -> list[ConfigResource]:

@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from tidelog.cli.brokers.command import Broker
 from tidelog.cli.common import as_bytes, as_time
 from tidelog.cli.main import main
 from tidelog.cli.reassign.directories import RATE
+from tidelog.client import Admin as AsyncAdmin
 from tidelog.client import TopicPartition
-from tidelog.client.model import Node
+from tidelog.client.model import ClusterDescription, Node
 from tidelog.client.sync import Admin, Producer
 from tidelog.protocol.errors import KafkaError
 
@@ -230,6 +232,19 @@ def test_log_directories_and_what_lies_in_them(cli: Cli, broker: EmbeddedBroker,
     assert cli("log-dirs", "describe", "--broker-list", "5")[0] == 1
     assert cli("log-dirs", "describe", "--broker-list", "one")[0] == 2
     assert cli("log-dirs", "describe", "--topic-list", "nothing")[0] == 1
+
+
+def test_the_directories_of_a_broker_that_is_down_are_not_shown(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    of_the_running = AsyncAdmin.describe_cluster
+
+    async def with_another(admin: AsyncAdmin, *, include_fenced: bool = False) -> ClusterDescription:
+        cluster = await of_the_running(admin, include_fenced=include_fenced)
+        return replace(cluster, nodes=(*cluster.nodes, *[Node(5, "h", 1, fenced=True)] * include_fenced))
+
+    monkeypatch.setattr(AsyncAdmin, "describe_cluster", with_another)
+    answer = cli("log-dirs", "describe", "--broker-list", "5")
+    assert answer == (1, "", "tidelog: BROKER_NOT_AVAILABLE: broker 5 is not running\n")
+    assert cli("log-dirs", "describe")[0] == 0
 
 
 def test_features_go_down_and_up(cli: Cli):

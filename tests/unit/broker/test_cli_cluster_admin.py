@@ -14,6 +14,7 @@ from tidelog.cli.main import main
 from tidelog.cli.reassign import command as reassign
 from tidelog.cli.reassign import directories as reassign_directories
 from tidelog.cli.reassign.directories import RATE
+from tidelog.cli.reassign.partition_lists import FOLLOWER_RATE, LEADER_RATE
 from tidelog.client import TopicPartition
 from tidelog.client.model import (
     ClusterDescription,
@@ -45,6 +46,8 @@ class StandIn:
         self.outcomes: dict[TopicPartition, KafkaError | None] = {}
         self.configs: dict[str, str] = {}
         self.rates: dict[int, ConfigEntry] = {}
+        self.fenced: set[int] = set()
+        self.registered: tuple[int, ...] = (1, 2, 3, 4)
         self.homes: dict[Replica, str] = {}
         self.futures: dict[Replica, str] = {}
         self.refusals: dict[Replica, KafkaError | None] = {}
@@ -73,7 +76,8 @@ class StandIn:
         return {**dict.fromkeys(topics, entries), **rates}
 
     async def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
-        return ClusterDescription("c", 1, tuple(Node(each, "h", 9092) for each in (1, 2, 3, 4)))
+        nodes = (Node(each, "h", 9092, fenced=each in self.fenced) for each in self.registered)
+        return ClusterDescription("c", 1, tuple(node for node in nodes if include_fenced or not node.fenced))
 
     async def list_partition_reassignments(self, partitions: Any = None) -> dict[TopicPartition, PartitionReassignment]:
         return self.moves
@@ -209,6 +213,23 @@ def test_throttles_come_first_and_go_last(cluster: StandIn, cli: Cli, tmp_path: 
         ("configs", {"flights": dict.fromkeys(replicas)}),
         ("configs", {broker: dict.fromkeys(rate) for broker in (1, 2, 3, 4)}),
     ]
+
+
+def test_moves_away_from_a_lost_broker_are_throttled_on_the_others(cluster: StandIn, cli: Cli, tmp_path: Path):
+    file, rate = plan(tmp_path, {F0: [2, 3]}), dict.fromkeys((LEADER_RATE, FOLLOWER_RATE), "1000")
+    for fenced, registered in (({1}, (1, 2, 3, 4)), (set[int](), (2, 3, 4))):
+        cluster.fenced, cluster.registered = fenced, registered
+        cluster.asked.clear()
+        status, _, err = cli("reassign", "--json", file, "--execute", "--throttle", "1000")
+        assert (status, err.splitlines()) == (
+            0,
+            [
+                "2 brokers held to 1,000 B/s for these moves",
+                "tidelog: warning: broker 1 does not run: if it comes back, it is not held",
+                "started 1 of 1 move",
+            ],
+        )
+        assert cluster.asked[1:] == [("configs", {2: rate, 3: rate}), ("move", {F0: [2, 3]})]
 
 
 def test_what_is_not_there_is_refused_before_anything_moves(cluster: StandIn, cli: Cli, tmp_path: Path):

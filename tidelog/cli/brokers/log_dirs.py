@@ -6,10 +6,19 @@ from typing import Any
 
 import click
 
-from tidelog.cli.common import HELP, as_bytes, as_json, client_options, connecting, print_json, print_table, run
+from tidelog.cli.common import (
+    HELP,
+    as_bytes,
+    as_json,
+    client_options,
+    connecting,
+    print_json,
+    print_table,
+    require_running,
+    run,
+)
 from tidelog.client import Admin
 from tidelog.client.model import LogDirDescription
-from tidelog.protocol.errors import ErrorCode, KafkaError
 
 Described = dict[int, list[LogDirDescription]]
 
@@ -56,13 +65,12 @@ def describe(
 
     async def ask() -> Described:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            known = sorted(node.node_id for node in (await admin.describe_cluster()).nodes)
-            for broker_id in broker_list or ():
-                if broker_id not in known:
-                    raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"there is no broker {broker_id}")
+            nodes = (await admin.describe_cluster(include_fenced=True)).nodes
+            require_running(nodes, broker_list or ())
+            running = sorted(node.node_id for node in nodes if not node.fenced)
             if topics is not None:
                 await admin.describe_topics(topics)  # raises an error for an unknown topic
-            return await admin.describe_log_dirs(broker_list or known, topics)
+            return await admin.describe_log_dirs(broker_list or running, topics)
 
     described = run(ask())
     if json_wanted:

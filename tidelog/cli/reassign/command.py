@@ -27,7 +27,7 @@ from tidelog.cli.common import (
 )
 from tidelog.cli.reassign import directories as reassign_directories
 from tidelog.cli.reassign import partition_lists, proposals
-from tidelog.cli.reassign.partition_lists import COMPLETE, ELSEWHERE, MOVING, Directories, Plan
+from tidelog.cli.reassign.partition_lists import COMPLETE, ELSEWHERE, MOVING, Directories, Plan, Throttles
 from tidelog.client import Admin, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -177,27 +177,35 @@ async def _execute(
     missing = [str(partition) for partition in plan if partition not in assignment]
     if missing:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ", ".join(missing))
-    known = {node.node_id for node in (await admin.describe_cluster(include_fenced=True)).nodes}
-    _refuse_strangers({replica for replicas in plan.values() for replica in replicas} - known)
+    nodes = (await admin.describe_cluster(include_fenced=True)).nodes
+    wanted = {replica for replicas in plan.values() for replica in replicas}
+    _refuse_strangers(wanted - {each.node_id for each in nodes})
     if moving and not additional:
         raise click.ClickException(f"already moving {as_count(moving, 'partition')}; --additional adds to them")
     before = {partition: assignment[partition] for partition in plan}
     echo(partition_lists.as_plan(before, await reassign_directories.present(admin, before)))
     if throttle is not None:
-        topics, brokers = partition_lists.throttles(plan, assignment, moving)
-        rate: dict[str, str | None] = {
-            partition_lists.LEADER_RATE: str(throttle),
-            partition_lists.FOLLOWER_RATE: str(throttle),
-        }
-        if topics:
-            await admin.incremental_alter_configs(topics=topics)
-            await admin.incremental_alter_configs(brokers=dict.fromkeys(brokers, rate))
-            click.echo(f"{as_count(brokers, 'broker')} held to {throttle:,} B/s for these moves", err=True)
+        running = {each.node_id for each in nodes if not each.fenced}
+        await _throttle(admin, partition_lists.throttles(plan, assignment, moving), throttle, running)
     if directory_throttle is not None:
         await reassign_directories.hold(admin, paths, directory_throttle)
     outcomes = await admin.alter_partition_reassignments(plan)
     status = _report(outcomes, "started", "move")
     return status or await reassign_directories.start(admin, paths)
+
+
+async def _throttle(admin: Admin, throttles: Throttles, bytes_per_s: int, running: Collection[int]) -> None:
+    """Set the throttles before the moves start. A broker takes its own rate, so that one that is down has none."""
+    if not throttles.topics:
+        return
+    rate: dict[str, str | None] = dict.fromkeys(_NO_RATE, str(bytes_per_s))
+    held = [broker for broker in throttles.brokers if broker in running]
+    await admin.incremental_alter_configs(topics=throttles.topics)
+    await admin.incremental_alter_configs(brokers=dict.fromkeys(held, rate))
+    click.echo(f"{as_count(held, 'broker')} held to {bytes_per_s:,} B/s for these moves", err=True)
+    for broker in throttles.brokers:
+        if broker not in running:
+            click.echo(f"tidelog: warning: broker {broker} does not run: if it comes back, it is not held", err=True)
 
 
 async def _verify(admin: Admin, plan: Plan, paths: Directories, preserve_throttles: bool, output_json: bool) -> int:
