@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dis
+import errno
 import gc
 import random
 import signal
@@ -14,7 +15,7 @@ import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import count, pairwise
 from types import CodeType, FrameType
 from typing import Any
@@ -310,6 +311,11 @@ class Client(BlockingClient):
         pass
 
 
+class DroppedClient(Client):
+    def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        return partial(asyncio.sleep, 0)
+
+
 def start_a_call(client: Client, errors: list[BaseException]) -> threading.Thread:
     """Begin a call in another thread. It takes 10 ms to end when it is cancelled."""
     began = threading.Event()
@@ -527,8 +533,8 @@ def test_a_signal_handler_at_any_step_of_the_first_call_may_use_the_client(monke
     made: list[LoopThread] = []
 
     class Counted(LoopThread):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, publish: Callable[[LoopThread], bool]) -> None:
+            super().__init__(publish)
             made.append(self)
 
     monkeypatch.setattr(loop_thread, "LoopThread", Counted)
@@ -559,6 +565,111 @@ def test_a_signal_handler_at_any_step_of_the_first_call_may_use_the_client(monke
         if not reached:
             break
     assert step > 50
+
+
+def test_a_signal_handler_at_any_step_of_the_first_call_may_wait_for_a_thread_that_uses_the_client():
+    for step in count():
+        client = Client()
+        results: list[int] = []
+        reached: list[bool] = []
+
+        def use(client: Client = client, results: list[int] = results) -> None:
+            results.append(client._run(lambda: asyncio.sleep(0, 1)))
+
+        def handle(use: Callable[[], None] = use) -> None:
+            using = threading.Thread(target=use, daemon=True)
+            using.start()
+            join(using)
+
+        def call(step: int = step, reached: list[bool] = reached, use: Callable[[], None] = use) -> None:
+            reached.append(handled_at(step, use, handle, (*WAITING_MODULES, "loop_call.py")))
+
+        calling = threading.Thread(target=call, daemon=True)
+        calling.start()
+        join(calling)
+        assert results == [1] * (1 + reached[0]), f"step {step}"
+        client._close_with(client.work)
+        if not reached[0]:
+            break
+    assert step > 50
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a call that had not begun
+@pytest.mark.filterwarnings("ignore:a blocking DroppedClient was dropped")
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["closed", "dropped"])
+def test_no_interrupt_of_the_first_call_leaves_a_loop(monkeypatch, is_dropped: bool):
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def new_loop() -> asyncio.AbstractEventLoop:
+        loops.append(asyncio.new_event_loop())
+        return loops[-1]
+
+    monkeypatch.setattr(loop_thread, "new_loop", new_loop)
+    # Not in threading.py: an interrupt may leave the lock there that a new thread needs for its first step.
+    for step in count():
+        client = DroppedClient()
+        reached = interrupted_at(step, partial(client._run, partial(asyncio.sleep, 0)), WAITING_MODULES[:-1])
+        if not is_dropped:
+            client._close_with(client.work)
+        del client
+        gc.collect()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert all(loop.is_closed() for loop in loops), f"step {step}"
+        if not reached:
+            break
+    assert step > 20
+
+
+def test_what_keeps_a_loop_from_being_made_is_raised_by_the_call_and_not_kept(monkeypatch):
+    client = Client()
+
+    def fail() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as context:
+        context.setattr(loop_thread, "new_loop", fail)
+        with pytest.raises(OSError, match="too many open files"):
+            client._run(lambda: number(1))
+    assert client._run(lambda: number(2)) == 2
+    client._close_with(client.work)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_first_calls_that_race_with_each_other_and_the_close_share_one_loop(monkeypatch, seed: int):
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def new_loop() -> asyncio.AbstractEventLoop:
+        loops.append(asyncio.new_event_loop())
+        return loops[-1]
+
+    monkeypatch.setattr(loop_thread, "new_loop", new_loop)
+    rng = random.Random(seed)
+    for _ in range(40):
+        client = Client()
+        used: list[object] = []
+        barrier = threading.Barrier(5)
+
+        def use(client: Client = client, used: list[object] = used, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(PATIENCE_S)
+            with suppress(RuntimeError):  # closed
+                used.append(client._run(running_loop))
+
+        users = [threading.Thread(target=use, daemon=True) for _ in range(4)]
+        for user in users:
+            user.start()
+        barrier.wait(PATIENCE_S)
+        time.sleep(rng.choice([0.0, 0.0003, 0.001, 0.003]))
+        client._close_with(client.work)
+        for user in users:
+            join(user)
+        assert len(set(used)) <= 1
+        assert client._finalizer is None or not client._finalizer.alive
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert all(loop.is_closed() for loop in loops)
 
 
 @pytest.mark.parametrize("seed", range(5))

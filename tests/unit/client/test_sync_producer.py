@@ -200,8 +200,8 @@ def test_threads_that_send_the_first_record_at_once_share_one_loop(cluster, monk
     barrier = threading.Barrier(4)
 
     class Counted(LoopThread):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, publish: Callable[[LoopThread], bool]) -> None:
+            super().__init__(publish)
             made.append(self)
 
     monkeypatch.setattr(loop_thread, "LoopThread", Counted)
@@ -216,8 +216,10 @@ def test_threads_that_send_the_first_record_at_once_share_one_loop(cluster, monk
         thread.start()
     for thread in threads:
         join(thread)
+    thread = with_all._thread
+    assert [each for each in made if not each.loop.is_closed()] == [thread]
     with_all.close()
-    assert len(made) == 1
+    assert all(each.loop.is_closed() for each in made)
     assert len(values(cluster)) == 4
 
 
@@ -400,13 +402,22 @@ def test_many_threads_wait_each_for_its_own_record(cluster):
     assert sorted(outcomes) == list(range(400))
 
 
-def test_a_callback_that_waits_for_a_record_is_refused_and_does_not_stop_the_loop(cluster):
+@pytest.mark.parametrize(
+    "wait_for",
+    [
+        lambda sent: sent.result(),
+        lambda sent: concurrent.futures.wait([sent], timeout=1),
+        lambda sent: list(concurrent.futures.as_completed([sent], timeout=1)),
+    ],
+    ids=["result", "wait", "as_completed"],
+)
+def test_a_callback_that_waits_for_a_record_is_refused_and_does_not_stop_the_loop(cluster, wait_for):
     outcome: Future[Any] = Future()
     with producer(cluster) as sending:
 
         def wait(_: Any) -> None:
             try:
-                outcome.set_result(sending.send("t", b"2").result())
+                outcome.set_result(wait_for(sending.send("t", b"2")))
             except RuntimeError as error:
                 outcome.set_result(error)
 
@@ -480,7 +491,7 @@ def test_a_callback_that_comes_during_a_close_is_called_before_its_end_and_may_n
         wait_until(lambda: not sending._queue)
         closing = threading.Thread(target=sending.close, daemon=True)
         closing.start()
-        wait_until(lambda: sending._thread is None)
+        wait_until(lambda: sending._closed)
         outcomes: list[Any] = []
 
         def wait_in_callback(_: Any) -> None:

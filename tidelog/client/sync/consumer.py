@@ -80,7 +80,9 @@ class Consumer(BlockingClient):
         self._consumer.keeps_positions = True
         self._records: deque[ConsumerRecord] = deque()
         self._caller = CallerThread()
-        self._new_future = record_future_class(self._check_may_wait, check_can_end=self._check_not_forked)
+        self._new_future = record_future_class(
+            self._check_may_wait, check_can_end=self._check_not_forked, check_may_wait=self._check_may_wait
+        )
         self._is_close_begun = False
 
     def _run_with_listener(self, name: str, call: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
@@ -117,12 +119,12 @@ class Consumer(BlockingClient):
         limit_s = as_milliseconds("timeout_ms", timeout_ms) / 1000
         if self._caller.is_in_callback:
             raise RuntimeError("close() cannot be called in a rebalance listener")
-        if self._thread is not None:
+        if self._open_thread is not None:
             self._check_thread_can_run()
         with self._thread_lock:
             is_first, self._is_close_begun = not self._is_close_begun, True
         try:
-            if not self._closed and self._thread is not None:
+            if self._open_thread is not None:
                 self._run_with_listener("close", lambda: self._consumer.close(timeout_ms))
         except RuntimeError:
             if not self._closed:

@@ -62,10 +62,20 @@ async def _do_nothing() -> None:
 
 
 class LoopThread:
-    """An event loop in a daemon thread."""
+    """An event loop in a daemon thread, which makes it: a signal handler never runs there, so no interrupt comes
+    between a loop and its owner.
+    """
 
-    def __init__(self) -> None:
-        self.loop = new_loop()
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, publish: Callable[[LoopThread], bool] | None = None) -> None:
+        """`publish` is called in the new thread and gives this object to its owner; the thread ends where it returns
+        False. An interrupt of this call ends the thread, unless there is a `publish`.
+        """
+        self._publish = publish
+        self._has_begun = False
+        self._begin_waiters = WaitingThreads()
+        self._begin_error: BaseException | None = None
         self._calls: set[LoopCall[Any]] = set()
         """Those whose callers wait."""
         self._is_ending = False
@@ -75,12 +85,37 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name="tidelog-client", daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # an interrupt, while this thread waited for the other one to run
-            self.loop.call_soon_threadsafe(self._stop_loop)
+            self._begin_waiters.wait(lambda: self._has_begun)
+        except BaseException:  # an interrupt, for example
+            if publish is None:
+                self._is_stopped = True
+                # Looked at after that: the thread makes the loop first, and looks whether to run it then.
+                if hasattr(self, "loop"):
+                    with suppress(RuntimeError):  # the loop is closed
+                        self.loop.call_soon_threadsafe(self._stop_loop)
             raise
+        if self._begin_error is not None:
+            raise self._begin_error
+
+    def _begin(self) -> None:
+        """In the new thread. It keeps no reference to the owner: that may be dropped."""
+        publish, self._publish = self._publish, None
+        try:
+            self.loop = new_loop()
+            asyncio.set_event_loop(self.loop)
+            if publish is not None and not publish(self):
+                self._is_stopped = True
+                self.loop.close()
+        except BaseException as error:  # no descriptor is left, for example
+            self._is_stopped = True
+            self._begin_error = error
+        self._has_begun = True
+        self._begin_waiters.wake()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
+        self._begin()
+        if not hasattr(self, "loop"):
+            return
         try:
             while not self._is_stopped:
                 try:
@@ -158,25 +193,25 @@ class BlockingClient:
     """The base of the blocking clients: the thread and the `with` statement."""
 
     _is_forked = False
+    _thread: LoopThread | None = None
+    """Set once, by the first call or by `close`: None there says that there will be none."""
 
     def __init__(self) -> None:
         _clients.add(self)
-        self._thread: LoopThread | None = None
         self._finalizer: weakref.finalize[..., BlockingClient] | None = None
         self._thread_lock = threading.RLock()
         self._closed = False
         self._closing_thread: threading.Thread | None = None
         """The thread that closes this client."""
-        self._ending_thread: LoopThread | None = None
         self._is_close_finished = False
         self._close_waiters = WaitingThreads()
 
     def _handle_fork(self) -> None:
         """In the child of a fork: leave the thread and its locks to the parent."""
         self._thread_lock = threading.RLock()
-        if self._thread is not None or self._ending_thread is not None:
+        if self._thread is not None:
             self._is_forked = True
-            self._thread = self._ending_thread = None
+            self._thread = None
             self._is_close_finished = True
             self._forget_finalizer()
 
@@ -206,35 +241,45 @@ class BlockingClient:
     def _run(self, call: Callable[[], Coroutine[Any, Any, Result]], caller: CallerThread | None = None) -> Result:
         self._check_not_on_loop()
         self._check_thread_can_run()
-        # Without the lock: since Python 3.14 a signal handler may run directly behind its `__enter__`, and wait for
+        # Without a lock: since Python 3.14 a signal handler may run directly behind its `__enter__`, and wait for
         # another thread that uses this client.
-        thread = self._thread or self._first_thread()
+        thread = self._open_thread or self._first_thread()
         return thread.run(call(), caller)
 
+    @property
+    def _open_thread(self) -> LoopThread | None:
+        """The thread, from the first call until `close` begins."""
+        return None if self._closed else self._thread
+
     def _first_thread(self) -> LoopThread:
-        """The thread, which is made if there is none. Raises RuntimeError if the client is closed."""
-        with self._thread_lock:
-            if self._closed:
-                raise RuntimeError(CLOSED)
-            if self._thread is None:
-                self._make_thread()
-            thread = self._thread
-        if thread is None:  # a signal handler has closed the client meanwhile
+        """The thread, which is made if there is none. Raises RuntimeError if the client is closed.
+
+        Of several first calls each may make a thread. All but one of these end at once.
+        """
+        if self._thread is None and not self._closed:
+            LoopThread(self._publish)
+        thread = self._open_thread
+        if thread is None:
             raise RuntimeError(CLOSED)
         return thread
 
-    def _make_thread(self) -> None:
-        """Requires the lock. A signal handler in here has it too: it may make the thread, or close the client."""
-        thread = LoopThread()
-        if self._thread is None and not self._closed:
-            self._thread = thread  # no signal handler runs between these lines: nothing is called
-            self._finalizer = weakref.finalize(self, _end_dropped, thread, self._final_call(), type(self).__name__)
-            self._finalizer.atexit = False  # the thread ends with the interpreter
-        else:
-            thread.end_soon(_do_nothing)
+    def _publish(self, thread: LoopThread) -> bool:
+        """In the new thread: make it that of this client. False if there is one already, or the client is closed."""
+        if self.__dict__.setdefault("_thread", thread) is not thread:
+            return False
+        self._finalizer = weakref.finalize(self, _end_dropped, thread, self._final_call(), type(self).__name__)
+        self._finalizer.atexit = False  # the thread ends with the interpreter
+        if self._is_close_finished:  # meanwhile
+            self._forget_finalizer()
+        return True
+
+    def _last_thread(self) -> LoopThread | None:
+        """For `close`: the thread, or None, and there will be none."""
+        thread: LoopThread | None = self.__dict__.setdefault("_thread", None)
+        return thread
 
     def _is_on_loop(self) -> bool:
-        thread = self._thread or self._ending_thread
+        thread = self._thread
         return thread is not None and thread.is_current
 
     def _check_not_on_loop(self) -> None:
@@ -250,7 +295,7 @@ class BlockingClient:
 
     def _call_on_loop(self, function: Callable[[], object]) -> None:
         """Call the function on the loop soon, if it runs."""
-        thread = self._thread
+        thread = self._open_thread
         if thread is not None:
             with suppress(RuntimeError):  # the loop is closed
                 thread.loop.call_soon_threadsafe(function)
@@ -258,10 +303,9 @@ class BlockingClient:
     def _close_with(self, call: Callable[[], Coroutine[Any, Any, None]], timeout_s: float | None = None) -> None:
         """Run `call` and end the thread. Another call waits for the end of the first one, at most `timeout_s`."""
         self._check_not_on_loop()
-        if self._thread is not None:
+        if self._open_thread is not None:
             self._check_thread_can_run()
         caller = threading.current_thread()
-        thread: LoopThread | None = None
         is_first = False
         try:
             with self._thread_lock:
@@ -269,19 +313,17 @@ class BlockingClient:
                 if not self._closed:
                     is_first = self._closed = True
                     self._closing_thread = caller
-                    self._ending_thread, self._thread = self._thread, None
-                thread = self._ending_thread
-            if is_first and thread is not None:
+            if is_first and (thread := self._last_thread()) is not None:
                 thread.run(call())
         finally:
             if is_first:
                 try:
-                    if thread is not None:
+                    if (thread := self._last_thread()) is not None:
                         thread.stop(self._last_call)
                 finally:
                     self._is_close_finished = True
                     self._close_waiters.wake()
-                    if thread is not None:
+                    if (thread := self._thread) is not None:
                         thread.stop_soon(self._last_call)
                     self._forget_finalizer()
         # A signal handler inside `close` must not wait for itself.

@@ -77,7 +77,9 @@ class Producer(BlockingClient):
         self._producer = producer.Producer(**options)
         self._queue: deque[Any] = deque()
         """Records (future, time of the call, arguments of `append`), and barriers."""
-        self._new_future = record_future_class(self._wake_before_waiting, self._observe_on_loop, self._check_not_forked)
+        self._new_future = record_future_class(
+            self._wake_before_waiting, self._observe_on_loop, self._check_not_forked, self._check_may_wait
+        )
         self._to_observe: deque[RecordFuture] = deque()
         """Futures of records in batches, whose outcome another thread has asked for."""
         self._observing = SharedCall(self._observe_all)
@@ -164,7 +166,7 @@ class Producer(BlockingClient):
         """A thread is about to wait for a record, so neither the queue nor a batch must wait for its interval."""
         self._check_not_on_loop()
         self._check_thread_can_run()
-        thread = self._thread
+        thread = self._open_thread
         self._is_awaited = self._skips_linger
         if (self._queue or self._is_awaited) and not self._wake_up.is_on_its_way() and thread is not None:
             self._wake_loop(thread)
@@ -250,7 +252,7 @@ class Producer(BlockingClient):
     def _observe_on_loop(self, future: RecordFuture) -> None:
         """In any thread: have the loop tell a future of its delivery."""
         self._to_observe.append(future)
-        thread = self._thread or self._ending_thread
+        thread = self._thread
         if thread is None or self._observing.is_on_its_way():
             return
         try:
@@ -540,7 +542,7 @@ class Producer(BlockingClient):
                 self._fail_queued()
 
     def _handle_exit(self) -> None:
-        if self._thread is not None:
+        if self._open_thread is not None:
             self._producer.warn_of_undelivered(len(self._queue) + (self._waiting_task is not None))
 
     def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:

@@ -66,9 +66,9 @@ class _Registration:
     def append(self, waiter: Any) -> None:
         future = self._future
         if future._state == _RUNNING:
-            future._check_can_end()
+            future._check_may_wait()
             if waiter.event.__class__ is not WaiterEvent:
-                waiter.event = WaiterEvent(waiter, future._check_can_end)
+                waiter.event = WaiterEvent(waiter, future._check_may_wait)
             if future._observe("_waiters_to_tell", waiter, waiter.event.tell):
                 waiter.event.tell(future)
 
@@ -99,6 +99,7 @@ class RecordFuture(Future[Any]):
 
     _on_wait: Callable[[], None]
     _check_can_end: Callable[[], None]
+    _check_may_wait: Callable[[], None]
     _observe_on_loop: Callable[[RecordFuture], None]
 
     __init__ = object.__init__
@@ -252,16 +253,19 @@ def record_future_class(
     on_wait: Callable[[], None],
     observe_on_loop: Callable[[RecordFuture], None] = _has_no_loop,
     check_can_end: Callable[[], None] = lambda: None,
+    check_may_wait: Callable[[], None] | None = None,
 ) -> type[RecordFuture]:
     """The class of one producer's futures, which has what they share: a future without a constructor costs least.
 
     `on_wait` is called in a thread that is about to wait for a record. It may raise. `observe_on_loop` has the loop
     call a future's `observe` soon; where no loop runs any more, it calls it itself. `check_can_end` raises
-    RuntimeError in the child of a fork, where no future ends any more.
+    RuntimeError in the child of a fork, where no future ends any more. `check_may_wait` is called in a thread that is
+    about to wait in `concurrent.futures.wait` or `as_completed`, and may raise; without it that is `check_can_end`.
     """
     shared = {
         "_on_wait": staticmethod(on_wait),
         "_observe_on_loop": staticmethod(observe_on_loop),
         "_check_can_end": staticmethod(check_can_end),
+        "_check_may_wait": staticmethod(check_may_wait or check_can_end),
     }
     return type("RecordFuture", (RecordFuture,), shared)

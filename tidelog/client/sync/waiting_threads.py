@@ -65,11 +65,11 @@ class WaiterEvent:
     whose lock the loop so never takes.
     """
 
-    __slots__ = ("_check_can_end", "_ended", "_is_set", "_threads", "_waiter")
+    __slots__ = ("_check_may_wait", "_ended", "_is_set", "_threads", "_waiter")
 
-    def __init__(self, waiter: Any, check_can_end: Callable[[], None]) -> None:
+    def __init__(self, waiter: Any, check_may_wait: Callable[[], None]) -> None:
         self._waiter = weakref.ref(waiter)  # no cycle: the waiter keeps the futures
-        self._check_can_end = check_can_end
+        self._check_may_wait = check_may_wait
         self._is_set: bool = waiter.event.is_set()
         self._ended: deque[Any] = deque()
         self._threads = WaitingThreads()
@@ -89,8 +89,8 @@ class WaiterEvent:
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Raises RuntimeError in the child of a fork."""
-        self._check_can_end()
+        """Raises RuntimeError on the loop, and in the child of a fork."""
+        self._check_may_wait()
         return self._threads.wait(self._pass_on, timeout)
 
     def _pass_on(self) -> bool:
