@@ -216,8 +216,8 @@ def test_threads_that_send_the_first_record_at_once_share_one_loop(cluster, monk
         thread.start()
     for thread in threads:
         join(thread)
-    thread = with_all._thread
-    assert [each for each in made if not each.loop.is_closed()] == [thread]
+    own = with_all._thread
+    assert [each for each in made if not each.loop.is_closed()] == [own]
     with_all.close()
     assert all(each.loop.is_closed() for each in made)
     assert len(values(cluster)) == 4
