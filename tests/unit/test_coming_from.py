@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import warnings
@@ -14,6 +15,7 @@ import aiokafka.admin
 import confluent_kafka
 import confluent_kafka.admin
 import pytest
+from aiokafka.structs import RecordMetadata
 
 import tidelog
 
@@ -21,6 +23,8 @@ with warnings.catch_warnings():
     # It reads its schemas by importlib.resources.read_text.
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka
+    import kafka.consumer.fetcher
+    import kafka.producer.future
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "coming-from.md").read_text()
 OURS = {"producer": tidelog.Producer, "consumer": tidelog.Consumer, "admin": tidelog.Admin}
@@ -60,3 +64,20 @@ def test_what_the_page_says_to_call_exists(section: str, theirs: Any):
         if ours != "-":
             variable, method = ours.strip("`").split(".")
             assert inspect.isfunction(getattr(OURS[variable], method)), ours
+
+
+def test_each_field_of_a_record_has_a_row_and_what_the_page_names_exists():
+    (text,) = re.findall(r"^## Records\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE)
+    theirs = {
+        *(each.name for each in dataclasses.fields(aiokafka.ConsumerRecord)),
+        *RecordMetadata._fields,
+        *kafka.consumer.fetcher.ConsumerRecord._fields,
+        *kafka.producer.future.RecordMetadata._fields,
+        *(name for name in dir(confluent_kafka.Message) if not name.startswith("_")),
+    }
+    assert sorted(name for name, _ in rows) == sorted(theirs)
+    ours = {"record": tidelog.ConsumerRecord, "sent": tidelog.RecordMetadata}
+    for _, here in rows:
+        for variable, field in re.findall(r"`(\w+)\.(\w+)`", here):
+            assert field in ours[variable].__annotations__

@@ -67,6 +67,7 @@ class InterruptibleGroup(click.Group):
             with signals_as_interrupt():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
+            click.echo("tidelog: interrupted", err=True)
             raise SystemExit(INTERRUPTED) from None
         except ServerFailed as error:
             raise click.ClickException(one_line(error)) from error
@@ -74,13 +75,13 @@ class InterruptibleGroup(click.Group):
 
 @contextmanager
 def shown_at_the_end(show: Callable[[], None], errors: Console) -> Iterator[None]:
-    """Call `show` after the block, also after an interrupt, which goes on then."""
+    """Call `show` after the block, also after an interrupt, which then ends the command with `INTERRUPTED`."""
     try:
         yield
     except KeyboardInterrupt:
         errors.print("interrupted: what was measured is kept", style="yellow")
         show()
-        raise
+        raise SystemExit(INTERRUPTED) from None
     show()
 
 

@@ -32,6 +32,7 @@ from tidelog.bench.keeping import ResultFile, signals_as_interrupt
 from tidelog.bench.scenarios.base import Contestant, Metric, Scenario
 from tidelog.bench.spark import command as spark_command
 from tidelog.bench.spark import compare as spark_compare
+from tidelog.bench.studies import planning
 from tidelog.testing.processes import ServerFailed, ServerProcess
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP]
@@ -157,6 +158,12 @@ def test_interrupted_clients_show_and_write_what_was_measured(monkeypatch: pytes
             assert len(ended.stdout.splitlines()) == 4
         else:
             assert "250,000" in ended.stdout
+
+
+def test_an_interrupt_is_said_where_nothing_is_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planning, "measure_costs", Interrupt())
+    ended = invoke("plan", "--mb-in", 5)
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (130, "", "tidelog: interrupted\n")
 
 
 def test_a_client_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch):

@@ -27,6 +27,7 @@ from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsRespon
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from tidelog.protocol.messages.headers import RequestHeader
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tidelog.protocol.messages.metadata import MetadataRequest
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -360,6 +361,18 @@ async def test_no_common_version_names_both_sides():
         with pytest.raises(KafkaError, match="versions 7 to 9 of Heartbeat, this client 0 to 4") as caught:
             connection.version_of(HeartbeatRequest)
         assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+        connection.close()
+
+
+async def test_the_address_of_a_controller_is_named_as_such():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        connection._versions = {18: (0, 4), 62: (0, 4)}
+        with pytest.raises(KafkaError, match=r":\d+ is the address of a controller: clients connect to brokers"):
+            connection.version_of(MetadataRequest)
         connection.close()
 
 

@@ -105,7 +105,7 @@ def report(
 @click.option("--retention-hours", default=168.0, show_default=True, type=click.FloatRange(0))
 @click.option(
     "--report", "report_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the costs from this report.json; else they are measured now.",
+    help="Take the costs from this report.json; else they are measured now, for half a minute.",
 )  # fmt: skip
 @click.option("--json", "json_", is_flag=True, help="Print JSON.")
 def plan(

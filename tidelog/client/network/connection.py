@@ -41,7 +41,7 @@ _CORRELATION_MASK = 0x7FFFFFFF
 _CORRELATION_ID_START = 8
 _INT32 = Struct(">i")
 _FRAME_START = Struct(">ii")
-_API_VERSIONS = 18
+_METADATA, _API_VERSIONS, _BROKER_REGISTRATION = 3, 18, 62
 _WRITE_BUFFER_BYTES = 1024 * 1024
 yield_processor: Callable[[], None] = getattr(os, "sched_yield", lambda: None)  # not on Windows
 """Let another thread or process run here, if one waits for this processor."""
@@ -306,6 +306,8 @@ class Connection(asyncio.BufferedProtocol):
                 broker_versions = f"versions {lowest} to {highest}" if highest >= 0 else "no version"
                 client_versions = f"{request.VERSIONS.start} to {min(request.VERSIONS.stop - 1, max_version)}"
                 text = f"{self.address} has {broker_versions} of {name}, this client {client_versions}"
+                if _BROKER_REGISTRATION in self._versions and _METADATA not in self._versions:
+                    text = f"{self.address} is the address of a controller: clients connect to brokers"
                 raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, text)
             self._common_versions[key, max_version] = version
         return version
