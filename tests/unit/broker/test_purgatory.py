@@ -8,7 +8,8 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, Deadlines, OffsetWaiters
+from tidelog.broker.scheduling import purgatory
+from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, Deadlines, OffsetWaiter, OffsetWaiters
 
 
 def _note(called: list[int], number: int, error: Exception | None) -> None:
@@ -94,3 +95,37 @@ def test_deadlines_are_never_early_at_most_one_bucket_late_and_never_after_a_dis
         if next_due_ms is not None:
             assert next_due_ms >= min(due for due, _ in open_items.values())
         assert len(deadlines) == len(open_items)
+
+
+@given(st.lists(st.tuples(st.sampled_from(("add", "discard", "reach")), st.integers(0, 40))))
+def test_those_that_were_discarded_are_not_called_and_do_not_stay(steps: list[tuple[str, int]]) -> None:
+    waiters = OffsetWaiters()
+    called: list[int] = []
+    waiting: dict[int, tuple[int, OffsetWaiter]] = {}
+    most, high_watermark = purgatory.DISCARDED_MAX, 0
+    purgatory.DISCARDED_MAX = 2
+    try:
+        for number, (step, value) in enumerate(steps):
+            if step == "add":
+                offset = max([high_watermark + 1 + value, *(each for each, _ in waiting.values())])
+                waiting[number] = offset, waiters.add(offset, partial(_note, called, number))
+            elif step == "discard" and waiting:
+                _, waiter = waiting.pop(sorted(waiting)[value % len(waiting)])
+                waiter.discard()
+                waiter.discard()
+            elif step == "reach":
+                high_watermark += value
+                reached = [each for each, (offset, _) in waiting.items() if offset <= high_watermark]
+                called.clear()
+                for callback in waiters.take_reached(high_watermark):
+                    callback(None)
+                assert called == reached
+                for each in reached:
+                    waiting.pop(each)[1].discard()  # it has been called: no effect
+            assert len(waiters.waiting) <= len(waiting) + max(2, len(waiting))
+        called.clear()
+        for callback in waiters.take_all():
+            callback(None)
+        assert called == list(waiting)
+    finally:
+        purgatory.DISCARDED_MAX = most

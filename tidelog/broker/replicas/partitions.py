@@ -24,7 +24,7 @@ from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
 from tidelog.broker.replicas.flushes import Flushes
 from tidelog.broker.scheduling.callbacks import call_all
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
-from tidelog.broker.scheduling.purgatory import OffsetWaiters
+from tidelog.broker.scheduling.purgatory import OffsetWaiter, OffsetWaiters
 from tidelog.broker.scheduling.timers import DeadlineTimer
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot_replication import INLINE_BYTES_MAX
@@ -289,10 +289,11 @@ class Partitions:
 
     def when_committed(
         self, partition: Partition, required_offset: int, callback: Committed, *, for_client: bool = False
-    ) -> None:
+    ) -> OffsetWaiter | None:
         """Call back with None when the high watermark reaches `required_offset`, or with the error that prevents it.
 
         Only clients get NOT_ENOUGH_REPLICAS_AFTER_APPEND. A coordinator's records can still be committed after it.
+        Returns what waits; None if it has called back.
         """
         if partition.offline or not partition.leads:
             code = ErrorCode.KAFKA_STORAGE_ERROR if partition.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -301,16 +302,21 @@ class Partitions:
             callback(None)
         else:
             watch = partition.watch
-            (watch.produces if for_client else watch.writes).add(required_offset, callback)
+            waiters: OffsetWaiters = watch.produces if for_client else watch.writes
+            return waiters.add(required_offset, callback)
+        return None
 
-    def when_acknowledged(self, partition: Partition, required_offset: int, acks: int, callback: Committed) -> None:
+    def when_acknowledged(
+        self, partition: Partition, required_offset: int, acks: int, callback: Committed
+    ) -> OffsetWaiter | None:
         """`when_committed` for a client: acks=1 waits only for the device (flush.messages), not for other replicas."""
         if acks == ACKS_ALL or partition.offline or not partition.leads:
-            self.when_committed(partition, required_offset, callback, for_client=True)
-        elif partition.log.committable_offset >= required_offset:
+            return self.when_committed(partition, required_offset, callback, for_client=True)
+        if partition.log.committable_offset >= required_offset:
             callback(None)
-        else:
-            partition.watch.syncs.add(required_offset, callback)
+            return None
+        waiters: OffsetWaiters = partition.watch.syncs
+        return waiters.add(required_offset, callback)
 
     def watch(self, entry: SessionPartition) -> None:
         """Notify this entry's session when its partition changes. Does nothing if this node does not host it."""

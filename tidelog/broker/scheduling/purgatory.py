@@ -2,8 +2,8 @@
 
 Kafka's DelayedOperationPurgatory uses watcher lists and a timing wheel. Here the requests of a partition wait in offset
 order, because the high watermark only grows, and deadlines are in coarse buckets, so that adding and discarding one
-costs the same for any number of them. Invariant: an entry is taken out exactly once: by its offset, its deadline or
-`discard`.
+costs the same for any number of them. Invariants: an entry is taken out exactly once: by its offset, its deadline or
+`discard`; of those discarded, no more stay than DISCARDED_MAX, or than wait.
 """
 
 from __future__ import annotations
@@ -19,38 +19,79 @@ T = TypeVar("T")
 
 DEADLINE_RESOLUTION_MS = 10  # the width of a bucket; a timeout may be this late
 EMPTY_BUCKETS_MAX = 256
+DISCARDED_MAX = 1000
+
+Settled = Callable[[Exception | None], None]
+
+
+class OffsetWaiter:
+    """A callback that waits for an offset."""
+
+    __slots__ = ("_callback", "_waiters", "offset")
+
+    def __init__(self, waiters: OffsetWaiters, offset: int, callback: Settled) -> None:
+        self._waiters = waiters
+        self._callback: Settled | None = callback
+        self.offset = offset
+
+    def discard(self) -> None:
+        """Wait no longer. No effect on one that was taken out."""
+        if self._callback is not None:
+            self._callback = None
+            self._waiters.note_discarded()
+
+    @property
+    def is_discarded(self) -> bool:
+        return self._callback is None
+
+    def take(self) -> Settled | None:
+        """The callback. None: it was discarded."""
+        callback, self._callback = self._callback, None
+        return callback
 
 
 class OffsetWaiters:
     """Callbacks of one partition that wait until the high watermark reaches their offsets."""
 
-    __slots__ = ("waiting",)
+    __slots__ = ("_discarded", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[int, Callable[[Exception | None], None]]] = deque()
-        """(offset, callback) in offset order. Public, because every append reads it and a method call costs more."""
+        self.waiting: deque[OffsetWaiter] = deque()
+        """In offset order. Public, because every append reads it and a method call costs more."""
+        self._discarded = 0  # of `waiting`
 
-    def add(self, required_offset: int, callback: Callable[[Exception | None], None]) -> None:
+    def add(self, required_offset: int, callback: Settled) -> OffsetWaiter:
         """`required_offset` is the offset after the last record. That of a retried batch, which is in the log already,
         may be below the one before it. The batch then waits for the higher offset, which keeps the order."""
         waiting = self.waiting
-        if waiting and waiting[-1][0] > required_offset:
-            required_offset = waiting[-1][0]
-        waiting.append((required_offset, callback))
+        if waiting and waiting[-1].offset > required_offset:
+            required_offset = waiting[-1].offset
+        waiter = OffsetWaiter(self, required_offset, callback)
+        waiting.append(waiter)
+        return waiter
 
-    def take_reached(self, high_watermark: int) -> list[Callable[[Exception | None], None]]:
+    def note_discarded(self) -> None:
+        """A waiter was discarded. A high watermark that stands still would keep all of them."""
+        self._discarded += 1
+        if self._discarded > DISCARDED_MAX and self._discarded * 2 > len(self.waiting):
+            self.waiting = deque(each for each in self.waiting if not each.is_discarded)
+            self._discarded = 0
+
+    def take_reached(self, high_watermark: int) -> list[Settled]:
         """Take out every callback whose offset the high watermark has reached."""
         waiting = self.waiting
         done = []
-        while waiting and waiting[0][0] <= high_watermark:
-            done.append(waiting.popleft()[1])
+        while waiting and waiting[0].offset <= high_watermark:
+            callback = waiting.popleft().take()
+            if callback is None:
+                self._discarded -= 1
+            else:
+                done.append(callback)
         return done
 
-    def take_all(self) -> list[Callable[[Exception | None], None]]:
+    def take_all(self) -> list[Settled]:
         """Take out all callbacks, when the replica is no longer the leader."""
-        done = [callback for _, callback in self.waiting]
-        self.waiting.clear()
-        return done
+        return self.take_reached(sys.maxsize)
 
 
 class Deadlines(Generic[T]):

@@ -23,7 +23,7 @@ from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Answer, Deferred, Peer
 from tidelog.broker.scheduling.inspections import Inspection
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX
-from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS
+from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, OffsetWaiter
 from tidelog.protocol.batches.compression import ZSTD
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_LOW_OFFSET,
@@ -417,7 +417,7 @@ class _Responder(NamedTuple):
 class _ParkedOne(Deferred):
     """A faster `_ParkedProduce` for one partition, the most frequent case in a busy cluster."""
 
-    __slots__ = ("_acks", "_bucket", "_info", "_partition", "_timeout_ms", "_to", "_topic")
+    __slots__ = ("_acks", "_bucket", "_info", "_partition", "_timeout_ms", "_to", "_topic", "_waiter")
 
     def __init__(
         self, to: _Responder, partition: Partition, info: AppendInfo, topic: str | bytes, timeout_ms: int, acks: int
@@ -431,6 +431,7 @@ class _ParkedOne(Deferred):
         self._timeout_ms = timeout_ms
         self._acks = acks
         self._bucket = 0
+        self._waiter: OffsetWaiter | None = None
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
         """Begin to wait. If the batches were acknowledged since their append, this completes it at once."""
@@ -438,7 +439,7 @@ class _ParkedOne(Deferred):
         partition, info, partitions = self._partition, self._info, self._to.services.partitions
         timeout_ms = self._timeout_ms
         self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
-        partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, self._settled)
+        self._waiter = partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, self._settled)
         if info.duplicate:
             _limit_wait(partitions, partition, self._settled)
 
@@ -468,6 +469,8 @@ class _ParkedOne(Deferred):
 
     def _refuse(self, error: Exception) -> None:
         assert isinstance(error, KafkaError)
+        if self._waiter is not None:
+            self._waiter.discard()
         to = self._to
         try:
             frame = to.encode([(self._topic, [_refused(to.services, self._partition.index, error, to.version)])])
@@ -651,7 +654,7 @@ class _AwaitingInspection(Deferred):
 class _ParkedProduce(Deferred):
     """A request that waits until its batches are acknowledged in every partition, or until its timeout."""
 
-    __slots__ = ("_acks", "_bucket", "_open", "_timeout_ms", "_to", "_topics", "_waiting")
+    __slots__ = ("_acks", "_bucket", "_open", "_timeout_ms", "_to", "_topics", "_waiters", "_waiting")
 
     def __init__(
         self, to: _Responder, topics: _Topics, waiting: list[_UncommittedAppend], timeout_ms: int, acks: int
@@ -664,6 +667,7 @@ class _ParkedProduce(Deferred):
         self._timeout_ms = timeout_ms
         self._acks = acks
         self._bucket = 0
+        self._waiters: list[OffsetWaiter | None] = []
 
     def on_complete(self, callback: Callable[[Any], None]) -> None:
         """Begin to wait. If the batches were acknowledged since their append, this completes it at once."""
@@ -672,7 +676,7 @@ class _ParkedProduce(Deferred):
         self._bucket = partitions.deadlines.add(max(self._timeout_ms, 0), self._expired)
         for number, (partition, info, _, _) in enumerate(self._waiting):
             settled = partial(self._settled, number)
-            partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, settled)
+            self._waiters.append(partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, settled))
             if info.duplicate:
                 _limit_wait(partitions, partition, settled)
 
@@ -701,6 +705,9 @@ class _ParkedProduce(Deferred):
         results[position] = _refused(self._to.services, results[position].partition_index, error, self._to.version)
 
     def _finish(self) -> None:
+        for waiter in self._waiters:
+            if waiter is not None:
+                waiter.discard()
         try:
             frame = self._to.encode(self._topics)
         except Exception as failure:
