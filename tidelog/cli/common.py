@@ -188,6 +188,9 @@ def fail(message: str) -> int:
 
 
 def reason(error: OSError) -> str:
+    """The error with its file. One without a name is that of the working directory, where a path is relative to it."""
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return f"the working directory: {error.strerror}"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror}" if error.strerror else str(error)
 

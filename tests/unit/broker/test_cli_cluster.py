@@ -201,6 +201,16 @@ def test_a_start_that_the_disk_refuses_leaves_no_node_running(
     assert [node.now for node in ClusterFile(tmp_path).read().nodes] == [STOPPED] * 3
 
 
+@pytest.mark.parametrize("name", ["cluster.json.tmp", "node-1.yaml"])
+def test_a_full_volume_is_told_with_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(cluster_nodes, "check_ports", lambda nodes: None)
+    (tmp_path / name).symlink_to("/dev/full")
+    assert main(["cluster", "start", "--brokers", "1", "--data", str(tmp_path), "--detach"]) == 1
+    assert capsys.readouterr().err == f"tidelog: {tmp_path / name}: No space left on device\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_between_two_launches_waits_until_the_file_has_all_processes(
     tmp_path: Path, child: subprocess.Popen[bytes], number: int, monkeypatch: pytest.MonkeyPatch

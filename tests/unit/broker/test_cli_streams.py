@@ -64,6 +64,14 @@ def test_a_stream_that_cannot_be_used_is_one_line(bootstrap: str, words: str, er
     assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", f"tidelog: {err}\n")
 
 
+@pytest.mark.parametrize("words", ["start", "cluster start --detach"])
+def test_a_working_directory_that_is_gone_is_named(bootstrap: str, tmp_path: Path, words: str):
+    (tmp_path / "gone").mkdir()
+    done = shell(f"cd {tmp_path}/gone; rmdir {tmp_path}/gone; tidelog {words}", bootstrap)
+    expected = "tidelog: the working directory: No such file or directory\n"
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", expected)
+
+
 @pytest.mark.parametrize(
     "words", ["topics list <&-", "consume numbers -o -1 -e <&-", "topics list 2>&-", "topics create quiet 2>&- <&-"]
 )

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tidelog
-from tidelog.cli.cluster.state import KILLED, PAUSED, RUNNING, STOPPED, ClusterFile, ClusterState, Node
+from tidelog.cli.cluster.state import KILLED, PAUSED, RUNNING, STOPPED, ClusterFile, ClusterState, Node, write_named
 from tidelog.protocol.errors import counted
 
 STOP_S = 30.0
@@ -110,7 +110,7 @@ def launch(node: Node, cluster_id: str) -> None:
         LogDirectory.open(OsDisk(), node.data, node_id=node.id, cluster_id=cluster_id).close()
     file = Path(node.data).with_suffix(".yaml")
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in node.config.items()]
-    file.write_text("".join(lines), encoding="utf-8")
+    write_named(file, "".join(lines))
     output_file = Path(node.output)
     if output_file.exists() and output_file.stat().st_size >= OUTPUT_BYTES_MAX:
         output_file.replace(f"{node.output}.1")

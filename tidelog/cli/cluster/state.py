@@ -188,8 +188,16 @@ class ClusterFile:
             "nodes": [_content(node) for node in state.nodes],
         }
         part = self.path.with_suffix(".json.tmp")
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_named(part, json.dumps(content, indent=2) + "\n")
         part.replace(self.path)
+
+
+def write_named(path: Path, text: str) -> None:
+    """Write a file. The error of a write, as on a full volume, has no name of its own: it gets that of the file."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _content(node: Node) -> dict[str, Any]:
