@@ -24,7 +24,8 @@ from tidelog.client.model import RecordMetadata
 from tidelog.client.sync import Producer, loop_thread
 from tidelog.client.sync.loop_call import LoopCall, SharedCall
 from tidelog.client.sync.loop_thread import LoopThread
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.metadata import MetadataRequest
 from tidelog.protocol.messages.produce import ProduceRequest
 
 
@@ -170,9 +171,21 @@ def test_every_future_ends_when_closing_runs_out_of_time(cluster, caplog):
     sent = [sending.send("t", b"x" * 100) for _ in range(500)]
     sending.close(timeout_ms=50)
     for future in sent:
-        assert isinstance(future.exception(PATIENCE_S), (KafkaError, RuntimeError))
+        assert isinstance(future.exception(PATIENCE_S), KafkaError)
     with pytest.raises(RuntimeError, match="closed"):
         sending.send("t", b"x")
+
+
+def test_records_that_a_close_leaves_behind_fail_alike(cluster, caplog):
+    """All but the first raised the RuntimeError of a send after `close`."""
+    caplog.set_level(logging.CRITICAL, "tidelog")
+    sending = producer(cluster)
+    sending.start()
+    cluster.script(MetadataRequest, *[lambda request, node: SILENCE] * 50)
+    sent = [sending.send("unknown", b"x") for _ in range(3)]
+    sending.close(0)
+    errors = [future.exception(PATIENCE_S) for future in sent]
+    assert [isinstance(error, KafkaError) and error.code for error in errors] == [ErrorCode.NETWORK_EXCEPTION] * 3
 
 
 def test_a_flush_waits_for_what_was_sent_before_it_and_not_for_what_comes_later(cluster):

@@ -316,6 +316,8 @@ class Producer(BlockingClient):
         self, future: RecordFuture, topic: str, error: BaseException, start_s: float, transaction: int | None = None
     ) -> None:
         """`transaction`: that of a record that has waited, 0 if it is not a part of any."""
+        if isinstance(error, RuntimeError) and self._producer._closed:  # it was sent before `close`, and is left
+            error = KafkaError(ErrorCode.NETWORK_EXCEPTION, CLOSED_BEFORE_DELIVERY)
         future.set_exception(error)
         self._log_once(str(error) or repr(error))
         self._producer.note_lost_record(error, transaction)
