@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidelog.broker.network.counters import Histogram
-from tidelog.broker.scheduling.callbacks import call_all
 from tidelog.storage.log.partition_log import CorruptLog
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from tidelog.broker.scheduling.purgatory import Settled
     from tidelog.replication.partition import Partition
     from tidelog.storage.log.partition_log import PartitionLog
 
@@ -28,7 +28,9 @@ SHORTAGE_PAUSE_S = 1.0  # the pause after a sync that failed for want of file de
 
 
 class Flushes:
-    """`is_hosted(partition)`: whether this node still hosts it. `fail(partition, error)`: its log is unusable."""
+    """`is_hosted(partition)`: whether this node still hosts it. `fail(partition, error)`: its log is unusable.
+    `settle(callbacks, error)`: calls those of produces.
+    """
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Flushes:
         stopwatch: Callable[[], float],
         is_hosted: Callable[[Partition], bool],
         fail: Callable[[Partition, Exception], None],
+        settle: Callable[[list[Settled], Exception | None], None],
     ) -> None:
         self.durations = Histogram()
         self.on_flushed: Callable[[Partition], None] | None = None
@@ -48,6 +51,7 @@ class Flushes:
         self._stopwatch = stopwatch
         self._is_hosted = is_hosted
         self._fail = fail
+        self._settle = settle
         self._under_way: set[asyncio.Future[None]] = set()
         self._short: set[Partition] = set()  # to sync again after a shortage
         self._is_closing = False
@@ -83,7 +87,7 @@ class Flushes:
                 return
             # From here on use the partition's present log: it may have moved to another directory meanwhile.
             partition.advance_high_watermark()
-            call_all(partition.watch.syncs.take_reached(partition.log.committable_offset), None)
+            self._settle(partition.watch.syncs.take_reached(partition.log.committable_offset), None)
             if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
                 self.on_flushed(partition)
             if partition.log.flush_due:

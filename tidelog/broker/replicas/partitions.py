@@ -22,6 +22,7 @@ from tidelog.broker.replicas.fetching.follower_answers import Tail
 from tidelog.broker.replicas.fetching.follower_fetches import FollowerFetches
 from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
 from tidelog.broker.replicas.flushes import Flushes
+from tidelog.broker.scheduling.acknowledgements import Acknowledgements
 from tidelog.broker.scheduling.callbacks import call_all
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
 from tidelog.broker.scheduling.purgatory import OffsetWaiter, OffsetWaiters
@@ -86,6 +87,7 @@ class Partitions:
         """`replica`: the node's functions that replicas call; None for a node without a cluster."""
         self.deadlines = DeadlineTimer(loop)
         self.callbacks = DeferredCallbacks(loop)
+        self.acknowledgements = Acknowledgements(loop.call_soon)
         self.fetch_wakes = FetchWakes(loop.call_soon, self.callbacks)
         self.deletions = Deletions()
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
@@ -106,7 +108,8 @@ class Partitions:
         """The counters of each topic that has a replica here."""
         self._watches: dict[Partition, _Watch] = {}  # `Partition.watch` is the same object, without the look-up
         self._known_elsewhere = known_elsewhere
-        self.flushes = Flushes(loop, executor, clock_ms, stopwatch, self._watches.__contains__, self._fail)
+        is_hosted, settle = self._watches.__contains__, self.acknowledgements.settle
+        self.flushes = Flushes(loop, executor, clock_ms, stopwatch, is_hosted, self._fail, settle)
 
     # ------------------------------------------------------------------------------------------------------ look-up
 
@@ -344,7 +347,7 @@ class Partitions:
             for follower in watch.followers:
                 follower.appended(news=0)
         if watch.produces.waiting:
-            call_all(watch.produces.take_reached(partition.log.high_watermark), None)
+            self.acknowledgements.settle(watch.produces.take_reached(partition.log.high_watermark), None)
         if watch.writes.waiting:
             call_all(watch.writes.take_reached(partition.log.high_watermark), None)
 
@@ -424,15 +427,15 @@ class Partitions:
     def fail_waiting_acks_all(self, partition: Partition) -> None:
         """The ISR has become too small while produces wait. Their records are in the log but may still be lost."""
         waiting = self._watches[partition].produces.take_all()
-        call_all(waiting, KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
+        self.acknowledgements.settle(waiting, KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND))
 
     def fail_waiting_requests(self, partition: Partition, code: ErrorCode) -> None:
         """This replica no longer leads: waiting fetches check again, waiting produces fail with `code`."""
         watch = self._watches[partition]
         self.deletions.give_up(partition, code)
         self.role_changed(partition)
-        waiting = [*watch.produces.take_all(), *watch.syncs.take_all(), *watch.writes.take_all()]
-        call_all(waiting, KafkaError(code))
+        call_all(watch.writes.take_all(), KafkaError(code))
+        self.acknowledgements.settle([*watch.produces.take_all(), *watch.syncs.take_all()], KafkaError(code))
 
     def refusal(self, partition: Partition | None, error: Exception) -> KafkaError:
         """The error for the client. A log that cannot be used takes its partition offline."""
