@@ -6,8 +6,11 @@ ConfigError of one line that names the option.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from tidelog.client.arguments import shown
@@ -16,6 +19,7 @@ from tidelog.protocol.errors import ConfigError
 
 Config = TypeVar("Config", bound=ClientConfig)
 
+_NAME: Final = re.compile(r"(?<!['\w])[a-z_]+(?!['\w])")
 _SECURITY: Final = ("kafka.sasl.", "kafka.ssl.")
 
 
@@ -95,9 +99,16 @@ def client_options(
     return {**defaults, **given}
 
 
-def client_config(config_class: type[Config], options: Mapping[str, Any]) -> Config:
-    """The configuration of a client. Raises ConfigError."""
+def client_config(
+    config_class: type[Config], options: Mapping[str, Any], spelling: Mapping[str, str] = MappingProxyType({})
+) -> Config:
+    """The configuration of a client. Raises ConfigError, which names options as Spark's user writes them.
+
+    `spelling` gives the names of those that do not begin with `kafka.`.
+    """
     try:
         return config_class.from_options(options)
     except ConfigError as error:
-        raise ConfigError(f"kafka options: {error}") from None
+        names = {each.name: f"kafka.{each.name.replace('_', '.')}" for each in fields(config_class)} | dict(spelling)
+        text = _NAME.sub(lambda match: names.get(match[0], match[0]), str(error))
+        raise ConfigError(text) from None

@@ -242,7 +242,8 @@ def _producer(options: Mapping[str, str], exactly_once: bool) -> tuple[Mapping[s
     codec = str(config.get("compression_type"))
     if codec in levels:  # that of another codec has no effect, as in Kafka
         config["compression_level"] = _level(codec, levels[codec])
-    checked = client_config(ProducerConfig, {**config, "transactional_id": "x"} if exactly_once else config)
+    for_task = {**config, "transactional_id": "x"} if exactly_once else config
+    checked = client_config(ProducerConfig, for_task, {"transactional_id": "exactlyOnce"})
     return config, checked.max_block_ms
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tidelog.client.config import ProducerConfig
 from tidelog.protocol.errors import ConfigError
+from tidelog.spark_ingest.options import SourceOptions
 from tidelog.spark_ingest.sink_options import KAFKA_SUPPORTED, SINK_OPTIONS, SinkOptions, column_places
 
 KAFKAS_PRODUCER = """
@@ -46,6 +47,17 @@ def test_an_error_does_not_repeat_a_value_of_any_length(value):
             errors.append(str(error))
     assert len(errors) > 10
     assert max(map(len, errors)) < 1000
+
+
+def test_an_error_of_the_client_names_the_option_as_it_is_written():
+    with pytest.raises(ConfigError, match=r"^kafka\.max\.block\.ms must be a whole number, not 'linger_ms'$"):
+        parsed(**{"kafka.max.block.ms": "linger_ms"})
+    with pytest.raises(ConfigError, match=r"^exactlyOnce needs idempotence.* not kafka\.acks=1$"):
+        parsed(**{"exactlyOnce": "true", "kafka.acks": "1"})
+    with pytest.raises(ConfigError, match=r"^kafka\.isolation\.level must be one of read_uncommitted, read_committed"):
+        SourceOptions.parse(
+            {"kafka.bootstrap.servers": "localhost:1", "subscribe": "t", "kafka.isolation.level": "read_comitted"}
+        )
 
 
 def test_options_without_effect_are_taken_and_noted():
