@@ -132,15 +132,13 @@ class SourceOptions:
     without_effect: tuple[str, ...] = ()
     """Accepted options without effect."""
 
-    def may_begin_later(self, partition: TopicPartition) -> bool:
-        """Whether a later look may find a later start of the partition, though retention has removed nothing.
+    @property
+    def may_begin_later(self) -> bool:
+        """Whether a later look may find a later start within a log, though retention has removed nothing.
 
         By time it does where compaction has removed the record.
         """
-        starting = self.starting
-        if starting.group or starting.by_time:
-            return True
-        return (starting.value if isinstance(starting.value, int) else starting.value.get(partition)) == LATEST
+        return bool(self.starting.group) or self.starting.by_time
 
     @classmethod
     def parse(cls, raw_options: Mapping[str, str], mode: str = BATCH) -> SourceOptions:

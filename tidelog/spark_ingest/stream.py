@@ -227,7 +227,7 @@ class StreamDriver:
             self._has_run_again = True
             if self._first.refusal is not None and not self._first.without_start.isdisjoint(ends):
                 raise self._first.refusal
-            begins = replayed_start(begins, ends, options.may_begin_later)
+            begins = replayed_start(begins, ends, self._first.at_end, options.may_begin_later)
         ranges, new_partitions, losses = ranges_between(begins, ends)
         self._report(losses)
         if new_partitions:

@@ -8,7 +8,7 @@ that is replayed after a crash reads the same records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from tidelog.client.model import TopicPartition
@@ -154,14 +154,14 @@ def first_end(start: Offsets, ends: Offsets, at_end: Collection[TopicPartition])
     return {each: min(start[each], end) if each in at_end else end for each, end in ends.items() if each in start}
 
 
-def replayed_start(start: Offsets, end: Offsets, may_begin_later: Callable[[TopicPartition], bool]) -> Offsets:
+def replayed_start(start: Offsets, end: Offsets, at_end: Collection[TopicPartition], may_begin_later: bool) -> Offsets:
     """The start of a query's first micro-batch that ends at `end`, when it runs again after a restart.
 
-    `start` is where the query would begin now: its partitions may be more, and those that may begin later than at first
-    have nothing to read then.
+    `start` is where the query would begin now: its partitions may be more, and those that begin later than at first
+    have nothing to read then. Nor have those at the end of their log, also of a log that has fewer records now.
     """
     return {
-        each: min(offset, end[each]) if may_begin_later(each) else offset
+        each: end[each] if each in at_end else min(offset, end[each]) if may_begin_later else offset
         for each, offset in start.items()
         if each in end
     }

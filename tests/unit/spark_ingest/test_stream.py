@@ -603,6 +603,22 @@ def test_a_topic_that_is_deleted_leaves_the_first_micro_batch_where_loss_is_tole
         stream.latest_offset(stream.initial_offset())  # a new query needs its topics
 
 
+@pytest.mark.parametrize("options", [{}, {"startingTimestamp": str(TIME + 9)}], ids=["latest", "time"])
+def test_a_topic_with_fewer_records_than_before_has_none_in_a_first_micro_batch_from_its_end(node, new_topic, options):
+    """A task would wait for offsets that do not come."""
+    topic = new_topic(5)
+    options = {"subscribe": topic, "startingOffsetsByTimestampStrategy": "latest", **options}
+    with driver(node, **options) as stream:
+        end = stream.latest_offset(stream.initial_offset())
+    with admin(node) as client:
+        client.delete_topics([topic])
+    node.topic(topic, 2)
+    with driver(node, **options) as stream:
+        assert stream.ranges(stream.initial_offset(), end) == []
+        with pytest.raises(DataLoss, match="ends at 2, before offset 5"):
+            stream.latest_offset(end)
+
+
 def test_records_that_retention_took_from_the_first_micro_batch_are_a_loss_when_it_runs_again(node, new_topic):
     topic = new_topic(5)
     with driver(node, subscribe=topic, startingOffsets="earliest") as stream:
