@@ -11,7 +11,7 @@ import pytest
 
 from tests.compatibility.wire import Wire
 from tests.patience import PATIENCE_S
-from tidelog import Consumer, KafkaError, Producer, TopicPartition
+from tidelog import Admin, Consumer, KafkaError, Producer, TopicPartition
 from tidelog.protocol.errors import ErrorCode
 from tidelog.testing.processes import ServerProcess, TidelogProcess
 
@@ -116,6 +116,19 @@ async def test_members_of_both_protocols_share_a_group(kafka: ServerProcess, top
                         polled = await member.poll(50)
                         values += [record.value or b"" for records in polled.values() for record in records]
     assert set(values) == {b"%d" % number for number in range(RECORDS)}
+
+
+async def test_a_group_is_described_with_its_members(kafka: ServerProcess, topic: str) -> None:
+    group = f"consumer-{next(_numbers)}"
+    async with Admin(bootstrap_servers=kafka.bootstrap_servers) as admin:
+        async with consumer(kafka, topic, group=group) as reading:
+            await poll_until(lambda: len(reading.assignment()) == 4, reading)
+            described = (await admin.describe_groups([group]))[group]
+            assert (described.protocol_type, described.protocol) == ("consumer", "uniform")
+            (member,) = described.members
+            assert member.topics == (topic,)
+            assert set(member.assignment) == reading.assignment()
+        assert (await admin.describe_groups([group]))[group].members == ()
 
 
 async def test_tidelog_says_that_it_does_not_serve_it(server: ServerProcess, new_topic: Callable[..., str]) -> None:

@@ -14,19 +14,21 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.patience import PATIENCE_S, readable
 from tidelog import EmbeddedBroker
+from tidelog.cli.groups.command import _describe_all
 from tidelog.cli.main import main
 from tidelog.cli.top.command import _screen
 from tidelog.cli.top.rates import view
-from tidelog.cli.top.snapshot import Snapshot
+from tidelog.cli.top.snapshot import Snapshot, _add_groups
 from tidelog.client import TopicPartition
-from tidelog.client.groups.model import GroupDescription
-from tidelog.client.model import ClusterDescription, Node, PartitionDescription, TopicDescription
+from tidelog.client.groups.model import GROUP_TYPES, GroupDescription, GroupListing
+from tidelog.client.model import ClusterDescription, Node, OffsetAndMetadata, PartitionDescription, TopicDescription
 from tidelog.client.sync import Consumer, Producer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -241,3 +243,24 @@ def test_the_live_view_ends_with_ctrl_c(broker: EmbeddedBroker, columns: int):
         process.kill()
         process.wait(PATIENCE_S)
         os.close(ours)
+
+
+class AdminOfGroups:
+    """An admin client of a cluster with a group of each type."""
+
+    async def list_groups(self) -> list[GroupListing]:
+        return [GroupListing(kind, "consumer", "Stable", kind) for kind in (*GROUP_TYPES, "")]
+
+    async def describe_groups(self, group_ids: list[str]) -> dict[str, GroupDescription]:
+        return {group: GroupDescription(group, "Stable", "consumer", "range", ()) for group in group_ids}
+
+    async def list_group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {}
+
+
+async def test_groups_of_no_consumers_keep_no_others_from_the_screen():
+    """No call describes a share group or one of Kafka Streams: the first one of these failed all."""
+    admin: Any = AdminOfGroups()
+    looked = snapshot(0.0, (0, 0), 0, 0)
+    await _add_groups(admin, looked)
+    assert set(looked.groups) == set(await _describe_all(admin)) == {"classic", "consumer", ""}

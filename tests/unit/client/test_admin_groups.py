@@ -14,11 +14,17 @@ from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, HANDLERS, FakeCluster, FakeNode
 from tidelog import EmbeddedBroker
 from tidelog.client import Admin, Consumer, NewTopic, OffsetAndMetadata, Producer, TopicPartition, sync
-from tidelog.client.groups.model import GROUP_STATES, GroupListing, PartitionLag
+from tidelog.client.groups.model import GROUP_STATES, GroupListing, GroupMember, PartitionLag
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.record_times import first_record_times
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages import consumer_group_describe, describe_groups
+from tidelog.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
+from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from tidelog.protocol.messages.metadata import MetadataResponseBroker
 
 E = ErrorCode
@@ -151,6 +157,62 @@ async def test_times_of_records_inside_batches_and_of_large_ones(
 
 def _unscripted(node: FakeNode, request: object) -> object:
     raise AssertionError(request)
+
+
+def describe_classic(_: FakeNode, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+    return DescribeGroupsResponse(
+        groups=[
+            describe_groups.DescribedGroup(group_id=group, group_state="Stable", protocol_type="consumer")
+            if group == "classic"
+            else describe_groups.DescribedGroup(group_id=group, error_code=E.GROUP_ID_NOT_FOUND, group_state="Dead")
+            for group in request.groups
+        ]
+    )
+
+
+def describe_newer(_: FakeNode, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
+    assignment = consumer_group_describe.Assignment(
+        topic_partitions=[consumer_group_describe.TopicPartitions(topic_name="t", partitions=[1, 0])]
+    )
+    member = consumer_group_describe.Member(
+        member_id="m", client_id="c", client_host="/h", subscribed_topic_names=["u", "t"], assignment=assignment
+    )
+    return ConsumerGroupDescribeResponse(
+        groups=[
+            consumer_group_describe.DescribedGroup(
+                group_id=group, group_state="Reconciling", assignor_name="uniform", members=[member]
+            )
+            if group == "newer"
+            else consumer_group_describe.DescribedGroup(group_id=group, error_code=E.GROUP_ID_NOT_FOUND)
+            for group in request.group_ids
+        ]
+    )
+
+
+async def test_a_group_of_the_newer_protocol_is_described_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's answer to DescribeGroups is GROUP_ID_NOT_FOUND, with the message that the group is not a classic one."""
+    monkeypatch.setitem(HANDLERS, 15, (DescribeGroupsRequest, DescribeGroupsResponse, describe_classic))
+    monkeypatch.setitem(HANDLERS, 69, (ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, describe_newer))
+    async with FakeCluster() as cluster, Admin(bootstrap_servers=cluster.bootstrap) as client:
+        described = await client.describe_groups(["newer", "classic"])
+        assert list(described) == ["newer", "classic"]
+        assert described["classic"].state == "Stable"
+        newer = described["newer"]
+        assert (newer.state, newer.protocol_type, newer.protocol) == ("Reconciling", "consumer", "uniform")
+        assignment = (TopicPartition("t", 0), TopicPartition("t", 1))
+        assert newer.members == (GroupMember("m", None, "c", "/h", ("t", "u"), assignment),)
+        assert newer.coordinator is not None
+        with pytest.raises(KafkaError) as raised:
+            await client.describe_groups(["newer", "none"])
+        assert raised.value.code is E.GROUP_ID_NOT_FOUND
+
+
+async def test_a_group_is_missing_where_brokers_do_not_know_the_newer_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HANDLERS, 15, (DescribeGroupsRequest, DescribeGroupsResponse, describe_classic))
+    async with FakeCluster() as cluster, Admin(bootstrap_servers=cluster.bootstrap) as client:
+        with pytest.raises(KafkaError) as raised:
+            await client.describe_groups(["newer"])
+        assert raised.value.code is E.GROUP_ID_NOT_FOUND
 
 
 async def test_a_coordinator_that_moved_is_asked_for_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

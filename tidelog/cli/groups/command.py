@@ -27,7 +27,7 @@ from tidelog.cli.groups.reset import ResetError, chosen
 from tidelog.cli.groups.reset_command import reset_offsets
 from tidelog.cli.groups.show import ShownGroup
 from tidelog.client import Admin, TopicPartition
-from tidelog.client.groups.model import GROUP_STATES, GROUP_TYPES, GroupDescription, GroupListing
+from tidelog.client.groups.model import DESCRIBED_TYPES, GROUP_STATES, GROUP_TYPES, GroupDescription, GroupListing
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _LOOKS = 5
@@ -152,7 +152,10 @@ def describe(
 async def _describe_all(admin: Admin) -> dict[str, GroupDescription]:
     for _ in range(_LOOKS):
         try:
-            return await admin.describe_groups([each.group_id for each in await admin.list_groups()])
+            listed = await admin.list_groups()
+            return await admin.describe_groups(
+                [each.group_id for each in listed if each.type.lower() in DESCRIBED_TYPES]
+            )
         except KafkaError as error:
             if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
                 raise  # otherwise a group was deleted meanwhile: list and describe again

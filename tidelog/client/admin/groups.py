@@ -36,6 +36,11 @@ from tidelog.client.network.offsets import list_offsets
 from tidelog.client.network.record_times import first_record_times
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from tidelog.protocol.messages import consumer_group_describe
+from tidelog.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
 from tidelog.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from tidelog.protocol.messages.describe_groups import (
     DescribedGroup,
@@ -95,9 +100,10 @@ class GroupAdmin(CoordinatorAdmin):
         return [listings[group_id] for group_id in sorted(listings)]
 
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-        """State, protocol and members by group id. Raises the KafkaError of the first failed group.
+        """State, protocol and members by group id, of the classic protocol and of KIP-848. Raises the KafkaError of
+        the first failed group.
 
-        GROUP_ID_NOT_FOUND means that the group does not exist.
+        GROUP_ID_NOT_FOUND means that there is no such group of consumers.
         """
         results = await self._call_coordinators(
             GROUP,
@@ -106,12 +112,38 @@ class GroupAdmin(CoordinatorAdmin):
             DescribeGroupsResponse,
             lambda response: {group.group_id: (group.error_code, group) for group in response.groups},
         )
+        # Brokers before 4.0 report a missing group as Dead.
+        codes = {
+            group_id: ErrorCode.GROUP_ID_NOT_FOUND if not code and group.group_state == DEAD else code
+            for group_id, (_, code, group) in results.items()
+        }
+        missing = [group_id for group_id, code in codes.items() if code == ErrorCode.GROUP_ID_NOT_FOUND]
+        descriptions = await self._describe_consumer_groups(missing) if missing else {}
+        for group_id, (node, _, group) in results.items():
+            if group_id not in descriptions:
+                raise_on_error(codes[group_id], group.error_message, f"group {group_id!r}")
+                descriptions[group_id] = _to_description(group, node)
+        return {group_id: descriptions[group_id] for group_id in results}
+
+    async def _describe_consumer_groups(self, group_ids: list[str]) -> dict[str, GroupDescription]:
+        """Those of these groups that have the protocol of KIP-848."""
+        try:
+            results = await self._call_coordinators(
+                GROUP,
+                group_ids,
+                lambda groups: ConsumerGroupDescribeRequest(group_ids=groups),
+                ConsumerGroupDescribeResponse,
+                lambda response: {group.group_id: (group.error_code, group) for group in response.groups},
+            )
+        except KafkaError as error:
+            if error.code is not ErrorCode.UNSUPPORTED_VERSION:
+                raise
+            return {}  # a broker that does not know the protocol
         descriptions: dict[str, GroupDescription] = {}
         for group_id, (node, code, group) in results.items():
-            if not code and group.group_state == DEAD:
-                code = ErrorCode.GROUP_ID_NOT_FOUND  # brokers before 4.0 report a missing group as Dead
-            raise_on_error(code, group.error_message, f"group {group_id!r}")
-            descriptions[group_id] = _to_description(group, node)
+            if code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
+                raise_on_error(code, group.error_message, f"group {group_id!r}")
+                descriptions[group_id] = _to_description_of_consumer_group(group, node)
         return descriptions
 
     async def delete_groups(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
@@ -301,6 +333,29 @@ def _to_description(group: DescribedGroup, node: Node | None) -> GroupDescriptio
         tuple(_to_member(member, is_consumer_protocol) for member in group.members),
         node,
     )
+
+
+def _to_description_of_consumer_group(
+    group: consumer_group_describe.DescribedGroup, node: Node | None
+) -> GroupDescription:
+    members = tuple(
+        GroupMember(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            tuple(sorted(member.subscribed_topic_names)),
+            tuple(
+                sorted(
+                    TopicPartition(topic.topic_name, partition)
+                    for topic in member.assignment.topic_partitions
+                    for partition in topic.partitions
+                )
+            ),
+        )
+        for member in group.members
+    )
+    return GroupDescription(group.group_id, group.group_state, PROTOCOL_TYPE, group.assignor_name, members, node)
 
 
 def _to_member(member: DescribedGroupMember, is_consumer_protocol: bool) -> GroupMember:

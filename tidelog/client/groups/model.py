@@ -18,6 +18,8 @@ GROUP_STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
 )  # fmt: skip
 GROUP_TYPES = ("consumer", "classic", "share", "streams")
+DESCRIBED_TYPES = ("consumer", "classic", "")
+"""Those that `Admin.describe_groups` describes; an old broker sends no type."""
 
 
 @dataclass(frozen=True, slots=True)
