@@ -53,7 +53,8 @@ OPEN_MAX: Final = 2
 # have for it before the next ones continue.
 RESUMED_AT_ONCE: Final = 2
 RESUME_MS: Final = 10.0
-# How often those that wait are looked at for the ones that need not any more, as by another list of replicas.
+# How often those that wait are looked at for the ones that need not any more, as by another list of replicas, and all
+# others for the ones that must wait now.
 FREED_MS: Final = 400.0
 # A leader may learn of its election later than its follower, so only lasting failures are logged at INFO.
 FAILURES_BEFORE_INFO: Final = 5
@@ -132,7 +133,8 @@ class ReplicaFetcher:
         self._held: dict[FollowedPartition, None] = {}  # their records wait for the device
         self._throttled: dict[FollowedPartition, None] = {}  # they wait for the rate, in the order of their turns
         self._throttle_timer: asyncio.TimerHandle | None = None
-        self._freed_due_ms = 0.0
+        self._unpaused: dict[FollowedPartition, None] = {}  # throttled ones mentioned or fetched since `_keep_rate`
+        self._freed_due_ms = self._all_due_ms = 0.0
         self._is_rate_due = False  # records of throttled replicas came: look at the rate before the next request
         self._delays = Delays(fetchers, self._end_delays)  # after a failure
         self._bounds = LeaderBounds(fetchers.node_id, self._on_bounds, self._broken)
@@ -173,6 +175,7 @@ class ReplicaFetcher:
         self._delays.discard(followed)
         self._fetchers.truncations.discard(followed)
         self._throttled.pop(followed, None)
+        self._unpaused.pop(followed, None)
 
     def resume(self, followed: FollowedPartition) -> None:
         if followed in self._held:
@@ -222,6 +225,8 @@ class ReplicaFetcher:
         """Mention the partition in the next request. If that request was to remove it, the session still has it."""
         followed.request_number = NOT_REQUESTED
         self._changed[followed] = None
+        if followed.partition.throttled_as_follower:
+            self._unpaused[followed] = None
         if followed.key in self._forgotten:
             del self._forgotten[followed.key]
             followed.in_session = True
@@ -472,6 +477,7 @@ class ReplicaFetcher:
         if followed.requested_offset < followed.leader_high_watermark:
             self._fetchers.throttle.record(size_bytes, self._loop.time() * 1000)
             self._is_rate_due = True
+            self._unpaused[followed] = None
 
     @staticmethod
     def _is_limited(followed: FollowedPartition) -> bool:
@@ -489,14 +495,20 @@ class ReplicaFetcher:
         return wait_ms if wait_ms >= RESUME_MS else 0.0
 
     def _keep_rate(self) -> None:
-        """Once the rate is used up, pause all partitions for which it holds: each would bring an answer above it.
+        """Once the rate is used up, pause the partitions for which it holds: each would bring an answer above it.
         Until then the next ones that wait continue.
         """
         self._is_rate_due = False
         if not self._pause_ms():
             self._end_throttle_of(RESUMED_AT_ONCE)
             return
-        for followed in self.followed.values():
+        unpaused: Collection[FollowedPartition]
+        unpaused, self._unpaused = self._unpaused, {}
+        now_ms = self._loop.time() * 1000
+        if now_ms >= self._all_due_ms:  # thousands may be followed
+            self._all_due_ms = now_ms + FREED_MS
+            unpaused = self.followed.values()
+        for followed in unpaused:
             is_asked_for = followed.in_session or followed in self._changed
             if is_asked_for and followed not in self._held and self._is_limited(followed):
                 self._pause(followed)

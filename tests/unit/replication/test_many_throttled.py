@@ -152,6 +152,24 @@ def test_those_that_wait_for_the_followers_rate_are_not_looked_at_each_time_two_
     assert looks < 10 * waiting, "each half a second"
 
 
+def test_those_that_are_followed_are_not_all_looked_at_each_time_two_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand took three milliseconds, a hundred times a second."""
+    cluster = lagging("follower", 1_000_000, 30_000)
+    (link,) = cluster.nodes[2].fetchers._links.values()
+    looks = 0
+    is_limited = ReplicaFetcher._is_limited
+
+    def counted(followed: FollowedPartition) -> bool:
+        nonlocal looks
+        looks += followed not in link._throttled
+        return is_limited(followed)
+
+    monkeypatch.setattr(ReplicaFetcher, "_is_limited", staticmethod(counted))
+    while copied(many(cluster, 2)) < COUNT:
+        cluster.loop.run_for(100)
+    assert looks < 10 * COUNT, "all each 400 ms, and those that go on"
+
+
 def test_a_refused_isr_is_proposed_again_by_a_fetch_that_does_not_name_the_partition() -> None:
     cluster = Replicas(2)
     leader, follower = cluster.nodes[1], cluster.nodes[2]
