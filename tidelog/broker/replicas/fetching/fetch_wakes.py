@@ -11,7 +11,7 @@ once, unless its need is not reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -104,11 +104,12 @@ class _Rounds:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def begin(self, waiting: WaitingFetches) -> None:
-        if waiting in self._under_way:
-            self._again.add(waiting)
-        else:
-            self._under_way[waiting] = iter(self.entries(waiting))
+    def begin(self, waiting: WaitingFetches, entries: Iterable[SessionPartition]) -> None:
+        self._under_way[waiting] = iter(entries)
+
+    def repeat(self, waiting: WaitingFetches) -> None:
+        """Begin another round after the one under way."""
+        self._again.add(waiting)
 
     def next_changed(self) -> list[Changed]:
         """The callbacks of the next entries. Each call begins with another partition."""
@@ -126,13 +127,20 @@ class _Rounds:
             elif waiting in self._again:
                 self._again.discard(waiting)
                 if self.is_needed(waiting):
-                    self.begin(waiting)
+                    self.begin(waiting, self.entries(waiting))
         return notified
 
     looked_at_max = NOTIFIED_PER_TURN
 
     def entries(self, waiting: WaitingFetches) -> list[SessionPartition]:
-        return list(waiting.fetches)
+        """Those to notify. Sessions of which no fetch waits have nothing to try: they take the change at once."""
+        entries = []
+        for each in waiting.fetches:
+            if each.session.waiters:
+                entries.append(each)
+            else:
+                each.changed()
+        return entries
 
     def due(self, waiting: WaitingFetches, entries: Iterable[SessionPartition]) -> list[Changed]:
         """The callbacks of those of `entries` that are to be tried."""
@@ -178,20 +186,24 @@ class FetchWakes:
 
     def appended(self, waiting: WaitingFetches) -> None:
         """Readers can read more of a partition. Its fetches are tried soon, or their sessions note that it has news."""
-        self._changed(waiting.fetches, waiting, self._first)
+        self._changed(waiting, self._first)
         if waiting.patient and (waiting in self._patient or self._patient.is_needed(waiting)):
-            self._changed(waiting.patient, waiting, self._patient)
+            self._changed(waiting, self._patient)
 
     def changed(self, waiting: WaitingFetches) -> None:
         """Anything else has changed: the leader, the log start, or whether the partition is here."""
         waiting.all_try_again()
-        self._changed(waiting.fetches, waiting, self._first)
+        self._changed(waiting, self._first)
 
-    def _changed(self, entries: Sized, waiting: WaitingFetches, rounds: _Rounds) -> None:
-        if len(entries) + len(self._callbacks.waiting) <= AT_ONCE_MAX and waiting not in rounds:
-            call_all(rounds.due(waiting, rounds.entries(waiting)))
+    def _changed(self, waiting: WaitingFetches, rounds: _Rounds) -> None:
+        if waiting in rounds:
+            rounds.repeat(waiting)
+            return
+        entries = rounds.entries(waiting)
+        if len(entries) + len(self._callbacks.waiting) <= AT_ONCE_MAX:
+            call_all(rounds.due(waiting, entries))
         elif entries:
-            rounds.begin(waiting)
+            rounds.begin(waiting, entries)
             if not self._is_armed:
                 self._is_armed = True
                 self._call_soon(self._turn)
