@@ -30,7 +30,9 @@ from tidelog.client import (
     TransactionFatal,
     TransactionTimeout,
 )
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.producing.transaction_manager import TransactionManager
+from tidelog.client.producing.transactions import Transactions
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from tidelog.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
@@ -447,6 +449,34 @@ async def test_without_a_coordinator_a_call_ends_in_time_and_names_the_cause(ver
         assert "COORDINATOR_NOT_AVAILABLE" in str(caught.value)
         cluster.scripts.clear()
         await run(sending, b"1")
+
+
+@pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "transaction"])
+async def test_the_first_call_of_a_transaction_has_one_limit_for_the_start_and_itself(call, monkeypatch):
+    """It could take `max_block_ms` twice."""
+    start, wait, deadlines = Cluster.start, Transactions._wait_until, list[float | None]()
+
+    async def start_late(cluster: Cluster) -> None:
+        await asyncio.sleep(0.2)
+        await start(cluster)
+
+    async def note_deadline(self: Transactions, condition: Any, name: str, deadline: float | None = None) -> None:
+        deadlines.append(deadline)
+        await wait(self, condition, name, deadline)
+
+    monkeypatch.setattr(Cluster, "start", start_late)
+    monkeypatch.setattr(Transactions, "_wait_until", note_deadline)
+    async with cluster_of(2) as cluster:
+        sending = transactional(cluster)
+        began_s = asyncio.get_running_loop().time()
+        if call == "transaction":
+            await sending.transaction().__aenter__()
+        else:
+            await getattr(sending, call)()
+        (deadline,) = deadlines
+        assert deadline is not None
+        assert deadline < began_s + 0.1 + sending.config.max_block_ms / 1000
+        await sending.close()
 
 
 @both_versions

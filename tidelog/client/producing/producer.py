@@ -563,7 +563,8 @@ class Producer:
         The first transaction does it too. Raises TransactionTimeout after `max_block_ms`,
         TransactionFatal.
         """
-        await (await self._started_transactions()).initialize()
+        deadline = self._max_block_deadline()
+        await (await self._started_transactions()).initialize(deadline)
 
     def transaction(self) -> TransactionScope:
         """One transaction: `async with producer.transaction():`.
@@ -573,11 +574,20 @@ class Producer:
         and other TransactionFatal (close this producer), TransactionTimeout when the outcome is not
         known.
         """
-        return TransactionScope(self._started_transactions)
+        return TransactionScope(self._begin)
 
     async def begin_transaction(self) -> None:
         """Begin a transaction. Raises RuntimeError in an open one, TransactionTimeout, TransactionFatal."""
-        await (await self._started_transactions()).begin()
+        await self._begin()
+
+    async def _begin(self) -> tuple[Transactions, int]:
+        """The transactions, and the number of the one that has begun."""
+        deadline = self._max_block_deadline()  # for the start, too
+        transactions = await self._started_transactions()
+        return transactions, await transactions.begin(deadline)
+
+    def _max_block_deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._config.max_block_ms / 1000
 
     async def commit_transaction(self) -> None:
         """Deliver all records of the transaction and commit it.

@@ -44,20 +44,19 @@ class Transactions:
 
     # -- calls
 
-    async def initialize(self) -> None:
+    async def initialize(self, deadline: float) -> None:
         """Get a producer id, after the end of what an earlier producer left open."""
         self._manager.initialize()
-        await self._wait_until(lambda: self._manager.state not in (State.INITIALIZING,), "init_transactions")
+        await self._wait_until(lambda: self._manager.state is not State.INITIALIZING, "init_transactions", deadline)
         if self._manager.state is State.FATAL_ERROR:
             raise self._manager.error
 
-    async def begin(self) -> int:
+    async def begin(self, deadline: float) -> int:
         """Begin a transaction, after the end of the previous one. Returns its number."""
         manager = self._manager
         if manager.state is State.READY and manager.begin(self._sender.uses_version_2):
             return manager.number  # usual, and nothing has to be sent
         manager.initialize()
-        deadline = self._deadline()
         while True:
             await self._wait_until(lambda: manager.state in _RESTING, "begin_transaction", deadline)
             if manager.state is State.READY:
@@ -241,14 +240,13 @@ class TransactionScope:
     A commit or an abort inside the block is allowed: the end of the block then does nothing.
     """
 
-    def __init__(self, start: Callable[[], Awaitable[Transactions]]) -> None:
-        self._start = start
+    def __init__(self, begin: Callable[[], Awaitable[tuple[Transactions, int]]]) -> None:
+        self._begin = begin
         self._transactions: Transactions | None = None
         self._number = 0
 
     async def __aenter__(self) -> None:
-        self._transactions = await self._start()
-        self._number = await self._transactions.begin()
+        self._transactions, self._number = await self._begin()
 
     @property
     def is_open(self) -> bool:
