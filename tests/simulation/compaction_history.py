@@ -232,7 +232,7 @@ class CompactionHistory(LogHistory):
             self.compaction.run()
             if self.rng.random() < 0.1 and self.log_is_in_a_swap():
                 self.look()
-            if self.compaction._ready is not None and self.rng.random() < STRUCK_SWAPS:
+            if self.compaction._ready and self.rng.random() < STRUCK_SWAPS:
                 self.disk.fail_after(self.rng.randint(1, 20))
             if not self.compaction.advance():
                 self.cleanings += not self.compaction.is_given_up

@@ -174,7 +174,7 @@ class CompactedReplicas(PlacesOfReplicas):
         log = compaction.log
         for _ in range(steps):
             compaction.run()
-            if compaction._ready is not None and self.rng.random() < self.struck_swaps:
+            if compaction._ready and self.rng.random() < self.struck_swaps:
                 node.disk.fail_after(self.rng.randint(1, 20))
             try:
                 goes_on = compaction.advance()

@@ -92,7 +92,8 @@ def forget_to_finish_a_swap(patch: pytest.MonkeyPatch) -> None:
 
 def leave_the_old_segments(patch: pytest.MonkeyPatch) -> None:
     def careless(swap: Swap) -> None:
-        swap._log.segments.replace(swap._old, swap._new)
+        for old, new in swap._replaced:
+            swap._log.segments.replace(old, new)
 
     patch.setattr(Swap, "_replace", careless)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,16 @@ from tests.unit.broker.repairing import RepairedReplica
 from tests.unit.storage.batches import NOW, Logs
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
+from tests.unit.storage.test_damage import copy_of
 from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a, fetch, replicas
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.storage.cleaner.filter import CleanedBatch
 from tidelog.storage.cleaner.keys import PlainKeyTable
-from tidelog.storage.log.compaction import Compaction, find_cleanable
+from tidelog.storage.log.compaction import Compaction, find_cleanable, write_batches
+from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments import lookup
+from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
 
@@ -33,6 +39,11 @@ class Cluster(RepairedReplica):
         self.fault: Callable[[int], object] = lambda offset: None
         super().__init__(self.here.log, lambda: list(self.copies))
         self.repairs._in_sync = lambda partition: self.in_sync
+
+    def use(self, here: Logs, other: Logs) -> None:
+        self.here, self.cleaned = here, other
+        self.partition.log = here.log
+        self.copies = {2: other.log}
 
     async def fetch(
         self, partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20
@@ -217,6 +228,174 @@ async def test_an_unexpected_error_in_a_copy_leaves_the_log_to_the_cleaner(tmp_p
     assert cluster.here.files("*.cleaned") == []
     assert await cluster.repair()
     assert cluster.table() == WITHOUT_A
+
+
+def ahead(cluster: Cluster, deletes: int, *, keeps_tombstone: bool = False) -> None:
+    """Here all segments are cleaned. Broker 2 has everything, and no cleaner."""
+    config = replace(GONE, delete_retention_ms=10**9) if keeps_tombstone else GONE
+    cluster.here, cluster.cleaned = (Logs(cluster.here.path.parent / name, config) for name in ("ahead", "behind"))
+    for number in range(4):
+        for made in (cluster.here, cluster.cleaned):
+            pairs = [keyed(("a", "1"), ("b", "1")), keyed(("b", "2"))] if not number else []
+            pairs.append(keyed((f"{number}", "x" * 900)))  # none is merged with the next one
+            made.append(*pairs, *([keyed(("a", None))] if number == deletes else []))
+            made.log.roll(NOW)
+    for made in (cluster.here, cluster.cleaned):
+        made.append(keyed(("z", "1")))
+    for _ in range(1 if keeps_tombstone else 2):
+        clean(cluster.here.log)
+        for made in (cluster.here, cluster.cleaned):
+            made.append(keyed(("z", "1")))
+            made.log.roll(NOW)
+            made.append(keyed(("z", "1")))
+    cluster.use(cluster.here, cluster.cleaned)
+
+
+def cleaned_twice(log: PartitionLog) -> set[tuple[bytes | None, bytes | None]]:
+    """What is left when every tombstone has been compared and removed."""
+    for number in range(3):
+        log.append_as_leader(memoryview(bytearray(keyed(("z", "1")))), 0, NOW)
+        log.roll(NOW)
+        log.set_high_watermark(log.log_end_offset)
+        clean(log, NOW + 10**10 * number)
+    return {(key, value) for _, key, value in contents(log)}
+
+
+@pytest.mark.parametrize("keeps_tombstone", [False, True])
+@pytest.mark.parametrize("deletes", range(4))
+async def test_what_the_cleaner_here_has_removed_does_not_come_back(
+    tmp_path: Path, deletes: int, keeps_tombstone: bool
+) -> None:
+    """The copy was not cleaned so far. The tombstone is gone here, or was compared, and goes later."""
+    cluster = Cluster(tmp_path)
+    ahead(cluster, deletes, keeps_tombstone=keeps_tombstone)
+    before = {(key, value) for key, value in cluster.table() if value is not None}
+    lose_headers(cluster.here)
+    assert await cluster.repair()
+    log = cluster.here.log
+    assert (log.damaged_ranges(), cluster.refused) == ([], [])
+    values = newest_values(log)
+    assert values == newest_values(cluster.cleaned.log) == dict(before)
+    assert cleaned_twice(log) == before
+
+
+def newest_values(log: PartitionLog) -> dict[bytes | None, bytes]:
+    newest = {key: value for _, key, value in contents(log)}
+    return {key: value for key, value in newest.items() if value is not None}
+
+
+def lose_headers(made: Logs) -> None:
+    """The first segment's bytes are zeros, so that nothing tells what was there."""
+    path = made.folder / made.files("*.log")[0]
+    path.write_bytes(bytes(path.stat().st_size))
+    for segment in made.log.segments:
+        segment.findings = segment.examine()
+        made.log.adopt_findings(segment)
+    assert made.log.damaged_ranges()
+
+
+async def test_a_copy_that_was_made_of_a_cleaned_log_lacks_what_that_one_lacks(tmp_path: Path) -> None:
+    """No cleaner has run here. The tombstone was gone when this replica was added, and is in no segment."""
+    cluster = Cluster(tmp_path)
+    ahead(cluster, 2)
+    cleaned = cluster.here
+    copied = Logs(tmp_path / "copied", GONE)
+    for _, batch in sorted(copy_of(cleaned).items()):
+        copied.log.append_as_follower(memoryview(bytearray(batch)), NOW)
+        if len(copied.log.segments) < 3:
+            copied.log.roll(NOW)
+    copied.log.set_high_watermark(copied.log.log_end_offset)
+    before = newest_values(copied.log)
+    cluster.use(copied, cluster.cleaned)
+    lose_headers(copied)
+    assert await cluster.repair()
+    assert (copied.log.damaged_ranges(), cluster.refused) == ([], [])
+    assert newest_values(copied.log) == before
+    assert cleaned_twice(copied.log) == {*before.items()}
+
+
+async def test_a_range_behind_which_nothing_is_missing_is_repaired_alone(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    here, other = (Logs(tmp_path / name, GONE) for name in ("here", "other"))
+    for made in (here, other):
+        made.append(keyed(("a", "1")), keyed(("a", "2")))
+        made.log.roll(NOW)
+        made.append(keyed(("a", None)), keyed(("b", "1")))
+    here.close()
+    path = here.folder / here.files("*.log")[0]
+    path.write_bytes(path.read_bytes()[:70])
+    here.open()
+    cluster.use(here, other)
+    for segment in here.log.segments:
+        segment.findings = segment.examine()
+        here.log.adopt_findings(segment)
+    files = here.files("*.log")
+    assert await cluster.repair()
+    assert (here.log.damaged_ranges(), here.files("*.deleted"), here.files("*.log")) == ([], [], files)
+    assert contents(here.log) == contents(other.log)
+
+
+@pytest.mark.parametrize("fetches", range(2, 8))
+async def test_a_copy_that_ends_in_the_middle_leaves_no_mixture_of_two_cleanings(tmp_path: Path, fetches: int) -> None:
+    """Its first segments took their place. Then a third replica's copy of the range, as it was here, ended the repair,
+    and nothing removed the deleted key again."""
+    cluster = Cluster(tmp_path)
+    ahead(cluster, 3)
+    before = contents(cluster.here.log)
+    whole = Logs(tmp_path / "whole", GONE)
+    for _, batch in sorted(copy_of(cluster.here).items()):
+        whole.log.append_as_follower(memoryview(bytearray(batch)), NOW)
+    whole.log.set_high_watermark(whole.log.log_end_offset)
+    lose_headers(cluster.here)
+
+    def go(offset: int) -> None:
+        if len(cluster.fetches) >= fetches:
+            raise PeerUnreachable("it is gone")
+
+    cluster.fault = go
+    if await cluster.repair():
+        assert newest_values(cluster.here.log) == newest_values(cluster.cleaned.log)
+        return
+    assert (cluster.here.files("*.cleaned"), cluster.here.log.compaction) == ([], None)
+    cluster.fault = lambda offset: None
+    cluster.copies = {3: whole.log}
+    assert await cluster.repair()
+    assert contents(cluster.here.log) == before
+
+
+@pytest.mark.parametrize("fails_at", range(1, 8))
+async def test_a_volume_that_is_full_in_the_middle_of_a_copy_is_waited_for(
+    tmp_path: Path, fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy may be larger than what is here. The damage stays, and the log directory in use."""
+    cluster = Cluster(tmp_path)
+    ahead(cluster, 3)
+    lose_headers(cluster.here)
+    before = [each.base_offset for each in cluster.here.log.segments]
+    with monkeypatch.context() as patched:
+        patched.setattr("tidelog.storage.log.prefix_copy.write_batches", filled(fill_after=fails_at))
+        is_done = await cluster.repair()
+    log = cluster.here.log
+    if not is_done:
+        assert [each.base_offset for each in log.segments] == before
+        assert log.damaged_ranges()
+        assert (log.compaction, log.is_under_cleaning, cluster.here.files("*.cleaned")) == (None, False, [])
+    assert cluster.refused == []
+    assert await cluster.repair()
+    assert newest_values(log) == newest_values(cluster.cleaned.log)
+
+
+def filled(fill_after: int) -> Callable[..., int]:
+    left = fill_after
+
+    def write(segment: Segment, parts: list[CleanedBatch], position: int) -> int:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device", segment.path)
+        return write_batches(segment, parts, position)
+
+    return write
 
 
 async def test_a_copy_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,10 +130,10 @@ def repair_range(
     damaged: DamagedRange,
     copy: dict[int, bytes],
     *,
-    cleaned_offset: int | None = None,
+    lacks_below: int | None = None,
 ) -> None:
     work = log.repair_of(segment, damaged)
-    work.cleaned_offset = cleaned_offset
+    work.lacks_below, work.knows_gaps = lacks_below, True
     for offset in sorted(copy):
         if not work.is_complete and offset >= damaged.first_offset:
             work.accept(memoryview(copy[offset]))

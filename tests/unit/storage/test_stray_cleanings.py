@@ -14,6 +14,7 @@ from tests.unit.storage.test_threads import Gate, stopped
 from tidelog.storage.files.disk import Buffer, File
 from tidelog.storage.log.compaction import Compaction
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.swap import Swap
 from tidelog.storage.segments.log_config import LogConfig
 
 CONFIG = LogConfig(
@@ -37,6 +38,8 @@ class Mortal(QuickDisk):
         super().__init__()
         self.ends_at = ends_at
         self.is_counting = False
+        self.unsynced: list[tuple[str, str]] = []
+        """The renames since the last sync of a directory."""
 
     def _count(self) -> None:
         self.ends_at -= self.is_counting
@@ -46,6 +49,7 @@ class Mortal(QuickDisk):
     def rename(self, source: str, target: str) -> None:
         self._count()
         super().rename(source, target)
+        self.unsynced.append((source, target))
 
     def remove(self, path: str) -> None:
         self._count()
@@ -58,6 +62,7 @@ class Mortal(QuickDisk):
     def sync_directory(self, path: str) -> None:
         self._count()
         super().sync_directory(path)
+        self.unsynced.clear()
 
     def open(self, path: str, *, create: bool = False) -> File:
         self._count()
@@ -80,6 +85,10 @@ def newest(log: PartitionLog) -> dict[bytes | None, bytes | None]:
 def leave_stray(folder: Path, base_offset: int) -> None:
     for kind in KINDS:
         (folder / f"{base_offset:020d}{kind}.cleaned").write_bytes(b"")
+
+
+def base_of(swap: Swap) -> int:
+    return swap._replaced[0][1].base_offset
 
 
 def to_end(compaction: Compaction) -> None:
@@ -131,10 +140,10 @@ def test_a_start_finishes_a_committed_swap_with_a_stray(tmp_path: Path, steps: i
     logs = made(tmp_path / "data")
     expected = newest(logs.log)
     compaction = begin(logs.log)
-    while compaction._swap is None or compaction._swap._next < steps or (compaction._swap._new.base_offset > 0) < group:
+    while (swap := compaction._swap) is None or swap._next < steps or (base_of(swap) > 0) < group:
         compaction.run()
         assert compaction.advance()
-    base_offset = compaction._swap._new.base_offset
+    base_offset = base_of(swap)
     leave_stray(
         logs.folder, {"at its base": base_offset, "at the first base": 0, "between": max(0, base_offset - 1)}[stray]
     )
@@ -247,7 +256,7 @@ def test_a_start_finishes_a_swap_of_which_a_power_loss_kept_any_renames(tmp_path
         while (swap := compaction._swap) is None or not swap.has_begun:
             compaction.run()
             assert compaction.advance()
-        old = [f"{segment.base_offset:020d}.log" for segment in swap._old]
+        old = [f"{segment.base_offset:020d}.log" for segment in swap._replaced[0][0]]
         logs.kill()
         for at, name in enumerate(old):
             if number >> at & 1:

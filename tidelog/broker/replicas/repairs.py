@@ -25,16 +25,18 @@ from tidelog.replication.threads import until_done
 from tidelog.storage.log.compaction import CleaningFailed
 from tidelog.storage.log.damage_behind import begin_segment_at_damage
 from tidelog.storage.log.damaged_end import move_damaged_end
+from tidelog.storage.log.gap_scan import GapScan
 from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.log.repair import (
     CopyRefused,
     EpochBegins,
+    GapsUnknown,
     NoRoom,
     NoSpace,
+    OtherCleaning,
     RangeRepair,
     RepairCheck,
     SegmentFull,
-    Thinned,
     is_present,
 )
 from tidelog.storage.segments.damage import DamagedRange, describe
@@ -267,8 +269,9 @@ class Repairs:
         """Replicas without the whole range -> the lowest offset with which a batch that is worth a copy may begin."""
         gap_is_shared = damage.position == damage.end_position
         if log.config.is_compacted:
-            repair.cleaned_offset = log.cleaned_offset
-        thinned: list[int] = []
+            repair.lacks_below = log.cleaned_offset
+        cleaned: list[int] = []
+        """Replicas whose cleaners may have removed other records of the range."""
         for source in self.others(partition):
             try:
                 await self._copy_committed_if_refused(partition, repair, source)
@@ -278,8 +281,8 @@ class Repairs:
             except SegmentFull as refused:
                 await self._go_on_behind(partition, repair, refused)
                 return
-            except Thinned as refused:
-                thinned.append(source)
+            except OtherCleaning as refused:
+                cleaned.append(source)
                 gap_is_shared = everyone_lacks_it = False
                 logger.info("%s: broker %d does not help alone: %s", name, source, refused)
             except CopyRefused as refused:
@@ -298,7 +301,7 @@ class Repairs:
             if repair.is_complete:
                 break
         if repair.is_obsolete or (
-            thinned and not repair.is_complete and await self._copy_thinned(partition, repair, thinned)
+            cleaned and not repair.is_complete and await self._copy_cleaned(partition, repair, cleaned)
         ):
             return
         part = None if repair.is_complete else repair.finish_part()
@@ -324,9 +327,9 @@ class Repairs:
             if self._is_lost(partition):
                 log.accept_loss()
 
-    async def _copy_thinned(self, partition: Partition, repair: RangeRepair, sources: list[int]) -> bool:
-        """Their cleaners have removed records of the range. Whether the attempt is over: the log is replaced by a
-        replica's copy up to the range, or one may do so later. Otherwise the range alone is repaired. Raises OSError.
+    async def _copy_cleaned(self, partition: Partition, repair: RangeRepair, sources: list[int]) -> bool:
+        """Their cleaners may have removed other records of the range. Whether the attempt is over: the log is replaced
+        by a replica's copy, or one may do so later. Otherwise the range alone is repaired. Raises OSError.
         """
         name = f"{partition.topic}-{partition.index}"
         if partition.log.is_under_cleaning:
@@ -336,7 +339,7 @@ class Repairs:
             if source not in self._in_sync(partition) or not partition.log.may_be_cleaned:
                 continue
             try:
-                if await self._copy_prefix(partition, repair.segment, source):
+                if await self._copy_prefix(partition, repair, source):
                     self._note_repaired(partition, repair.damage, name)
                 return True  # also where it was given up, as for a truncation: the next attempt looks again
             except (KafkaError, PeerUnreachable) as error:
@@ -349,16 +352,20 @@ class Repairs:
         if may_help:
             return True
         logger.warning("%s: records that were deleted or aborted may be back: %s", name, describe(repair.damage))
-        repair.cleaned_offset = None
+        repair.lacks_below = None
         with suppress(CopyRefused, KafkaError, PeerUnreachable):
             await self._copy_committed_if_refused(partition, repair, sources[0])
         return False
 
-    async def _copy_prefix(self, partition: Partition, last: Segment, source: int) -> bool:
-        """Replace the log up to this segment. False if it has changed meanwhile. Raises KafkaError, PeerUnreachable,
-        CleaningFailed, OSError.
+    async def _copy_prefix(self, partition: Partition, repair: RangeRepair, source: int) -> bool:
+        """Replace the log up to the last segment that lacks records. False if it has changed meanwhile. Raises
+        KafkaError, PeerUnreachable, CleaningFailed, OSError.
         """
         log = partition.log
+        lacks_below = await self._find_gaps(log, repair)
+        if repair.is_obsolete:
+            return False
+        last = log.segments.from_offset(max(lacks_below - 1, repair.segment.base_offset))[0]
         if last is log.segments.active:
             log.roll(log.clock_ms)
         copy = PrefixCopy(log, last, log.clock_ms)
@@ -612,8 +619,19 @@ class Repairs:
             except EpochBegins:
                 await self._compare_before(partition, repair, source)
                 continue
+            except GapsUnknown:
+                await self._find_gaps(log, repair)
+                continue
             if repair.next_offset == before:
                 raise CopyRefused("it sends no whole batch")
+
+    async def _find_gaps(self, log: PartitionLog, repair: RangeRepair) -> int:
+        """The offset from which on the log has all records, also for `repair.accept`. Raises OSError."""
+        if not repair.knows_gaps or repair.lacks_below is None:
+            scan = GapScan(log, repair.segment, repair.damage)
+            await until_done(self._run_in_executor(scan.run))
+            repair.lacks_below, repair.knows_gaps = scan.end_offset, True
+        return repair.lacks_below
 
     async def _compare_before(self, partition: Partition, repair: RangeRepair, source: int) -> None:
         """Raises PeerUnreachable, OSError."""

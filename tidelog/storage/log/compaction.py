@@ -118,7 +118,6 @@ class Compaction:
         self._disk = log.disk
         self._make_keys = make_keys
         self._piece_bytes = max(piece_bytes, HEADER_SIZE)
-        self._read_to = 0
         self._written_before = 0
         self._config = log.config
         self._segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
@@ -132,11 +131,11 @@ class Compaction:
             entry.producer_id: (entry.epoch, entry.batches[-1][LAST_OFFSET] if entry.batches else -1)
             for entry in log.producers.entries.values()
         }
-        self._ready: tuple[list[Segment], Segment] | None = None
+        self._ready: list[tuple[list[Segment], Segment]] = []
         self._swap: Swap | None = None
         self._ends_are_kept = True
         """Every cleaned segment ends where the next one begins."""
-        self._unfinished: Segment | None = None
+        self._unfinished: list[Segment] = []
         self._work = self._whole()
         self._is_done = False
         log.compaction = self
@@ -159,12 +158,12 @@ class Compaction:
                 return True
             if self.error is not None:
                 raise self.error
-            if self._ready is not None:
-                self._swap, self._ready = Swap(self.log, *self._ready), None
+            if self._ready:
+                self._swap, self._ready = Swap(self.log, self._ready), []
             if self._swap is not None:
                 self._swap.advance()
                 if self._swap.is_done:
-                    self._swap = self._unfinished = None
+                    self._swap, self._unfinished = None, []
             elif self._is_done:
                 self._finish()
                 return False
@@ -185,7 +184,7 @@ class Compaction:
             return
         if self._swap is not None and self._swap.has_begun:
             self._swap.finish_now()
-            self._swap = self._unfinished = None
+            self._swap, self._unfinished = None, []
         self.is_given_up = True
         self.log.compaction = None
 
@@ -201,7 +200,8 @@ class Compaction:
     def abandon(self) -> None:
         """End the cleaning without another file operation: the log is deleted, or its directory has failed."""
         self.is_given_up = True
-        self.log.compaction = self._swap = self._unfinished = None
+        self.log.compaction = self._swap = None
+        self._unfinished = []
         self.log.is_under_cleaning = False
 
     def _finish(self) -> None:
@@ -210,13 +210,13 @@ class Compaction:
         self.log.is_under_cleaning = False
 
     def _clear_up(self) -> None:
-        """Remove the files of an unfinished segment. Not during a `run`."""
+        """Remove the files of unfinished segments. Not during a `run`."""
         self._work.close()
         self.log.is_under_cleaning = False
-        unfinished, self._unfinished = self._unfinished, None
-        if unfinished is not None:
-            unfinished.release()
-            _remove_cleaned(self._disk, self.log.directory, unfinished.base_offset)
+        unfinished, self._unfinished = self._unfinished, []
+        for segment in unfinished:
+            segment.release()
+            _remove_cleaned(self._disk, self.log.directory, segment.base_offset)
 
     # The work, in any thread
 
@@ -290,7 +290,7 @@ class Compaction:
         for segment, end_offset in zip(self._segments, self._ends):
             if end_offset <= start:
                 continue
-            for chunk, batches in self._chunks(segment):
+            for chunk, batches, _ in self._chunks(segment):
                 for position, header in batches:
                     if header.last_offset < start:
                         continue
@@ -324,11 +324,11 @@ class Compaction:
         written, written_end = 0, new.base_offset
         last_with_batches = max((i for i, segment in enumerate(old) if segment.size_bytes), default=-1)
         for number, segment in enumerate(old):
-            for chunk, positions in self._chunks(segment):
+            for chunk, positions, end in self._chunks(segment):
                 parts: list[CleanedBatch] = []
                 for position, header in positions:
                     is_last = number == last_with_batches and position + header.size_bytes == len(chunk)
-                    is_last = is_last and self._read_to == segment.size_bytes
+                    is_last = is_last and end == segment.size_bytes
                     left = batches.clean(chunk, position, header, is_last)
                     if left is not None:
                         parts.append(left)
@@ -340,9 +340,11 @@ class Compaction:
         for row in batches.newly_indexed:
             new.transaction_index.append(row)
         batches.newly_indexed.clear()
-        yield from self._seal(new, old, written, written_end)
+        self._seal(new, old, written, written_end)
+        self._ready = [(old, new)]
+        yield
 
-    def _seal(self, new: Segment, old: list[Segment], written: int, written_end: int) -> Iterator[None]:
+    def _seal(self, new: Segment, old: list[Segment], written: int, written_end: int) -> None:
         """The new segment is complete, with so many bytes and up to this offset: it is to take the place of `old`."""
         new.size_bytes = new.warm_from = written
         new.may_have_gaps = True
@@ -350,14 +352,12 @@ class Compaction:
         new.may_end_early = written_end != new.next_offset
         self._ends_are_kept = self._ends_are_kept and not new.may_end_early
         with self._files_of_the_log():
-            remove_strays(self._disk, new.directory, new.base_offset)
+            remove_strays(self._disk, new.directory, {each.base_offset for each in self._unfinished})
             new.seal()
         new.file.sync()
         new.sync_indexes()
         new.synced_bytes = written
         self._written_before += written
-        self._ready = (old, new)
-        yield
 
     def _begin_segment(self, base_offset: int) -> Segment:
         log = self.log
@@ -367,12 +367,15 @@ class Compaction:
                 self._disk, log.directory, base_offset, self._config, self._filter_at_ms, jitter_ms=log.jitter_ms,
                 suffix=CLEANED_SUFFIX,
             )  # fmt: skip
-            self._unfinished = new
+            self._unfinished.append(new)
             self._disk.write_file(new.path, b"", sync=False)
             new.file.truncate(0)  # it stays open, so that it is found when the name belongs to another log
         new.begin_rebuild()
         new.transaction_index.begin_rebuild()
         return new
+
+    def _chunks(self, segment: Segment) -> Iterator[Chunk]:
+        return chunks(self._disk, segment, segment.size_bytes, segment.next_offset, self._piece_bytes)
 
     @contextmanager
     def _files_of_the_log(self) -> Iterator[None]:
@@ -382,34 +385,44 @@ class Compaction:
                 raise CleaningFailed(f"{self.log.directory} is gone")
             yield
 
-    def _chunks(self, segment: Segment) -> Iterator[tuple[memoryview, list[tuple[int, BatchHeader]]]]:
-        """The segment in pieces of whole batches: (bytes, position and header of each batch)."""
-        size = segment.size_bytes
-        try:
-            file = self._disk.open(_log_path(segment))
-        except FileNotFoundError as error:  # it says nothing against the device; the next use of the segment repairs it
-            raise CorruptRecord(f"{segment.path} is missing") from error
-        try:
-            position, want, offset = 0, self._piece_bytes, segment.base_offset
-            while position < size:
-                size_bytes = min(want, size - position)
-                data = memoryview(file.read_at(size_bytes, position))
-                if len(data) < size_bytes:
-                    raise CorruptRecord(f"{segment.path} is shorter than {size} bytes")
-                batches, end, offset = _batches_in(data, offset)
-                if offset > segment.next_offset:
-                    raise CorruptRecord(f"a batch beyond the end of {segment.path}, {segment.next_offset}")
-                if not batches:
-                    want = _size_of_first(data, size - position, segment.path)
-                    continue
-                self._read_to = position + end
-                yield data[:end], batches
-                position += end
-                want = self._piece_bytes
-            if offset != segment.next_offset and not segment.may_end_early:
-                raise CorruptRecord(f"{segment.path} ends at offset {offset}, not {segment.next_offset}")
-        finally:
-            file.close()
+
+Chunk = tuple[memoryview, list[tuple[int, BatchHeader]], int]
+"""Whole batches of a segment: their bytes, position in these and header of each, end position in the file."""
+
+
+def chunks(
+    disk: Disk, segment: Segment, size: int, end_offset: int, piece_bytes: int, position: int = 0, offset: int = -1
+) -> Iterator[Chunk]:
+    """The first `size` bytes of the segment, which reach up to `end_offset`, in pieces of about `piece_bytes`.
+
+    `position`, `offset`: where they begin, by default at the segment's start.
+
+    For any thread. Raises KafkaError for a damaged segment, OSError.
+    """
+    try:
+        file = disk.open(_log_path(segment))
+    except FileNotFoundError as error:  # it says nothing against the device; the next use of the segment repairs it
+        raise CorruptRecord(f"{segment.path} is missing") from error
+    try:
+        want, offset = piece_bytes, max(offset, segment.base_offset)
+        while position < size:
+            size_bytes = min(want, size - position)
+            data = memoryview(file.read_at(size_bytes, position))
+            if len(data) < size_bytes:
+                raise CorruptRecord(f"{segment.path} is shorter than {size} bytes")
+            batches, end, offset = _batches_in(data, offset)
+            if offset > end_offset:
+                raise CorruptRecord(f"a batch beyond the end of {segment.path}, {end_offset}")
+            if not batches:
+                want = _size_of_first(data, size - position, segment.path)
+                continue
+            position += end
+            yield data[:end], batches, position
+            want = piece_bytes
+        if offset != end_offset and not segment.may_end_early:
+            raise CorruptRecord(f"{segment.path} ends at offset {offset}, not {end_offset}")
+    finally:
+        file.close()
 
 
 def _log_path(segment: Segment) -> str:

@@ -1,10 +1,11 @@
 """Replaces the first segments of a compacted log by another replica's copy of them.
 
-A repair needs it where the other replica's cleaner has removed records of the damaged range, and this one's has not
-compared that range yet: a tombstone, or a transaction's marker, may be among them. What they ended is still in this
-log, and nothing would ever remove it, while the other replica's copy is true as a whole. Invariants: the other replica
-has all of the copy committed; each segment is replaced as a cleaning does it (`swap.py`), so that a crash or the end of
-the copy leaves whole segments of either replica, and the damaged segment is the last one.
+A repair needs it where two cleaners have removed different records, and the damage hides which ones. A tombstone, or a
+transaction's marker, may be missing in the copy of the damaged range, and what it ended is in the segments before. Or
+the copy has a record that this log's cleaner has removed, and the tombstone is missing here, in the segments behind.
+The other replica's copy is true as a whole, up to the last offset that may be missing here: behind it this log has
+every tombstone. Invariants: the other replica has all of the copy committed; all segments are replaced at once
+(`swap.py`), so that no end of the copy leaves a mixture of two cleanings, in which a deleted key may be back.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, group
 from tidelog.storage.cleaner.filter import CleanedBatch, filler
 from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
+from tidelog.storage.files.disk import is_full
 from tidelog.storage.log.compaction import Compaction, write_batches
 from tidelog.storage.log.hidden_transactions import aborted
 from tidelog.storage.log.recovery import read_marker
-from tidelog.storage.log.repair import require_space
+from tidelog.storage.log.repair import NoSpace, require_space
 from tidelog.storage.producers.producer_state import ProducerState
 from tidelog.storage.segments.log_config import MAX_POSITION
 from tidelog.storage.segments.segment import Segment
@@ -35,19 +37,27 @@ class PrefixCopy(Compaction):
     """
 
     def __init__(self, log: PartitionLog, last: Segment, now_ms: int) -> None:
-        """`last`: the last segment to replace, which is not the active one. Raises OSError, CorruptTransactionIndex.
-
-        The checkpoint is written, because the cleaner is to compare the whole log again.
-        """
+        """`last`: the last segment to replace, which is not the active one. Raises CorruptTransactionIndex."""
         end_offset = next(each.base_offset for each in log.segments if each.base_offset > last.base_offset)
         chosen = CleanableRange(log.log_start_offset, end_offset, 0, 0, 0)
-        log.cleaned_offset = min(log.cleaned_offset, log.log_start_offset)
-        log.write_checkpoint()
         super().__init__(log, chosen, lambda: PlainKeyTable(0, 1.0), now_ms, piece_bytes=0)
         self.wants_from = -1
         self.data = b""
+        self._copied: list[tuple[list[Segment], Segment]] = []
         self._producers = ProducerState()
         self._producers.load((), log.log_start_offset)
+
+    def advance(self) -> bool:
+        """As that of a cleaning. Raises NoSpace, too: then the log is as it was."""
+        if not self.is_given_up and self._swap is None and self.error is not None and is_full(self.error):
+            self.take_back()
+            assert isinstance(self.error, OSError)
+            raise NoSpace(self.error.errno, self.error.strerror, self.error.filename) from self.error
+        if self._ready and not self.is_given_up:
+            # On the device before the copy takes its place: the cleaner is to compare the whole log again.
+            self.log.cleaned_offset = min(self.log.cleaned_offset, self.log.log_start_offset)
+            self.log.write_checkpoint()
+        return super().advance()
 
     def _finish(self) -> None:
         super()._finish()
@@ -57,10 +67,12 @@ class PrefixCopy(Compaction):
         # The replaced files stay for `file.delete.delay.ms`, so that all of the copy comes on top of them.
         require_space(self._disk, self._segments[-1], sum(segment.size_bytes for segment in self._segments))
         yield from self._sync_log()
-        self.log.durability.files.remove(CLEANED_ENDS_FILE)
         facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in self._segments]
         for start, stop in groups(facts, self.chosen.end_offset, self._config.segment_bytes):
             yield from self._copy(self._segments[start:stop], self._ends[stop - 1])
+        self.log.durability.files.remove(CLEANED_ENDS_FILE)
+        self._ready = self._copied
+        yield
         self._is_done = True
 
     def _copy(self, old: list[Segment], end_offset: int) -> Iterator[None]:
@@ -86,10 +98,12 @@ class PrefixCopy(Compaction):
             if written_end < end_offset == next_offset:
                 parts.append(filler(end_offset - 1, self.log.leader_epochs.epoch_for_offset(end_offset - 1)))
                 written_end = end_offset
+            require_space(self._disk, new, sum(len(part.data) for part in parts))  # the copy may be the larger one
             written = write_batches(new, parts, written)
             if written > MAX_POSITION:
                 raise CorruptRecord("the other replica's copy is too large for one segment")
-        yield from self._seal(new, old, written, written_end)
+        self._seal(new, old, written, written_end)
+        self._copied.append((old, new))
 
     def _check(
         self, batch: memoryview, header: BatchHeader, next_offset: int, base_offset: int, end_offset: int

@@ -78,12 +78,16 @@ class EpochBegins(CopyRefused):
     """The copy begins a leader epoch, of which the epoch file says nothing: is the batch before it the right one?"""
 
 
-class Thinned(CopyRefused):
-    """The other replica's cleaner has removed records of the range.
+class OtherCleaning(CopyRefused):
+    """The other replica's cleaner has, or may have, removed other records of the range than this one's.
 
-    A tombstone that this one's has not compared yet may be among them, or a marker: `prefix_copy.py` takes all that the
-    other replica has up to there.
+    A tombstone may be missing in its copy, or a marker, or here behind the range. `prefix_copy.py` takes all that the
+    other replica has, up to the end of what is missing here.
     """
+
+
+class GapsUnknown(CopyRefused):
+    """The copy has all records of the range. Are any missing here behind it (`gap_scan.py`)?"""
 
 
 class NoRoom(CopyRefused):
@@ -135,9 +139,11 @@ class RangeRepair:
         """A replica in sync sends these batches as committed: then the epoch file, which has no checksum, is wrong."""
         self.compares_before = False
         """`accept` raises EpochBegins, once. Its caller passes what a replica in sync has to `compare_before`."""
-        self.cleaned_offset: int | None = None
-        """Of a compacted log, the end of what its cleaner has compared. Then `accept` raises Thinned for a copy that
-        lacks what may have ended other records of this log: markers, and tombstones above this offset."""
+        self.lacks_below: int | None = None
+        """Of a compacted log, where all records are from there on. Then `accept` raises OtherCleaning for a copy that
+        lacks records, or has some that may have been removed here, unless it is what was here byte for byte."""
+        self.knows_gaps = False
+        """`lacks_below` is right. Otherwise it may be too low, and `accept` raises GapsUnknown where that matters."""
         self._position = damage.position
         self._may_rewrite = segment is not log.segments.active if may_rewrite is None else may_rewrite
         # After the last batch of a closed segment there is room for any length.
@@ -184,14 +190,15 @@ class RangeRepair:
         if self.is_obsolete:
             raise CopyRefused("the log has changed since it was asked for")
         end_offset = self.damage.end_offset
+        fills = self.lacks_below is not None and self._fills(data)
         for position, header in iter_headers(data):
             if header.base_offset >= end_offset:
                 if not self.segment.may_have_gaps and self.next_offset < end_offset:
                     is_gap = self.next_offset == self.damage.first_offset
                     raise CopyRefused(f"it lacks offsets {self.next_offset} to {end_offset}, too", is_gap=is_gap)
                 self._ends_early = self.next_offset < end_offset
-                if self._ends_early and self._may_lack(has_gap=True, is_same=self._is_filled):
-                    raise Thinned(f"its cleaner has removed offsets {self.next_offset} to {end_offset}")
+                if self._ends_early and self.lacks_below is not None and not self._is_filled:
+                    raise OtherCleaning(f"its cleaner has removed offsets {self.next_offset} to {end_offset}")
                 self.next_offset = end_offset
                 self._compare_behind(header, data[position : position + header.size_bytes])
                 break
@@ -223,39 +230,35 @@ class RangeRepair:
                 )
             if self.compares_before and self._begins_epoch(header):
                 raise EpochBegins(f"leader epoch {header.partition_leader_epoch} begins at {header.base_offset}")
-            has_gap = header.base_offset > self.next_offset
-            is_thin = has_gap or header.record_count <= header.last_offset_delta
-            if is_thin and self._may_lack(has_gap=has_gap, is_same=self._has_header(header)):
-                raise Thinned(f"its cleaner has removed records from offset {self.next_offset} on")
+            if self.lacks_below is not None and not fills and not self._has_header(header):
+                self._require_same_records(header, self.lacks_below)
             self._put(data[position:end])
             self._has_markers = self._has_markers or header.is_control
             self._epoch, self.next_offset = header.partition_leader_epoch, header.next_offset
             self._note_proven(header)
 
-    def _may_lack(self, *, has_gap: bool, is_same: bool) -> bool:
-        """Whether the copy leaves out what may have ended other records.
+    def _require_same_records(self, header: BatchHeader, lacks_below: int) -> None:
+        """Raises OtherCleaning, GapsUnknown for a batch that cannot be compared with the damaged bytes."""
+        if header.base_offset > self.next_offset or header.record_count <= header.last_offset_delta:
+            raise OtherCleaning(f"its cleaner has removed records from offset {self.next_offset} on")
+        if self.damage.first_offset < lacks_below:
+            raise OtherCleaning(f"the cleaner here may have removed records from offset {self.next_offset} on")
+        if not self.knows_gaps:
+            raise GapsUnknown("records may be missing here behind the range")
 
-        `has_gap`: it leaves out whole batches. `is_same`: it leaves out nothing.
+    def _fills(self, data: memoryview) -> bool:
+        """Whether the rest of the copy is in `data`, and has the length of the damaged bytes that are left.
+
+        Two cleanings hardly ever leave the same length of other records.
         """
-        if self.cleaned_offset is None or is_same:
-            return False
-        return self.damage.end_offset > self.cleaned_offset or (has_gap and not self._has_only_data)
-
-    @property
-    def _has_only_data(self) -> bool:
-        """Whether the headers of the damaged bytes that are left are those of data: there was no marker."""
-        position, next_offset, end_position = self._position, self.next_offset, self.damage.end_position
-        if self._held_batches is not None or position == end_position:
-            return False
-        while position < end_position:
-            header = header_at(self.segment.file, position)
-            if header is None:
-                return False
-            is_in_place = next_offset <= header.base_offset <= header.last_offset < self.damage.end_offset
-            if header.magic != MAGIC or header.is_control or header.size_bytes < HEADER_SIZE or not is_in_place:
-                return False
-            position, next_offset = position + header.size_bytes, header.next_offset
-        return position == end_position
+        size_bytes, next_offset = 0, self.next_offset
+        for _, header in iter_headers(data):
+            if header.base_offset >= self.damage.end_offset:
+                next_offset = self.damage.end_offset
+                break
+            size_bytes, next_offset = size_bytes + header.size_bytes, header.next_offset
+        left = self.damage.end_position - self._position
+        return self._held_batches is None and next_offset == self.damage.end_offset and 0 < left == size_bytes
 
     @property
     def _is_filled(self) -> bool:

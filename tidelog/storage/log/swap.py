@@ -1,17 +1,18 @@
-"""Replaces segments by the cleaned segment made from them, so that a crash leaves either the old or the new ones.
+"""Replaces segments by those made from them, so that a crash leaves either all old or all new ones.
 
 The order is Kafka's (LocalLog.replaceSegments). The directory is synced between the steps, because a loss of power may
-keep any part of unsynced renames: the cleaned files are synced under `.cleaned`; all of them become `.swap`, which
-commits the swap; the replaced files become `.deleted`; the `.log` gets its normal name, then its indexes do. A start
-undoes a swap that was not committed, of which some files are still `.cleaned`, and finishes any other, unless it is
-damaged and what it replaces is still there. Kafka takes any `.cleaned` at or below a `.swap` for a part of it, so no
-`.cleaned` of an earlier cleaning may be there when a swap commits. Invariant: renames happen on the owner's thread,
-which reads the segments, so a segment always knows the names of its files.
+keep any part of unsynced renames: the cleaned files are synced under `.cleaned`; all of them become `.swap`, those of
+the first new segment last, which commits the swap; the replaced files become `.deleted`; each `.log` gets its normal
+name, then the indexes do. A start undoes a swap that was not committed, of which some files are still `.cleaned`, and
+finishes any other, unless it is damaged and what it replaces is still there. As in Kafka, any `.cleaned` at or below a
+`.swap` counts as a part of it, so no `.cleaned` of an earlier cleaning may be there when a swap commits. Invariant:
+renames happen on the owner's thread, which reads the segments, so a segment always knows the names of its files.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from tidelog.storage.files.disk import Disk
@@ -39,18 +40,19 @@ class SwappedLog(Protocol):
 
 
 class Swap:
-    """`new` is complete, sealed and synced under `.cleaned`. `remove_strays` was called, then its directory was synced.
+    """`replaced`: in offset order, old segments and the new one made from them, which is complete, sealed and synced
+    under `.cleaned`. `remove_strays` was called, then the directory was synced.
 
     The caller alternates `advance` on the owner's thread and `sync` on any thread until `is_done`. After an OSError
     from either the directory cannot be used any more.
     """
 
-    def __init__(self, log: SwappedLog, old: list[Segment], new: Segment) -> None:
+    def __init__(self, log: SwappedLog, replaced: Sequence[tuple[list[Segment], Segment]]) -> None:
         self._log = log
-        self._old = old
-        self._new = new
+        self._replaced = replaced
         self._next = 0
-        self._steps = (self._commit, self._replace, self._name_log, self._name_indexes)
+        steps = (self._commit, self._replace, self._name_logs, self._name_indexes)
+        self._steps = steps if len(replaced) == 1 else (self._prepare, *steps)
 
     @property
     def has_begun(self) -> bool:
@@ -73,25 +75,37 @@ class Swap:
             self.sync()
             self.advance()
 
+    def _prepare(self) -> None:
+        """A start undoes these while files of the first one are `.cleaned`."""
+        for _, new in self._replaced[1:]:
+            _rename_to_swap(new)
+
     def _commit(self) -> None:
-        self._new.rename_log(SWAP_SUFFIX)
-        self._new.rename_indexes(SWAP_SUFFIX)
+        _rename_to_swap(self._replaced[0][1])
 
     def _replace(self) -> None:
-        log, old = self._log, self._old
-        log.segments.replace(old, self._new)
+        log = self._log
         remove_at_ms = log.clock_ms + log.config.file_delete_delay_ms
-        for segment in old:
-            log.segments.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
-        # Snapshots are kept only at the base offsets of segments.
-        log.snapshots.delete_where(old[0].base_offset + 1, self._new.next_offset)
+        for old, new in self._replaced:
+            log.segments.replace(old, new)
+            for segment in old:
+                log.segments.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
+            # Snapshots are kept only at the base offsets of segments.
+            log.snapshots.delete_where(old[0].base_offset + 1, new.next_offset)
 
-    def _name_log(self) -> None:
-        self._new.rename_log("")
+    def _name_logs(self) -> None:
+        for _, new in self._replaced:
+            new.rename_log("")
 
     def _name_indexes(self) -> None:
-        self._new.rename_indexes("")
+        for _, new in self._replaced:
+            new.rename_indexes("")
         self._log.durability.note_directory(self._log.directory)
+
+
+def _rename_to_swap(segment: Segment) -> None:
+    segment.rename_log(SWAP_SUFFIX)
+    segment.rename_indexes(SWAP_SUFFIX)
 
 
 def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
@@ -108,15 +122,16 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
     for name in [name for name in committed if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]:
         low = _offset_of(name)
         bases = [_offset_of(other) for other in names if other.endswith(LOG_SUFFIX)]
+        begins = {*bases, *(_offset_of(other) for other in names if other.endswith(LOG_SUFFIX + SWAP_SUFFIX))}
         end, is_whole = _end_offset(disk, directory, name)
-        if low in bases and not (is_whole and end in bases):
+        if low in bases and not (is_whole and end in begins):
             # What it replaces is still there. A wrong end would remove segments that it does not replace.
             logger.error("%s/%s is damaged: keeping the segments from which it was made", directory, name)
             of_swap = [each for each in committed if _offset_of(each) == low]
             _remove(disk, directory, names, sorted(of_swap, key=lambda each: each == name))
             committed = [each for each in committed if each not in of_swap]
             continue
-        if end not in bases:  # the segment behind it is never gone: what is left to remove is not known
+        if end not in begins:  # the segment behind it is never gone: what is left to remove is not known
             end = low + 1
         logger.info("%s/%s replaces the segments from which it was made", directory, name)
         replaced = [other for other in sorted(names) if _is_of_segment(other) and low <= _offset_of(other) < end]
@@ -132,10 +147,10 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
             disk.sync_directory(directory)
 
 
-def remove_strays(disk: Disk, directory: str, base_offset: int) -> None:
-    """Remove every `.cleaned` file of another segment than the one at `base_offset`. The caller syncs the directory."""
+def remove_strays(disk: Disk, directory: str, base_offsets: set[int]) -> None:
+    """Remove every `.cleaned` file of a segment that is not at one of these. The caller syncs the directory."""
     for entry in disk.list_directory(directory):
-        if entry.name.endswith(CLEANED_SUFFIX) and _offset_of(entry.name) != base_offset:
+        if entry.name.endswith(CLEANED_SUFFIX) and _offset_of(entry.name) not in base_offsets:
             logger.warning("%s/%s is left of an earlier cleaning, and is removed", directory, entry.name)
             disk.remove(f"{directory}/{entry.name}")
 
@@ -143,18 +158,16 @@ def remove_strays(disk: Disk, directory: str, base_offset: int) -> None:
 def _uncommitted(disk: Disk, directory: str, names: set[str], cleaned: list[str], swapped: list[str]) -> list[str]:
     """The `.swap` files to undo: a part of their swap is `.cleaned`, and the segments that it replaces are there.
 
-    Without these the swap was committed, whatever is `.cleaned`. A swap of this broker has one new segment. Kafka may
-    split one segment into several: the last that it renames is the first of them, so a `.cleaned` below may belong to
-    the swap. It does not if the swap's own old segment is there.
+    Without these the swap was committed, whatever is `.cleaned`. A swap may have several new segments, in place of as
+    many old ones, or of one that Kafka splits: the last that is renamed is the first of them.
     """
     bases = [_offset_of(other) for other in names if other.endswith(LOG_SUFFIX)]
     cleaned_bases = {_offset_of(name) for name in cleaned}
     undone = []
     for low in sorted({_offset_of(name) for name in swapped}):
-        if low in bases:
-            is_uncommitted = low in cleaned_bases
-        else:
-            is_uncommitted = any(base <= low for base in cleaned_bases) and _is_held(disk, directory, bases, low)
+        is_uncommitted = any(base <= low for base in cleaned_bases)
+        if low not in bases:
+            is_uncommitted = is_uncommitted and _is_held(disk, directory, bases, low)
         undone += [name for name in swapped if is_uncommitted and _offset_of(name) == low]
     return undone
 

@@ -1,0 +1,32 @@
+"""Random histories of copies that are cleaned each at its own time, of which one is damaged and repaired.
+
+What was deleted stays deleted, what is newest is there: at once, after a start, and when all is cleaned again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.broker.compacted_repairs import CompactedRepairs
+
+BROUGHT_A_KEY_BACK = (161, 363, 498, 598, 670, 673, 722, 736, 952, 988)
+"""Before a copy of what is cleaned here was compared with what is missing here."""
+
+
+@pytest.mark.parametrize("seed", BROUGHT_A_KEY_BACK)
+async def test_no_repair_brings_a_deleted_key_back(tmp_path: Path, seed: int) -> None:
+    history = CompactedRepairs(tmp_path, seed)
+    await history.live_and_repair()
+    assert history.is_damaged
+    history.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(10_000, 10_100, 20))
+async def test_every_repair_leaves_the_newest_value_of_every_key(tmp_path: Path, first: int) -> None:
+    for seed in range(first, first + 20):
+        history = CompactedRepairs(tmp_path / f"{seed}", seed)
+        await history.live_and_repair()
+        history.close()
