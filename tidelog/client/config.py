@@ -26,6 +26,7 @@ Serializer = Callable[[Any], bytes | None]
 Deserializer = Callable[[bytes], Any]
 _DELIVERY_TIMEOUT_MS = 120_000
 _INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 _STRING_BYTES_MAX = 2**15 - 1
 """The longest string that fits into a request header, a subscription and the record of a group."""
 
@@ -221,7 +222,7 @@ class ProducerConfig(ClientConfig):
     It saves the time that an idle processor takes to wake, and uses the processor meanwhile. A call that follows one
     which was alone and took 0.2 ms at most holds the loop until its answer, for 0.2 ms at most. 0: neither happens.
     """
-    buffer_memory: int = _number(33_554_432)
+    buffer_memory: int = _number(33_554_432, maximum=_INT64_MAX)
     """Bytes of records that wait for their acknowledgement, with 128 for the bookkeeping of each.
 
     `send` waits when they are used up.

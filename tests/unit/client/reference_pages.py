@@ -192,7 +192,7 @@ def _values(field: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in choices)
     if bounds := field.metadata.get("bounds"):
         low, high = bounds
-        return f"{low} to {high}" if high != 2**31 - 1 else f"{low} and more"
+        return f"{low} to {high}" if high not in (2**31 - 1, 2**63 - 1) else f"{low} and more"
     kind = str(field.type).removesuffix(" | None")
     return {"bool": "`true`, `false`", "str": "text", "int": "number"}.get(kind, "")
 

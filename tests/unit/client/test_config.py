@@ -115,3 +115,12 @@ def test_an_address_may_be_as_a_node_names_it():
 def test_a_list_of_topics_or_a_dict_of_options_is_told_how_they_are_passed(kind, topics):
     with pytest.raises(TypeError, match=r"Consumer\('a', 'b', group_id='g'\)"):
         kind(topics)
+
+
+def test_the_memory_of_a_producer_may_be_more_than_two_gigabytes_as_in_kafka():
+    assert (
+        ProducerConfig.from_options({"bootstrap.servers": "localhost:1", "buffer.memory": "8589934592"}).buffer_memory
+        == 2**33
+    )
+    with pytest.raises(ConfigError, match="buffer_memory must be between"):
+        ProducerConfig.from_options({"bootstrap.servers": "localhost:1", "buffer.memory": str(2**63)})
