@@ -9,11 +9,13 @@ import logging
 import pytest
 
 from tests.old_truncation import truncate_by_high_watermark
+from tests.simulation.cluster import DATA
 from tests.simulation.stage import TOPIC, Stage, stage
 from tidelog.client.admin.client import Admin
-from tidelog.client.model import TopicPartition
+from tidelog.client.model import NewTopic, TopicPartition
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode
+from tidelog.storage.files.checkpoints import PARTITION_METADATA_FILE
 
 
 @pytest.fixture(autouse=True)
@@ -300,3 +302,40 @@ def test_a_log_that_starts_in_the_middle_of_a_batch_is_followed_by_a_new_replica
         play.until("the new one is in sync", lambda: play.isr == [1, 2, 3])
         assert play.replica(3).log.log_end_offset == 5
         play.until("it knows where the log starts", lambda: play.replica(3).log.log_start_offset == 3)
+
+
+def lose_the_topic_id(play: Stage, node_id: int) -> None:
+    """As a loss of power does, soon after the log was created."""
+    play.node(node_id).kill()
+    play.node(node_id).host.disk.remove(f"{DATA}/{TOPIC}-0/{PARTITION_METADATA_FILE}")
+
+
+def test_a_log_without_a_topic_id_is_not_taken_for_that_of_a_new_topic_of_the_name():
+    """The new records had the same offsets and epochs, so the old ones stayed, in a replica that was in sync."""
+    with stage() as play:
+        play.invariants.clear()  # they know one topic of a name
+        play.up()
+        play.send(b"old")
+        lose_the_topic_id(play, 3)
+        play.until("3 has left", lambda: play.isr == [1, 2])
+
+        async def create_again(admin: Admin) -> None:
+            await admin.delete_topics([TOPIC])
+            await admin.create_topics([NewTopic(TOPIC, replica_assignments={0: [1, 2, 3]})])
+
+        play.admin(create_again)
+        play.send(b"new")
+        play.node(3).start()
+        play.until("all are back", lambda: play.cluster.all_in_sync() and play.isr == [1, 2, 3])
+        assert play.values(3) == [b"new"]
+
+
+def test_the_last_in_sync_replica_keeps_its_log_without_a_topic_id():
+    with stage() as play:
+        play.up((2,))
+        play.send(b"only here")
+        lose_the_topic_id(play, 2)
+        play.until("none leads", lambda: play.leader == -1)
+        play.node(2).start()
+        play.until("it leads", lambda: play.leader == 2 and play.replica(2) is not None)
+        assert play.values(2) == [b"only here"]

@@ -80,17 +80,20 @@ class DiscoveredLogs:
         for key, logs in list(self._logs.items()):
             self._logs[key] = [each for each in logs if each[0] is not directory]
 
-    def claim(self, key: Key, topic_id: bytes, directory_id: bytes) -> DiscoveredLog | None:
+    def claim(
+        self, key: Key, topic_id: bytes, directory_id: bytes, *, takes_nameless: bool = True
+    ) -> DiscoveredLog | None:
         """The log of this replica, preferably in the directory that the metadata names.
 
-        Raises OSError for a shortage, which is no failure of the directory.
+        `takes_nameless`: whether a log without a topic id must be that of this topic. Raises OSError for a shortage,
+        which is no failure of the directory.
         """
         candidates = self._logs.get(key, [])
         for directory, log in candidates:
             # A loss of power or damage took only the file with the topic id; or it has no checksum yet, as Kafka's.
-            is_alone = log.topic_id is None and len(candidates) == 1
+            is_taken = takes_nameless and log.topic_id is None and len(candidates) == 1
             try:
-                if is_alone or (log.topic_id == topic_id and not log.topic_id_has_checksum):
+                if is_taken or (log.topic_id == topic_id and not log.topic_id_has_checksum):
                     directory.set_topic_id(*key, topic_id)
             except OSError as error:
                 if is_exhaustion(error):
@@ -107,7 +110,9 @@ class DiscoveredLogs:
         """A shortage keeps the node from using the log that it has claimed now."""
         self._logs.setdefault(key, []).append(claimed)
 
-    def set_former_aside(self, topics: Mapping[str, TopicImage]) -> None:
+    def set_former_aside(
+        self, topics: Mapping[str, TopicImage], takes_nameless: Callable[[TopicImage, int], bool]
+    ) -> None:
         """Set aside the logs of all topics that were deleted and created again while this node was down.
 
         Before the first new log is created: a new log under the name of an old one has the checkpoints written and
@@ -115,16 +120,18 @@ class DiscoveredLogs:
         """
         for topic, index in list(self._logs):
             if topic in topics:
-                self.set_others_aside((topic, index), topics[topic].topic_id)
+                keeps_nameless = takes_nameless(topics[topic], index)
+                self.set_others_aside((topic, index), topics[topic].topic_id, keeps_nameless=keeps_nameless)
 
-    def set_others_aside(self, key: Key, topic_id: bytes) -> None:
-        """Set aside logs with another topic id, like unclaimed ones.
+    def set_others_aside(self, key: Key, topic_id: bytes, *, keeps_nameless: bool = True) -> None:
+        """Set aside logs with another topic id, like unclaimed ones; and those without one, unless they are kept.
 
         The topic was deleted and created again while this node was down, or the file with the topic id is damaged.
         """
         for each in list(self._logs.get(key, [])):
             directory, log = each
-            if log.topic_id not in (topic_id, bytes(16), None):
+            is_other = log.topic_id not in (topic_id, bytes(16)) if log.topic_id is not None else not keeps_nameless
+            if is_other:
                 self._set_aside(directory, key)
                 self._logs[key].remove(each)
 

@@ -197,7 +197,7 @@ class Hosting:
         """Apply one committed image."""
         if not self._has_started:
             self._log_configs.clear()
-            self._discovered_logs.set_former_aside(image.topics_by_name)
+            self._discovered_logs.set_former_aside(image.topics_by_name, self._has_been_in_sync)
         self._image = image
         self._begin_turn()
         for topic in delta.deleted_topics.values():
@@ -305,8 +305,9 @@ class Hosting:
             return None
         location = None
         try:
-            location = self._discovered_logs.claim(key, topic.topic_id, directory_id)
-            self._discovered_logs.set_others_aside(key, topic.topic_id)
+            is_own = self._has_been_in_sync(topic, index)
+            location = self._discovered_logs.claim(key, topic.topic_id, directory_id, takes_nameless=is_own)
+            self._discovered_logs.set_others_aside(key, topic.topic_id, keeps_nameless=is_own)
             location = location or self._promote_future(topic, index, directory_id)
         except OSError as error:
             if is_exhaustion(error):
@@ -389,11 +390,22 @@ class Hosting:
         """
         if assignment.leader not in (self._node_id, -1):
             return False
-        eligible = {*assignment.isr, *assignment.elr, *assignment.last_known_elr}
-        if self._node_id not in eligible or self._allows_unclean_leader(topic.name):
+        if not self._has_been_in_sync(topic, index) or self._allows_unclean_leader(topic.name):
             return False
         directory_id = assignment.directory_of(self._node_id)
         return self._is_home_gone(directory_id) or self._discovered_logs.has_vanished((topic.name, index))
+
+    def _has_been_in_sync(self, topic: TopicImage, index: int) -> bool:
+        """Whether this replica is, or was when the last others died, in the ISR.
+
+        Then it had the topic's log. Otherwise the topic may be a new one, and a log without a topic id that of a
+        deleted topic of the name; the leader has what it lacks. Kafka sets each log without an id aside, but has the
+        id on the device before the first record.
+        """
+        assignment = topic.partitions.get(index)
+        if assignment is None:
+            return False
+        return self._node_id in (*assignment.isr, *assignment.elr, *assignment.last_known_elr)
 
     def _is_home_gone(self, directory_id: bytes) -> bool:
         """Whether a log directory was replaced by an empty one, or is not in `log.dirs` any more."""
