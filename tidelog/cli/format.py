@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidelog.broker.config.node_config import NodeConfig
+from tidelog.cli.cluster.state import refuse_cluster_directories
 from tidelog.cli.common import HELP, as_json, echo, fail, overriding, print_json
 from tidelog.protocol.errors import ConfigError
 
@@ -66,6 +67,7 @@ def command(
         return fail(f"{cluster_id!r} is no cluster id: it must be 16 bytes in URL-safe base64, 22 characters")
     try:
         config = NodeConfig.load(Path(file) if file is not None else None, overrides)
+        refuse_cluster_directories(config.log_dirs)
         voters: list[Voter] = []
         if standalone or initial_controllers is not None:
             _check_quorum(config)

@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from tidelog.broker.config.node_config import NodeConfig
+from tidelog.cli.cluster.state import refuse_cluster_directories
 from tidelog.cli.common import HELP, announce, fail, overriding, reason
 from tidelog.protocol.errors import ConfigError
 
@@ -45,6 +46,7 @@ def start(file: str | None, overrides: dict[str, str]) -> int:
     """Run a node until a signal stops it. Returns the exit code."""
     try:
         config = NodeConfig.load(Path(file) if file is not None else None, overrides)
+        refuse_cluster_directories(config.log_dirs)
     except ConfigError as error:
         return fail(str(error))
     except OSError as error:

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.patience import PATIENCE_S
+from tidelog.cli.cluster import command as cluster_command
 from tidelog.cli.cluster import nodes as cluster_nodes
 from tidelog.cli.cluster.command import command
 from tidelog.cli.cluster.state import (
@@ -199,6 +200,32 @@ def test_a_start_that_the_disk_refuses_leaves_no_node_running(
     assert done.output == f"Error: {tmp_path}/node-2.yaml: No space left on device\n"
     assert child.wait(PATIENCE_S) == -signal.SIGKILL
     assert [node.now for node in ClusterFile(tmp_path).read().nodes] == [STOPPED] * 3
+
+
+@pytest.mark.parametrize("key", ["node.id", "broker.id", "process.roles", "log.dir", "log.dirs", "metadata.log.dir"])
+def test_a_value_that_differs_from_node_to_node_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr(cluster_command, "_launch_all", lambda *_: None)
+    done = CliRunner().invoke(command, ["start", "--data", str(tmp_path), "-o", f"{key}=1"])
+    expected = f"Error: {key} differs from node to node: it follows from --data, --brokers, --controllers\n"
+    assert (done.exit_code, done.output, list(tmp_path.iterdir())) == (1, expected, [])
+
+
+def test_a_node_and_a_cluster_do_not_share_a_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_command, "_launch_all", lambda *_: None)
+    (tmp_path / "meta.properties").touch()
+    assert main(["cluster", "start", "--data", str(tmp_path)]) == 1
+    ours = capsys.readouterr().err
+    assert ours == f"tidelog: {tmp_path} is the directory of a node: choose another --data for a cluster\n"
+    (tmp_path / "meta.properties").unlink()
+    (tmp_path / "cluster.json").touch()
+    for words in (["start"], ["format"]):
+        assert main([*words, "-o", f"log.dirs={tmp_path}"]) == 1
+        assert f"{tmp_path} is the directory of a cluster: `tidelog cluster start" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["cluster.json"]
 
 
 @pytest.mark.parametrize("name", ["cluster.json.tmp", "node-1.yaml"])

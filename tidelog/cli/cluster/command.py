@@ -98,6 +98,7 @@ def start(
 
     file = ClusterFile(directory)
     try:
+        cluster_nodes.check_options(overrides)
         state = _existing(file, brokers, controllers, port) if file.exists() else None
         is_new = state is None
         if state is None:

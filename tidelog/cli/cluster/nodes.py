@@ -27,6 +27,7 @@ _CONTROLLERS_APART = 100
 _POLL_S = 0.01
 OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 """From this size on, a start renames the output to node-ID.log.1, and replaces an older one."""
+_OF_EACH_NODE = ("node.id", "broker.id", "process.roles", "log.dir", "log.dirs", "metadata.log.dir")
 # The processes that this process has started. The kernel keeps ended ones until `bury` reads their exit codes.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -42,6 +43,8 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
     from tidelog.broker.config.node_config import internal_topic_options
     from tidelog.protocol.uuids import uuid_to_text
 
+    if (directory / "meta.properties").exists():
+        raise ClusterFailed(f"{directory} is the directory of a node: choose another --data for a cluster")
     while (cluster_id := uuid_to_text(os.urandom(16))).startswith("-"):
         pass
     voters = range(brokers + 1, brokers + controllers + 1) if controllers else range(1, (3 if brokers >= 3 else 1) + 1)
@@ -71,6 +74,13 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
         }
         nodes.append(Node(node, role, addresses, str(data), str(directory / f"node-{node}.log"), config))
     return ClusterState(cluster_id, nodes)
+
+
+def check_options(options: Iterable[str]) -> None:
+    """Raises ClusterFailed for a configuration value that differs from node to node."""
+    for key in options:
+        if key in _OF_EACH_NODE:
+            raise ClusterFailed(f"{key} differs from node to node: it follows from --data, --brokers, --controllers")
 
 
 def check_configuration(nodes: Iterable[Node]) -> None:

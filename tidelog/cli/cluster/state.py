@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tidelog.protocol.errors import ConfigError
+
 RUNNING, PAUSED, KILLED, STOPPED = "running", "paused", "killed", "stopped"
 DIED = "died"
 FILE = "cluster.json"
@@ -190,6 +192,17 @@ class ClusterFile:
         part = self.path.with_suffix(".json.tmp")
         write_named(part, json.dumps(content, indent=2) + "\n")
         part.replace(self.path)
+
+
+def refuse_cluster_directories(log_dirs: Iterable[Path]) -> None:
+    """Raise ConfigError for a log directory that is a local cluster's: a node would take `node-1` for a partition of a
+    topic `node`, and set it aside.
+    """
+    for directory in log_dirs:
+        # Path.exists raises an error for a directory that may not be searched, for which the node has its own words.
+        if os.path.exists(directory / FILE) and not os.path.exists(directory / "meta.properties"):
+            nodes = f"`tidelog cluster start --data {directory}` starts its nodes"
+            raise ConfigError(f"{directory} is the directory of a cluster: {nodes}")
 
 
 def write_named(path: Path, text: str) -> None:
