@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Sized
 from datetime import UTC, datetime
@@ -179,6 +180,14 @@ class NumberRange(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is not a number", param, ctx)
         return number
+
+
+def end_signals() -> list[signal.Signals]:
+    """The signals that end a command in good order. SIGHUP, which a terminal sends when it closes, is not among them
+    where the caller ignores it, as nohup does.
+    """
+    is_deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * (not is_deaf)]
 
 
 def fail(message: str) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tidelog.cli.common import (
     cannot_write,
     client_options,
     connecting,
+    end_signals,
     run,
     say_count,
     time_in,
@@ -165,7 +165,7 @@ async def _consume(options: dict[str, Any], selection: Selection, render: Render
         reading = _Reading(consumer, selection)
         await reading.prepare()
         warn_of_unreachable_brokers()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in end_signals():
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         return await reading.print_all(render, stopping)
 

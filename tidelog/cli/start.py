@@ -1,4 +1,4 @@
-"""`tidelog start`: runs one node in this process, until SIGTERM or SIGINT.
+"""`tidelog start`: runs one node in this process, until a signal ends it.
 
 An external error (a configuration, a port, a directory) becomes one line on standard error. Any other exception is a
 bug and shows its traceback. `broker/node.py` implements the node.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import resource
-import signal
 import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -20,7 +19,7 @@ import click
 
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.cli.cluster.state import refuse_cluster_directories
-from tidelog.cli.common import HELP, announce, fail, overriding, reason
+from tidelog.cli.common import HELP, announce, end_signals, fail, overriding, reason
 from tidelog.protocol.errors import ConfigError
 
 
@@ -28,7 +27,7 @@ from tidelog.protocol.errors import ConfigError
 @click.argument("file", required=False, type=click.Path())
 @overriding("One configuration value, by Kafka's name; wins over FILE.")
 def command(file: str | None, overrides: dict[str, str]) -> int:
-    """Run a node until SIGTERM or Ctrl-C.
+    """Run a node until SIGTERM or Ctrl-C, or until its terminal closes.
 
     Without arguments: broker and controller in one, on 127.0.0.1:9092, data in ./tidelog-data, which is created and
     formatted if it does not exist. FILE is YAML (or Java properties) with Kafka's own configuration names. The first
@@ -102,7 +101,7 @@ def _event_loop_run(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def _until_stopped(run_node: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the node. The first SIGTERM or SIGINT cancels it for a clean stop; later signals are ignored."""
+    """Run the node. The first signal of `end_signals` cancels it for a clean stop; later signals are ignored."""
     task = asyncio.ensure_future(run_node())
     loop = asyncio.get_running_loop()
     is_stopping = False
@@ -113,7 +112,7 @@ async def _until_stopped(run_node: Callable[[], Coroutine[Any, Any, None]]) -> N
             is_stopping = True
             task.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in end_signals():
         loop.add_signal_handler(number, stop)
     try:
         await task

@@ -413,7 +413,7 @@ def test_a_record_that_is_too_large_fails(cli: Cli):
     assert "MESSAGE_TOO_LARGE" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_consuming_ends_with_a_signal(cli: Cli, number: signal.Signals):
     cli("produce", "endless", stdin=b"1\n")
     timer = threading.Timer(0.7, os.kill, (os.getpid(), number))

@@ -202,13 +202,13 @@ def test_a_start_that_the_disk_refuses_leaves_no_node_running(
     assert [node.now for node in ClusterFile(tmp_path).read().nodes] == [STOPPED] * 3
 
 
-@pytest.mark.parametrize("key", ["node.id", "broker.id", "process.roles", "log.dir", "log.dirs", "metadata.log.dir"])
+@pytest.mark.parametrize("key", sorted(cluster_nodes._OF_EACH_NODE))
 def test_a_value_that_differs_from_node_to_node_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setattr(cluster_command, "_launch_all", lambda *_: None)
     done = CliRunner().invoke(command, ["start", "--data", str(tmp_path), "-o", f"{key}=1"])
-    expected = f"Error: {key} differs from node to node: it follows from --data, --brokers, --controllers\n"
+    expected = f"Error: {key} differs from node to node: it follows from the other options\n"
     assert (done.exit_code, done.output, list(tmp_path.iterdir())) == (1, expected, [])
 
 
@@ -226,6 +226,20 @@ def test_a_node_and_a_cluster_do_not_share_a_directory(
         assert main([*words, "-o", f"log.dirs={tmp_path}"]) == 1
         assert f"{tmp_path} is the directory of a cluster: `tidelog cluster start" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["cluster.json"]
+
+
+def test_a_cluster_under_nohup_outlives_its_terminal() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        cluster_command._EndSignals()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        cluster_command._EndSignals()
+        assert callable(signal.getsignal(signal.SIGHUP))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("name", ["cluster.json.tmp", "node-1.yaml"])

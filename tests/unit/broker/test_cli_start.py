@@ -64,7 +64,7 @@ def node(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_says_its_address_first_and_ends_cleanly(
     node: subprocess.Popen[str], number: signal.Signals, tmp_path: Path
 ):
@@ -77,6 +77,23 @@ def test_it_says_its_address_first_and_ends_cleanly(
     out, err = node.communicate(timeout=PATIENCE_S)
     assert (node.returncode, out, "Traceback" in err) == (0, "", False)
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+
+
+def test_a_node_under_nohup_outlives_its_terminal(tmp_path: Path):
+    options = ["-o", "listeners=PLAINTEXT://127.0.0.1:0", "-o", f"log.dirs={tmp_path / 'data'}"]
+    deaf = ["bash", "-c", "trap '' HUP; exec \"$@\"", "bash", *command(*options)]
+    process = subprocess.Popen(
+        deaf, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        address = line_of(process).partition("://")[2].partition(" ")[0]
+        process.send_signal(signal.SIGHUP)
+        with Producer(bootstrap_servers=address) as producer:
+            assert producer.send_and_wait("kept", b"one record").offset == 0
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
 
 
 def test_a_node_says_what_its_start_recovered_and_that_it_stopped(tmp_path: Path):

@@ -31,6 +31,7 @@ from tidelog.cli.common import (
     announce,
     as_json,
     echo,
+    end_signals,
     key_values,
     overriding,
     print_json,
@@ -183,8 +184,9 @@ class _EndSignals:
     """Signal handlers: SIGTERM and SIGHUP end the cluster as Ctrl-C does."""
 
     def __init__(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._interrupt)
+        for number in end_signals():
+            if number != signal.SIGINT:
+                signal.signal(number, self._interrupt)
 
     @staticmethod
     def _interrupt(*_: object) -> None:

@@ -27,7 +27,9 @@ _CONTROLLERS_APART = 100
 _POLL_S = 0.01
 OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 """From this size on, a start renames the output to node-ID.log.1, and replaces an older one."""
-_OF_EACH_NODE = ("node.id", "broker.id", "process.roles", "log.dir", "log.dirs", "metadata.log.dir")
+_OF_EACH_NODE = frozenset(
+    "node.id broker.id process.roles listeners controller.quorum.voters log.dir log.dirs metadata.log.dir".split()
+)
 # The processes that this process has started. The kernel keeps ended ones until `bury` reads their exit codes.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -80,7 +82,7 @@ def check_options(options: Iterable[str]) -> None:
     """Raises ClusterFailed for a configuration value that differs from node to node."""
     for key in options:
         if key in _OF_EACH_NODE:
-            raise ClusterFailed(f"{key} differs from node to node: it follows from --data, --brokers, --controllers")
+            raise ClusterFailed(f"{key} differs from node to node: it follows from the other options")
 
 
 def check_configuration(nodes: Iterable[Node]) -> None:

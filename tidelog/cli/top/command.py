@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from tidelog.cli.common import (
     client_options,
     connecting,
     echo,
+    end_signals,
     print_json,
     print_table,
     run,
@@ -99,7 +99,7 @@ async def _once(options: dict[str, Any], delay: float, shown: dict[str, Any]) ->
 async def _live(options: dict[str, Any], delay: float, shown: dict[str, Any]) -> None:
     """Show views until Ctrl-C. If the cluster does not answer, the last view stays, with a message."""
     stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in end_signals():
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     console = Console()
     before: Snapshot | None = None
