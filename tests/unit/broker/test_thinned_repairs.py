@@ -17,6 +17,7 @@ from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
 from tests.unit.storage.test_damage import copy_of
 from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a, fetch, replicas
+from tidelog.broker.replicas import repairs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.cleaner.filter import CleanedBatch
@@ -396,6 +397,30 @@ def filled(fill_after: int) -> Callable[..., int]:
         return write_batches(segment, parts, position)
 
     return write
+
+
+async def test_two_replicas_that_are_damaged_in_different_places_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record has a whole copy, but none of the logs is whole. So the range alone is repaired after a while."""
+    cluster = Cluster(tmp_path)
+    ahead(cluster, 1)
+    before = newest_values(cluster.here.log)
+    lose_headers(cluster.here)
+    damaged = cluster.cleaned.log.segments[2].base_offset
+
+    def refuse(offset: int) -> None:
+        if offset >= damaged:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    cluster.fault = refuse
+    for _ in range(3):
+        assert not await cluster.repair()
+    monkeypatch.setattr(repairs, "BOTH_DAMAGED_WAIT_S", 0.0)
+    assert await cluster.repair()
+    assert (cluster.here.log.damaged_ranges(), cluster.refused) == ([], [])
+    assert newest_values(cluster.here.log).items() >= before.items()
+    assert not cluster.repairs._both_damaged
 
 
 async def test_a_copy_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

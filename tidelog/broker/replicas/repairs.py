@@ -66,6 +66,8 @@ SPACE_PAUSE_S_MAX: Final = 30.0
 """The longest pause while the volume has no space for the copy, which each attempt fetches again."""
 LOST_PAUSE_S_MAX: Final = 300.0
 """The longest pause for records that no replica has: only a change of the replicas or their files can restore them."""
+BOTH_DAMAGED_WAIT_S: Final = 60.0
+"""The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one."""
 _ABSENT: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE)
 
 
@@ -118,6 +120,8 @@ class Repairs:
         """The first offsets of the damaged ranges that were counted."""
         self._without_space: set[Partition] = set()
         """The partitions whose last attempt found no space for the copy."""
+        self._both_damaged: dict[Partition, float] = {}
+        """Since when the replicas that could replace the whole log are damaged themselves."""
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -235,6 +239,7 @@ class Repairs:
             self._gaps.pop(partition, None)
             self._lost_ranges = {each for each in self._lost_ranges if each[0] is not partition}
             self._known.pop(partition, None)
+            self._both_damaged.pop(partition, None)
             self._damaged_leaders.forget(partition)
             return True
         try:
@@ -256,6 +261,7 @@ class Repairs:
             return False
         self._count(partition)
         if not partition.log.damaged_ranges():
+            self._both_damaged.pop(partition, None)
             self._damaged_leaders.forget(partition)
             return True
         return not self.others(partition)
@@ -343,7 +349,7 @@ class Repairs:
                     self._note_repaired(partition, repair.damage, name)
                 return True  # also where it was given up, as for a truncation: the next attempt looks again
             except (KafkaError, PeerUnreachable) as error:
-                may_help = may_help or not isinstance(error, KafkaError) or error.code not in _ABSENT
+                may_help = may_help or self._may_help_later(partition, error)
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             except (CleaningFailed, CorruptTransactionIndex) as error:
                 logger.warning("%s: the copy of broker %d cannot take its place: %s", name, source, error)
@@ -356,6 +362,13 @@ class Repairs:
         with suppress(CopyRefused, KafkaError, PeerUnreachable):
             await self._copy_committed_if_refused(partition, repair, sources[0])
         return False
+
+    def _may_help_later(self, partition: Partition, error: KafkaError | PeerUnreachable) -> bool:
+        """Whether a replica may send its whole log later. One that is damaged, too, may wait for this one's."""
+        if isinstance(error, KafkaError) and error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+            now_s = self._loop.time()
+            return now_s - self._both_damaged.setdefault(partition, now_s) < BOTH_DAMAGED_WAIT_S
+        return not isinstance(error, KafkaError) or error.code not in _ABSENT
 
     async def _copy_prefix(self, partition: Partition, repair: RangeRepair, source: int) -> bool:
         """Replace the log up to the last segment that lacks records. False if it has changed meanwhile. Raises
