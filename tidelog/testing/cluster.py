@@ -131,7 +131,8 @@ class EmbeddedCluster:
     # Life
 
     def launch(self, node: int) -> None:
-        """Start one node without waiting for it."""
+        """Start one node without waiting for it. RuntimeError when it runs."""
+        self._check_ids((node,))
         if self._is_temporary:
             own_temporary_directory(self.directory)  # a cluster that was stopped starts in it again
         if self.links is not None:

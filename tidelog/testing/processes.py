@@ -119,10 +119,11 @@ class ServerProcess:
 
     def launch(self) -> None:
         """Start the process without waiting for it. Raises ServerFailed when another process listens on
-        its port, which would be taken for this one.
+        its port, which would be taken for this one, and RuntimeError when it runs.
         """
         with self.lock:
-            assert not self.alive, "already running"
+            if self.alive:
+                raise RuntimeError(f"{self.name} runs already")
             if accepts(self.port, self.host):
                 raise ServerFailed(f"{self.name} did not start: its port {self.port} is in use")
             self.prepare()
@@ -411,12 +412,13 @@ def own_temporary_directory(directory: Path) -> Path:
 
 def delete_temporary_directory(directory: Path) -> None:
     """Delete what `make_temporary_directory` made, unless this process is a fork of the one that made it."""
-    owner = _temporary.pop(directory, None)
+    owner = _temporary.get(directory)
     if owner is None:
         return
     if owner.pid == os.getpid():
-        _delete(directory)
-    os.close(owner.lock_fd)
+        _delete(directory)  # an interrupt leaves it to another call
+    if _temporary.pop(directory, None) is not None:
+        os.close(owner.lock_fd)
 
 
 def _delete(directory: Path) -> None:

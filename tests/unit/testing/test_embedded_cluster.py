@@ -225,11 +225,13 @@ def test_a_fault_of_a_node_that_does_not_run_strikes_no_other_process(
     for fault in (cluster.pause, cluster.resume):
         with pytest.raises(RuntimeError, match="does not run"):
             fault(1)
+    with pytest.raises(RuntimeError, match="runs already"):
+        cluster.launch(3)
     assert dead not in struck
 
 
 def test_a_node_that_does_not_exist_is_named(cluster: EmbeddedCluster) -> None:
-    for fault in (cluster.kill, cluster.pause, cluster.resume, cluster.restart, cluster.cut):
+    for fault in (cluster.kill, cluster.pause, cluster.resume, cluster.restart, cluster.cut, cluster.launch):
         with pytest.raises(ValueError, match="there is no node 9; the nodes are 1, 2, 3"):
             fault(9)
     with pytest.raises(ValueError, match="one broker or more, not 0"):

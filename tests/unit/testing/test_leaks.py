@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +33,7 @@ from tidelog.testing import ports
 from tidelog.testing.cluster import EmbeddedCluster
 from tidelog.testing.embedded import EmbeddedBroker
 from tidelog.testing.ports import free_port
-from tidelog.testing.processes import ServerFailed
+from tidelog.testing.processes import ServerFailed, delete_temporary_directory, make_temporary_directory
 from tidelog.testing.usage import rss_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -225,6 +226,20 @@ from tidelog.testing import EmbeddedBroker
 with EmbeddedBroker():
     pass
 """
+
+
+@pytest.mark.usefixtures("own_temporary_directory")
+def test_a_directory_whose_deletion_was_interrupted_is_deleted_by_the_next_call(monkeypatch: pytest.MonkeyPatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    directory = make_temporary_directory("tidelog-")
+    with monkeypatch.context() as context:
+        context.setattr(shutil, "rmtree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            delete_temporary_directory(directory)
+    delete_temporary_directory(directory)
+    assert list(directory.parent.iterdir()) == []
 
 
 @pytest.mark.slow
