@@ -16,6 +16,7 @@ import pytest
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import StartNode
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
+from tidelog.broker.apis.records import produce as produce_api
 from tidelog.broker.scheduling import inspections
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.inspections import Inspection
@@ -24,9 +25,9 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.storage.segments.append_rules import INSPECTED_BYTES_MAX
-from tidelog.storage.segments.inspection import AT_ONCE_RECORDS_MAX, NeedsInspection
+from tidelog.storage.segments.inspection import AT_ONCE_RECORDS_MAX, NeedsInspection, inspect_batch
 
-LONG = AT_ONCE_RECORDS_MAX + 500
+LONG = 5 * AT_ONCE_RECORDS_MAX
 
 
 def keyed(count: int, value: bytes = b"v", key: bytes | None = b"k", compression: int = 4) -> bytes:
@@ -71,6 +72,46 @@ async def test_answers_and_records_are_in_the_order_of_their_requests(
     assert produced(both) == [(0, 4 + LONG), (0, 0)]
     values = fetched(await wire.call(fetch("t", most=1 << 22), 11, FetchResponse))
     assert values == [b"first", *[b"v"] * LONG, b"behind", b"behind", b"last", b"v"]
+
+
+async def test_many_short_ones_of_one_request_are_looked_at_in_several_turns(
+    start_node: StartNode, begun: list[NeedsInspection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eighty of 2,000 records, a quarter of a megabyte together, held up all others for a quarter of a second."""
+    running = await start_node()
+    wire = await running.connect()
+    await wire.create_topic("t", 60, cleanup_policy="compact")
+    node: Any = running.node
+    partitions = node._broker.partitions
+    await until(lambda: sum(each.leads for each in partitions.hosted()) == 60)
+    monkeypatch.setattr(produce_api, "INSPECTED_PIECE_MAX", 7)
+    monkeypatch.setattr("tidelog.storage.segments.inspection.AT_ONCE_RECORDS_MAX", 20)
+    looks: list[int] = []
+    turns: list[int] = []
+
+    def counted(batches: memoryview, header: Any, *arguments: Any) -> memoryview:
+        looks.append(header.record_count)
+        return inspect_batch(batches, header, *arguments)
+
+    monkeypatch.setattr("tidelog.storage.segments.append.inspect_batch", counted)
+    loop = asyncio.get_running_loop()
+
+    def turn(before: int) -> None:
+        turns.append(len(looks) - before)
+        if len(looks) < 60:
+            loop.call_soon(turn, len(looks))
+
+    loop.call_soon(turn, 0)
+    batches = [keyed(1 + index % 20) for index in range(60)]
+    answer = await wire.call(produce("t", *batches), 9, ProduceResponse)
+    assert produced(answer) == [(0, 0)] * 60
+    assert [each.index for topic in answer.responses for each in topic.partition_responses] == [*range(60)]
+    assert looks == [1 + index % 20 for index in range(60)]
+    assert max(turns) == 7
+    assert not begun
+    longer = await wire.call(produce("t", keyed(21)), 9, ProduceResponse)
+    assert produced(longer) == [(0, 1)]
+    assert len(begun) == 1
 
 
 async def test_a_refusal_names_the_records(start_node: StartNode) -> None:

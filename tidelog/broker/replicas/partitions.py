@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -247,6 +247,11 @@ class Partitions:
         durability = log.durability
         if durability.is_wanted or durability.blocked_from >= 0:
             self.flushes.flush_if_due(partition)
+
+    def looks_inside(self, batches_of: Mapping[str | bytes, Mapping[int, object]]) -> bool:
+        """Whether the records of some of these batches are looked at before their append."""
+        partitions = (self.find(topic, index) for topic, batches in batches_of.items() for index in batches)
+        return any(each is not None and each.log.rules.looks_inside for each in partitions)
 
     def note_refused(self, topic: str | bytes, index: int, batches: memoryview | None, code: ErrorCode) -> None:
         """A handler has refused a client's batch. The batches that follow it are refused until it is sent again."""

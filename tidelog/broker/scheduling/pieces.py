@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 # A request up to this size, with about a thousand elements, is served in one piece.
 WHOLE_BYTES_MAX: Final = 16 * 1024
 PIECE_ELEMENTS_MAX: Final = 500
+# Of produced batches whose records are looked at. Each may take a millisecond.
+INSPECTED_PIECE_MAX: Final = 10
 # Larger requests of these APIs wait for room before they are decoded (`FairScheduler.has_room`).
 UNCOUNTED_BYTES_MAX: Final = 1024
 # So many characters of an id cost as much as an element: its hash chooses the partition of its coordinator.

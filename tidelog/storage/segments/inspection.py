@@ -29,13 +29,13 @@ from tidelog.storage.segments.log_config import INT64_MAX
 
 # The bound for the records of an inspected batch. A larger one gets MESSAGE_TOO_LARGE: Java's producer splits it.
 INSPECTED_RECORDS_MAX: Final = 250_000
-# The bounds for an inspection in one step, which takes some milliseconds.
-AT_ONCE_RECORDS_MAX: Final = 2_000
-AT_ONCE_BYTES_MAX: Final = 512 * 1024
+# The bounds for an inspection in one step, which takes a millisecond. A turn of the loop may have many such batches.
+AT_ONCE_RECORDS_MAX: Final = 500
+AT_ONCE_BYTES_MAX: Final = 128 * 1024
 # The bounds of the compressed bytes of such a batch, which may be a hundred thousand empty blocks, and of its records
 # where they are compressed with another codec.
 AT_ONCE_COMPRESSED_MAX: Final = 64 * 1024
-AT_ONCE_RECOMPRESSED_MAX: Final = 64 * 1024
+AT_ONCE_RECOMPRESSED_MAX: Final = 16 * 1024
 STEP_RECORDS: Final = 1_000
 # The bound for the records named in a refusal. A million bad records would make a response of a hundred megabytes.
 BLAMED_MAX: Final = 1000
