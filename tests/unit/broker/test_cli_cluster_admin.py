@@ -88,7 +88,14 @@ class StandIn:
         self.asked.append(("move", targets))
         return {partition: self.outcomes.get(partition) for partition in targets}
 
+    def _require_running(self, brokers: Iterable[int]) -> None:
+        """Only a broker itself answers these requests."""
+        if self.fenced.intersection(brokers):
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "a broker is down")
+
     async def describe_replica_log_dirs(self, replicas: Iterable[Replica]) -> dict[Replica, ReplicaLogDirs]:
+        replicas = list(replicas)
+        self._require_running(replica.broker_id for replica in replicas)
         held = {Replica(*partition, broker) for partition, brokers in self.placed.items() for broker in brokers}
         return {
             replica: ReplicaLogDirs(self.homes.get(replica, "/a"), self.futures.get(replica))
@@ -97,10 +104,12 @@ class StandIn:
         }
 
     async def alter_replica_log_dirs(self, paths: Mapping[Replica, str]) -> dict[Replica, KafkaError | None]:
+        self._require_running(replica.broker_id for replica in paths)
         self.asked.append(("directories", dict(paths)))
         return {replica: self.refusals.pop(replica, None) for replica in paths}
 
     async def incremental_alter_configs(self, *, topics: Any = None, brokers: Any = None, **how: Any) -> None:
+        self._require_running(brokers or ())
         self.asked.append(("configs", topics or brokers))
 
     async def create_partitions(self, counts: Mapping[str, int], **how: Any) -> None:
@@ -302,6 +311,34 @@ def test_moves_between_directories_are_followed_and_stopped(cluster: StandIn, cl
     status, _, err = cli("reassign", "--json", with_directories(tmp_path, "/b"), "--verify")
     assert (status, err.count("\n")) == (1, 1)
     assert "2 replicas, but 1 log_dir" in err
+
+
+def test_a_broker_that_is_lost_keeps_no_other_from_its_directories(cluster: StandIn, cli: Cli, tmp_path: Path):
+    one = Replica("flights", 0, 1)
+    cluster.fenced = {2}
+    file = with_directories(tmp_path, "/b", "/c")
+    status, _, err = cli("reassign", "--json", file, "--execute", "--replica-alter-log-dirs-throttle", "1000")
+    assert (status, err.splitlines()) == (
+        1,
+        [
+            "1 broker held to 1,000 B/s between directories",
+            "started 1 of 1 move",
+            "tidelog: cannot move flights-0 on broker 2 to /c: the broker does not run",
+        ],
+    )
+    assert cluster.asked == [("configs", {1: {RATE: "1000"}}), ("move", {F0: [1, 2]}), ("directories", {one: "/b"})]
+    cluster.futures = {one: "/b"}
+    _, out, _ = cli("reassign", "--json", file, "--verify")
+    assert [line.split(maxsplit=3)[2:] for line in out.splitlines()[-2:]] == [
+        ["1", "in progress          /b"],
+        ["2", "broker does not run  /c"],
+    ]
+    cluster.moves, cluster.configs = {F0: PartitionReassignment((1, 2), (), ())}, {FOLLOWER_RATE: "0:2"}
+    status, _, err = cli("reassign", "--json", file, "--cancel")
+    text = "broker 2 does not run: if it comes back, it goes on with its moves between directories"
+    lines = ["cancelled 1 of 1 move", f"tidelog: warning: {text}", "stopped 1 move between directories"]
+    assert (status, err.splitlines()) == (0, [*lines, "took away the throttles of 1 topic"])
+    assert ("directories", {one: "/a"}) in cluster.asked
 
 
 def test_moves_between_directories_are_throttled_until_all_is_done(cluster: StandIn, cli: Cli, tmp_path: Path):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import click
 
 from tidelog.cli.common import as_count
-from tidelog.cli.reassign.partition_lists import COMPLETE, IN_ANOTHER, MISSING, MOVING, Directories
+from tidelog.cli.reassign.partition_lists import COMPLETE, DOWN, IN_ANOTHER, MISSING, MOVING, Directories
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.model import Replica
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -47,8 +47,10 @@ async def present(admin: Admin, assignment: Mapping[TopicPartition, Iterable[int
 
 
 async def hold(admin: Admin, targets: Directories, bytes_per_s: int) -> None:
-    """Limit the rate at which the brokers of these replicas copy between their directories."""
-    brokers = sorted({replica.broker_id for replica in targets})
+    """Limit the rate at which the brokers of these replicas copy between their directories. One that is down has no
+    rate: it would have to take it, and has nothing to copy.
+    """
+    brokers = sorted({replica.broker_id for replica in targets} & await _running(admin))
     rate: dict[str, str | None] = {RATE: str(bytes_per_s)}
     if brokers:
         await admin.incremental_alter_configs(brokers=dict.fromkeys(brokers, rate))
@@ -72,8 +74,14 @@ async def start(admin: Admin, targets: Directories) -> int:
     """Start the moves of replicas to their directories. Returns the exit code."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_S
-    pending = dict(targets)
+    running = await _running(admin) if targets else set()
+    pending = {replica: path for replica, path in targets.items() if replica.broker_id in running}
     status = 0
+    for replica in sorted(targets.keys() - pending.keys()):
+        click.echo(
+            f"tidelog: cannot move {_describe(replica)} to {targets[replica]}: the broker does not run", err=True
+        )
+        status = 1
     while pending:
         outcomes = await admin.alter_replica_log_dirs(pending)
         for replica, error in sorted(outcomes.items()):
@@ -100,7 +108,9 @@ async def progress(admin: Admin, targets: Directories) -> dict[Replica, str]:
     states = {}
     for replica, path in sorted(targets.items()):
         where = described.get(replica)
-        if where is None:
+        if replica.broker_id not in running:
+            states[replica] = DOWN
+        elif where is None:
             states[replica] = MISSING
         elif where.future == path:
             states[replica] = MOVING
@@ -111,7 +121,11 @@ async def progress(admin: Admin, targets: Directories) -> dict[Replica, str]:
 
 async def cancel(admin: Admin, targets: Directories) -> int:
     """Cancel the moves of replicas to the plan's directories. Returns the number of moves."""
-    described = await admin.describe_replica_log_dirs(targets)
+    running = await _running(admin)
+    for broker_id in sorted({replica.broker_id for replica in targets} - running):
+        text = f"broker {broker_id} does not run: if it comes back, it goes on with its moves between directories"
+        click.echo(f"tidelog: warning: {text}", err=True)
+    described = await admin.describe_replica_log_dirs(each for each in targets if each.broker_id in running)
     back = {
         replica: where.current
         for replica, where in described.items()

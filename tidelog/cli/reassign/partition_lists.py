@@ -24,6 +24,7 @@ MOVING = "in progress"
 MISSING = "no such partition"
 ELSEWHERE = "not on these replicas"
 IN_ANOTHER = "in another directory"
+DOWN = "broker does not run"
 
 ANY_DIRECTORY = "any"
 
