@@ -10,10 +10,16 @@ import pytest
 
 from tests.unit.client.fake_broker import HANDLERS, FakeCluster, FakeNode
 from tests.unit.client.test_admin import FAST, T0
+from tests.unit.client.test_admin_groups import describe_classic, describe_newer
 from tidelog.cli.main import main
 from tidelog.client import Admin, NewTopic, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
 from tidelog.protocol.messages.create_topics import CreateTopicsRequest
+from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
@@ -41,6 +47,20 @@ async def test_the_steps_of_a_call_share_its_limit():
         cluster.script(ListOffsetsRequest, late)
         with pytest.raises(KafkaError, match=f"default_api_timeout_ms={LIMIT_MS}") as caught:
             await administrator.group_lag("g", [T0])
+        assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+
+
+async def test_a_group_of_either_protocol_is_looked_for_within_one_limit(monkeypatch: pytest.MonkeyPatch):
+    """Its two protocols have a request each."""
+    monkeypatch.setitem(HANDLERS, 15, (DescribeGroupsRequest, DescribeGroupsResponse, describe_classic))
+    monkeypatch.setitem(HANDLERS, 69, (ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, describe_newer))
+    async with FakeCluster() as cluster, admin(cluster) as administrator:
+        cluster.script(DescribeGroupsRequest, late)
+        assert await administrator.describe_groups(["newer"])
+        cluster.script(DescribeGroupsRequest, late)
+        cluster.script(ConsumerGroupDescribeRequest, late)
+        with pytest.raises(KafkaError, match=f"default_api_timeout_ms={LIMIT_MS}") as caught:
+            await administrator.describe_groups(["newer"])
         assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
 
 

@@ -99,6 +99,7 @@ class GroupAdmin(CoordinatorAdmin):
         }
         return [listings[group_id] for group_id in sorted(listings)]
 
+    @in_one_limit
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
         """State, protocol and members by group id, of the classic protocol and of KIP-848. Raises the KafkaError of
         the first failed group.
