@@ -26,13 +26,17 @@ Serializer = Callable[[Any], bytes | None]
 Deserializer = Callable[[bytes], Any]
 _DELIVERY_TIMEOUT_MS = 120_000
 _INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
 _STRING_BYTES_MAX = 2**15 - 1
 """The longest string that fits into a request header, a subscription and the record of a group."""
 
 
 def _number(default: int | None, minimum: int = 0, maximum: int = _INT32_MAX) -> Any:
     return field(default=default, metadata={"bounds": (minimum, maximum)})
+
+
+def _long(default: int | None, minimum: int = 0) -> Any:
+    """A number that is a long in Kafka."""
+    return _number(default, minimum, 2**63 - 1)
 
 
 def _choice(default: str, *choices: str) -> Any:
@@ -69,19 +73,19 @@ class ClientConfig:
     """The time that a call may take, with all its attempts, when it has no limit of its own."""
     retries: int = _number(_INT32_MAX)
     """Attempts after the first one. The time limits end them before this number does."""
-    retry_backoff_ms: int = _number(100)
+    retry_backoff_ms: int = _long(100)
     """The wait before the second attempt; it doubles from attempt to attempt."""
-    retry_backoff_max_ms: int = _number(1_000)
+    retry_backoff_max_ms: int = _long(1_000)
     """The longest wait between two attempts."""
-    reconnect_backoff_ms: int = _number(50)
+    reconnect_backoff_ms: int = _long(50)
     """The wait before a second connection to a broker that refused one; it doubles."""
-    reconnect_backoff_max_ms: int = _number(1_000)
+    reconnect_backoff_max_ms: int = _long(1_000)
     """The longest wait between two connections to one broker."""
-    socket_connection_setup_timeout_ms: int = _number(10_000, 1)
+    socket_connection_setup_timeout_ms: int = _long(10_000, 1)
     """The time that a connection may take to open."""
-    connections_max_idle_ms: int = _number(540_000, 1)
+    connections_max_idle_ms: int = _long(540_000, 1)
     """An idle connection is closed after this time."""
-    metadata_max_age_ms: int = _number(300_000, 1)
+    metadata_max_age_ms: int = _long(300_000, 1)
     """Leaders and partitions are asked for again after this time."""
     receive_message_max_bytes: int = _number(100_000_000, 1_000)
     """The maximum size of a response (librdkafka's `receive.message.max.bytes`).
@@ -211,7 +215,7 @@ class ProducerConfig(ClientConfig):
     """None: on, unless acks, retries or the requests in flight exclude it (as Kafka's default)."""
     batch_size: int = _number(DEFAULT_BATCH_SIZE)
     """Uncompressed bytes of a partition's records after which a batch is sent. Java has 16384, librdkafka 1000000."""
-    linger_ms: int | None = _number(None)
+    linger_ms: int | None = _long(None)
     """A batch that is not full is sent after this time; None: 5, and at once when its sender waits for a record of it.
 
     `send_and_wait` waits, and in the blocking client `result()` of a record's future.
@@ -222,12 +226,12 @@ class ProducerConfig(ClientConfig):
     It saves the time that an idle processor takes to wake, and uses the processor meanwhile. A call that follows one
     which was alone and took 0.2 ms at most holds the loop until its answer, for 0.2 ms at most. 0: neither happens.
     """
-    buffer_memory: int = _number(33_554_432, maximum=_INT64_MAX)
+    buffer_memory: int = _long(33_554_432)
     """Bytes of records that wait for their acknowledgement, with 128 for the bookkeeping of each.
 
     `send` waits when they are used up.
     """
-    max_block_ms: int = _number(60_000)
+    max_block_ms: int = _long(60_000)
     """The time that `send` waits for memory or metadata, and that each call of a transaction may take."""
     delivery_timeout_ms: int = _number(_DELIVERY_TIMEOUT_MS)
     """The time from `send` to the record's acknowledgement or failure."""
@@ -249,11 +253,11 @@ class ProducerConfig(ClientConfig):
     """Records with a key are partitioned as those without."""
     partitioner_adaptive_partitioning_enable: bool = True
     """Records without a key go less often to partitions whose batches wait (KIP-794)."""
-    partitioner_availability_timeout_ms: int = _number(0)
+    partitioner_availability_timeout_ms: int = _long(0)
     """Records without a key avoid partitions whose leader takes no batch for longer; 0: they do not."""
     interceptors: Sequence[Any] = ()
     """Objects whose `on_send` sees each record before it is sent, and whose `on_acknowledgement` its outcome."""
-    metadata_max_idle_ms: int = _number(300_000, 5_000)
+    metadata_max_idle_ms: int = _long(300_000, 5_000)
     """A topic that gets no record for this time is forgotten."""
     key_serializer: Serializer | None = None
     """Makes bytes of a key."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from tidelog.client import Consumer, sync
-from tidelog.client.config import ClientConfig, ConsumerConfig, ProducerConfig
+from tidelog.client.config import AdminConfig, ClientConfig, ConsumerConfig, ProducerConfig
 from tidelog.protocol.errors import ConfigError
 
 
@@ -117,10 +119,27 @@ def test_a_list_of_topics_or_a_dict_of_options_is_told_how_they_are_passed(kind,
         kind(topics)
 
 
-def test_the_memory_of_a_producer_may_be_more_than_two_gigabytes_as_in_kafka():
-    assert (
-        ProducerConfig.from_options({"bootstrap.servers": "localhost:1", "buffer.memory": "8589934592"}).buffer_memory
-        == 2**33
-    )
-    with pytest.raises(ConfigError, match="buffer_memory must be between"):
-        ProducerConfig.from_options({"bootstrap.servers": "localhost:1", "buffer.memory": str(2**63)})
+LONGS_OF_EVERY_CLIENT = (
+    "connections_max_idle_ms", "metadata_max_age_ms", "reconnect_backoff_max_ms", "reconnect_backoff_ms",
+    "retry_backoff_max_ms", "retry_backoff_ms", "socket_connection_setup_timeout_ms",
+)  # fmt: skip
+LONGS_OF_A_PRODUCER = (
+    "buffer_memory", "linger_ms", "max_block_ms", "metadata_max_idle_ms", "partitioner_availability_timeout_ms",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [ProducerConfig, ConsumerConfig, AdminConfig])
+def test_what_is_a_long_in_kafka_may_be_as_large_as_there(kind):
+    """Kafka Connect, for one, sets max.block.ms to 2^63 - 1."""
+    longs = LONGS_OF_EVERY_CLIENT + (LONGS_OF_A_PRODUCER if kind is ProducerConfig else ())
+    for name in longs:
+        options = {name: str(2**63 - 1)}
+        if name == "linger_ms":
+            with pytest.raises(ConfigError, match=r"delivery_timeout_ms .* must be at least linger_ms"):
+                kind.from_options(options)
+        else:
+            assert getattr(kind.from_options(options), name) == 2**63 - 1
+        with pytest.raises(ConfigError, match=f"{name} must be between"):
+            kind.from_options({name: str(2**63)})
+    limits = {each.name: each.metadata["bounds"][1] for each in fields(kind) if "bounds" in each.metadata}
+    assert {name for name, limit in limits.items() if limit > 2**31 - 1} == set(longs)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.patience import PATIENCE_S, join, wait_until
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_producer import FAST, numbered, values
 from tests.unit.client.transacting import finalize
+from tidelog.client.config import ProducerConfig
 from tidelog.client.model import RecordMetadata
 from tidelog.client.sync import Producer, loop_thread
 from tidelog.client.sync.loop_call import LoopCall, SharedCall
@@ -50,6 +52,15 @@ def test_a_record_that_is_waited_for_comes_after_those_sent_before(cluster):
             sending.send("t", value * 100)
         assert sending.send_and_wait("t", b"last").offset == 2_000
     assert values(cluster) == [*(value * 100 for value in numbered(2_000)), b"last"]
+
+
+def test_a_record_goes_with_times_as_long_as_they_can_be(cluster):
+    """Timers of event loops and locks have limits of their own."""
+    times = [each.name for each in fields(ProducerConfig) if each.metadata.get("bounds", (0, 0))[1] == 2**63 - 1]
+    assert len(times) == 12
+    with producer(cluster, **dict.fromkeys(times, 2**63 - 1) | {"linger_ms": 0}) as sending:
+        assert sending.send_and_wait("t", b"x").offset == 0
+        assert sending.partitions_for("t")
 
 
 def test_the_records_of_a_batch_may_come_from_calls_of_different_kinds(cluster):
