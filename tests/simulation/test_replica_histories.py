@@ -118,10 +118,10 @@ def start_with_a_copy_that_is_behind(patch: pytest.MonkeyPatch) -> None:
     """The controller knew its directory, and the process ended before it had caught up again."""
     claim = DiscoveredLogs.claim
 
-    def trusting(logs: DiscoveredLogs, key: tuple[str, int], topic_id: bytes, directory_id: bytes) -> Any:
+    def trusting(logs: DiscoveredLogs, key: tuple[str, int], topic_id: bytes, directory_id: bytes, **kept: bool) -> Any:
         if any(key in home.futures and home.directory_id == directory_id for home in logs._directories.homes):
             return None
-        return claim(logs, key, topic_id, directory_id)
+        return claim(logs, key, topic_id, directory_id, **kept)
 
     patch.setattr(DiscoveredLogs, "claim", trusting)
 
