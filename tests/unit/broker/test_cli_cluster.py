@@ -212,6 +212,18 @@ def test_a_value_that_differs_from_node_to_node_is_refused(
     assert (done.exit_code, done.output, list(tmp_path.iterdir())) == (1, expected, [])
 
 
+def test_brokers_that_would_advertise_the_same_address_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_command, "_launch_all", lambda *_: None)
+    monkeypatch.setattr(cluster_nodes, "check_ports", lambda nodes: None)
+    words = ["start", "--data", str(tmp_path), "-o", "advertised.listeners=PLAINTEXT://localhost:7", "--brokers"]
+    done = CliRunner().invoke(command, [*words, "2"])
+    text = "nodes 1 and 2 would both advertise localhost:7: advertised.listeners is for a cluster of one broker"
+    assert (done.exit_code, done.output, list(tmp_path.iterdir())) == (1, f"Error: {text}\n", [])
+    assert CliRunner().invoke(command, [*words, "1"]).exit_code == 0
+
+
 def test_a_node_and_a_cluster_do_not_share_a_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

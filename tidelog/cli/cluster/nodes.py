@@ -86,16 +86,22 @@ def check_options(options: Iterable[str]) -> None:
 
 
 def check_configuration(nodes: Iterable[Node]) -> None:
-    """Raises ConfigError, before any file is written."""
+    """Raises ConfigError or ClusterFailed, before any file is written."""
     from tidelog.broker.config.dynamic_config import DynamicConfig
     from tidelog.broker.config.node_config import NodeConfig
     from tidelog.broker.config.unserved import check_served
     from tidelog.broker.config.validation import check_values
 
+    owners: dict[tuple[str, int], int] = {}
     for node in nodes:
         config = NodeConfig.load(None, node.config)
         check_served(config)
         check_values(DynamicConfig(config))
+        for listener in config.advertised_listeners():
+            owner = owners.setdefault((listener.host, listener.port), node.id)
+            if owner != node.id:
+                text = f"nodes {owner} and {node.id} would both advertise {listener.host}:{listener.port}"
+                raise ClusterFailed(f"{text}: advertised.listeners is for a cluster of one broker")
 
 
 def check_ports(nodes: Iterable[Node]) -> None:
