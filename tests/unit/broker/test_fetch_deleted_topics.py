@@ -6,14 +6,17 @@ An id that was known when the session or the waiting fetch began is looked up by
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE_S
+from tests.unit.broker.test_node import produce, produced
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tidelog.protocol.messages.produce import ProduceResponse
 
 # Of a test's patience, so that an answer says that the deletion ended the wait.
 NEVER_MS = 600_000
@@ -62,6 +65,17 @@ async def test_a_session_looks_for_the_name_of_a_deleted_topic(wire: Any, versio
         answer = await answered(wire, fetch(None, session=(opened.session_id, epoch)), version)
         assert codes(answer) == [ErrorCode.INCONSISTENT_TOPIC_ID]
     assert codes(await answered(wire, fetch(topic_id, session=(0, 0)), version)) == [ErrorCode.UNKNOWN_TOPIC_ID]
+
+
+async def test_a_session_that_has_marked_new_records_looks_for_the_name_of_a_deleted_topic(
+    wire: Any, make_batch: Callable[..., bytes]
+) -> None:
+    topic_id = await wire.create_topic("t")
+    opened = await answered(wire, fetch(topic_id, session=(0, 0)), 13)
+    assert produced(await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse))[0][0] == 0
+    await delete(wire, "t")
+    answer = await answered(wire, fetch(None, session=(opened.session_id, 1)), 13)
+    assert codes(answer) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
 async def test_a_fetch_that_waits_is_told_that_the_name_is_gone(running: Any, wire: Any) -> None:

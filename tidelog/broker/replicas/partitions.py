@@ -333,7 +333,7 @@ class Partitions:
         if partition is not None:
             watch = self._watches[partition]
             watch.watch(entry)
-            entry.watched = watch
+            entry.watched, entry.known_as = watch, partition.topic
 
     def watch_as_follower(self, entry: FollowerEntry) -> Partition | None:
         """The partition of a follower's session entry. It notifies the entry of appends from now on."""
@@ -400,7 +400,7 @@ class Partitions:
         watch = self._watches.pop(partition)
         watch.leave()
         for entry in chain(watch.fetches, watch.patient):
-            entry.watched, entry.known_as = None, partition.topic
+            entry.watched = None
         for follower in watch.followers:
             follower.partition = None
 

@@ -63,7 +63,7 @@ class WatchedPartition(Protocol):
 class SessionPartition:
     """One partition of a session: the client's last request for it, and the offsets last sent to the client.
 
-    `known_as`: the name of its topic, once the replica that was watched for it is gone.
+    `known_as`: the name of its topic, once a replica was watched for it, which may be gone.
     """
 
     __slots__ = ("key", "known_as", "request", "sent_high_watermark", "sent_log_start_offset", "session", "watched")

@@ -51,6 +51,15 @@ class WaitingFetches:
     def watch(self, entry: SessionPartition) -> None:
         self.fetches[entry] = None
 
+    def mark_idle(self) -> None:
+        """Sessions of which no fetch waits take the change at once. Their next fetch reads and watches what they have
+        marked, so further changes need not look at them.
+        """
+        for entry in [each for each in self.fetches if not each.session.waiters]:
+            entry.changed()
+            del self.fetches[entry]
+            entry.watched = None
+
     def unwatch(self, entry: SessionPartition) -> None:
         if self.fetches.pop(entry, entry) is entry:
             self.patient.pop(entry, None)
@@ -133,14 +142,9 @@ class _Rounds:
     looked_at_max = NOTIFIED_PER_TURN
 
     def entries(self, waiting: WaitingFetches) -> list[SessionPartition]:
-        """Those to notify. Sessions of which no fetch waits have nothing to try: they take the change at once."""
-        entries = []
-        for each in waiting.fetches:
-            if each.session.waiters:
-                entries.append(each)
-            else:
-                each.changed()
-        return entries
+        """Those to notify."""
+        waiting.mark_idle()
+        return list(waiting.fetches)
 
     def due(self, waiting: WaitingFetches, entries: Iterable[SessionPartition]) -> list[Changed]:
         """The callbacks of those of `entries` that are to be tried."""
