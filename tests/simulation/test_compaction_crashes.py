@@ -91,11 +91,7 @@ def forget_to_finish_a_swap(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_the_old_segments(patch: pytest.MonkeyPatch) -> None:
-    def careless(swap: Swap) -> None:
-        for old, new in swap._replaced:
-            swap._log.segments.replace(old, new)
-
-    patch.setattr(Swap, "_replace", careless)
+    patch.setattr(Swap, "_mark_deleted", lambda swap, old: None)
 
 
 def drop_for_the_sake_of_what_is_not_on_the_device(patch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, QuickDisk, marker
-from tests.unit.storage.cleaning import clean, contents
+from tests.unit.storage.cleaning import begin, clean, contents
 from tests.unit.storage.test_compaction import CONFIG, keyed
 from tests.unit.storage.test_damage import copy_of, repair_range
 from tests.unit.storage.test_stray_cleanings import Killed, Mortal
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE, OffsetCheckpoints
-from tidelog.storage.log.compaction import CleaningFailed
+from tidelog.storage.files.disk import DirectoryEntry
+from tidelog.storage.log import swap
+from tidelog.storage.log.compaction import CleaningFailed, Compaction
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.log.repair import OtherCleaning
@@ -305,8 +307,11 @@ def of_either(lagging: Logs, cleaned: Logs, number: int) -> tuple[list[Any], lis
     return old, [each for each in new if each[0] < end_offset] + [each for each in old if each[0] >= end_offset]
 
 
-@pytest.mark.parametrize("pieces", range(1, 16))
-def test_a_truncation_that_ends_it_leaves_no_mixture_of_two_cleanings(tmp_path: Path, pieces: int) -> None:
+@pytest.mark.parametrize("pieces", range(1, 20))
+def test_a_truncation_that_ends_it_leaves_no_mixture_of_two_cleanings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    monkeypatch.setattr(swap, "PIECE_SEGMENTS", 1)
     lagging, cleaned = replicas(tmp_path, in_segments)
     old, new = of_either(lagging, cleaned, 1)
     copy = PrefixCopy(lagging.log, lagging.log.segments[1], NOW)
@@ -326,9 +331,13 @@ def test_a_truncation_that_ends_it_leaves_no_mixture_of_two_cleanings(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("piece", [1, 16])
 @pytest.mark.parametrize("kept", ["all", "the last renames are lost", "the first renames are lost"])
-def test_a_kill_leaves_no_mixture_of_two_cleanings(tmp_path: Path, kept: str) -> None:
+def test_a_kill_leaves_no_mixture_of_two_cleanings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str, piece: int
+) -> None:
     """Each rename of one copy is the last one. Of those that were not synced a loss of power keeps any."""
+    monkeypatch.setattr(swap, "PIECE_SEGMENTS", piece)
     results: set[bool] = set()
     for ends_at in range(1, 200):
         disk = Mortal(10**6)
@@ -366,3 +375,74 @@ def lose_half(renames: list[tuple[str, str]], *, keep_first: bool) -> None:
     for source, target in reversed(renames[half:] if keep_first else renames[:half]):
         if Path(target).exists() and not Path(source).exists():
             Path(target).rename(source)
+
+
+class Counting(QuickDisk):
+    """Counts the changes of names, and the listings of directories."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = self.listings = 0
+
+    def rename(self, source: str, target: str) -> None:
+        self.names += 1
+        super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self.names += 1
+        super().remove(path)
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        self.listings += 1
+        return super().list_directory(path)
+
+
+def names_in_each_turn(disk: Counting, compaction: Compaction, other: PartitionLog) -> list[int]:
+    turns = []
+    while True:
+        if isinstance(compaction, PrefixCopy) and compaction.wants_from >= 0:
+            compaction.data = fetch(other, compaction.wants_from)
+        compaction.run()
+        before = disk.names
+        has_more = compaction.advance()
+        turns.append(disk.names - before)
+        if not has_more:
+            return turns
+
+
+NAMES_PER_TURN_MAX = 16 * 5
+"""Of each segment: the log, three indexes, and a snapshot."""
+
+
+def test_a_copy_of_many_segments_holds_up_no_other_log(tmp_path: Path) -> None:
+    """The renames of a thousand took a third of a second of the loop, and each kept a descriptor until then."""
+    disk = Counting()
+    lagging, cleaned = (Logs(tmp_path / name, GONE, disk) for name in ("lagging", "cleaned"))
+    for made in (lagging, cleaned):
+        for number in range(40):
+            made.append(keyed((f"{number}", "x" * 900)))
+            made.log.roll(NOW)
+    copy = PrefixCopy(lagging.log, lagging.log.segments[39], NOW)
+    held, listings = len(list(Path("/proc/self/fd").iterdir())), disk.listings
+    while not copy._ready:
+        copy.data = fetch(cleaned.log, copy.wants_from) if copy.wants_from >= 0 else b""
+        copy.run()
+        assert copy._ready or copy.advance()
+    assert len(copy._ready) == 40
+    assert len(list(Path("/proc/self/fd").iterdir())) <= held + 2
+    assert disk.listings <= listings + 2
+    assert max(names_in_each_turn(disk, copy, cleaned.log)) <= NAMES_PER_TURN_MAX
+    assert (lagging.log.segment_count, contents(lagging.log)) == (41, contents(cleaned.log))
+
+
+def test_a_cleaning_of_many_small_segments_holds_up_no_other_log(tmp_path: Path) -> None:
+    disk = Counting()
+    made = Logs(tmp_path, replace(GONE, segment_bytes=100_000), disk)
+    for _ in range(60):
+        made.append(keyed(("a", "1")))
+        made.log.roll(NOW)
+    compaction = begin(made.log)
+    assert max(names_in_each_turn(disk, compaction, made.log)) <= NAMES_PER_TURN_MAX
+    assert made.log.segment_count == 2
+    assert made.files("*.snapshot") == [f"{60:020d}.snapshot"]
+    assert [key for _, key, _ in contents(made.close_and_open())] == [b"a"]

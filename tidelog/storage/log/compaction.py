@@ -340,6 +340,7 @@ class Compaction:
         for row in batches.newly_indexed:
             new.transaction_index.append(row)
         batches.newly_indexed.clear()
+        self._remove_strays()
         self._seal(new, old, written, written_end)
         self._ready = [(old, new)]
         yield
@@ -352,12 +353,16 @@ class Compaction:
         new.may_end_early = written_end != new.next_offset
         self._ends_are_kept = self._ends_are_kept and not new.may_end_early
         with self._files_of_the_log():
-            remove_strays(self._disk, new.directory, {each.base_offset for each in self._unfinished})
             new.seal()
         new.file.sync()
         new.sync_indexes()
         new.synced_bytes = written
         self._written_before += written
+
+    def _remove_strays(self) -> None:
+        """Remove what an earlier cleaning has left. The directory is to be synced before the swap."""
+        with self._files_of_the_log():
+            remove_strays(self._disk, self.log.directory, {each.base_offset for each in self._unfinished})
 
     def _begin_segment(self, base_offset: int) -> Segment:
         log = self.log

@@ -102,7 +102,10 @@ class PrefixCopy(Compaction):
             written = write_batches(new, parts, written)
             if written > MAX_POSITION:
                 raise CorruptRecord("the other replica's copy is too large for one segment")
+        if old[-1] is self._segments[-1]:
+            self._remove_strays()
         self._seal(new, old, written, written_end)
+        new.release()  # there may be thousands of them
         self._copied.append((old, new))
 
     def _check(

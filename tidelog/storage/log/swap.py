@@ -3,16 +3,18 @@
 The order is Kafka's (LocalLog.replaceSegments). The directory is synced between the steps, because a loss of power may
 keep any part of unsynced renames: the cleaned files are synced under `.cleaned`; all of them become `.swap`, those of
 the first new segment last, which commits the swap; the replaced files become `.deleted`; each `.log` gets its normal
-name, then the indexes do. A start undoes a swap that was not committed, of which some files are still `.cleaned`, and
-finishes any other, unless it is damaged and what it replaces is still there. As in Kafka, any `.cleaned` at or below a
-`.swap` counts as a part of it, so no `.cleaned` of an earlier cleaning may be there when a swap commits. Invariant:
-renames happen on the owner's thread, which reads the segments, so a segment always knows the names of its files.
+name, then the indexes do. A step that renames files of many segments is cut in pieces. A start undoes a swap that was
+not committed, of which some files are still `.cleaned`, and finishes any other, unless it is damaged and what it
+replaces is still there. As in Kafka, any `.cleaned` at or below a `.swap` counts as a part of it, so no `.cleaned` of
+an earlier cleaning may be there when a swap commits. Invariant: renames happen on the owner's thread, which reads the
+segments, so a segment always knows the names of its files.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from tidelog.storage.files.disk import Disk
@@ -25,6 +27,9 @@ from tidelog.storage.segments.segment import CLEANED_SUFFIX, LOG_SUFFIX, SUFFIXE
 from tidelog.storage.segments.segments import Segments
 
 logger = logging.getLogger("tidelog.storage")
+
+PIECE_SEGMENTS: Final = 16
+"""The segments of which one turn of the owner's loop renames the files, which takes some milliseconds."""
 
 
 class SwappedLog(Protocol):
@@ -50,9 +55,19 @@ class Swap:
     def __init__(self, log: SwappedLog, replaced: Sequence[tuple[list[Segment], Segment]]) -> None:
         self._log = log
         self._replaced = replaced
+        old = [segment for segments, _ in replaced for segment in segments]
+        new = [segment for _, segment in replaced]
+        self._bases = {segment.base_offset for segment in new}
+        self._steps: list[Callable[[], None]] = [
+            # A start undoes these while files of the first one are `.cleaned`.
+            *(partial(_rename_to_swap, piece) for piece in _pieces(new[1:])),
+            partial(_rename_to_swap, new[:1]),
+            self._take_places,
+            *(partial(self._mark_deleted, piece) for piece in _pieces(old)),
+            *(partial(_name_logs, piece) for piece in _pieces(new)),
+            *(partial(self._name_indexes, piece) for piece in _pieces(new)),
+        ]
         self._next = 0
-        steps = (self._commit, self._replace, self._name_logs, self._name_indexes)
-        self._steps = steps if len(replaced) == 1 else (self._prepare, *steps)
 
     @property
     def has_begun(self) -> bool:
@@ -75,37 +90,39 @@ class Swap:
             self.sync()
             self.advance()
 
-    def _prepare(self) -> None:
-        """A start undoes these while files of the first one are `.cleaned`."""
-        for _, new in self._replaced[1:]:
-            _rename_to_swap(new)
+    def _take_places(self) -> None:
+        """All at once, so that no reader meets a mixture of old and new."""
+        for old, new in self._replaced:
+            self._log.segments.replace(old, new)
 
-    def _commit(self) -> None:
-        _rename_to_swap(self._replaced[0][1])
-
-    def _replace(self) -> None:
+    def _mark_deleted(self, old: Sequence[Segment]) -> None:
         log = self._log
         remove_at_ms = log.clock_ms + log.config.file_delete_delay_ms
-        for old, new in self._replaced:
-            log.segments.replace(old, new)
-            for segment in old:
-                log.segments.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
+        for segment in old:
+            log.segments.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
             # Snapshots are kept only at the base offsets of segments.
-            log.snapshots.delete_where(old[0].base_offset + 1, new.next_offset)
+            is_kept = segment.base_offset in self._bases
+            log.snapshots.delete_where(segment.base_offset + is_kept, segment.next_offset)
 
-    def _name_logs(self) -> None:
-        for _, new in self._replaced:
-            new.rename_log("")
-
-    def _name_indexes(self) -> None:
-        for _, new in self._replaced:
-            new.rename_indexes("")
+    def _name_indexes(self, new: Sequence[Segment]) -> None:
+        for segment in new:
+            segment.rename_indexes("")
         self._log.durability.note_directory(self._log.directory)
 
 
-def _rename_to_swap(segment: Segment) -> None:
-    segment.rename_log(SWAP_SUFFIX)
-    segment.rename_indexes(SWAP_SUFFIX)
+def _pieces(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
+    return (segments[at : at + PIECE_SEGMENTS] for at in range(0, len(segments), PIECE_SEGMENTS))
+
+
+def _rename_to_swap(new: Sequence[Segment]) -> None:
+    for segment in new:
+        segment.rename_log(SWAP_SUFFIX)
+        segment.rename_indexes(SWAP_SUFFIX)
+
+
+def _name_logs(new: Sequence[Segment]) -> None:
+    for segment in new:
+        segment.rename_log("")
 
 
 def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:

@@ -7,7 +7,7 @@ device one by one, newest first. So a power loss at any point leaves a log witho
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -164,7 +164,7 @@ class Segments:
 
     def replace(self, old: list[Segment], new: Segment) -> None:
         """Replace neighbouring segments by the one made from them. The caller handles their files."""
-        at = self._bases.index(old[0].base_offset)
+        at = bisect_left(self._bases, old[0].base_offset)
         assert self._list[at : at + len(old)] == old, (self._bases, old)
         assert new.base_offset == old[0].base_offset, (new, old)
         self.sums_are_stale = True
