@@ -94,8 +94,10 @@ class FirstOffsets(NamedTuple):
     without_start: frozenset[TopicPartition]
     """Partitions for which the options give no start."""
     topic_ids: TopicIds
-    refusal: ConfigError | MissingPartition | None
+    refusal: ConfigError | None
     """Why a new query cannot begin so. A query that runs its first micro-batch again may need no other start."""
+    missing: MissingPartition | None = None
+    """A topic or partition that is left out, which a new query needs."""
 
 
 async def find_first_offsets(cluster: Cluster, options: SourceOptions, omit_missing: bool = False) -> FirstOffsets:
@@ -377,6 +379,8 @@ async def _bound_offsets(
                 f"{bound.option}: {partition} has no record at or after {values[partition]}; "
                 "set startingOffsetsByTimestampStrategy to latest to begin at its end"
             )
+            if not options.fail_on_data_loss:
+                offsets[partition] = LATEST  # a first micro-batch that had records there runs again without them
     return _BoundOffsets(offsets, refusal)
 
 

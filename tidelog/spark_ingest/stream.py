@@ -107,7 +107,7 @@ class StreamDriver:
             if self._options.fail_on_data_loss:
                 raise
             missing = error
-        return self._run(lambda cluster: self._find_first_offsets(cluster, omit_missing=True))._replace(refusal=missing)
+        return self._run(lambda cluster: self._find_first_offsets(cluster, omit_missing=True))._replace(missing=missing)
 
     async def _find_first_offsets(self, cluster: Cluster, omit_missing: bool = False) -> FirstOffsets:
         first = await find_first_offsets(cluster, self._options, omit_missing)
@@ -131,8 +131,8 @@ class StreamDriver:
         everything before it is processed.
         """
         first = self._first if self._is_first(start) and not self._has_run_again else None
-        if first is not None and first.refusal is not None:
-            raise first.refusal
+        if first is not None and (refusal := first.missing or first.refusal) is not None:
+            raise refusal
         self._has_looked = True
         self._commit(start)
         options, start_offsets = self._options, from_offset(start)
@@ -225,8 +225,10 @@ class StreamDriver:
         ends = from_offset(end)
         if self._first is not None and self._is_first(start):
             self._has_run_again = True
-            if self._first.refusal is not None and not self._first.without_start.isdisjoint(ends):
-                raise self._first.refusal
+            if (refusal := self._first.refusal) is not None:
+                if not self._first.without_start.isdisjoint(ends):
+                    raise refusal
+                logger.warning("the first micro-batch runs again; a new query would be refused: %s", refusal)
             begins = replayed_start(begins, ends, self._first.at_end, options.may_begin_later)
         ranges, new_partitions, losses = ranges_between(begins, ends)
         self._report(losses)

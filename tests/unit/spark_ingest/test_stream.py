@@ -603,6 +603,39 @@ def test_a_topic_that_is_deleted_leaves_the_first_micro_batch_where_loss_is_tole
         stream.latest_offset(stream.initial_offset())  # a new query needs its topics
 
 
+def test_a_partition_without_a_start_is_named_also_where_a_topic_is_gone(node, new_topic):
+    """The topic refuses no restart where loss is tolerated, and its name would lead astray."""
+    topic = new_topic(5, 5)
+    options = {"subscribe": f"{topic},gone", "startingOffsets": json.dumps({topic: {"0": 2}})}
+    with driver(node, **options, failOnDataLoss="false") as stream:
+        first = stream.initial_offset()
+        with pytest.raises(ConfigError, match=f"lacks {topic}-1"):
+            stream.ranges(first, {topic: {"0": 5, "1": 5}})
+    with (
+        driver(node, **options, failOnDataLoss="false") as new_query,
+        pytest.raises(KafkaError, match="does not exist"),
+    ):
+        new_query.latest_offset(new_query.initial_offset())
+
+
+def test_records_of_a_time_that_are_gone_refuse_no_restart_where_loss_is_tolerated(node, new_topic):
+    topic = new_topic(5, 5)
+    options = {"subscribe": topic, "startingTimestamp": str(TIME + 2)}
+    with driver(node, **options) as stream:
+        end = stream.latest_offset(stream.initial_offset())
+    trim(node, topic, 5)
+    with driver(node, **options) as stream, pytest.raises(ConfigError, match=f"{topic}-0 has no record"):
+        stream.ranges(stream.initial_offset(), end)
+    with driver(node, **options, failOnDataLoss="false") as stream:
+        assert stream.ranges(stream.initial_offset(), end) == [(topic, 1, 2, 5)]
+        assert stream.latest_offset(end) == end
+    with (
+        driver(node, **options, failOnDataLoss="false") as new_query,
+        pytest.raises(ConfigError, match="has no record"),
+    ):
+        new_query.latest_offset(new_query.initial_offset())
+
+
 @pytest.mark.parametrize("options", [{}, {"startingTimestamp": str(TIME + 9)}], ids=["latest", "time"])
 def test_a_topic_with_fewer_records_than_before_has_none_in_a_first_micro_batch_from_its_end(node, new_topic, options):
     """A task would wait for offsets that do not come."""
