@@ -423,6 +423,29 @@ async def test_two_replicas_that_are_damaged_in_different_places_do_not_wait_for
     assert not cluster.repairs._both_damaged
 
 
+async def test_the_wait_for_a_replica_that_is_damaged_too_begins_anew_after_another_answer(tmp_path: Path) -> None:
+    """It may have been away for an hour, and its damage may be a new one, which a third replica repairs soon."""
+    cluster = Cluster(tmp_path)
+    ahead(cluster, 1)
+    lose_headers(cluster.here)
+    damaged = cluster.cleaned.log.segments[2].base_offset
+    answer: Exception = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def refuse(offset: int) -> None:
+        if offset >= damaged:
+            raise answer
+
+    cluster.fault = refuse
+    assert not await cluster.repair()
+    (partition,) = cluster.repairs._both_damaged
+    cluster.repairs._both_damaged[partition] -= 3600.0
+    answer = PeerUnreachable("it is down")
+    assert not await cluster.repair()
+    answer = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+    assert not await cluster.repair()
+    assert cluster.here.log.damaged_ranges()
+
+
 async def test_a_copy_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full volume is no error of the device: the damage stays."""
     cluster = Cluster(tmp_path)

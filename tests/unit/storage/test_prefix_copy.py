@@ -22,7 +22,7 @@ from tidelog.storage.log import swap
 from tidelog.storage.log.compaction import CleaningFailed, Compaction
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.prefix_copy import PrefixCopy
-from tidelog.storage.log.repair import OtherCleaning
+from tidelog.storage.log.repair import NoSpace, OtherCleaning
 from tidelog.storage.segments.reader import ColdRead
 
 GONE = replace(CONFIG, delete_retention_ms=0, verifies_transactions=False)
@@ -290,6 +290,40 @@ def test_a_copy_that_cannot_take_its_place_leaves_the_log_to_the_cleaner(tmp_pat
         to_end(copy, cleaned.log)
     copy.take_back()
     assert (lagging.log.compaction, lagging.files("*.cleaned"), contents(lagging.log)) == (None, [], before)
+
+
+def test_a_copy_for_which_the_volume_has_no_space_in_the_end_leaves_the_log_in_use(tmp_path: Path) -> None:
+    """It took the log directory offline, although a full volume is no error of the device."""
+    lagging, cleaned = replicas(tmp_path, deletes_a)
+    before = contents(lagging.log)
+
+    def refuse() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write, lagging.log.write_checkpoint = lagging.log.write_checkpoint, refuse
+    with pytest.raises(NoSpace):
+        copy_prefix(lagging.log, cleaned.log, 0)
+    assert (lagging.log.compaction, lagging.files("*.cleaned"), contents(lagging.log)) == (None, [], before)
+    lagging.log.write_checkpoint = write
+    copy_prefix(lagging.log, cleaned.log, 0)
+    assert contents(lagging.log) != before
+
+
+def test_a_copy_forgets_the_transactions_that_have_ended(tmp_path: Path) -> None:
+    def end_transactions(made: Logs) -> None:
+        for number in range(8):
+            made.append(
+                keyed((f"{number}", "1"), producer_id=7, producer_epoch=0, base_sequence=number, transactional=True)
+            )
+            made.append(marker(abort=number % 2 == 1), from_client=False)
+
+    lagging, _ = replicas(tmp_path, end_transactions)
+    other = Logs(tmp_path / "other", GONE)
+    end_transactions(other)
+    copy = copy_prefix(lagging.log, other.log, 0)
+    assert len(copy._producers.unreplicated) <= 1
+    rows = lagging.log.aborted_transactions(0, lagging.log.log_end_offset)
+    assert [(row.first_offset, row.last_offset) for row in rows] == [(2, 3), (6, 7), (10, 11), (14, 15)]
 
 
 def in_segments(made: Logs) -> None:

@@ -368,6 +368,7 @@ class Repairs:
         if isinstance(error, KafkaError) and error.code == ErrorCode.KAFKA_STORAGE_ERROR:
             now_s = self._loop.time()
             return now_s - self._both_damaged.setdefault(partition, now_s) < BOTH_DAMAGED_WAIT_S
+        self._both_damaged.pop(partition, None)
         return not isinstance(error, KafkaError) or error.code not in _ABSENT
 
     async def _copy_prefix(self, partition: Partition, repair: RangeRepair, source: int) -> bool:

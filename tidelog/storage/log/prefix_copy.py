@@ -49,14 +49,19 @@ class PrefixCopy(Compaction):
 
     def advance(self) -> bool:
         """As that of a cleaning. Raises NoSpace, too: then the log is as it was."""
-        if not self.is_given_up and self._swap is None and self.error is not None and is_full(self.error):
-            self.take_back()
-            assert isinstance(self.error, OSError)
-            raise NoSpace(self.error.errno, self.error.strerror, self.error.filename) from self.error
-        if self._ready and not self.is_given_up:
-            # On the device before the copy takes its place: the cleaner is to compare the whole log again.
-            self.log.cleaned_offset = min(self.log.cleaned_offset, self.log.log_start_offset)
-            self.log.write_checkpoint()
+        if not self.is_given_up and self._swap is None:
+            try:
+                if isinstance(self.error, OSError) and is_full(self.error):
+                    raise self.error
+                if self._ready:
+                    # On the device before the copy takes its place: the cleaner is to compare the whole log again.
+                    self.log.cleaned_offset = min(self.log.cleaned_offset, self.log.log_start_offset)
+                    self.log.write_checkpoint()
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self.take_back()
+                raise NoSpace(error.errno, error.strerror, error.filename) from error
         return super().advance()
 
     def _finish(self) -> None:
@@ -124,5 +129,6 @@ class PrefixCopy(Compaction):
 
     def _note_aborted(self, new: Segment, batch: memoryview, header: BatchHeader) -> None:
         completed = self._producers.replay(header, read_marker(batch, header) if header.is_control else None)
+        self._producers.on_high_watermark(header.next_offset)
         if completed is not None and completed.is_abort:
             new.transaction_index.append(aborted(completed))
