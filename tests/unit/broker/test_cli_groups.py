@@ -14,7 +14,9 @@ import pytest
 from tests.patience import PATIENCE_S
 from tidelog import EmbeddedBroker
 from tidelog.cli.main import main
+from tidelog.client import Admin as AsyncAdmin
 from tidelog.client import NewTopic, TopicPartition, sync
+from tidelog.client.groups.model import GroupListing
 
 Cli = Callable[..., tuple[int, str, str]]
 _numbers = itertools.count(1)
@@ -197,6 +199,21 @@ def test_a_file_with_a_byte_order_mark_names_its_topics(
     file.write_text(f"{topic},0,3\n", encoding="utf-8-sig")
     assert cli("reset-offsets", group, "--from-file", str(file), "--execute")[0] == 0
     assert admin.list_group_offsets(group)[TopicPartition(topic, 0)].offset == 3
+
+
+def test_all_groups_are_those_of_consumers(cli: Cli, topic: str, group: str, monkeypatch: pytest.MonkeyPatch):
+    """A share group refused the reset of all, and the workers of Kafka Connect got offsets."""
+    listed = AsyncAdmin.list_groups
+
+    async def with_others(admin: AsyncAdmin) -> list[GroupListing]:
+        others = [GroupListing("shared", "share", "Empty", "Share"), GroupListing("workers", "connect", "", "Classic")]
+        return [*others, *await listed(admin)]
+
+    monkeypatch.setattr(AsyncAdmin, "list_groups", with_others)
+    out = cli("reset-offsets", "--all-groups", "--topic", topic, "--to-earliest", "--json")[1]
+    groups = {each["group"] for each in json.loads(out)}
+    assert group in groups
+    assert not groups & {"shared", "workers"}
 
 
 @pytest.mark.parametrize(

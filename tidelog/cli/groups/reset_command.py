@@ -27,7 +27,7 @@ from tidelog.cli.common import (
 from tidelog.cli.groups import reset as groups_reset
 from tidelog.cli.groups.reset import Move, Offsets, ResetError
 from tidelog.client import Admin, TopicPartition
-from tidelog.client.groups.model import EMPTY
+from tidelog.client.groups.model import DESCRIBED_TYPES, EMPTY
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 
@@ -100,7 +100,7 @@ def reset_offsets(
 
         async def ask() -> tuple[dict[str, Moves], list[str]]:
             async with Admin(**client_options(bootstrap, properties)) as admin:
-                names = list(groups) or [each.group_id for each in await admin.list_groups()]
+                names = list(groups) or await _groups_of_consumers(admin)
                 reset = _Reset(admin, target, scopes)
                 if text is not None:
                     reset.plans = groups_reset.plans_in(text, names)
@@ -143,6 +143,15 @@ def _target(
             "--from-file is wanted"
         )
     return targets[0]
+
+
+async def _groups_of_consumers(admin: Admin) -> list[str]:
+    """For --all-groups, as in Kafka's tool: no share groups, and not the workers of Kafka Connect."""
+    return [
+        each.group_id
+        for each in await admin.list_groups()
+        if each.type.lower() in DESCRIBED_TYPES and each.protocol_type in ("", "consumer")
+    ]
 
 
 class _Reset:
