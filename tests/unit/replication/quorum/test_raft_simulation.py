@@ -391,9 +391,25 @@ def test_a_leader_whose_device_hangs_while_it_changes_the_voters_makes_room_for_
     run_until_met(world, lambda: any(other.raft.is_active_leader for other in others), 3000)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_leader_without_whom_no_other_is_elected_waits_for_its_device(size: int) -> None:
+def test_a_leader_whose_device_hangs_makes_room_as_soon_as_a_voter_is_back_with_whom_another_is_elected() -> None:
+    world, leader = led_world(1, 3)
+    first, second = [node for node in world.nodes.values() if node.key.id <= 3 and node is not leader]
+    first.crash()
+    leader.flush_ms = 10**9
+    leader._write_file = lambda: None  # type: ignore[method-assign]
+    add_the_fourth(world, leader)
+    world.run_until(world.now + 1000)
+    assert leader.raft.is_active_leader
+    first.start()
+    run_until_met(world, lambda: first.raft.is_active_leader or second.raft.is_active_leader, 3000)
+
+
+@pytest.mark.parametrize(("size", "down"), [(1, 0), (2, 0), (3, 1)])
+def test_a_leader_without_whom_no_other_is_elected_waits_for_its_device(size: int, down: int) -> None:
+    """By turns of resigning and being elected again it would be the leader, too, but later."""
     world, leader = led_world(1, size)
+    for node in [node for node in world.nodes.values() if node.key.id <= size and node is not leader][:down]:
+        node.crash()
     leader.flush_ms = 3000
     add_the_fourth(world, leader)
     while leader.log.synced_offset < leader.log.end_offset:

@@ -58,9 +58,12 @@ def _withholding_ends_ms(raft: RaftReplica, state: Leader, now_ms: float) -> flo
     if state.withheld_since_ms is None:
         state.withheld_since_ms = now_ms
     *_, known = raft.voters.in_question(raft.high_watermark)
-    if len(known) - known.includes(raft.own) < known.majority:
-        return NEVER  # the others cannot elect one of them
-    ends_ms = state.withheld_since_ms + raft.settings.fetch_timeout_ms * CHECK_QUORUM_FACTOR
+    timeout_ms = raft.settings.fetch_timeout_ms
+    others = [state.progress.find(voter.key) for voter in known if not voter.key.matches(raft.own)]
+    fetching = [each for each in others if each is not None and each.last_fetch_ms > now_ms - timeout_ms]
+    if len(fetching) < known.majority:
+        return NEVER  # the others cannot elect one of them, and this one has the longest log
+    ends_ms = state.withheld_since_ms + timeout_ms * CHECK_QUORUM_FACTOR
     raft.due(ends_ms)
     return ends_ms
 
