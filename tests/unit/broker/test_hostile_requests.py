@@ -243,6 +243,32 @@ async def test_what_a_vanished_client_waits_for_is_forgotten(running: Any, wire:
     assert all(not watch.fetches for watch in partitions._watches.values())
 
 
+@pytest.mark.parametrize("acks", [1, -1])
+@pytest.mark.parametrize("batches", [1, 2])
+async def test_the_produces_of_a_vanished_client_do_not_wait_for_their_timeout(
+    start_node: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, batches: int, acks: int
+) -> None:
+    """It may be weeks, and where a device hangs, each repeat of a batch on a new connection stayed until then."""
+    node = await start_node(**{"log.flush.interval.messages": "1"})
+    wire = await node.connect()
+    await wire.create_topic("t", 2)
+    monkeypatch.setattr(purgatory, "DISCARDED_MAX", 5)
+    gate = hold_flushes(monkeypatch)
+    repeated = [make_batch(b"a", producer_id=7, producer_epoch=0, base_sequence=0)] * batches
+    for _ in range(3):
+        other = await node.connect()
+        for _ in range(10):
+            other.send(produce("t", *repeated, acks=acks, timeout_ms=2**31 - 1), 9)
+        await until(lambda: waiting_count(node) == 10)
+        other.writer.close()
+        await until(lambda: waiting_count(node) == 0)
+    partitions = node.node._broker.partitions
+    for index in (0, 1):
+        watch = partitions.leader("t", index).watch
+        assert len(watch.produces.waiting) + len(watch.syncs.waiting) <= 6
+    gate.set()
+
+
 async def test_where_too_much_waits_already_the_fetch_that_has_waited_longest_is_answered(
     running: Any, wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ logger = logging.getLogger("tidelog.partitions")
 
 # The last appended records stay in memory up to this size, for the followers that wait for them.
 TAIL_BYTES_MAX = INLINE_BYTES_MAX
+# The bound of a repeated batch's wait while the ISR is too small, because all answers behind it wait too.
+REPEATED_WAIT_MS_MAX = 1000
 
 Committed = Callable[[Exception | None], None]
 
@@ -325,6 +328,12 @@ class Partitions:
             return None
         waiters: OffsetWaiters = partition.watch.syncs
         return waiters.add(required_offset, callback)
+
+    def limit_wait(self, partition: Partition, settled: Committed) -> None:
+        """Bound the wait of a repeated batch while the ISR is too small for any acknowledgement."""
+        if partition.is_under_min_isr:
+            error = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+            self.deadlines.add(REPEATED_WAIT_MS_MAX, partial(settled, error))
 
     def watch(self, entry: SessionPartition) -> None:
         """Notify this entry's session when its partition changes. Does nothing if this node does not host it."""

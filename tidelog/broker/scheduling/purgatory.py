@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -48,6 +48,12 @@ class OffsetWaiter:
         """The callback. None: it was discarded."""
         callback, self._callback = self._callback, None
         return callback
+
+
+def discard_all(waiters: Iterable[OffsetWaiter | None]) -> None:
+    for waiter in waiters:
+        if waiter is not None:
+            waiter.discard()
 
 
 class OffsetWaiters:

@@ -23,7 +23,7 @@ from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Answer, Deferred, Peer
 from tidelog.broker.scheduling.inspections import Inspection
 from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX, PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX
-from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, OffsetWaiter
+from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, OffsetWaiter, discard_all
 from tidelog.protocol.batches.compression import ZSTD
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_LOW_OFFSET,
@@ -54,7 +54,6 @@ from tidelog.storage.segments.inspection import NeedsInspection
 if TYPE_CHECKING:
     import asyncio
 
-    from tidelog.broker.replicas.partitions import Committed, Partitions
     from tidelog.protocol.hot import OneProduce
     from tidelog.replication.partition import Partition
 
@@ -66,8 +65,6 @@ ZSTD_FROM = 7
 ABORTABLE_FROM = 11  # clients know TRANSACTION_ABORTABLE
 ADDS_FROM = 12  # this request adds partitions to the client's transaction
 ACKS = (ACKS_ALL, 0, 1)
-# The bound of a repeated batch's wait while the ISR is too small, because all answers behind it wait too.
-REPEATED_WAIT_MS_MAX = 1000
 # A large acks=0 request whose client has disconnected is still appended up to this size.
 ABANDONED_BYTES_MAX = 1024 * 1024
 
@@ -426,7 +423,8 @@ class _ParkedOne(Deferred):
         self, to: _Responder, partition: Partition, info: AppendInfo, topic: str | bytes, timeout_ms: int, acks: int
     ) -> None:
         self.exclusive = False
-        self.response = self.on_abandon = self.timing = self._on_complete = None
+        self.response = self.timing = self._on_complete = None
+        self.on_abandon = self._abandoned
         self._to = to
         self._topic = topic
         self._partition = partition
@@ -444,7 +442,7 @@ class _ParkedOne(Deferred):
         self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
         self._waiter = partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, self._settled)
         if info.duplicate:
-            _limit_wait(partitions, partition, self._settled)
+            partitions.limit_wait(partition, self._settled)
 
     def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
         return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
@@ -469,6 +467,11 @@ class _ParkedOne(Deferred):
 
     def _expired(self) -> None:
         self._refuse(KafkaError(ErrorCode.REQUEST_TIMED_OUT))
+
+    def _abandoned(self) -> None:
+        self.on_abandon = self._on_complete = None
+        discard_all((self._waiter,))
+        self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
 
     def _refuse(self, error: Exception) -> None:
         assert isinstance(error, KafkaError)
@@ -662,6 +665,7 @@ class _ParkedProduce(Deferred):
         self, to: _Responder, topics: _Topics, waiting: list[_UncommittedAppend], timeout_ms: int, acks: int
     ) -> None:
         super().__init__()
+        self.on_abandon = self._abandoned
         self._to = to
         self._topics = topics
         self._waiting = waiting
@@ -680,7 +684,7 @@ class _ParkedProduce(Deferred):
             settled = partial(self._settled, number)
             self._waiters.append(partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, settled))
             if info.duplicate:
-                _limit_wait(partitions, partition, settled)
+                partitions.limit_wait(partition, settled)
 
     def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
         return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
@@ -706,23 +710,19 @@ class _ParkedProduce(Deferred):
         _, _, results, position = self._waiting[number]
         results[position] = _refused(self._to.services, results[position].partition_index, error, self._to.version)
 
+    def _abandoned(self) -> None:
+        self.on_abandon = self._on_complete = None
+        discard_all(self._waiters)
+        self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
+
     def _finish(self) -> None:
-        for waiter in self._waiters:
-            if waiter is not None:
-                waiter.discard()
+        discard_all(self._waiters)
         try:
             frame = self._to.encode(self._topics)
         except Exception as failure:
             self.failed(failure)
         else:
             self.complete(frame)
-
-
-def _limit_wait(partitions: Partitions, partition: Partition, settled: Committed) -> None:
-    """Bound the wait of a repeated batch while the ISR is too small for any acknowledgement."""
-    if partition.is_under_min_isr:
-        error = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
-        partitions.deadlines.add(REPEATED_WAIT_MS_MAX, partial(settled, error))
 
 
 def _check_records(partition: Partition, records: memoryview | None, version: int, acks: int) -> None:
