@@ -416,7 +416,7 @@ class Counting(QuickDisk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names = self.listings = 0
+        self.names = self.listings = self.syncs = 0
 
     def rename(self, source: str, target: str) -> None:
         self.names += 1
@@ -425,6 +425,10 @@ class Counting(QuickDisk):
     def remove(self, path: str) -> None:
         self.names += 1
         super().remove(path)
+
+    def sync_directory(self, path: str) -> None:
+        self.syncs += 1
+        super().sync_directory(path)
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         self.listings += 1
@@ -480,3 +484,20 @@ def test_a_cleaning_of_many_small_segments_holds_up_no_other_log(tmp_path: Path)
     assert made.log.segment_count == 2
     assert made.files("*.snapshot") == [f"{60:020d}.snapshot"]
     assert [key for _, key, _ in contents(made.close_and_open())] == [b"a"]
+
+
+def test_a_truncation_that_finishes_a_swap_waits_for_the_device_once_per_step(tmp_path: Path) -> None:
+    """Of a thousand segments it waited two hundred times, on the loop."""
+    disk = Counting()
+    made = Logs(tmp_path, replace(GONE, segment_bytes=100_000), disk)
+    for _ in range(60):
+        made.append(keyed(("a", "1")))
+        made.log.roll(NOW)
+    compaction = begin(made.log)
+    while compaction._swap is None:
+        compaction.run()
+        compaction.advance()
+    before = disk.syncs
+    compaction.give_up()
+    assert disk.syncs <= before + 4
+    assert (made.log.segment_count, made.files("*.swap")) == (2, [])

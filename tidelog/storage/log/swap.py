@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 from tidelog.storage.files.disk import Disk
@@ -30,6 +29,9 @@ logger = logging.getLogger("tidelog.storage")
 
 PIECE_SEGMENTS: Final = 16
 """The segments of which one turn of the owner's loop renames the files, which takes some milliseconds."""
+
+
+Step = Callable[[Sequence[Segment]], None]
 
 
 class SwappedLog(Protocol):
@@ -58,15 +60,18 @@ class Swap:
         old = [segment for segments, _ in replaced for segment in segments]
         new = [segment for _, segment in replaced]
         self._bases = {segment.base_offset for segment in new}
-        self._steps: list[Callable[[], None]] = [
-            # A start undoes these while files of the first one are `.cleaned`.
-            *(partial(_rename_to_swap, piece) for piece in _pieces(new[1:])),
-            partial(_rename_to_swap, new[:1]),
-            self._take_places,
-            *(partial(self._mark_deleted, piece) for piece in _pieces(old)),
-            *(partial(_name_logs, piece) for piece in _pieces(new)),
-            *(partial(self._name_indexes, piece) for piece in _pieces(new)),
-        ]
+        steps: tuple[tuple[Step, Sequence[Segment]], ...] = (
+            (_rename_to_swap, new[1:]),  # a start undoes these while files of the first one are `.cleaned`
+            (_rename_to_swap, new[:1]),
+            (self._mark_deleted, old),
+            (_name_logs, new),
+            (self._name_indexes, new),
+        )
+        self._pieces: list[tuple[Step, Sequence[Segment]]] = []
+        self._first_pieces: set[int] = set()
+        for step, segments in steps:
+            self._first_pieces.add(len(self._pieces))
+            self._pieces += [(step, piece) for piece in _pieces(segments)]
         self._next = 0
 
     @property
@@ -75,14 +80,17 @@ class Swap:
 
     @property
     def is_done(self) -> bool:
-        return self._next == len(self._steps)
+        return self._next == len(self._pieces)
 
     def advance(self) -> None:
-        self._steps[self._next]()
+        step, segments = self._pieces[self._next]
+        step(segments)
         self._next += 1
 
     def sync(self) -> None:
-        self._log.disk.sync_directory(self._log.directory)
+        """Between two steps; nothing between the pieces of one."""
+        if self._next in self._first_pieces:
+            self._log.disk.sync_directory(self._log.directory)
 
     def finish_now(self) -> None:
         """Run the remaining steps now and wait for the device. A `sync` may be running on a thread."""
@@ -90,13 +98,11 @@ class Swap:
             self.sync()
             self.advance()
 
-    def _take_places(self) -> None:
-        """All at once, so that no reader meets a mixture of old and new."""
-        for old, new in self._replaced:
-            self._log.segments.replace(old, new)
-
     def _mark_deleted(self, old: Sequence[Segment]) -> None:
         log = self._log
+        if old[0] is self._replaced[0][0][0]:  # all at once, so that no reader meets a mixture of old and new
+            for segments, new in self._replaced:
+                log.segments.replace(segments, new)
         remove_at_ms = log.clock_ms + log.config.file_delete_delay_ms
         for segment in old:
             log.segments.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
