@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import confluent_kafka
@@ -17,6 +18,7 @@ from tidelog.testing.processes import ServerProcess
 NewTopic = Callable[..., str]
 pytestmark = pytest.mark.usefixtures("server")
 WAIT_S = 90.0
+QUIET_S = 1.0
 
 
 class Member:
@@ -66,6 +68,22 @@ def poll_until(condition: Callable[[], bool], *members: Member, wait_s: float = 
                 member.problems.append(error.code())
 
 
+def poll_until_quiet(condition: Callable[[], bool], *members: Member) -> None:
+    """And nothing happens for QUIET_S: librdkafka joins again when it learns of a new topic's partitions late."""
+    for _ in range(10):
+        poll_until(condition, *members)
+        before = [[*member.events] for member in members]
+        quiet_at = time.monotonic() + QUIET_S
+        poll_until(partial(_is_past, quiet_at), *members)
+        if before == [member.events for member in members]:
+            return
+    raise AssertionError([member.events for member in members])
+
+
+def _is_past(due: float) -> bool:
+    return time.monotonic() >= due
+
+
 def described(server: ServerProcess, group: str) -> GroupDescription:
     with sync.Admin(bootstrap_servers=server.bootstrap_servers) as admin:
         return admin.describe_groups([group])[group]
@@ -79,7 +97,7 @@ def test_a_restart_within_the_session_moves_nothing(server: ServerProcess, new_t
         return Member(server, group, instance, topic, partition_assignment_strategy=strategy)
 
     first, second = start("one"), start("two")
-    poll_until(
+    poll_until_quiet(
         lambda: (
             len(first.owned() | second.owned()) == 4
             and bool(first.owned() and second.owned())

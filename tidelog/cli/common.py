@@ -186,8 +186,10 @@ def end_signals() -> list[signal.Signals]:
     """The signals that end a command in good order. SIGHUP, which a terminal sends when it closes, is not among them
     where the caller ignores it, as nohup does.
     """
-    is_deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGTERM, signal.SIGINT, *[signal.SIGHUP] * (not is_deaf)]
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def fail(message: str) -> int:

@@ -74,8 +74,9 @@ async def test_answers_and_records_are_in_the_order_of_their_requests(
     assert values == [b"first", *[b"v"] * LONG, b"behind", b"behind", b"last", b"v"]
 
 
+@pytest.mark.parametrize("piece_elements_max", [500, 20])
 async def test_many_short_ones_of_one_request_are_looked_at_in_several_turns(
-    start_node: StartNode, begun: list[NeedsInspection], monkeypatch: pytest.MonkeyPatch
+    start_node: StartNode, begun: list[NeedsInspection], monkeypatch: pytest.MonkeyPatch, piece_elements_max: int
 ) -> None:
     """Eighty of 2,000 records, a quarter of a megabyte together, held up all others for a quarter of a second."""
     running = await start_node()
@@ -85,6 +86,8 @@ async def test_many_short_ones_of_one_request_are_looked_at_in_several_turns(
     partitions = node._broker.partitions
     await until(lambda: sum(each.leads for each in partitions.hosted()) == 60)
     monkeypatch.setattr(produce_api, "INSPECTED_PIECE_MAX", 7)
+    monkeypatch.setattr(produce_api, "PIECE_ELEMENTS_MAX", piece_elements_max)
+    monkeypatch.setattr(produce_api, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr("tidelog.storage.segments.inspection.AT_ONCE_RECORDS_MAX", 20)
     looks: list[int] = []
     turns: list[int] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -251,9 +251,9 @@ class Partitions:
         if durability.is_wanted or durability.blocked_from >= 0:
             self.flushes.flush_if_due(partition)
 
-    def looks_inside(self, batches_of: Mapping[str | bytes, Mapping[int, object]]) -> bool:
-        """Whether the records of some of these batches are looked at before their append."""
-        partitions = (self.find(topic, index) for topic, batches in batches_of.items() for index in batches)
+    def looks_inside(self, batches: Iterable[tuple[str | bytes, int, object]]) -> bool:
+        """Whether the records of some of these (topic, partition, batch) are looked at before their append."""
+        partitions = (self.find(topic, index) for topic, index, _ in batches)
         return any(each is not None and each.log.rules.looks_inside for each in partitions)
 
     def note_refused(self, topic: str | bytes, index: int, batches: memoryview | None, code: ErrorCode) -> None:

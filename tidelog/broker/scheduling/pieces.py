@@ -8,8 +8,8 @@ order of the request.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
 
 # A request up to this size, with about a thousand elements, is served in one piece.
 WHOLE_BYTES_MAX: Final = 16 * 1024
@@ -20,6 +20,10 @@ INSPECTED_PIECE_MAX: Final = 10
 UNCOUNTED_BYTES_MAX: Final = 1024
 # So many characters of an id cost as much as an element: its hash chooses the partition of its coordinator.
 ID_CHARACTERS: Final = 100
+
+Outer = TypeVar("Outer")
+Inner = TypeVar("Inner")
+Value = TypeVar("Value")
 
 
 class Arrays(NamedTuple):
@@ -34,6 +38,11 @@ class Arrays(NamedTuple):
     response_elements: Callable[[Any], int] | None = None
     """The number of elements in a response to one element, if the request does not bound it. Then each piece has one
     element, and `large_answers` bounds the response."""
+
+
+def flattened(nested: Mapping[Outer, Mapping[Inner, Value]]) -> Iterator[tuple[Outer, Inner, Value]]:
+    """The values with their keys."""
+    return ((outer, inner, value) for outer, values in nested.items() for inner, value in values.items())
 
 
 def split(request: Any, arrays: Arrays) -> Iterator[Any]:

@@ -16,13 +16,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.broker.apis.leader_hints import STALE_LEADER, addresses, leader_of
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import Answer, Deferred, Peer
 from tidelog.broker.scheduling.inspections import Inspection
-from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX, PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX
+from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX, PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX, flattened
 from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, OffsetWaiter, discard_all
 from tidelog.protocol.batches.compression import ZSTD
 from tidelog.protocol.batches.record_batch import (
@@ -222,10 +223,9 @@ def _serve_many(services: Services, body: memoryview, version: int, correlation_
 def _append_or_begin(to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, size_bytes: int) -> Answer:
     """Append all batches, or begin to, if they are very many or need a long inspection."""
     count = sum(map(len, batches_of.values()))
-    if count > INSPECTED_PIECE_MAX and to.services.partitions.looks_inside(batches_of):
-        return _InPieces(to, progress, batches_of, INSPECTED_PIECE_MAX)
-    if size_bytes > WHOLE_BYTES_MAX and count > PIECE_ELEMENTS_MAX:
-        return _InPieces(to, progress, batches_of, PIECE_ELEMENTS_MAX)
+    is_large = size_bytes > WHOLE_BYTES_MAX and count > PIECE_ELEMENTS_MAX
+    if is_large or (count > INSPECTED_PIECE_MAX and to.services.partitions.looks_inside(flattened(batches_of))):
+        return _InPieces(to, progress, batches_of)
     progress, uninspected = _append_all(to, progress, batches_of)
     return _AwaitingInspection(to, progress, uninspected) if uninspected else _concluded(to, progress)
 
@@ -528,22 +528,20 @@ class _AwaitingVerification(Deferred):
 
 
 class _InPieces(Deferred):
-    """A request for very many partitions, handled in pieces of `piece_max` with other requests in between. Later ones
-    of the connection wait. Waiting batches are copied, because the connection reuses its buffer. When the client
+    """A request handled in pieces, small ones if records are looked at, with other requests in between. Later ones of
+    the connection wait. Waiting batches are copied, because the connection reuses its buffer. When the client
     disconnects, the remaining batches are dropped, except with acks=0 and at most ABANDONED_BYTES_MAX left.
     """
 
     __slots__ = ("_is_abandoned", "_piece_max", "_progress", "_remaining", "_to", "_uninspected")
 
-    def __init__(self, to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, piece_max: int) -> None:
+    def __init__(self, to: _Responder, progress: _Progress, batches_of: _BatchesByTopic) -> None:
         super().__init__(exclusive=True)
-        self._piece_max, self._is_abandoned = piece_max, False
-        self._to = to
-        self._progress = progress
+        self._piece_max, self._is_abandoned = PIECE_ELEMENTS_MAX, False
+        self._to, self._progress = to, progress
         self._remaining = deque(
             (topic, index, None if records is None else bytearray(records))
-            for topic, batches in batches_of.items()
-            for index, records in batches.items()
+            for topic, index, records in flattened(batches_of)
         )
         self._uninspected: list[_Uninspected] = []
         self.on_abandon = self._abandoned
@@ -561,6 +559,8 @@ class _InPieces(Deferred):
 
     def _next(self) -> None:
         piece: _BatchesByTopic = {}
+        if self._to.services.partitions.looks_inside(islice(self._remaining, self._piece_max)):
+            self._piece_max = INSPECTED_PIECE_MAX
         for _ in range(min(self._piece_max, len(self._remaining))):
             topic, index, records = self._remaining.popleft()
             piece.setdefault(topic, {})[index] = None if records is None else memoryview(records)
