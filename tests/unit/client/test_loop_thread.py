@@ -594,10 +594,8 @@ def test_a_signal_handler_at_any_step_of_the_first_call_may_wait_for_a_thread_th
     assert step > 50
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a call that had not begun
-@pytest.mark.filterwarnings("ignore:a blocking DroppedClient was dropped")
-@pytest.mark.parametrize("is_dropped", [False, True], ids=["closed", "dropped"])
-def test_no_interrupt_of_the_first_call_leaves_a_loop(monkeypatch, is_dropped: bool):
+def note_loops(monkeypatch) -> list[asyncio.AbstractEventLoop]:
+    """The loops that clients make from now on."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     def new_loop() -> asyncio.AbstractEventLoop:
@@ -605,6 +603,14 @@ def test_no_interrupt_of_the_first_call_leaves_a_loop(monkeypatch, is_dropped: b
         return loops[-1]
 
     monkeypatch.setattr(loop_thread, "new_loop", new_loop)
+    return loops
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of a call that had not begun
+@pytest.mark.filterwarnings("ignore:a blocking DroppedClient was dropped")
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["closed", "dropped"])
+def test_no_interrupt_of_the_first_call_leaves_a_loop(monkeypatch, is_dropped: bool):
+    loops = note_loops(monkeypatch)
     # Not in threading.py: an interrupt may leave the lock there that a new thread needs for its first step.
     for step in count():
         client = DroppedClient()
@@ -638,13 +644,7 @@ def test_what_keeps_a_loop_from_being_made_is_raised_by_the_call_and_not_kept(mo
 
 @pytest.mark.parametrize("seed", range(5))
 def test_first_calls_that_race_with_each_other_and_the_close_share_one_loop(monkeypatch, seed: int):
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    def new_loop() -> asyncio.AbstractEventLoop:
-        loops.append(asyncio.new_event_loop())
-        return loops[-1]
-
-    monkeypatch.setattr(loop_thread, "new_loop", new_loop)
+    loops = note_loops(monkeypatch)
     rng = random.Random(seed)
     for _ in range(40):
         client = Client()

@@ -18,7 +18,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tidelog
-from tidelog.cli.cluster.state import KILLED, PAUSED, RUNNING, STOPPED, ClusterFile, ClusterState, Node, write_named
+from tidelog.cli.cluster.state import (
+    KILLED,
+    PAUSED,
+    RUNNING,
+    STOPPED,
+    ClusterFile,
+    ClusterState,
+    Node,
+    is_formatted,
+    write_named,
+)
 from tidelog.protocol.errors import counted
 
 STOP_S = 30.0
@@ -45,7 +55,7 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
     from tidelog.broker.config.node_config import internal_topic_options
     from tidelog.protocol.uuids import uuid_to_text
 
-    if (directory / "meta.properties").exists():
+    if is_formatted(directory):
         raise ClusterFailed(f"{directory} is the directory of a node: choose another --data for a cluster")
     while (cluster_id := uuid_to_text(os.urandom(16))).startswith("-"):
         pass
@@ -124,7 +134,7 @@ def launch(node: Node, cluster_id: str) -> None:
     from tidelog.storage.files.disk import OsDisk
     from tidelog.storage.log.directory import LogDirectory
 
-    if not Path(node.data, "meta.properties").exists():
+    if not is_formatted(Path(node.data)):
         LogDirectory.open(OsDisk(), node.data, node_id=node.id, cluster_id=cluster_id).close()
     file = Path(node.data).with_suffix(".yaml")
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in node.config.items()]

@@ -194,13 +194,19 @@ class ClusterFile:
         part.replace(self.path)
 
 
+def is_formatted(directory: Path) -> bool:
+    """Whether this is the log directory of a node. False for one that may not be searched, where Path.exists raises an
+    error: the node has its own words for it.
+    """
+    return os.path.exists(directory / "meta.properties")
+
+
 def refuse_cluster_directories(log_dirs: Iterable[Path]) -> None:
     """Raise ConfigError for a log directory that is a local cluster's: a node would take `node-1` for a partition of a
     topic `node`, and set it aside.
     """
     for directory in log_dirs:
-        # Path.exists raises an error for a directory that may not be searched, for which the node has its own words.
-        if os.path.exists(directory / FILE) and not os.path.exists(directory / "meta.properties"):
+        if os.path.exists(directory / FILE) and not is_formatted(directory):
             nodes = f"`tidelog cluster start --data {directory}` starts its nodes"
             raise ConfigError(f"{directory} is the directory of a cluster: {nodes}")
 

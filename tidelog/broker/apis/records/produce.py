@@ -475,8 +475,7 @@ class _ParkedOne(Deferred):
 
     def _refuse(self, error: Exception) -> None:
         assert isinstance(error, KafkaError)
-        if self._waiter is not None:
-            self._waiter.discard()
+        discard_all((self._waiter,))
         to = self._to
         try:
             frame = to.encode([(self._topic, [_refused(to.services, self._partition.index, error, to.version)])])
