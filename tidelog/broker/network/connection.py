@@ -166,7 +166,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         waiting = [each for each in self._pending if each.response is None]
         self._pending.clear()
         self._owner.disconnected(self)
-        call_all(each.on_abandon for each in waiting if each.on_abandon is not None)
+        call_all(each.abandon for each in waiting)
         notices, self._on_close = self._on_close, []
         call_all(notices)
 
@@ -452,6 +452,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 if answer.exclusive:
                     self._exclusive = True
                     answer.on_complete(self._completed_exclusively)
+                    answer.on_release = self._release
                 else:
                     answer.on_complete(self._completed)
                 return
@@ -504,6 +505,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return
         self._exclusive = False
         self._hold(frames)
+
+    def _release(self) -> None:
+        """The last request that was read only waits for others now: the next ones are read again."""
+        self._exclusive = False
+        self._pending[-1].on_complete(self._completed)
+        if not self._corked:
+            self._resume()
 
     def _hold(self, frames: Any) -> None:
         """An answer waits for its place in the order, unless it is next."""

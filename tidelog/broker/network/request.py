@@ -84,10 +84,12 @@ class Deferred:
     request costs no extra turn of the loop.
     """
 
-    __slots__ = ("_on_complete", "exclusive", "on_abandon", "response", "timing")
+    __slots__ = ("_on_complete", "exclusive", "is_abandoned", "on_abandon", "on_release", "response", "timing")
 
     def __init__(self, exclusive: bool = False) -> None:
-        self.exclusive = exclusive  # the connection's next request waits until this one is answered
+        self.exclusive = exclusive  # the connection's next request waits until this one is answered, or released
+        self.is_abandoned = False
+        self.on_release: Callable[[], None] | None = None  # called when the next request need not wait any more
         self.response: Any = None
         self.on_abandon: Callable[[], None] | None = None  # called when the client has disconnected
         self.timing: tuple[ApiCounters, float] | None = None  # the counters of its API, and the start time
@@ -106,12 +108,34 @@ class Deferred:
             timing[0].answered(timing[1])
 
     def complete_as(self, answer: Answer) -> None:
-        """Complete it with another answer to the same request, now or when that one is complete."""
-        if isinstance(answer, Deferred):
-            self.on_abandon = answer.on_abandon
-            answer.on_complete(self.complete)
-        else:
+        """Complete it with another answer to the same request, now or when that one is complete. While it waits for
+        one that is not exclusive, the connection is read again, and so notices that the client disconnects.
+        """
+        if not isinstance(answer, Deferred):
             self.complete([] if answer is None else answer)
+            return
+        answer.on_complete(self.complete)
+        if self.response is not None:
+            return
+        if self.is_abandoned:
+            answer.abandon()
+            return
+        self.on_abandon = answer.abandon
+        if answer.exclusive:
+            answer.on_release = self._release
+        else:
+            self._release()
+
+    def _release(self) -> None:
+        if self.on_release is not None:
+            self.on_release()
+
+    def abandon(self) -> None:
+        """The client has disconnected."""
+        self.is_abandoned = True
+        callback, self.on_abandon = self.on_abandon, None
+        if callback is not None:
+            callback()
 
     def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
         """The time since the end of the wait that the request allows. By default a request allows none."""

@@ -485,10 +485,23 @@ class _ParkedOne(Deferred):
             self.complete(frame)
 
 
-class _AwaitingVerification(Deferred):
-    """A request that waits for its transaction coordinator's answer. Later requests of the connection wait too."""
+class _InSteps(Deferred):
+    """A request whose batches are appended later. Later requests of the connection wait until then."""
 
-    __slots__ = ("_batches", "_keys", "_progress", "_size_bytes", "_to")
+    __slots__ = ("_progress", "_to")
+
+    def __init__(self, to: _Responder, progress: _Progress) -> None:
+        super().__init__(exclusive=True)
+        self._to, self._progress = to, progress
+
+    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
+        return waited_s - self._progress.timeout_ms / 1000
+
+
+class _AwaitingVerification(_InSteps):
+    """A request that waits for its transaction coordinator's answer."""
+
+    __slots__ = ("_batches", "_keys", "_size_bytes")
 
     def __init__(
         self,
@@ -499,9 +512,7 @@ class _AwaitingVerification(Deferred):
         keys: Mapping[tuple[str, int], _Key],
         answer: asyncio.Future[dict[tuple[str, int], ErrorCode]],
     ) -> None:
-        super().__init__(exclusive=True)
-        self._to = to
-        self._progress = progress
+        super().__init__(to, progress)
         # A copy, because the connection reuses its buffer.
         self._batches: _BatchesByTopic = {
             topic: {index: None if records is None else memoryview(bytearray(records)) for index, records in of.items()}
@@ -526,18 +537,17 @@ class _AwaitingVerification(Deferred):
             self.complete_as(answer_to_client)
 
 
-class _InPieces(Deferred):
-    """A request handled in pieces, small ones if records are looked at, with other requests in between. Later ones of
-    the connection wait. Waiting batches are copied, because the connection reuses its buffer. When the client
-    disconnects, the remaining batches are dropped, except with acks=0 and at most ABANDONED_BYTES_MAX left.
+class _InPieces(_InSteps):
+    """A request handled in pieces, small ones if records are looked at, with other requests in between. Waiting batches
+    are copied, because the connection reuses its buffer. When the client disconnects, the remaining batches are
+    dropped, except with acks=0 and at most ABANDONED_BYTES_MAX left.
     """
 
-    __slots__ = ("_is_abandoned", "_piece_max", "_progress", "_remaining", "_to", "_uninspected")
+    __slots__ = ("_piece_max", "_remaining", "_uninspected")
 
     def __init__(self, to: _Responder, progress: _Progress, batches_of: _BatchesByTopic) -> None:
-        super().__init__(exclusive=True)
-        self._piece_max, self._is_abandoned = PIECE_ELEMENTS_MAX, False
-        self._to, self._progress = to, progress
+        super().__init__(to, progress)
+        self._piece_max = PIECE_ELEMENTS_MAX
         self._remaining = deque(
             (topic, index, None if records is None else bytearray(records))
             for topic, index, records in flattened(batches_of)
@@ -551,7 +561,6 @@ class _InPieces(Deferred):
         self._to.services.scheduler.wait(self._next, is_first=False, for_records=True, host=host)
 
     def _abandoned(self) -> None:
-        self._is_abandoned = True
         left_bytes = sum(len(records) for _, _, records in self._remaining if records is not None)
         if self._progress.acks != 0 or left_bytes > ABANDONED_BYTES_MAX:
             self._remaining.clear()
@@ -580,24 +589,17 @@ class _InPieces(Deferred):
             if uninspected
             else _concluded(self._to, self._progress)
         )
-        if self._is_abandoned and isinstance(answer, Deferred) and answer.on_abandon is not None:
-            answer.on_abandon()
         self.complete_as(answer)
 
 
-class _AwaitingInspection(Deferred):
-    """A request with batches that need a long inspection. Its other batches are appended already. Later requests of
-    the connection wait.
-    """
+class _AwaitingInspection(_InSteps):
+    """A request with batches that need a long inspection. Its other batches are appended already."""
 
-    __slots__ = ("_inspection", "_is_abandoned", "_progress", "_remaining", "_to")
+    __slots__ = ("_inspection", "_remaining")
 
     def __init__(self, to: _Responder, progress: _Progress, needed: list[_Uninspected]) -> None:
-        super().__init__(exclusive=True)
-        self._to = to
-        self._progress = progress
+        super().__init__(to, progress)
         self._remaining = needed
-        self._is_abandoned = False
         self._begin()
         self.on_abandon = self._abandoned
 
@@ -607,11 +609,10 @@ class _AwaitingInspection(Deferred):
         self._inspection = Inspection(self._remaining[-1][2], self._on_inspected, held_bytes, host)
         inspections = self._to.services.inspections
         inspections.begin(self._inspection)
-        if self._is_abandoned:
+        if self.is_abandoned:
             inspections.abandon(self._inspection)
 
     def _abandoned(self) -> None:
-        self._is_abandoned = True
         self._to.services.inspections.abandon(self._inspection)
 
     def _on_inspected(self, refused_with: KafkaError | None) -> None:

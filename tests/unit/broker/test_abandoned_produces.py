@@ -1,0 +1,165 @@
+"""Produces that are verified, looked into or split first, and then wait: as others they end with their client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE_S, until
+from tests.unit.broker.conftest import RunningNode, StartNode, Wire
+from tests.unit.broker.test_hostile_requests import waiting_count
+from tests.unit.broker.test_inspections import LONG, keyed
+from tests.unit.broker.test_node import hold_flushes, produce, produced
+from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX
+from tidelog.protocol.batches.records import encode_batch
+from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tidelog.protocol.messages.produce import ProduceRequest, ProduceResponse
+
+NEVER_MS = 2**31 - 1
+COUNT = INSPECTED_PIECE_MAX + 3
+KINDS = ["verified", "inspected", "in pieces", "in pieces and inspected"]
+
+
+async def answered(wire: Wire, request: FindCoordinatorRequest | InitProducerIdRequest) -> Any:
+    is_init = isinstance(request, InitProducerIdRequest)
+    version, response = (4, InitProducerIdResponse) if is_init else (3, FindCoordinatorResponse)
+    while (answer := await wire.call(request, version, response)).error_code:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return answer
+
+
+async def request_of(kind: str, wire: Wire) -> tuple[ProduceRequest, int]:
+    """A request that is answered in steps, and its version."""
+    if kind != "verified":
+        short = [keyed(1)] * (COUNT - 1) if "pieces" in kind else []
+        last = keyed(LONG) if "inspected" in kind else keyed(1)
+        return produce("t", *short, last, timeout_ms=NEVER_MS), 9
+    for each in (
+        FindCoordinatorRequest(key="one", key_type=1),
+        InitProducerIdRequest(transactional_id="one", transaction_timeout_ms=60_000),
+    ):
+        async with asyncio.timeout(PATIENCE_S):
+            got = await answered(wire, each)
+    batch = encode_batch(
+        [(int(time.time() * 1000), b"k", b"v", ())],
+        producer_id=got.producer_id, producer_epoch=got.producer_epoch, base_sequence=0, transactional=True,
+    )  # fmt: skip
+    request = produce("t", bytes(batch), timeout_ms=NEVER_MS)
+    request.transactional_id = "one"
+    return request, 12
+
+
+async def begin(start_node: StartNode) -> tuple[RunningNode, Wire]:
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t", COUNT, cleanup_policy="compact", flush_messages="1")
+    broker: Any = node.node._broker
+    await until(lambda: sum(each.leads for each in broker.partitions.hosted() if each.topic == "t") == COUNT)
+    loop = asyncio.get_running_loop()
+
+    def verify_later(*arguments: Any, **options: Any) -> Any:
+        answer = verify(*arguments, **options)
+        if isinstance(answer, dict):
+            errors, answer = answer, loop.create_future()
+            loop.call_soon(answer.set_result, errors)
+        return answer
+
+    verifier = broker.verifier
+    verify, verifier.verify = verifier.verify, verify_later
+    return node, wire
+
+
+def partitions_of(node: Any) -> list[Any]:
+    return [each for each in node.node._broker.partitions.hosted() if each.topic == "t"]
+
+
+def connections_of(node: Any) -> Any:
+    return node.node._broker_server.connections
+
+
+def parked(node: Any) -> int:
+    return sum(len(each.watch.produces.waiting) for each in partitions_of(node))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_they_end_when_their_client_disconnects(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Their connection was not read, so that they and it stayed for up to 24 days where a device hangs."""
+    node, wire = await begin(start_node)
+    request, version = await request_of(kind, wire)
+    gate = hold_flushes(monkeypatch)
+    other = await node.connect()
+    other.send(request, version)
+    try:
+        await until(lambda: parked(node) == len(request.topic_data[0].partition_data))
+        assert waiting_count(node) == 1
+        assert len(connections_of(node)) == 2
+        other.writer.close()
+        await until(lambda: waiting_count(node) == 0)
+        await until(lambda: len(connections_of(node)) == 1)
+    finally:
+        gate.set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_they_wait_for_nothing_if_their_client_disconnects_before(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """With whichever batches are appended all the same."""
+    node, wire = await begin(start_node)
+    request, version = await request_of(kind, wire)
+    gate = hold_flushes(monkeypatch)
+    concluded: list[Any] = []
+    conclude = produce_api._concluded
+
+    def abort_first(to: Any, progress: Any) -> Any:
+        transport = progress.connection._transport
+        progress.connection.connection_lost(None)
+        transport.abort()
+        concluded.append(conclude(to, progress))
+        return concluded[-1]
+
+    monkeypatch.setattr(produce_api, "_concluded", abort_first)
+    other = await node.connect()
+    other.send(request, version)
+    try:
+        await until(lambda: concluded)
+        await until(lambda: waiting_count(node) == 0)
+        partitions = partitions_of(node)
+        assert sum(each.log.log_end_offset > 0 for each in partitions) == len(request.topic_data[0].partition_data)
+        assert all(waiter.is_discarded for each in partitions for waiter in each.watch.produces.waiting)
+    finally:
+        gate.set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_next_requests_are_appended_while_they_wait_and_answered_behind_them(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    node, wire = await begin(start_node)
+    request, version = await request_of(kind, wire)
+    gate = hold_flushes(monkeypatch)
+    other = await node.connect()
+    sent = [other.send(request, version)]
+    sent += [other.send(produce("t", *[None] * (COUNT - 1), keyed(LONG), timeout_ms=NEVER_MS), 9) for _ in range(3)]
+    sent.append(other.send(produce("t", keyed(1), timeout_ms=0), 9))
+    (partition,) = (each for each in partitions_of(node) if each.index == COUNT - 1)
+    try:
+        await until(lambda: waiting_count(node) == 4)
+        (busy,) = (each for each in connections_of(node) if each.awaited is not None)
+        assert busy.awaited.overdue_s(10_000, 0) < 0
+    finally:
+        gate.set()
+    codes: list[int] = []
+    for correlation_id in sent:
+        answer = await asyncio.wait_for(other.receive(ProduceResponse, version if not codes else 9), PATIENCE_S)
+        assert other.last_correlation_id == correlation_id
+        codes.append(produced(answer)[-1][0])
+    assert codes[:4] == [0] * 4
+    assert partition.log.high_watermark == partition.log.log_end_offset >= 3 * LONG
