@@ -269,6 +269,34 @@ async def test_the_produces_of_a_vanished_client_do_not_wait_for_their_timeout(
     gate.set()
 
 
+async def test_a_session_that_another_connection_closes_between_two_pieces_of_its_fetch_leaves_nothing(
+    running: Any, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a client that asks again on a new connection. Each partition kept an entry until it changed."""
+    monkeypatch.setattr(fetch_module, "PIECE_ELEMENTS_MAX", 10)
+    await wire.create_topic("t", 40)
+    partitions = running.node._broker.partitions
+    asked = [FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20) for index in range(40)]
+    topics = [FetchTopic(topic="t", partitions=asked)]
+
+    def request(session_id: int, epoch: int) -> FetchRequest:
+        return FetchRequest(max_wait_ms=0, min_bytes=1, session_id=session_id, session_epoch=epoch, topics=topics)
+
+    session_id = (await wire.call(request(0, 0), 11, FetchResponse)).session_id
+    assert sum(len(each.watch.fetches) for each in partitions.hosted()) == 40
+    next_piece = fetch_module._Fetch._next_piece
+
+    def close_after(one: Any, attempt: Any) -> Any:
+        frames = next_piece(one, attempt)
+        partitions.fetch_sessions.resolve(FetchRequest(session_id=session_id, session_epoch=-1), False, 0)
+        return frames
+
+    monkeypatch.setattr(fetch_module._Fetch, "_next_piece", close_after)
+    await asyncio.wait_for(wire.call(request(session_id, 1), 11, FetchResponse), PATIENCE_S)
+    assert not partitions.fetch_sessions
+    assert not any(each.watch.fetches for each in partitions.hosted())
+
+
 async def test_where_too_much_waits_already_the_fetch_that_has_waited_longest_is_answered(
     running: Any, wire: Any, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

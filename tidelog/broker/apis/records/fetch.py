@@ -207,9 +207,10 @@ class _Fetch:
         return self._deferred
 
     def _watch(self, entries: Iterable[SessionPartition]) -> None:
-        watch = self._services.partitions.watch
+        watch, partitions = self._services.partitions.watch, self._session.partitions
         for entry in entries:
-            if entry.watched is None:
+            # The session of a fetch in pieces may have been closed since: nothing would take its entry out again.
+            if entry.watched is None and partitions.get(entry.key) is entry:
                 watch(entry)
 
     # ------------------------------------------------------------------------------------------------------ waiting
