@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -163,3 +164,44 @@ async def test_the_next_requests_are_appended_while_they_wait_and_answered_behin
         codes.append(produced(answer)[-1][0])
     assert codes[:4] == [0] * 4
     assert partition.log.high_watermark == partition.log.log_end_offset >= 3 * LONG
+
+
+async def test_they_do_not_hold_their_batches_while_they_wait(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection may have a thousand of them, and their batches are copies."""
+    node, wire = await begin(start_node)
+    gate = hold_flushes(monkeypatch)
+    request = produce("t", *[keyed(1, bytes(20_000), compression=0)] * COUNT, timeout_ms=NEVER_MS)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(1, 21):
+            wire.send(request, 9)
+            await until(lambda: parked(node) == number * COUNT)  # noqa: B023
+        after, _ = tracemalloc.get_traced_memory()
+        assert after - before < 20 * COUNT * 20_000 // 2
+    finally:
+        tracemalloc.stop()
+        gate.set()
+
+
+@pytest.mark.parametrize("pieces", [COUNT, COUNT - 1])
+async def test_those_of_many_partitions_wait_one_at_a_time(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    node, wire = await begin(start_node)
+    monkeypatch.setattr(produce_api, "PIECE_ELEMENTS_MAX", pieces)
+    request, version = await request_of("in pieces", wire)
+    gate = hold_flushes(monkeypatch)
+    other = await node.connect()
+    sent = [other.send(request, version), other.send(request, version)]
+    try:
+        await until(lambda: waiting_count(node) == (1 if pieces < COUNT else 2))
+        assert sum(each._exclusive for each in connections_of(node)) == (pieces < COUNT)
+    finally:
+        gate.set()
+    for correlation_id in sent:
+        answer = await asyncio.wait_for(other.receive(ProduceResponse, version), PATIENCE_S)
+        assert other.last_correlation_id == correlation_id
+        assert {code for code, _ in produced(answer)} == {0}

@@ -87,8 +87,9 @@ _Key = tuple[str | bytes, int]
 """(topic name or id, partition index), as in the request."""
 _BatchesByTopic = dict[str | bytes, dict[int, memoryview | None]]
 _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
-# The partition, the append, the partition results of its topic, and the index of its result in them.
-_UncommittedAppend = tuple["Partition", "AppendInfo", list[ProducedPartition], int]
+# The partition, the offset to reach, whether the batch is a repeat, the partition results of its topic, and the index
+# of its result in them. Not the batch, of which nothing else may hold the copy.
+_UncommittedAppend = tuple["Partition", int, bool, list[ProducedPartition], int]
 # Topic, partition index, the batch to inspect, the partition results of its topic, and the index of its result.
 # Without a traceback: its frames would keep the batch, and its decompressed records, until a garbage collection.
 _Uninspected = tuple[str | bytes, int, NeedsInspection, list[ProducedPartition], int]
@@ -340,7 +341,7 @@ def _append_all(
                 results.append(_refused(services, index, error, version))
                 continue
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
-                waiting.append((partition, info, results, len(results)))
+                waiting.append((partition, info.last_offset + 1, info.duplicate, results, len(results)))
             results.append(_appended(index, info))
     return progress._replace(failed=failed), uninspected
 
@@ -642,7 +643,7 @@ class _AwaitingInspection(_InSteps):
         else:
             results[position] = _appended(index, info)
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
-                progress.waiting.append((partition, info, results, position))
+                progress.waiting.append((partition, info.last_offset + 1, info.duplicate, results, position))
         finally:
             needed.rules.inspected_batch = None
         if self._remaining:
@@ -664,11 +665,9 @@ class _ParkedProduce(Deferred):
     def __init__(
         self, to: _Responder, topics: _Topics, waiting: list[_UncommittedAppend], timeout_ms: int, acks: int
     ) -> None:
-        super().__init__()
+        super().__init__(exclusive=len(waiting) > PIECE_ELEMENTS_MAX)  # many such would take hundreds of MB
         self.on_abandon = self._abandoned
-        self._to = to
-        self._topics = topics
-        self._waiting = waiting
+        self._to, self._topics, self._waiting = to, topics, waiting
         self._open = set(range(len(waiting)))
         self._timeout_ms = timeout_ms
         self._acks = acks
@@ -680,10 +679,10 @@ class _ParkedProduce(Deferred):
         self._on_complete = callback
         partitions = self._to.services.partitions
         self._bucket = partitions.deadlines.add(max(self._timeout_ms, 0), self._expired)
-        for number, (partition, info, _, _) in enumerate(self._waiting):
+        for number, (partition, offset, is_duplicate, _, _) in enumerate(self._waiting):
             settled = partial(self._settled, number)
-            self._waiters.append(partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, settled))
-            if info.duplicate:
+            self._waiters.append(partitions.when_acknowledged(partition, offset, self._acks, settled))
+            if is_duplicate:
                 partitions.limit_wait(partition, settled)
 
     def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
@@ -707,7 +706,7 @@ class _ParkedProduce(Deferred):
 
     def _fail(self, number: int, error: Exception) -> None:
         assert isinstance(error, KafkaError)
-        _, _, results, position = self._waiting[number]
+        *_, results, position = self._waiting[number]
         results[position] = _refused(self._to.services, results[position].partition_index, error, self._to.version)
 
     def _abandoned(self) -> None:
