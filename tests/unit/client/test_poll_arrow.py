@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -63,6 +65,48 @@ async def test_without_records_the_table_is_empty_and_has_its_columns() -> None:
     async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
         table = await reading.poll_arrow(10, columns=("offset", "value"))
         assert (table.num_rows, table.column_names) == (0, ["offset", "value"])
+
+
+_IMPORTS = """
+import asyncio, sys, threading
+from tidelog import Consumer
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pyarrow":
+            print("on the loop" if threading.current_thread() is threading.main_thread() else "beside it")
+
+async def main():
+    async def poll():
+        consumer = Consumer("t", bootstrap_servers="127.0.0.1:1")
+        table = await consumer.poll_arrow(1, columns=["offset"])
+        print(table.num_rows, table.column_names)
+        await consumer.close()
+    await asyncio.gather(poll(), poll())
+
+assert "pyarrow" not in sys.modules
+sys.meta_path.insert(0, Finder())
+asyncio.run(main())
+"""
+
+
+def test_pyarrow_is_imported_beside_the_event_loop() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _IMPORTS], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert result.stdout.splitlines() == ["beside it", "0 ['offset']", "0 ['offset']"]
+
+
+async def test_a_close_ends_a_call_that_imports_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(importlib, "import_module", lambda name: may_end.wait(PATIENCE_S))
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t") as reading:
+        polling = asyncio.create_task(reading.poll_arrow(PATIENCE_S * 1000))
+        await asyncio.sleep(0.01)
+        await reading.close()
+        may_end.set()
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await polling).num_rows == 0
 
 
 async def test_a_call_does_not_wait_for_the_loops_beyond_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

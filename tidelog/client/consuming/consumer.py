@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import re
 from collections import deque
@@ -368,8 +369,10 @@ class Consumer:
         if self._config.key_deserializer is not None or self._config.value_deserializer is not None:
             raise RuntimeError("poll_arrow() returns bytes; this consumer has a deserializer")
         names = [columns] if isinstance(columns, str) else as_list("columns", columns, "names of columns")
-        schema = _arrow_schema(tuple(names))
+        _check_columns(tuple(names))
         _checked_limit(max_records)
+        self._check_open()
+        schema = await _arrow_schema(tuple(names), is_loaded=self._arrow_kernel.is_over)
 
         def take(fetcher: Fetcher) -> list[pa.RecordBatch]:
             self._arrow_kernel.start()
@@ -377,7 +380,8 @@ class Consumer:
                 return []
             return fetcher.take_columns(schema.names, max_records, _ARROW_POLL_BYTES)
 
-        return _arrow_table(await self._poll(timeout_ms, take) or [], schema)
+        batches = None if self._closed else await self._poll(timeout_ms, take)
+        return _arrow_table(batches or [], schema)
 
     def _load_record_kernel(self) -> None:
         assert self._fetcher is not None
@@ -725,12 +729,18 @@ def check_listener(listener: Any) -> None:
         raise TypeError(f"listener must be a RebalanceListener, not {shown(listener)}")
 
 
-def _arrow_schema(columns: tuple[str, ...]) -> pa.Schema:
+def _check_columns(columns: tuple[str, ...]) -> None:
     if unknown := [name for name in columns if name not in COLUMNS]:
         raise ValueError(f"columns: there is no column {shown(unknown[0])}; the columns are {', '.join(COLUMNS)}")
     if len(set(columns)) < len(columns):
         raise ValueError(f"a column is named twice: {', '.join(columns)}")
+
+
+async def _arrow_schema(columns: tuple[str, ...], *, is_loaded: bool) -> pa.Schema:
+    """The import of pyarrow takes a quarter of a second: a thread does it, and the event loop goes on."""
     try:
+        if not is_loaded:
+            await asyncio.to_thread(importlib.import_module, "pyarrow")
         return arrow_schema(columns)
     except ImportError as error:
         raise ImportError("poll_arrow() needs pyarrow and numpy: pip install 'tidelog[arrow]'") from error
