@@ -315,7 +315,8 @@ class ProducerConfig(ClientConfig):
             for method in ("on_send", "on_acknowledgement"):
                 if isinstance(interceptor, type) or not callable(getattr(interceptor, method, None)):
                     raise ConfigError(f"interceptors: {interceptor!r} is no object with a method {method}")
-        if self.delivery_timeout_ms < self.full_linger_ms + self.request_timeout_ms:
+        # No delivery_timeout_ms is larger than this one, and Kafka takes it for any sum.
+        if self.delivery_timeout_ms < min(self.full_linger_ms + self.request_timeout_ms, _INT32_MAX):
             raise ConfigError(
                 f"delivery_timeout_ms ({self.delivery_timeout_ms}) must be at least linger_ms + request_timeout_ms "
                 f"({self.full_linger_ms} + {self.request_timeout_ms})"

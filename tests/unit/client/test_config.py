@@ -143,3 +143,9 @@ def test_what_is_a_long_in_kafka_may_be_as_large_as_there(kind):
             kind.from_options({name: str(2**63)})
     limits = {each.name: each.metadata["bounds"][1] for each in fields(kind) if "bounds" in each.metadata}
     assert {name for name, limit in limits.items() if limit > 2**31 - 1} == set(longs)
+
+
+@pytest.mark.parametrize("options", [{"request_timeout_ms": 2**31 - 1}, {"linger_ms": 2**63 - 1}])
+def test_the_largest_delivery_timeout_is_long_enough_for_any_request(options):
+    config = ProducerConfig.from_options({"delivery.timeout.ms": 2**31 - 1, **options})
+    assert config.delivery_timeout_ms == 2**31 - 1
