@@ -456,6 +456,13 @@ async def test_a_custom_partitioner_is_called_for_each_row() -> None:
     assert calls == [("t", b"k", None, 2), ("t", None, b"v", 2)]
 
 
+@pytest.mark.parametrize("chosen", [0.5, "0", None, 2])
+async def test_a_custom_partitioner_must_choose_a_partition_for_each_row(chosen: Any) -> None:
+    async with FakeCluster(t=2) as cluster, producer(cluster, partitioner=lambda *_: chosen) as sending:
+        with pytest.raises(ValueError, match=r"the partitioner chose .* of the 2 partitions of t"):
+            await sending.send_arrow("t", table_of(1))
+
+
 async def test_a_serializer_excludes_tables() -> None:
     async with FakeCluster(t=1) as cluster, producer(cluster, value_serializer=str.encode) as sending:
         with pytest.raises(RuntimeError, match="serializer"):

@@ -71,6 +71,13 @@ def test_a_custom_partitioner_is_asked_for_every_record_and_held_to_the_partitio
         world.routes.choose(route, None, b"x")
 
 
+@pytest.mark.parametrize("chosen", ["0", None, 1.0, 0.5, -1, 10**30, float("nan")])
+def test_what_is_no_number_of_a_partition_is_refused_as_a_wrong_number_is(chosen: Any) -> None:
+    world = World(partitioner=lambda *_: chosen)
+    with pytest.raises(ValueError, match=r"the partitioner chose .* of the 3 partitions of t"):
+        world.routes.choose(world.routes.make(topic("t", 3)), b"k", b"v")
+
+
 def test_keys_that_are_ignored_are_spread() -> None:
     world = World(partitioner_ignore_keys=True)
     route = world.routes.make(topic("t", 8))

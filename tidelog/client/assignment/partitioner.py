@@ -7,10 +7,13 @@ same partition as in the Java client (`org.apache.kafka.common.utils.Utils.murmu
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import unpack_from
 from typing import TYPE_CHECKING, Protocol
+
+from tidelog.protocol.errors import counted
 
 if TYPE_CHECKING:
     from random import Random
@@ -22,6 +25,20 @@ _CACHED_KEYS = 4096
 
 CustomPartitioner = Callable[[str, bytes | None, bytes | None, int], int]
 """A custom partitioner: (topic, key, value, partition count) -> partition."""
+
+
+def choose_custom(
+    partitioner: CustomPartitioner, topic: str, key: bytes | None, value: bytes | None, count: int
+) -> int:
+    """The partition that a custom partitioner chooses. Raises ValueError for what is no partition of the topic."""
+    chosen = partitioner(topic, key, value, count)
+    try:
+        partition = operator.index(chosen)
+    except TypeError:  # a float, for example
+        partition = -1
+    if not 0 <= partition < count:
+        raise ValueError(f"the partitioner chose {chosen!r} of the {counted(count, 'partition')} of {topic}")
+    return partition
 
 
 def murmur2(data: bytes) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.client.assignment.column_partitions import RECORD_OVERHEAD_BYTES, hash_keys, spread_unkeyed
-from tidelog.client.assignment.partitioner import UnkeyedPartitioner
+from tidelog.client.assignment.partitioner import UnkeyedPartitioner, choose_custom
 from tidelog.client.config import DEFAULT_BATCH_SIZE, ProducerConfig
 from tidelog.protocol.batches.columnar_encoder import ColumnEncoder, EncodedBatch
 from tidelog.protocol.batches.columnar_input import Rows, iter_rows
-from tidelog.protocol.errors import ErrorCode, KafkaError, counted
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,12 +145,7 @@ class ArrowBatches:
                 None if column.sizes[row] < 0 else bytes(column.data[column.starts[row] :][: column.sizes[row]])
                 for column in (rows.keys, rows.values)
             )
-            partition = self._custom_partitioner(topic, key, value, partition_count)
-            if not 0 <= partition < partition_count:
-                raise ValueError(
-                    f"the partitioner chose {partition!r} of the {counted(partition_count, 'partition')} of {topic}"
-                )
-            partitions[row] = partition
+            partitions[row] = choose_custom(self._custom_partitioner, topic, key, value, partition_count)
 
 
 def _batch_bytes(config: ProducerConfig) -> int:

@@ -15,6 +15,7 @@ from tidelog.client.assignment.partitioner import (
     RoundRobinPartitioner,
     StickyPartitioner,
     UnkeyedPartitioner,
+    choose_custom,
     positive_hash,
 )
 from tidelog.client.config import ProducerConfig
@@ -22,7 +23,6 @@ from tidelog.client.model import TopicPartition
 from tidelog.client.network.metadata import TopicMetadata
 from tidelog.client.producing.accumulator import Accumulator, PartitionQueue
 from tidelog.client.producing.producer_session import ProducerSession
-from tidelog.protocol.errors import counted
 
 if TYPE_CHECKING:
     from random import Random
@@ -81,22 +81,13 @@ class TopicRoutes:
     def choose(self, route: Route, key: bytes | None, value: bytes | None) -> int:
         """The partition of a record that names none. Raises ValueError for a wrong custom choice."""
         if self._custom_partitioner is not None:
-            return self._choose_custom(self._custom_partitioner, route, key, value)
+            return choose_custom(self._custom_partitioner, route.topic.name, key, value, route.count)
         size_bytes = RECORD_OVERHEAD_BYTES if value is None else len(value) + RECORD_OVERHEAD_BYTES
         if key is not None:
             if self._hashes_keys:
                 return positive_hash(key) % route.count
             size_bytes += len(key)
         return route.unkeyed_partitioner.choose_for(size_bytes, route.available_partitions)
-
-    @staticmethod
-    def _choose_custom(partitioner: CustomPartitioner, route: Route, key: bytes | None, value: bytes | None) -> int:
-        partition = partitioner(route.topic.name, key, value, route.count)
-        if not 0 <= partition < route.count:
-            raise ValueError(
-                f"the partitioner chose {partition!r} of the {counted(route.count, 'partition')} of {route.topic.name}"
-            )
-        return partition
 
     # -- metadata
 
