@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.unit.broker.conftest import RunningNode, Wire
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.broker.apis.records import fetch as fetching
@@ -263,6 +264,46 @@ def test_so_many_partitions_are_remembered_for_all_sessions_together(monkeypatch
     assert cache.resolve(request(0, 1), False, 0)[0].id
     cache.resolve(request(session_id=first.id, epoch=EPOCH_FINAL), False, 0)
     assert cache._partition_count == 2
+
+
+def test_a_session_does_not_grow_beyond_what_one_request_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end, and each answer about all of it, would hold up all others."""
+    monkeypatch.setattr(fetch_sessions, "SESSION_PARTITIONS_MAX", 3)
+    known = sessions()
+    session, _ = known.resolve(request(0, 1), False, 0)
+    known.resolve(request(1, 2, session_id=session.id, epoch=1), False, 0)
+    assert refused(known, request(3, session_id=session.id, epoch=2)) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert len(known) == 0
+    known.resolve(request(0, 1, 2, 3), False, 0)
+    assert len(known) == 1
+
+
+@pytest.mark.parametrize("exists", [False, True])
+async def test_an_answer_about_many_partitions_of_a_session_leaves_some_to_the_next(
+    running: RunningNode, wire: Wire, make_batch: Any, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    """A fetch of 30 bytes was answered with 240,000 errors, in one turn of the loop of half a second."""
+    monkeypatch.setattr(fetching, "PIECE_ELEMENTS_MAX", 10)
+    monkeypatch.setattr(fetching, "ANSWERED_MAX", 20)
+    if exists:
+        await wire.create_topic("t", 50)
+    opened = await wire.call(request(*range(50)), 11, FetchResponse)
+    names_all = request(*range(50), session_id=opened.session_id, epoch=1)
+    later = [request(session_id=opened.session_id, epoch=epoch) for epoch in (2, 3)]
+    for each in (names_all, *later):
+        each.max_wait_ms, each.min_bytes = 60_000, 1
+    found = []
+    for each in (names_all, later[0]):
+        answer = await asyncio.wait_for(wire.call(each, 11, FetchResponse), PATIENCE_S)
+        found += [entry.partition_index for topic in answer.responses for entry in topic.partitions]
+    wire.send(later[1], 11)
+    if exists:
+        assert found == []
+        other = await running.connect()
+        await other.call(produce("t", *[None] * 49, make_batch(b"a")), 9, ProduceResponse)
+    answer = await asyncio.wait_for(wire.receive(FetchResponse, 11), PATIENCE_S)
+    found += [entry.partition_index for topic in answer.responses for entry in topic.partitions]
+    assert found == ([49] if exists else [*range(50), *range(10)])
 
 
 def test_the_partitions_of_those_who_have_left_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,9 @@ WAIT_MS_MAX = 300_000  # a client may name any time, and a waiting fetch holds m
 # millisecond per PARTITIONS_PER_MS partitions.
 PARTITIONS_AT_ONCE = 1000
 PARTITIONS_PER_MS = 50
+# An answer that need not name all partitions of its session ends after the piece in which it has looked at so many. It
+# is encoded in one turn of the loop, and a request of 30 bytes asks for all that may have news.
+ANSWERED_MAX = 5_000
 # Of one connection, one fetch that reads more partitions waits at a time. A thousand, as of small ones, would hold
 # hundreds of MB, and seconds of the loop when their waits end.
 WAITING_PARTITIONS_MAX = 8
@@ -341,6 +344,8 @@ class _Fetch:
         if not is_read:
             attempt.later = entries[len(read) :] + attempt.later
             return None
+        if not self._answer_all and len(attempt.answered) >= ANSWERED_MAX:
+            attempt.must_answer = attempt.is_full = True
         if attempt.later and not attempt.is_full:
             self._pause()
             return None

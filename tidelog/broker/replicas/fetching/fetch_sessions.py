@@ -24,11 +24,13 @@ EPOCH_INITIAL = 0
 EPOCH_FINAL = -1
 EPOCH_MAX = 2**31 - 1
 
-# PARTITIONS_MAX bounds the partitions of all sessions: beyond it a client gets no session. PARKED_MAX bounds the
+# PARTITIONS_MAX bounds the partitions of all sessions: beyond it a client gets no session. SESSION_PARTITIONS_MAX
+# bounds those of one, because its end takes one turn of the loop: one request names no more. PARKED_MAX bounds the
 # waiting fetches and the partitions of those without a session: beyond it those that have waited longest get their
 # answers, because a client that got its own at once would ask again at once, and so would all others. A fetch that
 # costs more than GIVEN_WAY_MAX gets its own. Each partition takes about 600 bytes.
 PARTITIONS_MAX = 250_000
+SESSION_PARTITIONS_MAX = 50_000
 PARKED_MAX = 250_000
 PARKED_COST = 4  # of a waiting fetch, in partitions
 GIVEN_WAY_MAX = 2_500
@@ -193,7 +195,8 @@ class FetchSessions:
         if not session.partitions:
             self._remove(session.id)
             return FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms), True
-        if self._partition_count > PARTITIONS_MAX and len(session.partitions) > before:
+        is_too_large = len(session.partitions) > SESSION_PARTITIONS_MAX or self._partition_count > PARTITIONS_MAX
+        if is_too_large and len(session.partitions) > before:
             self._remove(session.id)
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # the client sends a full request, without a session
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
