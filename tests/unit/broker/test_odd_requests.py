@@ -146,3 +146,22 @@ async def test_what_does_not_exist_is_said_although_the_group_refuses_the_commit
     assert {(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions} == {
         ("t", 0): ErrorCode.ILLEGAL_GENERATION, ("t", 7): unknown, ("nowhere", 0): unknown,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "reason"),
+    [
+        (0, 1, "version 1 of Produce is not served"),
+        (1, 3, "version 3 of Fetch is not served"),
+        (3, 99, "version 99 of Metadata is not served"),
+        (29, 2, "DescribeAcls is not served"),
+        (1234, 0, "API 1234 is not served"),
+    ],
+)
+async def test_the_log_names_what_is_not_served(
+    wire: Any, caplog: pytest.LogCaptureFixture, key: int, version: int, reason: str
+) -> None:
+    header = struct.pack(">hhih", key, version, 1, -1)
+    wire.writer.write(struct.pack(">i", len(header)) + header)
+    assert await wire.reader.read() == b""
+    assert f"closing connection from 127.0.0.1: {reason}" in caplog.text

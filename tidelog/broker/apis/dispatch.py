@@ -29,7 +29,7 @@ from tidelog.broker.scheduling.fair_scheduler import COSTLY_WAITS, LONG_TURN_S
 from tidelog.broker.scheduling.host_queue import REQUEST_HOST
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, WHOLE_BYTES_MAX, Arrays, is_large, join, split
-from tidelog.protocol.api import ApiKey, request_header_version, response_header_version
+from tidelog.protocol.api import ApiKey, api_name, request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
 from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM, decode_alike
 
@@ -180,7 +180,9 @@ class Dispatcher:
     ) -> Answer:
         api = self._apis.get(key)
         if api is None:
-            raise MalformedMessage(f"API key {key} is not served")
+            # Versions of Produce and Fetch that are served do not come here.
+            unserved = f"version {version} of " if key in (produce.API_KEY, fetch.API_KEY) else ""
+            raise MalformedMessage(f"{unserved}{api_name(key)} is not served")
         if version not in api.versions:
             if key != API_VERSIONS:
                 raise MalformedMessage(f"version {version} of {api.name} is not served")
