@@ -193,7 +193,16 @@ class _Reading:
             consumer.subscribe(selection.topics)
             return
         consumer.assign(chosen)
-        await self._seek(chosen, await consumer.end_offsets(chosen))
+        if self._needs_offsets():
+            await self._seek(chosen, await consumer.end_offsets(chosen))
+
+    def _needs_offsets(self) -> bool:
+        """Whether the start or the stop needs an answer for every partition. Otherwise each partition begins where
+        `auto_offset_reset` says as soon as it has a leader: one that is offline does not hold up the others.
+        """
+        selection = self._selection
+        bounded = selection.until_end or selection.from_ms is not None or selection.until_ms is not None
+        return bounded or selection.offset not in ("earliest", "latest")
 
     async def _partitions(self) -> list[TopicPartition]:
         selection = self._selection

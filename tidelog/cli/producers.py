@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tidelog.cli.common import HELP, as_json, as_time, client_options, connecting, print_json, print_table, run
+from tidelog.cli.topic_records import led_partitions, left_out
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.model import ProducerState
 
@@ -14,9 +15,7 @@ from tidelog.client.model import ProducerState
 @click.option("-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition.")
 @as_json
 @connecting
-def command(
-    topic: str, numbers: tuple[int, ...], bootstrap: str, properties: dict[str, str], json_wanted: bool
-) -> None:
+def command(topic: str, numbers: tuple[int, ...], bootstrap: str, properties: dict[str, str], json_wanted: bool) -> int:
     """Print the idempotent producers that the partitions of TOPIC know, and the sequence that each wrote last.
 
     A producer is forgotten producer.id.expiration.ms after its last record (a day by default).
@@ -26,13 +25,12 @@ def command(
       tidelog producers flights --partition 0
     """
 
-    async def ask() -> dict[TopicPartition, list[ProducerState]]:
+    async def ask() -> tuple[dict[TopicPartition, list[ProducerState]], list[TopicPartition]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            known = (await admin.describe_topics([topic]))[topic].partitions
-            chosen = numbers or [each.partition for each in known]
-            return await admin.describe_producers([TopicPartition(topic, number) for number in chosen])
+            partitions, leaderless = await led_partitions(admin, (topic,), numbers)
+            return await admin.describe_producers(partitions), leaderless
 
-    described = run(ask())
+    described, leaderless = run(ask())
     if json_wanted:
         print_json(
             [
@@ -41,7 +39,7 @@ def command(
                 for each in producers
             ]
         )
-        return
+        return left_out(leaderless)
     rows = [
         (partition.topic, partition.partition, each.producer_id, each.producer_epoch, each.last_sequence)
         + (as_time(each.last_timestamp_ms), _or_dash(each.transaction_start_offset))
@@ -50,6 +48,7 @@ def command(
     ]
     header = ("TOPIC", "PARTITION", "PRODUCER", "EPOCH", "LAST SEQUENCE", "LAST WRITTEN", "TRANSACTION FROM")
     print_table(header, rows)
+    return left_out(leaderless)
 
 
 def _or_dash(offset: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from tidelog.cli.common import (
     as_time,
     client_options,
     connecting,
+    fail,
     print_json,
     print_table,
     run,
@@ -25,6 +27,7 @@ from tidelog.client import Admin, OffsetAndTimestamp, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _TIMES = {"earliest": "earliest", "latest": "latest", "max-timestamp": "max_timestamp"}
+_ELECTION_S = 1.0
 _NUMBERS = {"-1": "latest", "-2": "earliest", "-3": "max_timestamp"}  # the values of Kafka's tool
 
 
@@ -55,7 +58,7 @@ def offsets(
     bootstrap: str,
     properties: dict[str, str],
     json_wanted: bool,
-) -> None:
+) -> int:
     """Print the first and the next offset of each partition of the topics NAMES, or the offsets at a time.
 
     Between them there may be fewer records than offsets: compaction takes some away.
@@ -66,17 +69,18 @@ def offsets(
       tidelog topics offsets flights --time 2026-03-01T12:00:00
     """
 
-    async def ask() -> list[dict[str, Any]]:
+    async def ask() -> tuple[list[dict[str, Any]], list[TopicPartition]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            partitions = await partitions_of(admin, names, numbers)
+            partitions, leaderless = await led_partitions(admin, names, numbers)
             if at is not None:
-                return _at_time(await admin.list_offsets(dict.fromkeys(partitions, at)))
-            return [
+                return _at_time(await admin.list_offsets(dict.fromkeys(partitions, at))), leaderless
+            rows = [
                 {"topic": partition.topic, "partition": partition.partition, "earliest": first, "latest": end}
                 for partition, (first, end) in (await bounds_of(admin, partitions)).items()
             ]
+            return rows, leaderless
 
-    rows = run(ask())
+    rows, leaderless = run(ask())
     if json_wanted:
         print_json(rows)
     elif at is None:
@@ -89,6 +93,7 @@ def offsets(
             for row in rows
         ]
         print_table(("TOPIC", "PARTITION", "OFFSET", "TIMESTAMP"), cells)
+    return left_out(leaderless)
 
 
 def _at_time(answers: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> list[dict[str, Any]]:
@@ -104,17 +109,41 @@ def _at_time(answers: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> lis
     ]
 
 
-async def partitions_of(admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]) -> list[TopicPartition]:
-    """The partitions of these topics, all or only those in `numbers`. Raises KafkaError."""
-    topics = await admin.describe_topics(names)
-    partitions = []
-    for name in dict.fromkeys(names):
-        known = [each.partition for each in topics[name].partitions]
+async def led_partitions(
+    admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]
+) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """The partitions of these topics, of all topics without names: those with a leader, and those without.
+
+    An election that is under way has a second to end. Raises KafkaError.
+    """
+    leaders = await _leaders(admin, names, numbers)
+    if None in leaders.values():
+        await asyncio.sleep(_ELECTION_S)
+        leaders = await _leaders(admin, names, numbers)
+    leaderless = [partition for partition, leader in leaders.items() if leader is None]
+    return [partition for partition, leader in leaders.items() if leader is not None], leaderless
+
+
+async def _leaders(admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]) -> dict[TopicPartition, int | None]:
+    topics = await admin.describe_topics(names or None)
+    leaders: dict[TopicPartition, int | None] = {}
+    for name in dict.fromkeys(names or sorted(topics)):
+        known = {each.partition: each.leader for each in topics[name].partitions}
         for number in numbers or known:
             if number not in known:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {name}-{number}")
-            partitions.append(TopicPartition(name, number))
-    return partitions
+            leaders[TopicPartition(name, number)] = known[number]
+    return leaders
+
+
+def left_out(leaderless: list[TopicPartition]) -> int:
+    """Print which partitions have no leader, which alone could answer. Returns the exit code of the command."""
+    if not leaderless:
+        return 0
+    more = f" and {len(leaderless) - 3} more" if len(leaderless) > 3 else ""
+    names = ", ".join(str(partition) for partition in leaderless[:3]) + more
+    problem = f"without {names}: no leader, see `tidelog topics describe --unavailable`"
+    return fail(str(KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, problem)))
 
 
 async def bounds_of(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
@@ -152,7 +181,7 @@ def delete_records(
     bootstrap: str,
     properties: dict[str, str],
     json_wanted: bool,
-) -> None:
+) -> int:
     """Delete the records at the beginning of the partitions of the topic NAME. They are gone for every reader.
 
     \b
@@ -166,32 +195,38 @@ def delete_records(
         raise click.UsageError(
             "give NAME with one of --before-offset, --before-time or --all, or --offset-json-file alone"
         )
-    planned = None if file is None else _read(file)
+    planned = {} if file is None else _read(file)
     before_ms = None if before_time is None else time_in(before_time)
 
-    async def targets(admin: Admin) -> dict[TopicPartition, int]:
-        if planned is not None:
-            return planned
-        partitions = await partitions_of(admin, (name or "",), numbers)
+    async def targets(admin: Admin) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
+        partitions, leaderless = await led_partitions(
+            admin, (name,) if name else tuple(of for of, _ in planned), numbers
+        )
+        if planned:
+            leaderless = [each for each in leaderless if each in planned]
+            return {each: offset for each, offset in planned.items() if each not in leaderless}, leaderless
         if before_ms is None:
-            return dict.fromkeys(partitions, -1 if everything else before_offset or 0)
+            return dict.fromkeys(partitions, -1 if everything else before_offset or 0), leaderless
         offsets = await admin.list_offsets(dict.fromkeys(partitions, before_ms))
-        return {each: -1 if at is None else at.offset for each, at in offsets.items()}
+        return {each: -1 if at is None else at.offset for each, at in offsets.items()}, leaderless
 
-    async def ask() -> dict[TopicPartition, int]:
+    async def ask() -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            return await admin.delete_records(await targets(admin))
+            offsets, leaderless = await targets(admin)
+            return await admin.delete_records(offsets), leaderless
 
     try:
-        left = sorted(run(ask()).items())
+        low_watermarks, leaderless = run(ask())
     except KafkaError as error:
         if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
             raise
         raise KafkaError(error.code, f"{error.message} ends before that offset: see `tidelog topics offsets`") from None
+    left = sorted(low_watermarks.items())
     if json_wanted:
         print_json([{"topic": topic, "partition": number, "low_watermark": offset} for (topic, number), offset in left])
     else:
         print_table(("TOPIC", "PARTITION", "EARLIEST"), [(*partition, offset) for partition, offset in left])
+    return left_out(leaderless)
 
 
 def _read(path: Path) -> dict[TopicPartition, int]:

@@ -18,7 +18,7 @@ from tidelog.cli.common import (
     print_table,
     run,
 )
-from tidelog.cli.topic_records import partitions_of
+from tidelog.cli.topic_records import led_partitions, left_out
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.model import BlockedPartition, OpenTransaction, TransactionDescription
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -123,7 +123,7 @@ def describe(ids: tuple[str, ...], bootstrap: str, properties: dict[str, str], j
 @connecting
 def blocking(
     names: tuple[str, ...], numbers: tuple[int, ...], bootstrap: str, properties: dict[str, str], json_wanted: bool
-) -> None:
+) -> int:
     """Print the transactions that hold back last stable offsets, in the topics NAMES or in all.
 
     Readers with isolation.level=read_committed get no records from the last stable offset on.
@@ -133,14 +133,16 @@ def blocking(
       tidelog transactions blocking flights
     """
 
-    async def fetch() -> list[BlockedPartition]:
+    async def fetch() -> tuple[list[BlockedPartition], list[TopicPartition]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            return await admin.blocked_partitions(await _chosen(admin, names, numbers))
+            partitions, leaderless = await _chosen(admin, names, numbers)
+            return await admin.blocked_partitions(partitions), leaderless
 
-    rows = [_blocked(blocked) for blocked in run(fetch())]
+    found, leaderless = run(fetch())
+    rows = [_blocked(blocked) for blocked in found]
     if json_wanted:
         print_json(rows)
-        return
+        return left_out(leaderless)
     header = ("TOPIC", "PARTITION", "STABLE", "END", "BEHIND", "PRODUCER", "TRANSACTIONAL ID", "STATE", "OPEN SINCE")
     cells = [
         (row["topic"], row["partition"], row["last_stable_offset"], row["log_end_offset"])
@@ -149,6 +151,7 @@ def blocking(
         for row in rows
     ]
     print_table(header, cells)
+    return left_out(leaderless)
 
 
 @command.command("find-hanging")
@@ -171,7 +174,7 @@ def find_hanging(
     bootstrap: str,
     properties: dict[str, str],
     json_wanted: bool,
-) -> None:
+) -> int:
     """Print open transactions that no coordinator will end, in the topics NAMES or in all.
 
     `tidelog transactions abort` ends one.
@@ -181,18 +184,21 @@ def find_hanging(
       tidelog transactions find-hanging flights
     """
 
-    async def fetch() -> list[OpenTransaction]:
+    async def fetch() -> tuple[list[OpenTransaction], list[TopicPartition]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            partitions = await _chosen(admin, names, numbers)
-            return await admin.find_hanging_transactions(partitions, max_transaction_timeout_ms=minutes * 60_000)
+            partitions, leaderless = await _chosen(admin, names, numbers)
+            limit_ms = minutes * 60_000
+            return await admin.find_hanging_transactions(partitions, max_transaction_timeout_ms=limit_ms), leaderless
 
-    rows = [_open(transaction) for transaction in run(fetch())]
+    found, leaderless = run(fetch())
+    rows = [_open(transaction) for transaction in found]
     if json_wanted:
         print_json(rows)
-        return
+        return left_out(leaderless)
     header = ("TOPIC", "PARTITION", "PRODUCER", "EPOCH", "COORDINATOR EPOCH", "START OFFSET", "LAST WRITTEN")
     cells = [(*tuple(row.values())[:6], as_time(row["last_timestamp_ms"])) for row in rows]
     print_table(header, cells)
+    return left_out(leaderless)
 
 
 @command.command("abort")
@@ -216,6 +222,7 @@ def abort(
 
     async def end() -> bool:
         async with Admin(**client_options(bootstrap, properties)) as admin:
+            await led_partitions(admin, (topic,), (partition,))  # refuses an unknown one at once
             for producer in (await admin.describe_producers([target]))[target]:
                 if producer.transaction_start_offset == start_offset:
                     await admin.abort_transaction(
@@ -260,11 +267,13 @@ def terminate(transactional_id: str, bootstrap: str, properties: dict[str, str],
         click.echo(f"{transactional_id}: producer {producer_id} is fenced, the next epoch is {epoch}", err=True)
 
 
-async def _chosen(admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]) -> list[TopicPartition] | None:
-    """The partitions of these topics, None for all. Raises KafkaError."""
+async def _chosen(
+    admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]
+) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """The partitions of these topics, of all without names: with a leader, and without. Raises KafkaError."""
     if numbers and not names:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "--partition needs a topic")
-    return await partitions_of(admin, names, numbers) if names else None
+    return await led_partitions(admin, names, numbers)
 
 
 def _described(description: TransactionDescription) -> dict[str, Any]:

@@ -125,6 +125,9 @@ class Partition:
         self._on_advance = on_advance
         self._ports = ports
 
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.index}"
+
     def __repr__(self) -> str:
         return f"<Partition {self.topic}-{self.index} epoch {self.leader_epoch} {'leads' if self.leads else ''}>"
 

@@ -189,8 +189,8 @@ def test_brokers_that_are_down_have_no_sizes(cli: Cli, monkeypatch: pytest.Monke
         Broker(Node(3, "h", 3), problem="cut off"),
     ]
 
-    async def ask(*words: object, **how: object) -> list[Broker]:
-        return brokers
+    async def ask(*words: object, **how: object) -> tuple[list[Broker], None]:
+        return brokers, None
 
     monkeypatch.setattr(brokers_command, "_ask", ask)
     assert [row[-4:] for row in rows(cli("brokers", "list")[1])[1:]] == [

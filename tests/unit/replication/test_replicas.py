@@ -41,6 +41,10 @@ def test_the_high_watermark_walks_in_two_fetch_rounds() -> None:
     assert cluster.marks() == {1: (1, 1), 2: (1, 1)}
 
 
+def test_a_line_of_the_log_names_a_partition_as_the_docs_do() -> None:
+    assert str(Replicas(1).nodes[1].partition) == "t-0"
+
+
 def test_three_replicas_hold_what_is_acknowledged() -> None:
     cluster = Replicas(3)
     sent = [cluster.nodes[1].produce(b"%d" % n) for n in range(20)]

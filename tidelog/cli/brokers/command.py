@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
-from tidelog.cli.common import HELP, as_bytes, as_json, client_options, connecting, echo, print_json, print_table, run
+from tidelog.cli.common import (
+    HELP,
+    as_bytes,
+    as_json,
+    client_options,
+    connecting,
+    echo,
+    fail,
+    print_json,
+    print_table,
+    run,
+)
 from tidelog.client import Admin
 from tidelog.client.model import BrokerVersions, LogDirDescription, Node, TopicDescription
 from tidelog.protocol.api import api_name
@@ -51,7 +63,7 @@ def command() -> None:
 @command.command("list")
 @as_json
 @connecting
-def list_brokers(bootstrap: str, properties: dict[str, str], json_wanted: bool) -> None:
+def list_brokers(bootstrap: str, properties: dict[str, str], json_wanted: bool) -> int:
     """Print a line for each broker: address, rack, roles, and what it holds.
 
     The controller that leads the metadata quorum is marked with a star. Controllers that are no brokers are shown by
@@ -61,16 +73,16 @@ def list_brokers(bootstrap: str, properties: dict[str, str], json_wanted: bool) 
     Example:
       tidelog brokers list -b 127.0.0.1:9092
     """
-    brokers = run(_ask(bootstrap, properties, None, versions=False))
+    brokers, failed = run(_ask(bootstrap, properties, None, versions=False))
     if json_wanted:
         print_json([_as_dict(each) for each in brokers])
-        return
+        return _without_roles(failed)
     rows = [
         (
             each.node.node_id,
             f"{each.node.host}:{each.node.port}",
             each.node.rack or "-",
-            ",".join(each.roles) + ("*" if each.is_quorum_leader else ""),
+            (",".join(each.roles) or "-") + ("*" if each.is_quorum_leader else ""),
             each.state,
             each.leaders,
             each.replicas,
@@ -79,6 +91,7 @@ def list_brokers(bootstrap: str, properties: dict[str, str], json_wanted: bool) 
         for each in brokers
     ]
     print_table(("BROKER", "ADDRESS", "RACK", "ROLES", "STATE", "LEADERS", "REPLICAS", "LOGS"), rows)
+    return _without_roles(failed)
 
 
 @command.command("describe")
@@ -96,7 +109,7 @@ def describe(
       tidelog brokers describe 1 --api-versions
       tidelog brokers describe --json
     """
-    brokers = run(_ask(bootstrap, properties, ids or None, versions=True))
+    brokers, failed = run(_ask(bootstrap, properties, ids or None, versions=True))
     if json_wanted:
         print_json([_as_dict(each) for each in brokers])
     else:
@@ -104,7 +117,7 @@ def describe(
             if number:
                 echo()
             _print_broker(each, api_versions)
-    return int(any(each.problem for each in brokers))
+    return max(_without_roles(failed), *(int(each.problem is not None) for each in brokers))
 
 
 @command.command("unregister")
@@ -137,34 +150,44 @@ def unregister(broker_id: int, bootstrap: str, properties: dict[str, str], json_
 
 async def _ask(
     bootstrap: str, properties: dict[str, str], ids: tuple[int, ...] | None, *, versions: bool
-) -> list[Broker]:
+) -> tuple[list[Broker], KafkaError | None]:
+    """The brokers, and why their roles are not known."""
     async with Admin(**client_options(bootstrap, properties)) as admin:
         nodes = (await admin.describe_cluster(include_fenced=True)).nodes
         unknown = set(ids or ()) - {node.node_id for node in nodes}
         if unknown:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"there is no broker {min(unknown)}")
         brokers = {node.node_id: Broker(node) for node in sorted(nodes, key=lambda node: node.node_id)}
-        await _add_roles(admin, brokers)
         _count(brokers, await admin.describe_topics())
         chosen = [each for id_, each in brokers.items() if ids is None or id_ in ids]
-        for each in chosen:
-            if not each.node.fenced:
-                await _look_at(admin, each, versions)
-        return chosen
+        await asyncio.gather(*(_look_at(admin, each, versions) for each in chosen if not each.node.fenced))
+        # This comes last: without a leader of the quorum a broker keeps the question, and all that come behind it.
+        return chosen, await _add_roles(admin, brokers)
 
 
-async def _add_roles(admin: Admin, brokers: dict[int, Broker]) -> None:
+async def _add_roles(admin: Admin, brokers: dict[int, Broker]) -> KafkaError | None:
+    """Add what the leader of the metadata quorum knows. Returns the error if it has not answered."""
     try:
         quorum = await admin.describe_quorum()
     except KafkaError as error:
         if error.code is not ErrorCode.UNSUPPORTED_VERSION:
-            raise
+            return error
         voters, leader_id = set(), -1  # a cluster without a metadata quorum
     else:
         voters, leader_id = {each.node_id for each in quorum.voters}, quorum.leader_id
     for broker_id, each in brokers.items():
         each.roles = ["broker", "controller"] if broker_id in voters else ["broker"]
         each.is_quorum_leader = broker_id == leader_id
+    return None
+
+
+def _without_roles(error: KafkaError | None) -> int:
+    """Print why the roles are not known. Returns the exit code."""
+    if error is None:
+        return 0
+    return fail(
+        f"{error.code.name}: without the roles: the metadata quorum does not answer, the logs of its nodes say why"
+    )
 
 
 def _count(brokers: dict[int, Broker], topics: dict[str, TopicDescription]) -> None:
@@ -192,7 +215,10 @@ def _print_broker(broker: Broker, api_versions: bool) -> None:
         ("broker", node.node_id),
         ("address", f"{node.host}:{node.port}"),
         ("rack", node.rack or "-"),
-        ("roles", ", ".join(broker.roles) + (" (leads the metadata quorum)" if broker.is_quorum_leader else "")),
+        (
+            "roles",
+            (", ".join(broker.roles) or "-") + (" (leads the metadata quorum)" if broker.is_quorum_leader else ""),
+        ),
         ("state", broker.state + (f": {broker.problem}" if broker.problem else "")),
         ("leaders", broker.leaders),
         ("replicas", broker.replicas),

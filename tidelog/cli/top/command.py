@@ -90,10 +90,10 @@ def command(
 
 
 async def _once(options: dict[str, Any], delay: float, shown: dict[str, Any]) -> View:
-    async with Admin(**options) as admin:
-        before = await take(admin)
+    async with Admin(**options) as admin, Admin(**options) as quorum:
+        before = await take(admin, quorum)
         await asyncio.sleep(delay)
-        return view(before, await take(admin), **shown)
+        return view(before, await take(admin, quorum), **shown)
 
 
 async def _live(options: dict[str, Any], delay: float, shown: dict[str, Any]) -> None:
@@ -104,12 +104,12 @@ async def _live(options: dict[str, Any], delay: float, shown: dict[str, Any]) ->
     console = Console()
     before: Snapshot | None = None
     last: View | None = None
-    async with Admin(**options) as admin:
+    async with Admin(**options) as admin, Admin(**options) as quorum:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while not stopping.is_set():
                 problem = ""
                 try:
-                    now = await take(admin)
+                    now = await take(admin, quorum)
                     last, before = view(before, now, **shown), now
                 except KafkaError as error:
                     problem = str(error)

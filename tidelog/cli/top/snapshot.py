@@ -31,12 +31,16 @@ class Snapshot:
     committed: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
 
 
-async def take(admin: Admin) -> Snapshot:
-    """Query the cluster. Raises KafkaError if no broker answers."""
+async def take(admin: Admin, quorum: Admin) -> Snapshot:
+    """Query the cluster. Raises KafkaError if no broker answers.
+
+    `quorum` asks for the leader of the metadata quorum, over connections of its own: without one a broker keeps that
+    question, and all that its client asks next.
+    """
     cluster = await admin.describe_cluster(include_fenced=True)
     topics = await admin.describe_topics()
     snapshot = Snapshot(asyncio.get_running_loop().time(), cluster, topics)
-    parts = (_add_leader(admin, snapshot), _add_offsets(admin, snapshot), _add_groups(admin, snapshot))
+    parts = (_add_leader(quorum, snapshot), _add_offsets(admin, snapshot), _add_groups(admin, snapshot))
     sizes = [_add_sizes(admin, snapshot, node.node_id) for node in cluster.nodes if not node.fenced]
     for outcome in await asyncio.gather(*parts, *sizes, return_exceptions=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, KafkaError):
