@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import pytest
 
 from tests.unit.replication.replicas import TOPIC_ID, Replicas
@@ -12,6 +15,7 @@ from tidelog.broker.replicas.fetching.follower_sessions import (
     SESSIONS_OF_BROKER_MAX,
     SILENT_MS_MAX,
     WAIT_MS_MAX,
+    Key,
 )
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
@@ -34,8 +38,10 @@ def ask(
     session: tuple[int, int] = (0, 0),
     wait_ms: int = 0,
     offset: int = 0,
+    times: int = 1,
+    at_once: bool = True,
 ) -> FetchResponse:
-    """A fetch of `count` partitions of one topic from node 1, which must answer at once."""
+    """A fetch of `count` partitions of one topic from node 1, which must answer at once, or soon."""
     partitions = [
         FetchPartition(
             partition=index, current_leader_epoch=0, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=0,
@@ -50,9 +56,12 @@ def ask(
         max_bytes=1 << 20,
         session_id=session[0],
         session_epoch=session[1],
-        topics=[FetchTopic(topic_id=topic_id, partitions=partitions)] if count else [],
+        topics=[FetchTopic(topic_id=topic_id, partitions=partitions * times)] if count else [],
     )
     frames = cluster.nodes[1].serve(1, VERSION, memoryview(bytearray(request.encode(VERSION))))
+    if isinstance(frames, Deferred) and not at_once:
+        cluster.loop.settle()
+        frames = frames.response
     if isinstance(frames, list):
         frames = b"".join(frames)
     assert isinstance(frames, bytes | bytearray), "it waits"
@@ -135,6 +144,46 @@ def test_a_session_holds_few_partitions_that_are_not_hosted(cluster: Replicas, m
     assert (grown.error_code, grown.session_id, errors(grown)) == (0, 0, {ErrorCode.UNKNOWN_TOPIC_ID})
     assert ask(cluster, REAL, topic_id=b"?" * 16, count=11).session_id == 0
     assert followers(cluster).entry_count == before
+
+
+@pytest.mark.parametrize(("count", "times"), [(55, 1), (1, 55), (12, 5)])
+@pytest.mark.parametrize("replica", [REAL, STRANGER])
+def test_a_request_for_many_partitions_that_are_not_hosted_is_answered_in_several_turns(
+    cluster: Replicas, monkeypatch: pytest.MonkeyPatch, replica: int, count: int, times: int
+) -> None:
+    """40,000 of one request of a megabyte held up all others for half a second. Any client can claim to be a broker."""
+    before, sessions = followers(cluster).entry_count, dict(followers(cluster).sessions)
+    pieces: list[int] = []
+
+    def sliced(left: Iterator[Key], count: int) -> list[Key]:
+        piece = list(islice(left, count))
+        pieces.append(len(piece))
+        return piece
+
+    monkeypatch.setattr(follower_fetches, "islice", sliced)
+    monkeypatch.setattr(follower_fetches, "NOT_HOSTED_AT_ONCE_MAX", 20)
+    monkeypatch.setattr(follower_fetches, "REFUSED_PER_TURN", 10)
+    answer = ask(cluster, replica, count=count, times=times, wait_ms=10_000 * (count > 1), at_once=False)
+    assert (answer.error_code, answer.session_id) == (0, 0)
+    of_first = ErrorCode.NONE if replica == REAL else ErrorCode.UNKNOWN_LEADER_EPOCH
+    found = [(each.partition_index, each.error_code) for each in answer.responses[0].partitions]
+    assert found == [(0, of_first), *((index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for index in range(1, count))]
+    assert pieces == [10] * ((count - 1) // 10) + [(count - 1) % 10]
+    assert followers(cluster).entry_count == before
+    assert followers(cluster).sessions == sessions
+    cluster.nodes[1].produce(b"a")
+    cluster.loop.settle()
+    assert cluster.nodes[2].values() == [b"a"]
+
+
+def test_a_session_that_asks_for_many_partitions_that_are_not_hosted_ends(
+    cluster: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower_fetches, "NOT_HOSTED_AT_ONCE_MAX", 20)
+    opened = ask(cluster, REAL).session_id
+    asked = ask(cluster, REAL, topic_id=b"?" * 16, count=21, session=(opened, 1))
+    assert (asked.error_code, asked.session_id) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0)
+    assert opened not in followers(cluster).sessions
 
 
 def test_partitions_of_all_sessions_are_bounded(cluster: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:

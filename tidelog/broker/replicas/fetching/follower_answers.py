@@ -125,6 +125,7 @@ class FollowerAnswers:
         budget_bytes = min(max(session.max_bytes, 0), RESPONSE_BYTES_MAX)
         answered: list[tuple[FollowerEntry, FetchedPartition]] = []
         total_bytes = 0
+        must_answer = must_answer or bool(session.refused)
         tells_marks = self._tells_high_watermark and session.id != 0
         for entry in list(session.dirty):
             is_held_back = self._is_held_back(entry)
@@ -157,7 +158,9 @@ class FollowerAnswers:
                 self.count_error(fetched.error_code)
         self.bytes_out += total_bytes
         session.linger.sent(total_bytes, session.last_fetch_ms)
-        answers = neighbours([fetched for _, fetched in answered])
+        for fetched in session.refused:
+            self.count_error(fetched.error_code)
+        answers = neighbours([*(fetched for _, fetched in answered), *session.refused])
         return encode_fetch_response(correlation_id, version, 0, session.id, answers)
 
     def count_error(self, code: int) -> None:

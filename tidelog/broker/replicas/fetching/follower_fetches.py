@@ -12,15 +12,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from tidelog.broker.network.request import Answer, Peer
+from tidelog.broker.network.request import Answer, Deferred, Peer
 from tidelog.broker.replicas.fetching.fetch_sessions import forgotten_in
 from tidelog.broker.replicas.fetching.follower_answers import FollowerAnswers, Frames
 from tidelog.broker.replicas.fetching.follower_linger import LINGER_MS
 from tidelog.broker.replicas.fetching.follower_sessions import (
     ENTRIES_MAX,
     EPOCH_FINAL,
+    NOT_HOSTED_AT_ONCE_MAX,
     WAIT_MS_MAX,
     FollowerEntry,
     FollowerSession,
@@ -33,7 +35,7 @@ from tidelog.broker.replicas.fetching.follower_sessions import (
     nothing,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.hot import TOPIC_ID_FROM, encode_fetch_response
+from tidelog.protocol.hot import TOPIC_ID_FROM, FetchedPartition, encode_fetch_response
 from tidelog.protocol.hot_replication import (
     VERSION,
     FollowerRequest,
@@ -56,6 +58,7 @@ logger = logging.getLogger("tidelog.followers")
 EPOCH_INITIAL = 0
 EPOCH_MAX = 2**31 - 1
 KNOWN_REQUESTS_MAX = 1024
+REFUSED_PER_TURN = 1_000
 
 KnownRequest = tuple[FollowerEntry, int, int, int, int]
 """What a request says that a follower repeats: entry, max wait, leader epoch, last fetched epoch, log start."""
@@ -135,6 +138,10 @@ class FollowerFetches:
         """A follower's fetch of any version."""
         follower_request = as_follower_request(request, version)
         uses_topic_ids = version >= TOPIC_ID_FROM
+        if follower_request.session_epoch <= 0:
+            not_hosted = self._not_hosted(follower_request)
+            if not_hosted is not None:
+                return self._answer_in_pieces(follower_request, not_hosted, uses_topic_ids, correlation_id, version)
         try:
             session = self._resolve(follower_request, uses_topic_ids)
         except KafkaError as error:
@@ -175,10 +182,61 @@ class FollowerFetches:
             raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        if self._not_hosted(request) is not None:
+            self._close(session.id)
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # a full request is answered in pieces
         session.epoch = session.epoch + 1 if session.epoch < EPOCH_MAX else 1
         if session.parked is not None:
             self._release(session)
         return session
+
+    def _not_hosted(self, request: FollowerRequest) -> list[Key] | None:
+        """The partitions of the request that this node does not host, if they and those named again are too many for
+        one turn of the loop. None: they are not.
+        """
+        if len(request.partitions) <= NOT_HOSTED_AT_ONCE_MAX:
+            return None
+        find = self._partitions.find
+        keys: dict[Key, None] = dict.fromkeys((each.topic_id, each.partition) for each in request.partitions)
+        not_hosted = [key for key in keys if find(*key) is None]
+        hosted_count = len(keys) - len(not_hosted)
+        return not_hosted if len(request.partitions) - hosted_count > NOT_HOSTED_AT_ONCE_MAX else None
+
+    def _answer_in_pieces(
+        self, request: FollowerRequest, not_hosted: list[Key], uses_topic_ids: bool, correlation_id: int, version: int
+    ) -> Deferred:
+        """Answer a full request without a session. Its partitions that are not hosted are refused in several turns."""
+        known = set(not_hosted)
+        hosted = {(each.topic_id, each.partition): each for each in request.partitions}
+        request = request._replace(
+            session_epoch=EPOCH_FINAL, partitions=[each for key, each in hosted.items() if key not in known]
+        )
+        answer = Deferred(exclusive=True)
+        refused: list[FetchedPartition] = []
+        left = iter(not_hosted)
+
+        def refuse_next() -> None:
+            piece = list(islice(left, REFUSED_PER_TURN))
+            refused.extend(FetchedPartition(*key, self._error_of(key)) for key in piece)
+            if len(piece) == REFUSED_PER_TURN:
+                self._loop.call_soon(refuse_next)
+                return
+            try:
+                session = self._resolve(request, uses_topic_ids)
+                session.refused = refused
+                answer.complete_as(self._take(session, request, (), correlation_id, version))
+            except Exception as failure:
+                answer.failed(failure)
+
+        self._loop.call_soon(refuse_next)
+        return answer
+
+    def _error_of(self, key: Key) -> ErrorCode:
+        try:
+            self._partitions.leader(*key)
+        except KafkaError as error:
+            return error.code
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER  # it is hosted since
 
     def _begin(self, request: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
         self._close_ended(self._loop.time() * 1000)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidelog.broker.network.request import Deferred
 from tidelog.broker.replicas.fetching.follower_linger import FollowerLinger
-from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, encode_fetch_response
+from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, FetchedPartition, encode_fetch_response
 from tidelog.protocol.hot_replication import VERSION, FollowerPartition, FollowerRequest, encode_nothing_fetched
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ SESSIONS_OF_BROKER_MAX = 32  # one per num.replica.fetchers, and those of broken
 ENTRIES_MAX = 250_000  # partitions of all sessions and of parked fetches; each takes about 500 bytes
 # Bound for the partitions of a session that this node does not host. A follower may learn of a topic before its leader.
 NOT_HOSTED_MAX = 1000
+# A request that names more of those is answered in pieces: each partition takes 13 us, and any client can send one.
+NOT_HOSTED_AT_ONCE_MAX = 5_000
 # A live follower fetches all the time. A session that is silent for longer is closed when another session begins.
 SILENT_MS_MAX = 10_000
 EPOCH_FINAL = -1
@@ -51,6 +53,7 @@ class HostedReplicas(Protocol):
     replica_ports: ReplicaPorts
 
     def leader(self, topic: str | bytes, index: int) -> Partition: ...
+    def find(self, topic: str | bytes, index: int) -> Partition | None: ...
     def watch_as_follower(self, entry: FollowerEntry) -> Partition | None: ...
     def refusal(self, partition: Partition | None, error: Exception) -> KafkaError: ...
     def run_cold(self, cold: ColdRead, done: Callable[[], None]) -> None: ...
@@ -122,7 +125,8 @@ class FollowerSession:
     __slots__ = (
         "answer", "dirty", "entries", "epoch", "held_back", "id", "in_flight", "last_fetch_ms", "linger",
         "linger_timer", "max_bytes", "max_wait_ms", "min_bytes", "not_hosted", "on_abandon", "outside", "parked",
-        "replica_epoch", "replica_id", "throttled", "timer", "unsettled", "uses_topic_ids", "wake_soon", "warming",
+        "refused", "replica_epoch", "replica_id", "throttled", "timer", "unsettled", "uses_topic_ids", "wake_soon",
+        "warming",
     )  # fmt: skip
 
     def __init__(
@@ -145,6 +149,8 @@ class FollowerSession:
         self.outside: dict[FollowerEntry, None] = {}  # outside the ISR; may join it with a fetch that does not name it
         self.not_hosted = 0
         """Upper bound for the number of entries whose partitions this node does not host."""
+        self.refused: list[FetchedPartition] = []
+        """The errors of the partitions of a large request that this node does not host. They have no entries."""
         self.last_fetch_ms = 0.0
         self.parked: ParkedFetch | None = None
         self.on_abandon: Callable[[], None] | None = None
