@@ -266,6 +266,8 @@ def alter(
       tidelog topics alter flights --config retention.ms=3600000 --delete-config segment.bytes
     """
     changes: dict[str, str | None] = {**key_values(configs), **dict.fromkeys(deleted)}
+    if both := key_values(configs).keys() & set(deleted):
+        raise click.UsageError(f"give --config or --delete-config for {min(both)}, not both")
     if partitions is None and not changes:
         raise click.UsageError("nothing to change: give --partitions, --config or --delete-config")
     if assignment and partitions is None:

@@ -459,6 +459,7 @@ def test_voters_come_and_go(cluster: StandIn, cli: Cli):
         ["reassign", "--generate", "--json", __file__, "--topics-to-move-json", __file__, "--broker-list", "1"],
         ["reassign", "--list", "--broker-list", "1"],
         ["topics", "alter", "t"],
+        ["topics", "alter", "t", "--config", "retention.ms=1", "--delete-config", "retention.ms"],
         ["quorum", "add-voter", "4", "short", "C://h:1"],
         ["quorum", "add-voter", "4", "AQEBAQEBAQEBAQEBAQEBAQ", "h:1"],
     ],

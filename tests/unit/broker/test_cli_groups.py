@@ -154,6 +154,8 @@ def test_members_are_removed(cli: Cli, group: str, member: sync.Consumer):
         (["--by-duration", "PT35S"], 2),
         (["--by-duration", "PT1S"], 5),
         (["--to-datetime", "2001-01-01T00:00:00.000"], 0),
+        (["--to-datetime", "1969-12-31T23:59:59.999"], 0),
+        (["--by-duration", "P99999D"], 0),
         (["--to-datetime", "2126-01-01T00:00:00.000"], 5),
     ],
 )

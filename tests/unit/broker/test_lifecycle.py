@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tests.patience import PATIENCE_S, until
+from tidelog.broker.cluster import lifecycle as lifecycle_module
 from tidelog.broker.cluster.controller_channel import ControllerChannel
 from tidelog.broker.cluster.lifecycle import (
     SHUTDOWN_MS_MAX,
@@ -155,6 +156,30 @@ async def test_registration_is_tried_again_while_the_old_broker_counts_as_alive(
     controller.registrations = [ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION]
     lifecycle = made(controller)
     assert await lifecycle.register(3) == 13
+    await lifecycle.close()
+
+
+@pytest.mark.parametrize(
+    ("line_interval_s", "levels"),
+    [(60.0, ["INFO", "INFO"]), (0.0, ["INFO", "WARNING", "WARNING", "INFO"])],
+    ids=["once in a while", "with what to do"],
+)
+async def test_an_id_that_another_process_has_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    line_interval_s: float,
+    levels: list[str],
+) -> None:
+    monkeypatch.setattr(lifecycle_module, "_LINE_INTERVAL_S", line_interval_s)
+    caplog.set_level("INFO", "tidelog.lifecycle")
+    controller = ActiveController()
+    controller.registrations = [ErrorCode.DUPLICATE_BROKER_REGISTRATION] * 3
+    lifecycle = made(controller, session_timeout_ms=100)
+    async with asyncio.timeout(PATIENCE_S):
+        await lifecycle.register(3)
+    lines = [record for record in caplog.records if "broker 4" in record.message]
+    assert [line.levelname for line in lines] == levels
+    assert all("give each node a node.id of its own" in line.message for line in lines if line.levelname == "WARNING")
     await lifecycle.close()
 
 

@@ -127,6 +127,32 @@ async def test_answers_larger_than_the_inbox_keep_their_records_in_place():
         connection.close()
 
 
+async def test_a_wait_that_ends_while_its_answer_is_decoded_leaves_the_connection_whole(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As a Ctrl-C ends it: asyncio.run cancels its task from inside the signal."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for code in (1, 2):
+            writer.write(answer_beat(await read_frame(reader), code))
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect()
+        cancelled = beat(connection)
+        decode = connection._decode
+
+        def interrupted(*arguments: Any) -> Any:
+            cancelled.cancel()
+            return decode(*arguments)
+
+        monkeypatch.setattr(connection, "_decode", interrupted)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(cancelled, PATIENCE_S)
+        assert (await asyncio.wait_for(beat(connection), PATIENCE_S)).error_code == 2
+        connection.close()
+
+
 async def test_an_answer_out_of_turn_ends_the_connection():
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_frame(reader)

@@ -35,6 +35,8 @@ RETRY_MS_MAX = 500
 # The controller refuses a registration while a broker of the same id has a
 # session, which ends with time.
 REGISTRATION_RETRY_MS = 200
+_LINE_INTERVAL_S = 10.0
+"""The log says this often that a registration still waits."""
 # A controlled shutdown ends without an answer of a controller after this time: the
 # whole cluster may be stopping.
 SHUTDOWN_SILENCE_MS = 3_000
@@ -125,6 +127,7 @@ class BrokerLifecycle:
         (KIP-966).
         """
         self._previous_epoch = previous_epoch
+        began_s = next_line_s = self._loop.time()
         while True:
             try:
                 response = await self._channel.call(self._registration(self._previous_epoch), REGISTRATION_VERSION)
@@ -138,7 +141,10 @@ class BrokerLifecycle:
                 raise RegistrationRefused(
                     f"the controller refuses broker {self._node_id}: {code.name} (its log has the reason)"
                 )
-            logger.info("the registration of broker %d must wait: %s", self._node_id, code.name)
+            now_s = self._loop.time()
+            if now_s >= next_line_s:
+                next_line_s = now_s + _LINE_INTERVAL_S
+                self._say_that_it_waits(code, (now_s - began_s) * 1000)
             await asyncio.sleep(REGISTRATION_RETRY_MS / 1000)
         self.epoch = self._previous_epoch = response.broker_epoch
         logger.info("broker %d is registered in epoch %d", self._node_id, self.epoch)
@@ -147,6 +153,16 @@ class BrokerLifecycle:
             self._last_response_s = self._loop.time()
             self._heartbeat_task = self._loop.create_task(self._send_heartbeats(), name="heartbeats")
         return self.epoch
+
+    def _say_that_it_waits(self, code: ErrorCode, waited_ms: float) -> None:
+        """A line of the log. An earlier process of this node has a session for a while; a longer one is another's."""
+        if code == ErrorCode.DUPLICATE_BROKER_REGISTRATION and waited_ms > self._settings.session_timeout_ms:
+            logger.warning(
+                "broker %d cannot register: another process that runs has this id; give each node a node.id of its own",
+                self._node_id,
+            )
+        else:
+            logger.info("the registration of broker %d must wait: %s", self._node_id, code.name)
 
     def has_session(self) -> bool:
         """Whether the controller surely counts this broker among the active ones.

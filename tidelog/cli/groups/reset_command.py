@@ -118,6 +118,11 @@ def reset_offsets(
     return 1 if refused else 0
 
 
+def _since(timestamp_ms: int) -> Target:
+    """From this time on. A time before 1970 is the beginning: ListOffsets has other uses for negative numbers."""
+    return Target("time", max(0, timestamp_ms))
+
+
 def _target(
     kind: str | None,
     to_offset: int | None,
@@ -132,9 +137,9 @@ def _target(
     if shift_by is not None:
         targets.append(Target("shift", shift_by))
     if to_datetime is not None:
-        targets.append(Target("time", groups_reset.datetime_in(to_datetime)))
+        targets.append(_since(groups_reset.datetime_in(to_datetime)))
     if by_duration is not None:
-        targets.append(Target("time", time.time_ns() // 1_000_000 - groups_reset.duration_in(by_duration)))
+        targets.append(_since(time.time_ns() // 1_000_000 - groups_reset.duration_in(by_duration)))
     if file is not None:
         targets.append(Target("file"))
     if len(targets) != 1:

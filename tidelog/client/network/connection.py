@@ -243,9 +243,14 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             response = None if pending.read is None else pending.read(frame)
-            pending.future.set_result(self._decode(pending, frame) if response is None else response)
+            if response is None:
+                response = self._decode(pending, frame)
+            # A Ctrl-C cancels the task of asyncio.run from inside its signal: also while an answer is decoded.
+            if not pending.future.done():
+                pending.future.set_result(response)
         except (MalformedMessage, KafkaError) as error:
-            pending.future.set_exception(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{self.address}: {error}"))
+            if not pending.future.done():
+                pending.future.set_exception(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{self.address}: {error}"))
             self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} sent an answer that cannot be read")
 
     @staticmethod
