@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tidelog.client.consuming import completed_fetch
 from tidelog.client.consuming.completed_fetch import CompletedFetch
+from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.model import TopicPartition
+from tidelog.protocol.batches.compression import GZIP, LZ4, SNAPPY, ZSTD
 from tidelog.protocol.batches.record_batch import HEADER_SIZE, write_crc
 from tidelog.protocol.batches.records import ControlRecordType, encode_batch, encode_control_batch, encode_end_txn_value
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -271,3 +274,26 @@ def test_batches_before_one_of_an_impossible_length_are_handed_out():
     assert fetched.exhausted
     with pytest.raises(KafkaError):
         CompletedFetch(TP, 15, bytes(damaged))
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+@pytest.mark.parametrize("compression", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_a_batch_that_decompresses_to_more_than_the_limit_is_an_error_that_names_it(compression, in_columns):
+    if in_columns:
+        pytest.importorskip("pyarrow")
+    large = bytes(encode_batch([(1000, None, bytes(100_000), ())] * 2, base_offset=5, compression=compression))
+    for limit, is_read in ((150_000, False), (250_000, True)):
+        fetched = CompletedFetch(TP, 0, batch(0, 5) + large, decoder=RecordDecoder(limit))
+
+        def take(fetched: CompletedFetch = fetched) -> int:
+            if in_columns:
+                return sum(piece.num_rows for piece in iter(partial(fetched.take_columns, ("offset",)), None))
+            return len(offsets(fetched)) + len(offsets(fetched))
+
+        if is_read:
+            assert take() == 7
+        else:
+            with pytest.raises(KafkaError, match=r"t-3: batch at offset 5: .* decompresses to more than") as failure:
+                take()
+            assert failure.value.code is ErrorCode.MESSAGE_TOO_LARGE
+            assert fetched.position == 5

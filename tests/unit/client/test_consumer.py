@@ -14,9 +14,11 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
 from tidelog.client import Consumer, OffsetAndMetadata, OffsetAndTimestamp, RebalanceListener, TopicPartition
+from tidelog.client.consuming import fetcher as fetcher_module
 from tidelog.client.consuming.fetcher import _NodeFetches
 from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.network.connection import Connection
+from tidelog.protocol.batches.compression import GZIP
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchRequest, FetchResponse
@@ -849,3 +851,16 @@ class TestInAGroup:
             consuming.assign([T0])
             fill(cluster, "t", 0, 1)
             assert await read(consuming, 1) == [0]
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(90_000, True), (110_000, False)])
+async def test_a_batch_may_decompress_to_as_much_as_a_response_may_have(size, is_read, monkeypatch):
+    monkeypatch.setattr(fetcher_module, "DEFAULT_MAX_BYTES", 1000)
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", receive_message_max_bytes=100_000) as consuming:
+        cluster.topics["t"][0].append(bytes(encode_batch([(1000, None, bytes(size), ())], compression=GZIP)))
+        async with asyncio.timeout(PATIENCE_S):
+            if is_read:
+                assert sum(map(len, (await consuming.poll(PATIENCE_S * 1000)).values())) == 1
+            else:
+                with pytest.raises(KafkaError, match="t-0: batch at offset 0: gzip: decompresses to more than 100000"):
+                    await consuming.poll(PATIENCE_S * 1000)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.model import ConsumerRecord, TopicPartition
-from tidelog.protocol.batches.columnar import decode_columns
+from tidelog.protocol.batches.columnar import decode_columns, in_batch
 from tidelog.protocol.batches.record_batch import (
     LOG_OVERHEAD,
     MAGIC,
@@ -267,6 +267,7 @@ class CompletedFetch:
             first_offset=self.position,
             columns=names,
             data_batches=batches,
+            max_batch_bytes=self._decoder.max_batch_bytes,
         )
         epochs = iter(batches)
         header: BatchHeader | None = None
@@ -296,8 +297,7 @@ class CompletedFetch:
                 records = self._decoder.decode_run(self.partition, self._buffer, run, self.position)
             if records is None:
                 self._checked.extend(run[1:])
-                section = record_section(self._buffer, start, header)
-                records = self._decoder.decode(self.partition, section, header, self.position)
+                records = self._decode_batch(start, header)
             else:
                 header = run[-1][1]
             if records:
@@ -308,6 +308,13 @@ class CompletedFetch:
         self._cursor = 0
         self._buffer, self._headers = b"", []
         return False
+
+    def _decode_batch(self, start: int, header: BatchHeader) -> list[ConsumerRecord]:
+        try:
+            section = record_section(self._buffer, start, header, self._decoder.max_batch_bytes)
+            return self._decoder.decode(self.partition, section, header, self.position)
+        except KafkaError as error:
+            raise in_batch(error, str(self.partition), header) from None
 
     def _take_run(self) -> list[tuple[int, BatchHeader]]:
         """The next batches, with valid CRCs, that can be decoded together; none at the end.

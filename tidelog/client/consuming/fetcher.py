@@ -32,6 +32,7 @@ from tidelog.client.network.connection import Connection
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import ISOLATION
 from tidelog.client.network.outcomes import retrieve_exception
+from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import (
     FetchPartition,
@@ -86,7 +87,7 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._nodes: dict[int, _NodeFetches] = {}
         self._buffer = FetchBuffer(subscription)
-        self.decoder = RecordDecoder()
+        self.decoder = RecordDecoder(max(DEFAULT_MAX_BYTES, config.receive_message_max_bytes))
         self.records_taken = 0
         """Records that were returned, in total."""
         self._timer: asyncio.TimerHandle | None = None

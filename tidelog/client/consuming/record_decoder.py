@@ -12,6 +12,7 @@ from typing import Final
 
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.protocol.batches import record_columns
+from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
 from tidelog.protocol.batches.record_batch import HEADER_SIZE, LOG_OVERHEAD, BatchHeader, Buffer
 from tidelog.protocol.batches.record_columns import FEWEST_RECORDS, RecordColumns, split_records, split_sections
 from tidelog.protocol.batches.records import decode_fields
@@ -23,9 +24,11 @@ RECORDS_BEFORE_KERNEL: Final = 50_000
 class RecordDecoder:
     """The decoder of one consumer."""
 
-    __slots__ = ("_bulk_records", "_has_kernel")
+    __slots__ = ("_bulk_records", "_has_kernel", "max_batch_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, max_batch_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self.max_batch_bytes = max_batch_bytes
+        """A batch that decompresses to more is an error."""
         self._bulk_records = 0
         """Records of runs that are long enough for the compiled loop."""
         self._has_kernel = False

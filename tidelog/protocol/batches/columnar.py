@@ -102,14 +102,14 @@ def decode_columns(
             if header[3] != MAGIC:
                 check_magic(header)
     except KafkaError as error:
-        raise _in_batch(error, partition_name, header) from None
+        raise in_batch(error, partition_name, header) from None
     to_columns = _rows_by_kernel if _has_numba() else _rows_by_records
     for data, sections in _pieces(batches, selected, partition_name, max_batch_bytes):
         yield to_columns(data, sections, topic, partition, first_offset, end_offset, tuple(columns))
         del data  # a large batch, which is not to be held while the next one is decompressed
 
 
-def _in_batch(error: KafkaError, partition_name: str, header: BatchHeader) -> KafkaError:
+def in_batch(error: KafkaError, partition_name: str, header: BatchHeader) -> KafkaError:
     """The same error with the partition and the batch's offset in its message."""
     return KafkaError(error.code, f"{partition_name}: batch at offset {header.base_offset}: {error.message}")
 
@@ -206,7 +206,7 @@ def _pieces(
             rows += record_count
             size += length
     except KafkaError as error:
-        raise _in_batch(error, partition_name, header) from None
+        raise in_batch(error, partition_name, header) from None
     if sections:
         yield data, sections
 
@@ -308,7 +308,7 @@ def _rows_by_records(
         try:
             records = decode_section(bytes(view[start:end]), header._replace(record_count=count))
         except KafkaError as error:
-            raise _in_batch(error, f"{topic}-{partition}", header) from None
+            raise in_batch(error, f"{topic}-{partition}", header) from None
         selected_records = [record for record in records if first_offset <= record.offset < end_offset]
         rows += selected_records
         types += [header.timestamp_type] * len(selected_records)
@@ -358,7 +358,7 @@ def _rows_by_kernel(
     rows = scan(array, table, first_offset, end_offset, offsets, timestamps, types, places)
     if rows < 0:
         malformed = KafkaError(ErrorCode.INVALID_RECORD, "malformed record")
-        raise _in_batch(malformed, f"{topic}-{partition}", sections[-1 - rows].header)
+        raise in_batch(malformed, f"{topic}-{partition}", sections[-1 - rows].header)
     key_starts, key_sizes, value_starts, value_sizes = (places[field, :rows] for field in range(4))
 
     def microseconds() -> Any:
