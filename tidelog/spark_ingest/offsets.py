@@ -10,6 +10,7 @@ here fetches records.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ from tidelog.spark_ingest.java_pattern import compile_java_pattern
 from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
 from tidelog.spark_ingest.topic_watch import unless_gone
+
+logger = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]
 TopicIds = dict[str, bytes]
@@ -98,6 +101,8 @@ class FirstOffsets(NamedTuple):
     """Why a new query cannot begin so. A query that runs its first micro-batch again may need no other start."""
     missing: MissingPartition | None = None
     """A topic or partition that is left out, which a new query needs."""
+    trimmed: frozenset[TopicPartition] = frozenset()
+    """Partitions whose start was looked up and is the first offset of a log that has lost some."""
 
 
 async def find_first_offsets(cluster: Cluster, options: SourceOptions, omit_missing: bool = False) -> FirstOffsets:
@@ -112,7 +117,13 @@ async def find_first_offsets(cluster: Cluster, options: SourceOptions, omit_miss
         start = _resolve_special(bound, earliest[partition], latest[partition])
         offsets[partition], _ = _clip_to_log(options, partition, start, start, earliest, ends)
     at_end = frozenset(partition for partition, bound in starting.items() if bound == LATEST)
-    return FirstOffsets(offsets, at_end, frozenset(partitions).difference(offsets), _ids(topics), refusal)
+    trimmed = frozenset(
+        partition
+        for partition, bound in starting.items()
+        if (bound == EARLIEST or options.starting.by_time) and offsets[partition] == earliest[partition] > 0
+    )
+    without_start = frozenset(partitions).difference(offsets)
+    return FirstOffsets(offsets, at_end, without_start, _ids(topics), refusal, trimmed=trimmed)
 
 
 class _Edges(NamedTuple):
@@ -203,6 +214,8 @@ def _clip_to_log(
         loss = f"{options.ending.option} of {partition} is {end}, but its log ends at {latest}"
     if loss is not None and options.fail_on_data_loss:
         raise DataLoss(loss)
+    if loss is not None:
+        logger.warning("%s; the read goes on with what is left", loss)
     start = min(max(start, earliest), latest)
     return start, max(start, min(end, latest))
 
@@ -399,7 +412,7 @@ async def _committed_offsets(
     offsets = {each: committed[each].offset for each in partitions if each in committed}
     missing = [partition for partition in partitions if partition not in committed]
     if missing and bound.is_commit_required:
-        names = _join_some([str(partition) for partition in missing])
+        names = join_some([str(partition) for partition in missing])
         return _BoundOffsets(
             offsets, ConfigError(f"{bound.option}: group {bound.group!r} has committed no offset of {names}")
         )
@@ -420,12 +433,12 @@ def _incomplete(bound: OffsetBound, partitions: Sequence[TopicPartition]) -> Con
             else "; use -1 for latest"
         )
         return ConfigError(
-            f"{bound.option} must name every partition that is read; it lacks {_join_some(missing)}{hint}"
+            f"{bound.option} must name every partition that is read; it lacks {join_some(missing)}{hint}"
         )
     if unread:
-        return ConfigError(f"{bound.option} names partitions that are not read: {_join_some(unread)}")
+        return ConfigError(f"{bound.option} names partitions that are not read: {join_some(unread)}")
     return None
 
 
-def _join_some(names: list[str]) -> str:
+def join_some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

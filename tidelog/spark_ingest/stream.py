@@ -31,6 +31,7 @@ from tidelog.spark_ingest.offsets import (
     find_ends,
     find_first_offsets,
     find_log_starts,
+    join_some,
     list_edge_offsets,
     selected,
 )
@@ -230,11 +231,25 @@ class StreamDriver:
                     raise refusal
                 logger.warning("the first micro-batch runs again; a new query would be refused: %s", refusal)
             begins = replayed_start(begins, ends, self._first.at_end, options.may_begin_later)
+            self._warn_of_removed_records(begins, ends)
         ranges, new_partitions, losses = ranges_between(begins, ends)
         self._report(losses)
         if new_partitions:
             ranges = self._begin_at_log_start(ranges, new_partitions)
         return plan_ranges(ranges, options.min_partitions, options.max_records_per_partition)
+
+    def _warn_of_removed_records(
+        self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> None:
+        """Whether retention has removed records of the first micro-batch since is not known: its start is not kept."""
+        moved = self._first.trimmed if self._first is not None else ()
+        names = [f"{each} at {begins[each]}" for each in sorted(moved) if begins.get(each, 0) < ends.get(each, 0)]
+        if names:
+            logger.warning(
+                "the first micro-batch runs again from where the logs begin now: %s. Records that retention has "
+                "removed since its first run are lost",
+                join_some(names),
+            )
 
     def _begin_at_log_start(
         self, ranges: Sequence[OffsetRange], new_partitions: Sequence[TopicPartition]

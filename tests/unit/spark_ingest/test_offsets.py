@@ -125,13 +125,14 @@ def test_a_timestamp_after_the_last_record(node, new_topic):
 
 
 @pytest.mark.parametrize("bound", ["startingOffsets", "endingOffsets"])
-def test_offsets_beyond_the_log_are_data_loss_or_cut(node, new_topic, bound):
+def test_offsets_beyond_the_log_are_data_loss_or_cut_with_a_warning(node, new_topic, bound, caplog):
     topic = new_topic(5)
     beyond = {bound: by_partition(topic, 50)}
     with pytest.raises(DataLoss, match=f"{bound} of {topic}-0 is 50, but its log ends at 5.*failOnDataLoss"):
         ranges(node, subscribe=topic, **beyond)
     cut = (topic, 0, 5, 5) if bound == "startingOffsets" else (topic, 0, 0, 5)
     assert ranges(node, subscribe=topic, failOnDataLoss="false", **beyond) == [cut]
+    assert [message for message in caplog.messages if "is 50, but its log ends at 5" in message]
 
 
 @pytest.fixture

@@ -663,3 +663,24 @@ def test_records_that_retention_took_from_the_first_micro_batch_are_a_loss_when_
         pytest.raises(DataLoss, match="went back"),
     ):
         stream.ranges(stream.initial_offset(), end)
+
+
+@pytest.mark.parametrize("starting", [{"startingOffsets": "earliest"}, {"startingTimestamp": str(TIME + 1)}])
+def test_records_that_retention_may_have_taken_from_the_first_micro_batch_are_a_warning(
+    node, new_topic, starting, caplog
+):
+    """Spark keeps no start of it, so the first offset of the log may be the start of its first run."""
+    topic = new_topic(5, 5)
+    with driver(node, subscribe=topic, **starting) as stream:
+        first = stream.initial_offset()
+        end = stream.latest_offset(first)
+        stream.ranges(first, end)
+    assert not caplog.messages
+    trim(node, topic, 3)
+    with driver(node, subscribe=topic, **starting) as stream:
+        begins = stream.initial_offset()
+        assert stream.ranges(begins, end)[0] == (topic, 0, 3, 5)
+        assert [message for message in caplog.messages if "are lost" in message] == [
+            f"the first micro-batch runs again from where the logs begin now: {topic}-0 at 3. Records that retention "
+            "has removed since its first run are lost"
+        ]
