@@ -79,6 +79,16 @@ class TestForeign:
         assert "belongs to cluster a" in self.refused(tmp_path, cluster_id="b")
         opened(tmp_path, cluster_id="a").close()
 
+    def test_a_line_about_lost_properties_has_the_remedy(self, tmp_path: Path):
+        opened(tmp_path, node_id=1, cluster_id="a").close()
+        path = tmp_path / "meta.properties"
+        for text in ("nonsense", "version=1\nnode.id=1\n", "version=1\nnode.id=1\ncluster.id=a\ndirectory.id=?\n"):
+            path.write_text(text)
+            assert "write it anew: version=1, node.id, and the cluster.id" in self.refused(tmp_path, node_id=1)
+        (tmp_path / "replication-offset-checkpoint").write_text("0\n0\n")
+        path.unlink()
+        assert "write it anew: version=1, node.id, and the cluster.id" in self.refused(tmp_path, node_id=1)
+
     def test_a_directory_with_other_things_in_it(self, tmp_path: Path):
         (tmp_path / "thesis.tex").write_text("x")
         assert "thesis.tex" in self.refused(tmp_path)

@@ -23,6 +23,11 @@ class ForeignDirectory(Exception):
 class DamagedProperties(ForeignDirectory):
     """The file with the owner is gone, or says nothing, though the directory has been in use."""
 
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"{problem} (write it anew: version=1, node.id, and the cluster.id of another directory or node)"
+        )
+
 
 def make_durably(disk: Disk, path: str) -> None:
     """Create the directory and its missing parents, and sync their directory entries."""
