@@ -205,3 +205,27 @@ async def test_those_of_many_partitions_wait_one_at_a_time(
         answer = await asyncio.wait_for(other.receive(ProduceResponse, version), PATIENCE_S)
         assert other.last_correlation_id == correlation_id
         assert {code for code, _ in produced(answer)} == {0}
+
+
+@pytest.mark.parametrize("is_inspected", [False, True])
+async def test_a_failure_with_acks_0_closes_the_connection_behind_the_answers_before_it(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, is_inspected: bool
+) -> None:
+    """librdkafka has acks per topic. Their batches are in the log, and without an answer they would be sent again."""
+    node, _ = await begin(start_node)
+    gate = hold_flushes(monkeypatch)
+    other = await node.connect()
+    for index in range(3):
+        other.send(produce("t", *[None] * index, keyed(1), timeout_ms=NEVER_MS), 9)
+    failing = produce("t", keyed(LONG, key=None), acks=0) if is_inspected else produce("nowhere", keyed(1), acks=0)
+    other.send(failing, 9)
+    await until(lambda: waiting_count(node) == 3)
+    (unread,) = (each for each in connections_of(node) if each.awaited is not None)
+    try:
+        await until(lambda: unread._exclusive and unread._pending[-1].response is not None)
+    finally:
+        gate.set()
+    for _ in range(3):
+        answer = await asyncio.wait_for(other.receive(ProduceResponse, 9), PATIENCE_S)
+        assert produced(answer)[-1] == (0, 0)
+    assert await asyncio.wait_for(other.reader.read(), PATIENCE_S) == b""

@@ -27,7 +27,7 @@ from tidelog.broker.network.connection import (
     keeps_buffers,
 )
 from tidelog.broker.network.receive_buffers import BUFFER_SMALLEST_BYTES, BUFFER_USUAL_BYTES
-from tidelog.broker.network.request import Deferred
+from tidelog.broker.network.request import CLOSED, Deferred
 from tidelog.broker.scheduling.deferred_callbacks import DeferredCallbacks
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.protocol.errors import MalformedMessage
@@ -103,6 +103,8 @@ class Owner:
         if data[:1] == b"c":
             connection.close()
             return None
+        if data[:1] == b"0":
+            return CLOSED
         if data[:1] == b"m":
             return bytearray(200_000)
         if data[:1] == b"!":
@@ -322,6 +324,26 @@ def test_a_malformed_frame_closes_the_connection_after_the_answers_before_it() -
     feed(connection, transport, framed(b"a-first.", b"!-broken", b"a-never."))
     assert transport.closed
     assert transport.written == b"a-first."
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+@pytest.mark.parametrize("failing", [b"0-acks-0", b"e-acks-0"])
+def test_a_failure_without_an_answer_closes_the_connection_behind_the_answers_that_wait_before_it(
+    failing: bytes, is_alone: bool
+) -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    before = [] if is_alone else [b"p-first.", b"a-second", b"p-third."]
+    feed(connection, transport, framed(*before, failing, b"a-never."))
+    if failing in owner.parked:
+        owner.parked[failing].complete(CLOSED)
+    for each in before[::-2]:
+        assert not transport.closed
+        assert not transport.written
+        owner.parked[each].complete(b"%b" % each)
+    assert transport.closed
+    assert transport.written == b"".join(before)
+    assert owner.frames == [*before, failing]
 
 
 def test_a_claimed_size_reserves_nothing_until_the_bytes_arrive() -> None:

@@ -26,7 +26,7 @@ from tidelog.broker.network.receive_buffers import (
     new_buffer,
     read_at_once,
 )
-from tidelog.broker.network.request import NOT_YET, Answer, Deferred
+from tidelog.broker.network.request import CLOSED, NOT_YET, Answer, Deferred
 from tidelog.broker.scheduling.callbacks import call_all
 from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, WHOLE_BYTES_MAX
 from tidelog.protocol.api import ApiKey
@@ -462,8 +462,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
             behind.response = answer
             self._held_bytes += size_of(answer)
             self._pending.append(behind)
+            if answer is CLOSED:
+                self._exclusive = True  # no later request is served
             if self._held_bytes > CORKED_BYTES_MAX:
                 self._owner.not_read(self)
+        elif answer is CLOSED:
+            self.close()
         elif type(answer) is list:
             self._out += answer
             self._corked_bytes += len(answer[0])
@@ -503,7 +507,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if frames is None:
             self.close()
             return
-        self._exclusive = False
+        self._exclusive = frames is CLOSED  # then no later request is served
         self._hold(frames)
 
     def _release(self) -> None:
@@ -528,7 +532,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
         while pending and pending[0].response is not None:
             frames = pending.popleft().response
             self._held_bytes -= size_of(frames)
-            if type(frames) is list:
+            if frames is CLOSED:
+                self.close()
+            elif type(frames) is list:
                 self._out += frames
             else:
                 self._out.append(frames)

@@ -159,6 +159,10 @@ NOT_YET: Final = Deferred()
 """The answer to a request for which there is no room yet: it stays as it is in its connection's buffer."""
 
 
+CLOSED: Final[list[Buffer]] = []
+"""The answer to a request that has failed and has none: the connection is closed behind the answers before it."""
+
+
 async def completed(answer: Deferred) -> Any:
     """Await the response of a Deferred. Raises the response if it is a KafkaError."""
     waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.broker.apis.leader_hints import STALE_LEADER, addresses, leader_of
 from tidelog.broker.apis.services import Services
-from tidelog.broker.network.request import Answer, Deferred, Peer
+from tidelog.broker.network.request import CLOSED, Answer, Deferred, Peer
 from tidelog.broker.scheduling.inspections import Inspection
 from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX, PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX, flattened
 from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, OffsetWaiter, discard_all
@@ -299,8 +299,7 @@ def _transactional_batches(
 
 def _refuse_all(to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, error: KafkaError) -> Answer:
     if progress.acks == 0:
-        progress.connection.close()
-        return None
+        return CLOSED
     return to.encode(
         [
             (topic, [_refused(to.services, index, error, to.version) for index in batches])
@@ -352,8 +351,7 @@ def _concluded(to: _Responder, progress: _Progress) -> Answer:
     if acks == 0:
         if failed:
             logger.info("closing connection from %s: a produce with acks=0 failed", connection.host)
-            connection.close()
-        return None
+        return CLOSED if failed else None
     if not waiting:
         return to.encode(topics)
     return _ParkedProduce(to, topics, waiting, timeout_ms, acks)
