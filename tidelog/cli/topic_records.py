@@ -28,6 +28,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _TIMES = {"earliest": "earliest", "latest": "latest", "max-timestamp": "max_timestamp"}
 _ELECTION_S = 1.0
+_ASKED_AT_ONCE = 64
 _NUMBERS = {"-1": "latest", "-2": "earliest", "-3": "max_timestamp"}  # the values of Kafka's tool
 
 
@@ -69,18 +70,19 @@ def offsets(
       tidelog topics offsets flights --time 2026-03-01T12:00:00
     """
 
-    async def ask() -> tuple[list[dict[str, Any]], list[TopicPartition]]:
+    async def ask() -> tuple[list[dict[str, Any]], list[TopicPartition], bool]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             partitions, leaderless = await led_partitions(admin, names, numbers)
             if at is not None:
-                return _at_time(await admin.list_offsets(dict.fromkeys(partitions, at))), leaderless
-            rows = [
-                {"topic": partition.topic, "partition": partition.partition, "earliest": first, "latest": end}
-                for partition, (first, end) in (await bounds_of(admin, partitions)).items()
-            ]
-            return rows, leaderless
+                rows = _at_time(await _answered(admin, partitions, at))
+            else:
+                rows = [
+                    {"topic": partition.topic, "partition": partition.partition, "earliest": first, "latest": end}
+                    for partition, (first, end) in (await bounds_of(admin, partitions)).items()
+                ]
+            return rows, leaderless, len(rows) == len(partitions)
 
-    rows, leaderless = run(ask())
+    rows, leaderless, is_whole = run(ask())
     if json_wanted:
         print_json(rows)
     elif at is None:
@@ -93,7 +95,7 @@ def offsets(
             for row in rows
         ]
         print_table(("TOPIC", "PARTITION", "OFFSET", "TIMESTAMP"), cells)
-    return left_out(leaderless)
+    return left_out(leaderless) or int(not is_whole)
 
 
 def _at_time(answers: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> list[dict[str, Any]]:
@@ -147,14 +149,47 @@ def left_out(leaderless: list[TopicPartition]) -> int:
 
 
 async def bounds_of(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-    """The log start offset and the end offset of each partition."""
-    first = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
-    end = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
+    """The log start offset and the end offset of each partition whose leader answers."""
+    first = await _answered(admin, partitions, "earliest")
+    end = await _answered(admin, list(first), "latest")
 
     def offset(answer: OffsetAndTimestamp | None) -> int:
         return 0 if answer is None else answer.offset
 
-    return {partition: (offset(first[partition]), offset(end[partition])) for partition in partitions}
+    return {
+        partition: (offset(first[partition]), offset(end[partition])) for partition in partitions if partition in end
+    }
+
+
+async def _answered(
+    admin: Admin, partitions: list[TopicPartition], at: int | str
+) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    """The offsets at a time of the partitions whose leaders answer. Prints a line for each other, as Kafka's tool does.
+
+    Raises the KafkaError of the first if none answers.
+    """
+    try:
+        return await admin.list_offsets(dict.fromkeys(partitions, at))
+    except KafkaError as error:
+        if not error.retriable or len(partitions) == 1:
+            raise
+    turns = asyncio.Semaphore(_ASKED_AT_ONCE)
+    answers: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+    failures: list[KafkaError] = []
+
+    async def ask(partition: TopicPartition) -> None:
+        async with turns:
+            try:
+                answers.update(await admin.list_offsets({partition: at}))
+            except KafkaError as error:
+                failures.append(error)
+
+    await asyncio.gather(*map(ask, partitions))
+    if not answers:
+        raise failures[0]
+    for failure in failures:
+        fail(str(failure))
+    return answers
 
 
 @click.command("delete-records", context_settings=HELP)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.patience import wait_until
-from tidelog import EmbeddedCluster, NewTopic
+from tidelog import EmbeddedBroker, EmbeddedCluster, NewTopic
 from tidelog.cli.main import main
 from tidelog.client.sync import Admin, Producer
 
@@ -69,3 +71,22 @@ def test_a_quorum_without_a_leader_does_not_hide_the_brokers(cluster: EmbeddedCl
     status, out, _ = cli("top", "--once", "--delay", "0.1", "--json")
     assert status == 0
     assert next(each["state"] for each in json.loads(out)["brokers"]) == "running"
+
+
+def test_a_partition_whose_leader_lacks_its_log_does_not_hide_the_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    with EmbeddedBroker(tmp_path) as broker:
+        with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic("flights", num_partitions=2)])
+        with Producer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            for number in (0, 1):
+                producer.send_and_wait("flights", b"x", partition=number)
+    shutil.rmtree(tmp_path / "flights-1")
+    with EmbeddedBroker(tmp_path) as broker:
+        words = ["topics", "offsets", "flights", "--json", "-X", "default.api.timeout.ms=1000"]
+        capfd.readouterr()
+        status = main([*words, "-b", broker.bootstrap_servers])
+        out, problem = capfd.readouterr()
+    assert (status, [each["partition"] for each in json.loads(out)]) == (1, [0])
+    assert "offsets of flights-1 not found in 1000 ms: KAFKA_STORAGE_ERROR: flights-1" in problem
