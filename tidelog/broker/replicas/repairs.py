@@ -2,8 +2,9 @@
 
 `storage/segments/damage.py` records the damaged ranges, and `storage/log/repair.py` checks and writes the copies. This
 module decides which replica to fetch from, when, and what to do if no replica has a complete copy. A leader is repaired
-from its followers in the same way. Invariant: it repairs one range at a time, and gives up no range before every
-replica that may have it has answered.
+from its followers in the same way. Several partitions are repaired at once, because a copy of a whole log takes hours.
+Invariant: it repairs one range of a partition at a time, and gives up no range before every replica that may have it
+has answered.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.replicas.damaged_leaders import DamagedLeaders
@@ -66,6 +68,10 @@ SPACE_PAUSE_S_MAX: Final = 30.0
 """The longest pause while the volume has no space for the copy, which each attempt fetches again."""
 LOST_PAUSE_S_MAX: Final = 300.0
 """The longest pause for records that no replica has: only a change of the replicas or their files can restore them."""
+PARTITIONS_MAX: Final = 4
+"""The partitions that are repaired at once, of which each may have a copy in memory."""
+WHOLE_COPIES_MAX: Final = 2
+"""How many of them may copy another replica's whole log, so that these do not hold up the others."""
 BOTH_DAMAGED_WAIT_S: Final = 60.0
 """The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one."""
 _ABSENT: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE)
@@ -122,6 +128,8 @@ class Repairs:
         """The partitions whose last attempt found no space for the copy."""
         self._both_damaged: dict[Partition, float] = {}
         """Since when the replicas that could replace the whole log are damaged themselves."""
+        self._under_way: dict[Partition, asyncio.Task[None]] = {}
+        self._whole_copies = 0
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -189,9 +197,10 @@ class Repairs:
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*self._under_way.values(), *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ---------------------------------------------------------------------------------------------------------- repair
 
@@ -199,27 +208,48 @@ class Repairs:
         try:
             while self._waiting:
                 self._is_due.clear()
-                for partition, attempts in list(self._waiting.items()):
-                    if attempts.due_s <= self._loop.time():
-                        await self._attempt(partition, attempts)
-                if self._waiting:
-                    due_s = min(attempts.due_s for attempts in self._waiting.values())
-                    await self._sleep_until(due_s)
+                due_s = self._begin_due()
+                await self._sleep_until(due_s)
         finally:
             self._task = None
 
-    async def _sleep_until(self, due_s: float) -> None:
-        """Sleep until `due_s`, or until a partition is due sooner."""
-        timer = self._loop.call_at(due_s, self._is_due.set)
+    def _begin_due(self) -> float | None:
+        """Begin the attempts that are due, the first of them first, as far as they may be under way at once. When the
+        next one is due; None if it waits for the end of another one.
+        """
+        free = PARTITIONS_MAX - len(self._under_way)
+        waiting = [each for each in self._waiting.items() if each[0] not in self._under_way]
+        for partition, attempts in nsmallest(free + 1, waiting, key=lambda each: each[1].due_s):
+            if len(self._under_way) >= PARTITIONS_MAX:
+                return None
+            if attempts.due_s > self._loop.time():
+                return attempts.due_s
+            name = f"repair of {partition.topic}-{partition.index}"
+            self._under_way[partition] = self._loop.create_task(self._attempt(partition, attempts), name=name)
+        return None
+
+    async def _sleep_until(self, due_s: float | None) -> None:
+        """Sleep until `due_s`, or until a partition is due sooner, or an attempt has ended."""
+        timer = None if due_s is None else self._loop.call_at(due_s, self._is_due.set)
         try:
             await self._is_due.wait()
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
     async def _attempt(self, partition: Partition, attempts: _Attempts) -> None:
-        before = partition.log.damaged_ranges()
-        self._without_space.discard(partition)
-        is_done = await self._repair(partition)
+        try:
+            before = partition.log.damaged_ranges()
+            self._without_space.discard(partition)
+            is_done = await self._repair(partition)
+            self._plan_next(partition, attempts, before, is_done=is_done)
+        finally:
+            del self._under_way[partition]
+            self._is_due.set()
+
+    def _plan_next(
+        self, partition: Partition, attempts: _Attempts, before: list[tuple[Segment, DamagedRange]], *, is_done: bool
+    ) -> None:
         if self._waiting.get(partition) is not attempts:
             return  # it was reported again meanwhile
         if is_done:
@@ -344,6 +374,9 @@ class Repairs:
         for source in sources:
             if source not in self._in_sync(partition) or not partition.log.may_be_cleaned:
                 continue
+            if self._whole_copies >= WHOLE_COPIES_MAX:
+                return True
+            self._whole_copies += 1
             try:
                 if await self._copy_prefix(partition, repair, source):
                     self._note_repaired(partition, repair.damage, name)
@@ -353,6 +386,8 @@ class Repairs:
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             except (CleaningFailed, CorruptTransactionIndex) as error:
                 logger.warning("%s: the copy of broker %d cannot take its place: %s", name, source, error)
+            finally:
+                self._whole_copies -= 1
             if repair.is_obsolete:
                 return True
         if may_help:
