@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, read, records_of
-from tests.unit.storage.cleaning import clean, contents
+from tests.unit.storage.cleaning import begin, clean, contents
 from tests.unit.storage.test_compaction import CONFIG, keyed
 from tests.unit.storage.test_damage import copy_of, repair
+from tests.unit.storage.test_stray_cleanings import Killed, Mortal
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, CLEANER_OFFSET_FILE
 from tidelog.storage.log.partition_log import PartitionLog
@@ -234,3 +236,47 @@ def test_a_log_cut_behind_a_segment_that_kafka_has_cleaned_ends_there_at_each_st
         assert not log.damaged_ranges()
         assert log.log_end_offset == offset
     assert [info.first_offset for info in made.append(keyed(("k1", "next")))] == [offset]
+
+
+def cleaned_by_kafka(path: Path, disk: Mortal) -> Logs:
+    """Six segments that become one. Kafka's cleaner has removed the last batch of the last of them."""
+    made = Logs(path, replace(CONFIG, segment_bytes=100_000), disk)
+    for number in range(6):
+        made.append(keyed((f"{number}", "1"), ("a", "1")), keyed(("a", f"{number}")), keyed(("a", f"{number}")))
+        made.log.roll(NOW)
+    made.append(keyed(("z", "1")))
+    made.log.cleaned_offset = made.log.segments.active.base_offset
+    made.close()
+    last_batch(made.folder / made.files("*.log")[5])
+    made.open()
+    assert made.log.segments[5].may_end_early
+    made.log.cleaned_offset = 0
+    return made
+
+
+@pytest.mark.parametrize("ends_at", range(0, 30, 3))
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_kill_in_the_swap_of_what_kafka_has_cleaned_leaves_no_damage(
+    tmp_path: Path, ends_at: int, loses: bool
+) -> None:
+    """The end of the new segment was none that a start knew, so the replaced segments stayed beside it. `loses`: the
+    machine lost power, and of the renames that were not synced each second one."""
+    disk = Mortal(10**6)
+    made = cleaned_by_kafka(tmp_path, disk)
+    expected = {key: value for _, key, value in contents(made.log)}
+    cleaning = begin(made.log)
+    while not cleaning._ready:
+        cleaning.run()
+        assert cleaning._ready or cleaning.advance()
+    disk.ends_at, disk.is_counting, disk.unsynced = ends_at, True, []
+    with suppress(Killed):
+        while cleaning.advance():
+            cleaning.run()
+    made.kill()
+    disk.is_counting, disk.ends_at = False, 10**6
+    for source, target in reversed(disk.unsynced[::2] if loses else ()):
+        Path(target).rename(source)
+    log = made.open(machine_ran_on=True)
+    assert log.damaged_ranges() == []
+    assert {key: value for _, key, value in contents(log)} == expected
+    assert made.files("*.swap") == made.files("*.cleaned") == []

@@ -19,7 +19,7 @@ from tidelog.protocol.batches.record_batch import HEADER_SIZE, BatchHeader, Corr
 from tidelog.protocol.batches.records import decode_batch, record_section
 from tidelog.protocol.errors import KafkaError
 from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, cleanable_range, first_dirty, groups
-from tidelog.storage.cleaner.filter import BatchFilter, CleanedBatch, LastOfProducer
+from tidelog.storage.cleaner.filter import BatchFilter, CleanedBatch, LastOfProducer, filler
 from tidelog.storage.cleaner.keys import KeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, encode_end_offset
@@ -321,7 +321,7 @@ class Compaction:
 
     def _clean_group(self, old: list[Segment], batches: BatchFilter) -> Iterator[None]:
         new = self._begin_segment(old[0].base_offset)
-        written, written_end = 0, new.base_offset
+        written, written_end, end_offset, epoch = 0, new.base_offset, old[-1].next_offset, -1
         last_with_batches = max((i for i, segment in enumerate(old) if segment.size_bytes), default=-1)
         for number, segment in enumerate(old):
             for chunk, positions, end in self._chunks(segment):
@@ -330,6 +330,7 @@ class Compaction:
                     is_last = number == last_with_batches and position + header.size_bytes == len(chunk)
                     is_last = is_last and end == segment.size_bytes
                     left = batches.clean(chunk, position, header, is_last)
+                    epoch = header.partition_leader_epoch
                     if left is not None:
                         parts.append(left)
                 written = write_batches(new, parts, written)
@@ -340,6 +341,9 @@ class Compaction:
         for row in batches.newly_indexed:
             new.transaction_index.append(row)
         batches.newly_indexed.clear()
+        if written_end < end_offset:  # Kafka's cleaner removes last batches. A start finishes no swap of unknown end
+            epoch = max(epoch, self.log.leader_epochs.epoch_for_offset(end_offset - 1))
+            written, written_end = write_batches(new, [filler(end_offset - 1, epoch)], written), end_offset
         self._remove_strays()
         self._seal(new, old, written, written_end)
         self._ready = [(old, new)]
