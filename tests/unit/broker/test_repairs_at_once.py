@@ -108,6 +108,7 @@ async def test_the_copies_of_whole_logs_leave_room_for_other_repairs(node: Node)
 
     repairs: Any = node.repairs
     repairs._copy_prefix, repairs._in_sync = copy, lambda partition: {2}
+    repairs.others = lambda partition: [2]
     repair: Any = SimpleNamespace(is_obsolete=True)
     call: Callable[[int], Any] = lambda number: repairs._copy_cleaned(  # noqa: E731
         Mock(topic="t", index=number, log=Mock(is_under_cleaning=False)), repair, [2]

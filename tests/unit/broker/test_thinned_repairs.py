@@ -60,6 +60,7 @@ class Cluster(RepairedReplica):
         return {(key, value) for _, key, value in contents(self.here.log)}
 
 
+PASSING = ("it is not in sync", "the replica moves", "another one does not answer")
 WITHOUT_A = {(b"b", b"1"), (b"c", b"1"), (b"z", b"1")}
 
 
@@ -120,16 +121,15 @@ async def test_a_replica_that_goes_meanwhile_is_asked_again(tmp_path: Path, when
     assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
 
 
-@pytest.mark.parametrize("why", ["it is not in sync", "it has deleted records", "the replica moves", "no index"])
+@pytest.mark.parametrize("why", ["it has deleted records", "no index", *PASSING])
 async def test_without_a_copy_of_all_the_range_alone_is_repaired(
     tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(tmp_path)
     damage(cluster.here, 1)
-    if why == "it is not in sync":
-        cluster.in_sync = set()
-    elif why == "the replica moves":
-        cluster.here.log.keep_uncleaned()
+    if why in PASSING:
+        begin(cluster, why)
+        monkeypatch.setattr(repairs, "WHOLE_COPY_WAIT_S", 0.0)
     elif why == "no index":
 
         def corrupt(*arguments: object) -> None:
@@ -147,6 +147,39 @@ async def test_without_a_copy_of_all_the_range_alone_is_repaired(
     assert cluster.here.log.damaged_ranges() == []
     assert {(b"a", b"1"), (b"b", b"1")} <= cluster.table(), "what was not damaged is as it was"
     assert not cluster.refused
+
+
+def begin(cluster: Cluster, why: str) -> None:
+    if why == "it is not in sync":
+        cluster.in_sync = set()
+    elif why == "the replica moves":
+        cluster.here.log.keep_uncleaned()
+    else:
+        cluster.copies[3] = None
+        cluster.in_sync = {3}
+
+        def go(offset: int) -> None:
+            if cluster.fetches[-1] == 3:
+                raise PeerUnreachable("it is down")
+
+        cluster.fault = go
+
+
+@pytest.mark.parametrize("why", PASSING)
+async def test_what_passes_brings_no_deleted_key_back(tmp_path: Path, why: str) -> None:
+    """A follower that had just started again, and was not in sync yet, gave the range alone, without the tombstone."""
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+    begin(cluster, why)
+    for _ in range(3):
+        assert not await cluster.repair()
+    assert cluster.here.log.damaged_ranges()
+    cluster.in_sync, cluster.fault = {2, 3}, lambda offset: None
+    cluster.copies.pop(3, None)
+    cluster.here.log.may_be_cleaned = True
+    assert await cluster.repair()
+    assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
+    assert not cluster.repairs._whole_copy_waits
 
 
 async def test_a_repair_that_ends_in_the_middle_leaves_the_log_as_it_was(tmp_path: Path) -> None:
@@ -416,11 +449,11 @@ async def test_two_replicas_that_are_damaged_in_different_places_do_not_wait_for
     cluster.fault = refuse
     for _ in range(3):
         assert not await cluster.repair()
-    monkeypatch.setattr(repairs, "BOTH_DAMAGED_WAIT_S", 0.0)
+    monkeypatch.setattr(repairs, "WHOLE_COPY_WAIT_S", 0.0)
     assert await cluster.repair()
     assert (cluster.here.log.damaged_ranges(), cluster.refused) == ([], [])
     assert newest_values(cluster.here.log).items() >= before.items()
-    assert not cluster.repairs._both_damaged
+    assert not cluster.repairs._whole_copy_waits
 
 
 async def test_the_wait_for_a_replica_that_is_damaged_too_begins_anew_after_another_answer(tmp_path: Path) -> None:
@@ -437,8 +470,8 @@ async def test_the_wait_for_a_replica_that_is_damaged_too_begins_anew_after_anot
 
     cluster.fault = refuse
     assert not await cluster.repair()
-    (partition,) = cluster.repairs._both_damaged
-    cluster.repairs._both_damaged[partition] -= 3600.0
+    (partition,) = cluster.repairs._whole_copy_waits
+    cluster.repairs._whole_copy_waits[partition] -= 3600.0
     answer = PeerUnreachable("it is down")
     assert not await cluster.repair()
     answer = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)

@@ -72,8 +72,9 @@ PARTITIONS_MAX: Final = 4
 """The partitions that are repaired at once, of which each may have a copy in memory."""
 WHOLE_COPIES_MAX: Final = 2
 """How many of them may copy another replica's whole log, so that these do not hold up the others."""
-BOTH_DAMAGED_WAIT_S: Final = 60.0
-"""The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one."""
+WHOLE_COPY_WAIT_S: Final = 60.0
+"""The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one, or that
+is not in sync, and for the end of a move of this one to another log directory."""
 _ABSENT: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE)
 
 
@@ -126,8 +127,8 @@ class Repairs:
         """The first offsets of the damaged ranges that were counted."""
         self._without_space: set[Partition] = set()
         """The partitions whose last attempt found no space for the copy."""
-        self._both_damaged: dict[Partition, float] = {}
-        """Since when the replicas that could replace the whole log are damaged themselves."""
+        self._whole_copy_waits: dict[Partition, float] = {}
+        """Since when no replica can replace the whole log, and one may do so soon."""
         self._under_way: dict[Partition, asyncio.Task[None]] = {}
         self._whole_copies = 0
         self._is_due = asyncio.Event()
@@ -269,7 +270,7 @@ class Repairs:
             self._gaps.pop(partition, None)
             self._lost_ranges = {each for each in self._lost_ranges if each[0] is not partition}
             self._known.pop(partition, None)
-            self._both_damaged.pop(partition, None)
+            self._whole_copy_waits.pop(partition, None)
             self._damaged_leaders.forget(partition)
             return True
         try:
@@ -291,7 +292,7 @@ class Repairs:
             return False
         self._count(partition)
         if not partition.log.damaged_ranges():
-            self._both_damaged.pop(partition, None)
+            self._whole_copy_waits.pop(partition, None)
             self._damaged_leaders.forget(partition)
             return True
         return not self.others(partition)
@@ -370,9 +371,10 @@ class Repairs:
         name = f"{partition.topic}-{partition.index}"
         if partition.log.is_under_cleaning:
             return True  # it was given up, and has not ended: both would write the same files
-        may_help = False
+        may_help, may_help_soon = False, bool(self._in_sync(partition) & {*self.others(partition)} - {*sources})
         for source in sources:
             if source not in self._in_sync(partition) or not partition.log.may_be_cleaned:
+                may_help_soon = True
                 continue
             if self._whole_copies >= WHOLE_COPIES_MAX:
                 return True
@@ -382,7 +384,9 @@ class Repairs:
                     self._note_repaired(partition, repair.damage, name)
                 return True  # also where it was given up, as for a truncation: the next attempt looks again
             except (KafkaError, PeerUnreachable) as error:
-                may_help = may_help or self._may_help_later(partition, error)
+                code = error.code if isinstance(error, KafkaError) else None
+                may_help_soon = may_help_soon or code == ErrorCode.KAFKA_STORAGE_ERROR
+                may_help = may_help or code not in (ErrorCode.KAFKA_STORAGE_ERROR, *_ABSENT)
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             except (CleaningFailed, CorruptTransactionIndex) as error:
                 logger.warning("%s: the copy of broker %d cannot take its place: %s", name, source, error)
@@ -390,7 +394,7 @@ class Repairs:
                 self._whole_copies -= 1
             if repair.is_obsolete:
                 return True
-        if may_help:
+        if self._waits_for_whole_copy(partition, may_help=may_help, may_help_soon=may_help_soon):
             return True
         logger.warning("%s: records that were deleted or aborted may be back: %s", name, describe(repair.damage))
         repair.lacks_below = None
@@ -398,13 +402,13 @@ class Repairs:
             await self._copy_committed_if_refused(partition, repair, sources[0])
         return False
 
-    def _may_help_later(self, partition: Partition, error: KafkaError | PeerUnreachable) -> bool:
-        """Whether a replica may send its whole log later. One that is damaged, too, may wait for this one's."""
-        if isinstance(error, KafkaError) and error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+    def _waits_for_whole_copy(self, partition: Partition, *, may_help: bool, may_help_soon: bool) -> bool:
+        """Whether to wait for a replica that may send its whole log later: `may_help_soon`, for a limited time."""
+        if may_help_soon and not may_help:
             now_s = self._loop.time()
-            return now_s - self._both_damaged.setdefault(partition, now_s) < BOTH_DAMAGED_WAIT_S
-        self._both_damaged.pop(partition, None)
-        return not isinstance(error, KafkaError) or error.code not in _ABSENT
+            return now_s - self._whole_copy_waits.setdefault(partition, now_s) < WHOLE_COPY_WAIT_S
+        self._whole_copy_waits.pop(partition, None)
+        return may_help
 
     async def _copy_prefix(self, partition: Partition, repair: RangeRepair, source: int) -> bool:
         """Replace the log up to the last segment that lacks records. False if it has changed meanwhile. Raises
