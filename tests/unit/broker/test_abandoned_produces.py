@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from tests.unit.broker.test_hostile_requests import waiting_count
 from tests.unit.broker.test_inspections import LONG, keyed
 from tests.unit.broker.test_node import hold_flushes, produce, produced
 from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.scheduling.inspections import Inspection, Inspections
 from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX
 from tidelog.protocol.batches.records import encode_batch
+from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.protocol.messages.produce import ProduceRequest, ProduceResponse
@@ -229,3 +232,38 @@ async def test_a_failure_with_acks_0_closes_the_connection_behind_the_answers_be
         answer = await asyncio.wait_for(other.receive(ProduceResponse, 9), PATIENCE_S)
         assert produced(answer)[-1] == (0, 0)
     assert await asyncio.wait_for(other.reader.read(), PATIENCE_S) == b""
+
+
+@pytest.mark.parametrize("does_follow", [True, False])
+async def test_a_batch_whose_partition_had_another_leader_before_the_others_were_looked_at_is_not_acknowledged(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, does_follow: bool
+) -> None:
+    """The log was truncated meanwhile, and another batch at its offset acknowledged it: it was lost."""
+    node, wire = await begin(start_node)
+    gate = hold_flushes(monkeypatch)
+    inner: Any = node.node
+    begun: list[Inspection] = []
+    monkeypatch.setattr(Inspections, "begin", lambda _, inspection: begun.append(inspection))
+    other = await node.connect()
+    other.send(produce("t", keyed(1, b"first"), keyed(LONG), timeout_ms=NEVER_MS), 9)
+    try:
+        await until(lambda: begun)
+        (partition,) = (each for each in partitions_of(node) if each.index == 0)
+        hosting: Any = inner._broker._hosting
+        was = hosting._image.topics_by_name["t"].partitions[0]
+        for step in (1, 2):
+            leader = -1 if step == 1 and does_follow else was.leader
+            epochs = {"leader_epoch": was.leader_epoch + step, "partition_epoch": was.partition_epoch + step}
+            hosting._apply_role(partition, replace(was, leader=leader, **epochs))
+            assert partition.leads is (leader >= 0)
+    finally:
+        gate.set()
+    if does_follow:
+        partition.log.truncate_to(0)
+    behind = await wire.call(produce("t", keyed(1, b"another")), 9, ProduceResponse)
+    assert produced(behind) == [(0, 0 if does_follow else 1)]
+    monkeypatch.undo()
+    inner._services.inspections.begin(*begun)
+    answer = await asyncio.wait_for(other.receive(ProduceResponse, 9), PATIENCE_S)
+    first = (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1) if does_follow else (ErrorCode.NONE, 0)
+    assert produced(answer) == [first, (ErrorCode.NONE, 0)]

@@ -87,9 +87,10 @@ _Key = tuple[str | bytes, int]
 """(topic name or id, partition index), as in the request."""
 _BatchesByTopic = dict[str | bytes, dict[int, memoryview | None]]
 _Topics = list[tuple[str | bytes, list[ProducedPartition]]]
-# The partition, the offset to reach, whether the batch is a repeat, the partition results of its topic, and the index
-# of its result in them. Not the batch, of which nothing else may hold the copy.
-_UncommittedAppend = tuple["Partition", int, bool, list[ProducedPartition], int]
+# The partition, its in-sync replicas at the append (others once it has lost the lead), the offset to reach, whether the
+# batch is a repeat, the partition results of its topic, and the index of its result in them. Not the batch, of which
+# nothing else may hold the copy.
+_UncommittedAppend = tuple["Partition", object, int, bool, list[ProducedPartition], int]
 # Topic, partition index, the batch to inspect, the partition results of its topic, and the index of its result.
 # Without a traceback: its frames would keep the batch, and its decompressed records, until a garbage collection.
 _Uninspected = tuple[str | bytes, int, NeedsInspection, list[ProducedPartition], int]
@@ -340,7 +341,7 @@ def _append_all(
                 results.append(_refused(services, index, error, version))
                 continue
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
-                waiting.append((partition, info.last_offset + 1, info.duplicate, results, len(results)))
+                waiting.append(_uncommitted(partition, info, results, len(results)))
             results.append(_appended(index, info))
     return progress._replace(failed=failed), uninspected
 
@@ -582,13 +583,8 @@ class _InPieces(_InSteps):
             self.failed(failure)
 
     def _end(self) -> None:
-        uninspected = self._uninspected
-        answer = (
-            _AwaitingInspection(self._to, self._progress, uninspected)
-            if uninspected
-            else _concluded(self._to, self._progress)
-        )
-        self.complete_as(answer)
+        to, progress, uninspected = self._to, self._progress, self._uninspected
+        self.complete_as(_AwaitingInspection(to, progress, uninspected) if uninspected else _concluded(to, progress))
 
 
 class _AwaitingInspection(_InSteps):
@@ -616,8 +612,7 @@ class _AwaitingInspection(_InSteps):
 
     def _on_inspected(self, refused_with: KafkaError | None) -> None:
         topic, index, needed, results, position = self._remaining.pop()
-        to, progress = self._to, self._progress
-        acks = progress.acks
+        to, progress, acks = self._to, self._progress, self._progress.acks
         partitions = to.services.partitions
         try:
             partition = partitions.leader(topic, index)
@@ -641,7 +636,7 @@ class _AwaitingInspection(_InSteps):
         else:
             results[position] = _appended(index, info)
             if acks != 0 and not partition.may_answer(info.last_offset, acks):
-                progress.waiting.append((partition, info.last_offset + 1, info.duplicate, results, position))
+                progress.waiting.append(_uncommitted(partition, info, results, position))
         finally:
             needed.rules.inspected_batch = None
         if self._remaining:
@@ -667,8 +662,7 @@ class _ParkedProduce(Deferred):
         self.on_abandon = self._abandoned
         self._to, self._topics, self._waiting = to, topics, waiting
         self._open = set(range(len(waiting)))
-        self._timeout_ms = timeout_ms
-        self._acks = acks
+        self._timeout_ms, self._acks = timeout_ms, acks
         self._bucket = 0
         self._waiters: list[OffsetWaiter | None] = []
 
@@ -677,8 +671,11 @@ class _ParkedProduce(Deferred):
         self._on_complete = callback
         partitions = self._to.services.partitions
         self._bucket = partitions.deadlines.add(max(self._timeout_ms, 0), self._expired)
-        for number, (partition, offset, is_duplicate, _, _) in enumerate(self._waiting):
+        for number, (partition, in_sync, offset, is_duplicate, _, _) in enumerate(self._waiting):
             settled = partial(self._settled, number)
+            if partition.in_sync is not in_sync:  # its log may have been truncated, and hold another batch there
+                settled(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+                continue
             self._waiters.append(partitions.when_acknowledged(partition, offset, self._acks, settled))
             if is_duplicate:
                 partitions.limit_wait(partition, settled)
@@ -738,6 +735,10 @@ def _check_form(records: memoryview | None, version: int) -> None:
     check_one_batch(records)
     if version < ZSTD_FROM and read_header(records).compression == ZSTD:
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_FROM}")
+
+
+def _uncommitted(of: Partition, info: AppendInfo, results: list[ProducedPartition], at: int) -> _UncommittedAppend:
+    return of, of.in_sync, info.last_offset + 1, info.duplicate, results, at
 
 
 def _appended(index: int, info: AppendInfo) -> ProducedPartition:
