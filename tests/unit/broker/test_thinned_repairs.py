@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.cleaner.filter import CleanedBatch
 from tidelog.storage.cleaner.keys import PlainKeyTable
+from tidelog.storage.log import gap_scan
 from tidelog.storage.log.compaction import Compaction, find_cleanable, write_batches
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments import lookup
@@ -494,3 +495,25 @@ async def test_a_copy_waits_for_space(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (cluster.here.log.compaction, cluster.here.files("*.cleaned")) == (None, [])
     assert await cluster.repair()
     assert cluster.table() == WITHOUT_A
+
+
+async def test_a_node_that_stops_waits_for_no_scan_of_a_whole_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scan of a log of 100 GB took minutes, and a stop waited for its end."""
+    cluster = Cluster(tmp_path)
+    ahead(cluster, 3)
+    lose_headers(cluster.here)
+    reads = 0
+
+    def read(*arguments: Any) -> Iterator[Any]:
+        nonlocal reads
+        for number in range(1000):
+            if number == 3:
+                cluster.repairs._is_closed = True
+            reads += 1
+            yield b"", [], 0
+
+    monkeypatch.setattr(gap_scan, "chunks", read)
+    await cluster.repair()
+    assert reads <= 4 * len(cluster.here.log.segments)

@@ -681,7 +681,7 @@ class Repairs:
     async def _find_gaps(self, log: PartitionLog, repair: RangeRepair) -> int:
         """The offset from which on the log has all records, also for `repair.accept`. Raises OSError."""
         if not repair.knows_gaps or repair.lacks_below is None:
-            scan = GapScan(log, repair.segment, repair.damage)
+            scan = GapScan(log, repair.segment, repair.damage, lambda: self._is_closed)
             await until_done(self._run_in_executor(scan.run))
             repair.lacks_below, repair.knows_gaps = scan.end_offset, True
         return repair.lacks_below

@@ -6,6 +6,7 @@ below: the tombstone that deleted one may be among what is missing, so that the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tidelog.protocol.errors import KafkaError
@@ -22,10 +23,13 @@ _PIECE_BYTES: Final = 256 * 1024
 class GapScan:
     """A task for any thread, which reads the log from its end to the last gap. `end_offset`: the result of `run`."""
 
-    def __init__(self, log: PartitionLog, damaged: Segment, damage: DamagedRange) -> None:
-        """What lies before the end of the damage is not looked at."""
+    def __init__(
+        self, log: PartitionLog, damaged: Segment, damage: DamagedRange, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """What lies before the end of the damage is not looked at. `is_over`: the result is not needed any more."""
         self.end_offset = max(log.cleaned_offset, log.log_start_offset)
         self._disk = log.disk
+        self._is_over = is_over
         behind = max(self.end_offset, damage.end_offset)
         segments = [segment for segment in log.segments if segment.next_offset > behind]
         self._places = [(segment, segment.size_bytes, segment.next_offset) for segment in reversed(segments)]
@@ -46,6 +50,8 @@ class GapScan:
             position, expected = self._damage.end_position, self._damage.end_offset
         try:
             for _, batches, _ in chunks(self._disk, segment, size_bytes, next_offset, _PIECE_BYTES, position, expected):
+                if self._is_over():
+                    return next_offset
                 for _, header in batches:
                     if header.base_offset != expected or header.record_count <= header.last_offset_delta:
                         end_offset = header.next_offset
