@@ -14,6 +14,7 @@ from tests.patience import until
 from tidelog.broker.replicas import repairs as module
 from tidelog.broker.replicas.repairs import PARTITIONS_MAX, WHOLE_COPIES_MAX, Repairs
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.ports import PeerUnreachable
 
 
 class Node:
@@ -121,3 +122,31 @@ async def test_the_copies_of_whole_logs_leave_room_for_other_repairs(node: Node)
     await asyncio.wait_for(asyncio.gather(*tasks), 10)
     assert await asyncio.wait_for(call(9), 10)
     assert 9 in begun
+
+
+async def test_a_fetch_without_an_answer_closes_no_connection_of_another_repair(node: Node) -> None:
+    """A whole copy would begin again from its start each time."""
+    repairs: Any = node.repairs
+    lanes: list[str] = []
+
+    async def exchange(*arguments: object, lane: str, **options: object) -> Any:
+        lanes.append(lane)
+        raise PeerUnreachable("no answer in time")
+
+    async def repair(partition: Any) -> bool:
+        for _ in range(2):
+            with pytest.raises(PeerUnreachable):
+                await Repairs.fetch(repairs, partition, 2, 0, up_to_log_end=False)
+        return bool(await node.repair(partition))
+
+    repairs._exchange, repairs._endpoint_of, repairs._repair = exchange, lambda broker_id: ("", 0), repair
+    partitions = [node.damaged(number, ends=False) for number in range(PARTITIONS_MAX)]
+    await until(lambda: len(node.begun) == PARTITIONS_MAX)
+    assert len({*lanes}) == PARTITIONS_MAX
+    for partition in partitions:
+        partition.topic_id = b"t" * 16
+        node.ends[partition.index].set()
+    await until(lambda: node.repairs._task is None)
+    node.damaged(9, ends=True)
+    await until(lambda: 9 in node.begun)
+    assert len({*lanes}) == PARTITIONS_MAX, "the connections are used again"

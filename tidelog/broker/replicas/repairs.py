@@ -72,6 +72,7 @@ PARTITIONS_MAX: Final = 4
 """The partitions that are repaired at once, of which each may have a copy in memory."""
 WHOLE_COPIES_MAX: Final = 2
 """How many of them may copy another replica's whole log, so that these do not hold up the others."""
+_LANES: Final = tuple(f"repair-{number}" for number in range(PARTITIONS_MAX))
 WHOLE_COPY_WAIT_S: Final = 60.0
 """The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one, or that
 is not in sync, and for the end of a move of this one to another log directory."""
@@ -130,6 +131,8 @@ class Repairs:
         self._whole_copy_waits: dict[Partition, float] = {}
         """Since when no replica can replace the whole log, and one may do so soon."""
         self._under_way: dict[Partition, asyncio.Task[None]] = {}
+        self._lanes: dict[Partition, str] = {}
+        """A connection for each repair: a fetch without an answer in time closes it, and a whole copy begins again."""
         self._whole_copies = 0
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -226,6 +229,7 @@ class Repairs:
             if attempts.due_s > self._loop.time():
                 return attempts.due_s
             name = f"repair of {partition.topic}-{partition.index}"
+            self._lanes[partition] = next(each for each in _LANES if each not in self._lanes.values())
             self._under_way[partition] = self._loop.create_task(self._attempt(partition, attempts), name=name)
         return None
 
@@ -245,7 +249,7 @@ class Repairs:
             is_done = await self._repair(partition)
             self._plan_next(partition, attempts, before, is_done=is_done)
         finally:
-            del self._under_way[partition]
+            del self._under_way[partition], self._lanes[partition]
             self._is_due.set()
 
     def _plan_next(
@@ -728,7 +732,8 @@ class Repairs:
                 )
             ],
         )
-        response = await self._exchange(endpoint, request, FETCH_VERSION, timeout_ms=FETCH_TIMEOUT_MS, lane="repair")
+        lane = self._lanes.get(partition, "repair")
+        response = await self._exchange(endpoint, request, FETCH_VERSION, timeout_ms=FETCH_TIMEOUT_MS, lane=lane)
         if response.error_code or not response.responses:
             raise PeerUnreachable(f"it answers {ErrorCode.of(response.error_code).name}")
         answer = response.responses[0].partitions[0]
