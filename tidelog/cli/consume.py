@@ -21,6 +21,7 @@ from tidelog.cli.common import (
     client_options,
     connecting,
     end_signals,
+    fail,
     run,
     say_count,
     time_in,
@@ -96,7 +97,7 @@ def _pattern(context: click.Context, parameter: click.Parameter, value: str | No
 def command(
     template: str, key_format: str, value_format: str, json_wanted: bool, bootstrap: str, properties: dict[str, str],
     **selected: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Print the records of each TOPIC, a line each.
 
     A TEMPLATE may name {topic}, {partition}, {offset}, {timestamp}, {key}, {value} and {headers}. A TIME is ms since
@@ -129,8 +130,12 @@ def command(
     )
     if sys.stderr.isatty() and _waits_for_new_records(selection):
         click.echo("waiting for new records; --from-beginning prints those that there are, Ctrl-C ends", err=True)
-    count = run(_consume(options, selection, render))
+    count, unread = run(_consume(options, selection, render))
     say_count(count)
+    if not unread:
+        return 0
+    more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+    return fail(f"without {', '.join(map(str, list(unread)[:3]))}{more}: {next(iter(unread.values()))}")
 
 
 def _selection(*, from_beginning: bool, offset: str | None, **selected: Any) -> Selection:
@@ -158,8 +163,12 @@ def _waits_for_new_records(selection: Selection) -> bool:
     return selection.offset == "latest" and not selection.until_end and bounds == (None, None, None)
 
 
-async def _consume(options: dict[str, Any], selection: Selection, render: Render) -> int:
-    """Print records until a condition or a signal to stop. Returns the number of records."""
+async def _consume(
+    options: dict[str, Any], selection: Selection, render: Render
+) -> tuple[int, dict[TopicPartition, KafkaError]]:
+    """Print records until a condition or a signal to stop. Returns the number of records, and the partitions that were
+    awaited until the timeout and could not be read.
+    """
     stopping = asyncio.Event()
     async with Consumer(**options) as consumer:
         reading = _Reading(consumer, selection)
@@ -167,7 +176,8 @@ async def _consume(options: dict[str, Any], selection: Selection, render: Render
         warn_of_unreachable_brokers()
         for number in end_signals():
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        return await reading.print_all(render, stopping)
+        count = await reading.print_all(render, stopping)
+        return count, reading.unread
 
 
 class _Reading:
@@ -179,6 +189,8 @@ class _Reading:
         self._stops: dict[TopicPartition, int] = {}
         self._waits_for_time = False
         self._count = 0
+        self._has_waited = False
+        self.unread: dict[TopicPartition, KafkaError] = {}
 
     # --- start offsets
 
@@ -283,10 +295,37 @@ class _Reading:
             elif selection.group is not None and not consumer.assignment() and last < started + _JOIN_MS / 1000:
                 last = loop.time()
             elif selection.timeout_ms is not None and loop.time() - last >= selection.timeout_ms / 1000:
-                break
+                if not await self._is_worth_waiting(stopping):
+                    break
+                last = loop.time()
             if most is not None and self._count >= most:
                 break
         return self._count
+
+    async def _is_worth_waiting(self, stopping: asyncio.Event) -> bool:
+        """Whether a partition that was not fetched so far can be by now. The first silence is not that of partitions
+        whose leaders had not said where to begin. What has no such leader is `unread`.
+        """
+        consumer = self._consumer
+        silent = sorted(each for each in consumer.assignment() if consumer.lag(each) is None)
+        if self._has_waited or not silent:
+            self.unread = {each: error for each, error in self.unread.items() if each in silent}
+            return False
+        self._has_waited = True
+        looking = asyncio.gather(*map(consumer.position, silent), return_exceptions=True)
+        stop = asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait((looking, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not looking.done():
+                return False
+        finally:
+            looking.cancel()
+            stop.cancel()
+        outcomes = looking.result()
+        for partition, outcome in zip(silent, outcomes, strict=True):
+            if isinstance(outcome, KafkaError):
+                self.unread[partition] = outcome
+        return len(self.unread) < len(silent)
 
     def _print(self, batches: dict[TopicPartition, list[ConsumerRecord]], render: Render) -> None:
         """Write the records. A group commits as read only what was written: the others come again."""

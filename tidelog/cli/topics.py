@@ -157,7 +157,7 @@ def describe(
     offsets_wanted: bool,
     all_configs: bool,
     json_wanted: bool,
-) -> None:
+) -> int:
     """Print the leader and the replicas of each partition of the topics NAMES, of all topics without NAMES.
 
     Replicas that a move is only adding do not make a partition under-replicated.
@@ -183,7 +183,7 @@ def describe(
     topics, configs, details = run(ask())
     if json_wanted:
         print_json([{**_as_dict(topic, details), "configs": configs[topic.name]} for topic in topics])
-        return
+        return _without_offsets(topics, details)
     more = (("SIZE",) if sizes_wanted else ()) + (("EARLIEST", "LATEST") if offsets_wanted else ())
     rows = [
         (topic.name, part.partition, "none" if part.leader is None else part.leader, part.leader_epoch)
@@ -200,6 +200,18 @@ def describe(
     if settings:
         echo()
         print_table(("TOPIC", "CONFIG", "VALUE"), settings)
+    return _without_offsets(topics, details)
+
+
+def _without_offsets(topics: list[TopicDescription], details: Details) -> int:
+    """The exit code: 1 where a leader has not said the offsets of its partition. Its line is on standard error."""
+    led = [
+        TopicPartition(each.name, part.partition)
+        for each in topics
+        for part in each.partitions
+        if part.leader is not None
+    ]
+    return int(any(details[partition].get("latest", 0) is None for partition in led))
 
 
 def _chosen(topic: TopicDescription, condition: str | None, moves: Moves) -> TopicDescription:

@@ -54,6 +54,12 @@ def test_a_partition_without_a_leader_does_not_hide_the_others(cluster: Embedded
     assert cli("transactions", "blocking", "--json") == (1, "[]\n", MISSING)
     assert cli("transactions", "find-hanging", "flights", "--json") == (1, "[]\n", MISSING)
     assert cli("consume", "flights", "--from-beginning", "-n", "3") == (0, "0\n1\n2\n", "3 records\n")
+    words = ("consume", "flights", "--from-beginning", "--timeout-ms", "100")
+    unread = "tidelog: without flights-1: REQUEST_TIMED_OUT: the position of flights-1 was not found"
+    for more, out in ((), "0\n1\n2\n"), (("-p", "1"), ""), (("-g", "readers"), "0\n1\n2\n"):
+        status, records, problem = cli(*words, *more)
+        assert (status, records, unread in problem, problem.count("\n")) == (1, out, True, 2)
+    assert cli(*words, "-p", "0") == (0, "0\n1\n2\n", "3 records\n")
     status, out, problem = cli("topics", "delete-records", "flights", "--all", "--json")
     assert (status, json.loads(out), problem) == (1, [row | {"low_watermark": 3}], MISSING)
     assert cli("topics", "offsets", "flights", "-p", "0")[::2] == (0, "")
@@ -88,5 +94,9 @@ def test_a_partition_whose_leader_lacks_its_log_does_not_hide_the_others(
         capfd.readouterr()
         status = main([*words, "-b", broker.bootstrap_servers])
         out, problem = capfd.readouterr()
+        words[1:3] = ["describe", "flights", "--offsets"]
+        described = main([*words, "-b", broker.bootstrap_servers]), capfd.readouterr().out
     assert (status, [each["partition"] for each in json.loads(out)]) == (1, [0])
     assert "offsets of flights-1 not found in 1000 ms: KAFKA_STORAGE_ERROR: flights-1" in problem
+    partitions = json.loads(described[1])[0]["partitions"]
+    assert (described[0], [each["latest"] for each in partitions]) == (1, [1, None])
