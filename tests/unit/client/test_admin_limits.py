@@ -19,6 +19,12 @@ from tidelog.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeResponse,
 )
 from tidelog.protocol.messages.create_topics import CreateTopicsRequest
+from tidelog.protocol.messages.delete_records import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
 from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest
@@ -116,3 +122,25 @@ async def test_producers_are_fenced_at_the_same_time_within_one_limit():
         assert [type(result) for result in results.values()] == [tuple, tuple]
         assert list(results) == ["a", "b"]
         assert lookups == [2], "the second one waited for the first"
+
+
+async def test_records_are_deleted_once_where_another_partition_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    """Up to the end (-1) means another end each time: records that came since are not to be deleted."""
+    asked: list[list[int]] = []
+
+    def answer(request: DeleteRecordsRequest, node: FakeNode) -> DeleteRecordsResponse:
+        numbers = [each.partition_index for each in request.topics[0].partitions]
+        asked.append(numbers)
+        code = ErrorCode.KAFKA_STORAGE_ERROR if 1 in numbers and len(asked) < 3 else ErrorCode.NONE
+        results = [
+            DeleteRecordsPartitionResult(partition_index=each, low_watermark=7, error_code=code if each == 1 else 0)
+            for each in sorted(numbers, reverse=True)
+        ]
+        return DeleteRecordsResponse(topics=[DeleteRecordsTopicResult(name="t", partitions=results)])
+
+    monkeypatch.setitem(HANDLERS, 21, (DeleteRecordsRequest, DeleteRecordsResponse, None))
+    async with FakeCluster(t=3) as cluster, admin(cluster) as administrator:
+        cluster.script(DeleteRecordsRequest, *[answer] * 9)
+        everything = {TopicPartition("t", number): -1 for number in range(3)}
+        assert await administrator.delete_records(everything) == dict.fromkeys(everything, 7)
+    assert sorted(number for numbers in asked for number in numbers if number != 1) == [0, 2]

@@ -197,6 +197,7 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
         async def attempt() -> None:
             missing = [partition for partition in targets if partition not in low_watermarks]
+            refused: list[tuple[ErrorCode, TopicPartition]] = []
             for leader, partitions in self._by_leader(cluster, missing, refreshes_before).items():
                 topics: dict[str, DeleteRecordsTopic] = {}
                 for partition in partitions:
@@ -208,10 +209,16 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
                 for topic_result in response.topics:
                     for result in topic_result.partitions:
                         partition = TopicPartition(topic_result.name, result.partition_index)
-                        if ErrorCode.of(result.error_code).invalidates_metadata:
+                        code = ErrorCode.of(result.error_code)
+                        if code is ErrorCode.NONE:
+                            low_watermarks[partition] = result.low_watermark
+                            continue
+                        if code.invalidates_metadata:
                             cluster.request_refresh()
-                        raise_on_error(result.error_code, None, str(partition))
-                        low_watermarks[partition] = result.low_watermark
+                        refused.append((code, partition))
+            # Only these are asked again: for another partition -1 would be a later end, and newer records would go.
+            for code, partition in sorted(refused, key=lambda each: each[0].retriable):
+                raise_on_error(code, None, str(partition))
 
         await self._retry(attempt)
         return low_watermarks
