@@ -22,7 +22,7 @@ from tidelog.client import Admin as AsyncAdmin
 from tidelog.client import TopicPartition
 from tidelog.client.model import ClusterDescription, Node
 from tidelog.client.sync import Admin, Producer
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 Cli = Callable[..., tuple[int, str, str]]
 _numbers = itertools.count()
@@ -202,6 +202,16 @@ def test_brokers_that_are_down_have_no_sizes(cli: Cli, monkeypatch: pytest.Monke
     status, out, _ = cli("brokers", "describe")
     assert status == 1
     assert "state:          unreachable: cut off\n" in out
+
+
+def test_a_client_that_may_not_ask_for_the_quorum_reads_so(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    async def refuse(admin: AsyncAdmin) -> None:
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the metadata quorum")
+
+    monkeypatch.setattr(AsyncAdmin, "describe_quorum", refuse)
+    problem = "tidelog: without the roles: CLUSTER_AUTHORIZATION_FAILED: the metadata quorum\n"
+    assert cli("brokers", "list")[::2] == (1, problem)
+    assert cli("brokers", "describe")[::2] == (1, problem)
 
 
 def test_a_broker_is_described_with_its_versions(cli: Cli, broker: EmbeddedBroker):

@@ -185,6 +185,8 @@ def _without_roles(error: KafkaError | None) -> int:
     """Print why the roles are not known. Returns the exit code."""
     if error is None:
         return 0
+    if not error.retriable:  # it has answered: this client may not ask, for example
+        return fail(f"without the roles: {error}")
     return fail(
         f"{error.code.name}: without the roles: the metadata quorum does not answer, the logs of its nodes say why"
     )
