@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode, Wire
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.broker.apis.records import fetch as fetching
@@ -24,11 +25,13 @@ from tidelog.broker.replicas.fetching.fetch_sessions import (
     Need,
     SessionPartition,
 )
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ForgottenTopic
 from tidelog.protocol.messages.produce import ProduceResponse
+from tidelog.storage.producers.verification import TransactionAppend
 
 A, B, C = ("t", 0), ("t", 1), ("t", 2)
 
@@ -278,32 +281,53 @@ def test_a_session_does_not_grow_beyond_what_one_request_names(monkeypatch: pyte
     assert len(known) == 1
 
 
-@pytest.mark.parametrize("exists", [False, True])
 async def test_an_answer_about_many_partitions_of_a_session_leaves_some_to_the_next(
-    running: RunningNode, wire: Wire, make_batch: Any, monkeypatch: pytest.MonkeyPatch, exists: bool
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fetch of 30 bytes was answered with 240,000 errors, in one turn of the loop of half a second."""
     monkeypatch.setattr(fetching, "PIECE_ELEMENTS_MAX", 10)
     monkeypatch.setattr(fetching, "ANSWERED_MAX", 20)
-    if exists:
-        await wire.create_topic("t", 50)
     opened = await wire.call(request(*range(50)), 11, FetchResponse)
     names_all = request(*range(50), session_id=opened.session_id, epoch=1)
     later = [request(session_id=opened.session_id, epoch=epoch) for epoch in (2, 3)]
+    found = []
     for each in (names_all, *later):
         each.max_wait_ms, each.min_bytes = 60_000, 1
-    found = []
-    for each in (names_all, later[0]):
         answer = await asyncio.wait_for(wire.call(each, 11, FetchResponse), PATIENCE_S)
         found += [entry.partition_index for topic in answer.responses for entry in topic.partitions]
-    wire.send(later[1], 11)
-    if exists:
-        assert found == []
-        other = await running.connect()
-        await other.call(produce("t", *[None] * 49, make_batch(b"a")), 9, ProduceResponse)
+    assert found == [*range(50), *range(10)]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_a_fetch_of_many_partitions_without_news_waits(
+    running: RunningNode, wire: Wire, make_batch: Any, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    """It was answered at once, empty. A consumer behind many open transactions fetched without a pause."""
+    monkeypatch.setattr(fetching, "PIECE_ELEMENTS_MAX", 10)
+    monkeypatch.setattr(fetching, "ANSWERED_MAX", 20)
+    await wire.create_topic("t", 51)
+    now_ms = int(time.time() * 1000)
+    batch = encode_batch(
+        [(now_ms, b"k", b"v", ())], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    node: Any = running.node
+    partitions = node._broker.partitions
+    await until(lambda: sum(each.leads for each in partitions.hosted() if each.topic == "t") == 51)
+    for index in range(50 * is_open):
+        partition = partitions.leader("t", index)
+        given = TransactionAppend(partition.begin_verification(7, 0, 0, True, now_ms))
+        partition.append_as_leader(memoryview(bytearray(batch)), now_ms, transaction=given)
+    opened = await wire.call(request(*range(51)), 11, FetchResponse)
+    asked = request(*range(51), session_id=opened.session_id, epoch=1)
+    asked.max_wait_ms, asked.min_bytes, asked.isolation_level = 60_000, 1, 1
+    for each in asked.topics[0].partitions:
+        each.partition_max_bytes = 1 << 20
+    wire.send(asked, 11)
+    other = await running.connect()
+    await other.create_topic("another")  # the fetch has looked at all partitions meanwhile
+    await other.call(produce("t", *[None] * 50, make_batch(b"a")), 9, ProduceResponse)
     answer = await asyncio.wait_for(wire.receive(FetchResponse, 11), PATIENCE_S)
-    found += [entry.partition_index for topic in answer.responses for entry in topic.partitions]
-    assert found == ([49] if exists else [*range(50), *range(10)])
+    assert fetched(answer) == [b"a"]
 
 
 def test_the_partitions_of_those_who_have_left_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,8 @@ WAIT_MS_MAX = 300_000  # a client may name any time, and a waiting fetch holds m
 # millisecond per PARTITIONS_PER_MS partitions.
 PARTITIONS_AT_ONCE = 1000
 PARTITIONS_PER_MS = 50
-# An answer that need not name all partitions of its session ends after the piece in which it has looked at so many. It
-# is encoded in one turn of the loop, and a request of 30 bytes asks for all that may have news.
+# An answer that need not name all partitions of its session ends after the piece in which it has news of so many. It is
+# encoded in one turn of the loop, and a request of 30 bytes asks for all that may have news.
 ANSWERED_MAX = 5_000
 # Of one connection, one fetch that reads more partitions waits at a time. A thousand, as of small ones, would hold
 # hundreds of MB, and seconds of the loop when their waits end.
@@ -141,14 +141,14 @@ class _Attempt:
     the response has no room for them.
     """
 
-    __slots__ = ("answered", "is_full", "is_large", "later", "must_answer", "total_bytes")
+    __slots__ = ("answered", "is_full", "is_large", "later", "must_answer", "news_count", "total_bytes")
 
     def __init__(self, must_answer: bool) -> None:
         self.answered: list[tuple[SessionPartition, FetchedPartition]] = []
         self.later: list[SessionPartition] = []
         self.must_answer = must_answer
         self.is_full = self.is_large = False
-        self.total_bytes = 0
+        self.total_bytes = self.news_count = 0
 
 
 class _Fetch:
@@ -341,10 +341,12 @@ class _Fetch:
         read = attempt.answered[begun:]
         for entry, _ in read:
             self._session.dirty.pop(entry.key, None)
+        if not self._answer_all:
+            attempt.news_count += sum(_is_news(*each) for each in read)
         if not is_read:
             attempt.later = entries[len(read) :] + attempt.later
             return None
-        if not self._answer_all and len(attempt.answered) >= ANSWERED_MAX:
+        if attempt.news_count >= ANSWERED_MAX:
             attempt.must_answer = attempt.is_full = True
         if attempt.later and not attempt.is_full:
             self._pause()
@@ -488,6 +490,15 @@ class _Fetch:
             if code == ErrorCode.KAFKA_STORAGE_ERROR and self._version < STORAGE_ERROR_FROM:
                 code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # old clients know this error and retry
             return _failed(topic, index, code)
+
+
+def _is_news(entry: SessionPartition, fetched: FetchedPartition) -> bool:
+    """Whether the answer names the partition if it need not name all."""
+    has_moved = (
+        fetched.high_watermark != entry.sent_high_watermark or fetched.log_start_offset != entry.sent_log_start_offset
+    )
+    news = fetched.size_bytes or fetched.error_code or fetched.diverging or fetched.preferred_read_replica >= 0
+    return bool(has_moved or news)
 
 
 def _gone(services: Services, topic: str) -> ErrorCode:
