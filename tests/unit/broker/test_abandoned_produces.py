@@ -234,6 +234,34 @@ async def test_a_failure_with_acks_0_closes_the_connection_behind_the_answers_be
     assert await asyncio.wait_for(other.reader.read(), PATIENCE_S) == b""
 
 
+async def test_those_of_many_partitions_end_soon_after_their_client_has_disconnected(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their connection is not read. It was closed as idle, after ten minutes or never."""
+    node, _ = await begin(start_node)
+    monkeypatch.setattr(produce_api, "PIECE_ELEMENTS_MAX", 1)
+    gate = hold_flushes(monkeypatch)
+    clients = [await node.connect() for _ in range(2)]
+    for each in clients:
+        each.send(produce("t", keyed(1), keyed(1), timeout_ms=NEVER_MS), 9)
+    inner: Any = node.node
+    server = inner._broker_server
+    try:
+        await until(lambda: waiting_count(node) == 2)
+        for _ in range(3):
+            server._sweep_idle()
+        clients[0].writer.close()
+        await clients[0].writer.wait_closed()
+        assert len(connections_of(node)) == 3
+        server._sweep_idle()
+        await until(lambda: len(connections_of(node)) == 2)
+        assert waiting_count(node) == 1
+    finally:
+        gate.set()
+    answer = await asyncio.wait_for(clients[1].receive(ProduceResponse, 9), PATIENCE_S)
+    assert {code for code, _ in produced(answer)} == {0}
+
+
 @pytest.mark.parametrize("does_follow", [True, False])
 async def test_a_batch_whose_partition_had_another_leader_before_the_others_were_looked_at_is_not_acknowledged(
     start_node: StartNode, monkeypatch: pytest.MonkeyPatch, does_follow: bool

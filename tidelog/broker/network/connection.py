@@ -599,6 +599,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
         return self._transport is None or has_ended(self._transport.get_extra_info("socket"))
 
     @property
+    def is_left(self) -> bool:
+        """Whether the client has disconnected while a request waits for which the connection is not read."""
+        return self._paused_reading and not self._resting and self.awaited is not None and self.is_gone
+
+    @property
     def partial(self) -> tuple[int, int] | None:
         """The start and the end in the buffer of the request that has partly arrived; None without one."""
         return (self._start, self._end) if self._end > self._start else None

@@ -247,7 +247,8 @@ class Server:
         return min(SWEEP_INTERVAL_S, max(SWEEP_S_MIN, idle_ms_max / 1000 / SWEEPS_PER_IDLE_TIME))
 
     def _sweep_idle(self) -> None:
-        """Free the large buffers of idle connections; close those idle beyond connections.max.idle.ms.
+        """Free the large buffers of idle connections; close those idle beyond connections.max.idle.ms, or not read
+        while their client has disconnected.
 
         A connection that is still closing at the next sweep is aborted: its client might never read the last answers.
         """
@@ -268,6 +269,9 @@ class Server:
                 self._idle_since.pop(connection, None)
                 continue
             connection.active = False
+            if connection.is_left:
+                connection.abort()
+                continue
             since = self._idle_since.setdefault(connection, now - sweep_s)
             if 0 <= self._limits.idle_ms_max < (now - since) * 1000:
                 self.cut["idle"] += 1
