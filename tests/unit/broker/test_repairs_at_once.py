@@ -12,7 +12,7 @@ import pytest
 
 from tests.patience import until
 from tidelog.broker.replicas import repairs as module
-from tidelog.broker.replicas.repairs import PARTITIONS_MAX, WHOLE_COPIES_MAX, Repairs
+from tidelog.broker.replicas.repairs import REPAIRED_AT_ONCE_MAX, WHOLE_COPIES_MAX, Repairs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 
@@ -64,23 +64,23 @@ async def test_a_repair_that_takes_long_holds_up_no_other(node: Node) -> None:
 
 
 async def test_only_some_are_repaired_at_once(node: Node) -> None:
-    for number in range(PARTITIONS_MAX + 2):
+    for number in range(REPAIRED_AT_ONCE_MAX + 2):
         node.damaged(number, ends=False)
-    await until(lambda: len(node.begun) == PARTITIONS_MAX)
+    await until(lambda: len(node.begun) == REPAIRED_AT_ONCE_MAX)
     await asyncio.sleep(0.05)
-    assert node.begun == [*range(PARTITIONS_MAX)]
+    assert node.begun == [*range(REPAIRED_AT_ONCE_MAX)]
     node.ends[0].set()
-    await until(lambda: len(node.begun) == PARTITIONS_MAX + 1)
+    await until(lambda: len(node.begun) == REPAIRED_AT_ONCE_MAX + 1)
     await node.repairs.close()
     assert not node.repairs._under_way
-    assert len(node.begun) == PARTITIONS_MAX + 1
+    assert len(node.begun) == REPAIRED_AT_ONCE_MAX + 1
 
 
 async def test_the_one_that_waits_longest_is_the_next(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are due again at once take no turn from those behind them."""
     monkeypatch.setattr(module, "PAUSE_S_MIN", 0.01)
     node.is_fixed, node.least_s = False, 0.03
-    numbers = [*range(3 * PARTITIONS_MAX)]
+    numbers = [*range(3 * REPAIRED_AT_ONCE_MAX)]
     for number in numbers:
         node.repairs._waiting[node.damaged(number, ends=True)].pause_s = 0.01
     await until(lambda: len(node.begun) >= 2 * len(numbers))
@@ -140,13 +140,13 @@ async def test_a_fetch_without_an_answer_closes_no_connection_of_another_repair(
         return bool(await node.repair(partition))
 
     repairs._exchange, repairs._endpoint_of, repairs._repair = exchange, lambda broker_id: ("", 0), repair
-    partitions = [node.damaged(number, ends=False) for number in range(PARTITIONS_MAX)]
-    await until(lambda: len(node.begun) == PARTITIONS_MAX)
-    assert len({*lanes}) == PARTITIONS_MAX
+    partitions = [node.damaged(number, ends=False) for number in range(REPAIRED_AT_ONCE_MAX)]
+    await until(lambda: len(node.begun) == REPAIRED_AT_ONCE_MAX)
+    assert len({*lanes}) == REPAIRED_AT_ONCE_MAX
     for partition in partitions:
         partition.topic_id = b"t" * 16
         node.ends[partition.index].set()
     await until(lambda: node.repairs._task is None)
     node.damaged(9, ends=True)
     await until(lambda: 9 in node.begun)
-    assert len({*lanes}) == PARTITIONS_MAX, "the connections are used again"
+    assert len({*lanes}) == REPAIRED_AT_ONCE_MAX, "the connections are used again"

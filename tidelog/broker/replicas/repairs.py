@@ -68,11 +68,11 @@ SPACE_PAUSE_S_MAX: Final = 30.0
 """The longest pause while the volume has no space for the copy, which each attempt fetches again."""
 LOST_PAUSE_S_MAX: Final = 300.0
 """The longest pause for records that no replica has: only a change of the replicas or their files can restore them."""
-PARTITIONS_MAX: Final = 4
+REPAIRED_AT_ONCE_MAX: Final = 4
 """The partitions that are repaired at once, of which each may have a copy in memory."""
 WHOLE_COPIES_MAX: Final = 2
 """How many of them may copy another replica's whole log, so that these do not hold up the others."""
-_LANES: Final = tuple(f"repair-{number}" for number in range(PARTITIONS_MAX))
+_LANES: Final = tuple(f"repair-{number}" for number in range(REPAIRED_AT_ONCE_MAX))
 WHOLE_COPY_WAIT_S: Final = 60.0
 """The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one, or that
 is not in sync, and for the end of a move of this one to another log directory."""
@@ -221,10 +221,10 @@ class Repairs:
         """Begin the attempts that are due, the first of them first, as far as they may be under way at once. When the
         next one is due; None if it waits for the end of another one.
         """
-        free = PARTITIONS_MAX - len(self._under_way)
+        free = REPAIRED_AT_ONCE_MAX - len(self._under_way)
         waiting = [each for each in self._waiting.items() if each[0] not in self._under_way]
         for partition, attempts in nsmallest(free + 1, waiting, key=lambda each: each[1].due_s):
-            if len(self._under_way) >= PARTITIONS_MAX:
+            if len(self._under_way) >= REPAIRED_AT_ONCE_MAX:
                 return None
             if attempts.due_s > self._loop.time():
                 return attempts.due_s
