@@ -312,7 +312,11 @@ class _Reading:
             self.unread = {each: error for each, error in self.unread.items() if each in silent}
             return False
         self._has_waited = True
-        looking = asyncio.gather(*map(consumer.position, silent), return_exceptions=True)
+
+        async def look() -> list[int | BaseException]:
+            return await asyncio.gather(*map(consumer.position, silent), return_exceptions=True)
+
+        looking = asyncio.create_task(look())  # a task: asyncio reports a gather that is cancelled and not awaited
         stop = asyncio.create_task(stopping.wait())
         try:
             await asyncio.wait((looking, stop), return_when=asyncio.FIRST_COMPLETED)

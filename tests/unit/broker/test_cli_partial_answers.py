@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tidelog import EmbeddedBroker, EmbeddedCluster, NewTopic
 from tidelog.cli.main import main
 from tidelog.client.sync import Admin, Producer
@@ -63,6 +67,20 @@ def test_a_partition_without_a_leader_does_not_hide_the_others(cluster: Embedded
     status, out, problem = cli("topics", "delete-records", "flights", "--all", "--json")
     assert (status, json.loads(out), problem) == (1, [row | {"low_watermark": 3}], MISSING)
     assert cli("topics", "offsets", "flights", "-p", "0")[::2] == (0, "")
+
+
+def test_a_signal_ends_a_read_that_waits_for_a_partition(cluster: EmbeddedCluster):
+    cluster.kill(2)
+    words = ["consume", "flights", "-p", "1", "--timeout-ms", "1", "-b", cluster.bootstrap_servers]
+    reading = subprocess.Popen(
+        [sys.executable, "-m", "tidelog", *words, "-X", f"default.api.timeout.ms={PATIENCE_S * 1000:.0f}"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(3)  # it is past the timeout, and waits for a position
+    reading.send_signal(signal.SIGINT)
+    assert "Traceback" not in reading.communicate(timeout=PATIENCE_S)[1]
+    assert reading.returncode == 0
 
 
 def test_a_quorum_without_a_leader_does_not_hide_the_brokers(cluster: EmbeddedCluster, cli: Cli):
