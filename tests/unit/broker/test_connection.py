@@ -327,7 +327,7 @@ def test_a_malformed_frame_closes_the_connection_after_the_answers_before_it() -
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
-@pytest.mark.parametrize("failing", [b"0-acks-0", b"e-acks-0"])
+@pytest.mark.parametrize("failing", [b"0-acks-0", b"e-acks-0", b"!-malformed"])
 def test_a_failure_without_an_answer_closes_the_connection_behind_the_answers_that_wait_before_it(
     failing: bytes, is_alone: bool
 ) -> None:

@@ -333,13 +333,19 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._update_reading()
 
     def _close_for(self, error: Exception) -> None:
-        """Close the connection, because its last request cannot be answered."""
+        """Close the connection, because its last request cannot be answered, behind the answers before it (as in Kafka,
+        which reads the next request after them): records that are in the log are not sent again.
+        """
         if isinstance(error, MalformedMessage):
             self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
         else:
             logger.error("a request from %s failed", self.host, exc_info=error)
             self._owner.warn("failed", f"closing connection from {self.host}: the broker failed at its request")
-        self.close()
+        self._answer(CLOSED)
+        if not self._closed:
+            if self._out:
+                self._flush()
+            self._update_reading()
 
     def _process_pipelined(self, start: int, end: int, request_budget: int) -> tuple[int, int]:
         """Dispatch frames of the buffer together. Returns where the rest begins, and the number of handled frames."""
