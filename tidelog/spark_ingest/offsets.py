@@ -165,6 +165,19 @@ async def find_ends(cluster: Cluster, options: SourceOptions) -> PresentEnds:
     return PresentEnds(ends, _ids(topics))
 
 
+def target_ends(target: PresentEnds, present: PresentEnds) -> PresentEnds:
+    """The earlier ends `target` of the partitions that exist at this time; of a topic that was created again since, the
+    present ones.
+    """
+    ids = present.topic_ids
+    offsets = {
+        each: target.offsets[each] if target.topic_ids[each.topic] == ids[each.topic] else end
+        for each, end in present.offsets.items()
+        if each in target.offsets
+    }
+    return PresentEnds(offsets, ids)
+
+
 async def find_log_starts(cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition]) -> Offsets:
     """The beginnings of these logs.
 

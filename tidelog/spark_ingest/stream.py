@@ -34,6 +34,7 @@ from tidelog.spark_ingest.offsets import (
     join_some,
     list_edge_offsets,
     selected,
+    target_ends,
 )
 from tidelog.spark_ingest.options import EARLIEST, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange, plan_ranges
@@ -162,6 +163,8 @@ class StreamDriver:
         present = await self._find_ends(cluster, start)
         missing = missing_partitions(start, present.offsets, self._topic_ids, present.topic_ids)
         await self._check_missing(cluster, missing)
+        if self._target is not None:
+            self._target = present
         recreated = recreated_partitions(start, present.offsets, self._topic_ids, present.topic_ids)
         new = [partition for partition in present.offsets if partition not in start]
         log_starts = await list_edge_offsets(cluster, options, [*new, *recreated], EARLIEST) if new or recreated else {}
@@ -196,7 +199,10 @@ class StreamDriver:
         for attempt in range(options.fetch_offset_retries + 1):
             if attempt:
                 await asyncio.sleep(options.fetch_offset_retry_interval_ms / 1000)
-            present = await ends_after(cluster, options, self._target or await find_ends(cluster, options), start)
+            present = await find_ends(cluster, options)
+            if self._target is not None:
+                present = target_ends(self._target, present)
+            present = await ends_after(cluster, options, present, start)
             is_behind = any(
                 end < start.get(partition, end) and self.topic_id(partition.topic) in (NO_TOPIC_ID, topic_id)
                 for partition, end in present.offsets.items()

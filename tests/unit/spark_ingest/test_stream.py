@@ -316,6 +316,37 @@ def test_a_topic_created_again_is_read_from_its_beginning_where_loss_is_tolerate
         assert [each.size for each in stream.ranges(beginning, latest)] == ([size] if size else [])
 
 
+@pytest.mark.parametrize("size", [0, 2, 9])
+def test_available_now_ends_at_the_end_of_a_topic_that_was_created_again_where_loss_is_tolerated(node, new_topic, size):
+    topic = new_topic(5)
+    with driver(node, subscribe=topic, startingOffsets="earliest", failOnDataLoss="false") as stream:
+        stream.prepare_for_available_now()
+        offset = stream.latest_offset(stream.initial_offset(), max_offsets=1)
+        create_again(node, topic, size)
+        offset = stream.latest_offset(offset, max_offsets=1)
+        assert offset == {topic: {"0": 0}}
+        node.fill(topic, 20, start=size)  # after the end of the run
+        for end in range(1, size + 1):
+            offset = stream.latest_offset(offset, max_offsets=1)
+            assert offset == {topic: {"0": end}}
+        assert stream.latest_offset(offset, max_offsets=1) is offset
+
+
+@pytest.mark.parametrize("is_created_again", [True, False])
+def test_available_now_notices_that_a_topic_was_deleted(node, new_topic, is_created_again):
+    topic = new_topic(5)
+    with driver(node, subscribePattern=f"^{topic}", startingOffsets="earliest") as stream:
+        stream.prepare_for_available_now()
+        offset = stream.latest_offset(stream.initial_offset(), max_offsets=1)
+        if is_created_again:
+            create_again(node, topic, 9)
+        else:
+            with admin(node) as client:
+                client.delete_topics([topic])
+        with pytest.raises(DataLoss, match="was deleted and created again" if is_created_again else "is gone"):
+            stream.latest_offset(offset, max_offsets=1)
+
+
 def test_committed_offsets_are_a_beginning(node, new_topic):
     topic = new_topic(5, 6)
     with admin(node) as client:
