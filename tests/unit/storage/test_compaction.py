@@ -425,6 +425,23 @@ class TestWhatIsAround:
         assert find_cleanable(logs.log, NOW + HOUR).delay_ms == 0
         assert find_cleanable(logs.log, NOW + HOUR + 1).delay_ms == 1
 
+    def test_the_lag_of_records_without_a_timestamp_counts_from_the_last_write(self, logs: Logs):
+        logs.append(memoryview(encode_batch([(-1, b"a", b"1", ())])))
+        roll(logs.log)
+        logs.log.set_config(replace(CONFIG, min_compaction_lag_ms=HOUR))
+        written_ms = logs.disk.modified_ms(logs.log.segments.first.path)
+        assert not find_cleanable(logs.log, written_ms + HOUR - 1).cleanable_bytes
+        assert find_cleanable(logs.log, written_ms + HOUR).cleanable_bytes
+
+    def test_a_lag_costs_no_file_that_stays_open(self, logs: Logs):
+        for number in range(20):
+            logs.append(keyed((str(number), "1")))
+            roll(logs.log)
+        log = logs.close_and_open()
+        log.set_config(replace(CONFIG, max_compaction_lag_ms=HOUR))
+        assert find_cleanable(log, NOW + 2 * HOUR).delay_ms == HOUR
+        assert not any(segment.is_open for segment in list(log.segments)[:-1])
+
 
 def test_batches_of_idempotent_producers_are_known_after_grouping(logs: Logs):
     for sequence in range(30):

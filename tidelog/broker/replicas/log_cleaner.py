@@ -56,7 +56,12 @@ class UpkeepOfLogs(Protocol):
         ...
 
 
+TURN_S: Final = 0.005
+"""How long one turn of the loop looks at logs."""
+
 RunInExecutor = Callable[[Callable[[], None]], "asyncio.Future[None]"]
+_Due = tuple[float, "LogDirectory", "PartitionLog"]
+"""The dirty ratio of a log that is to be cleaned, its directory, the log."""
 
 
 @dataclass(slots=True)
@@ -105,6 +110,10 @@ class LogCleaner:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._compactions: set[Compaction] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._round: Iterator[None] | None = None
+        """The look at all logs that is under way."""
+        self._due: list[_Due] = []
+        """What is to be cleaned by the last look, the dirtiest last."""
         self._throttled_until = 0.0
         self._pauses: set[asyncio.Future[None]] = set()
         self._is_closing = False
@@ -138,6 +147,10 @@ class LogCleaner:
         return self._clock_ms() - self._last_look_ms if self._last_look_ms else 0
 
     @property
+    def _threads(self) -> int:
+        return max(1, self._settings.integer("log.cleaner.threads"))
+
+    @property
     def running_count(self) -> int:
         return len(self._running)
 
@@ -156,48 +169,77 @@ class LogCleaner:
         self._timer = self._loop.call_later(delay_ms / 1000, self._look)
 
     def _look(self) -> None:
-        """Start cleanings on the free threads, the dirtiest logs first."""
+        """Look at all logs, as many in one turn of the loop as TURN_S allows. Then clean the dirtiest first."""
         if self._is_closing:
             return
-        now_ms = self._last_look_ms = self._clock_ms()
+        self._last_look_ms = self._clock_ms()
         self._look_later()
         self._forget_removed_logs()
-        candidates = sorted(self._candidates(now_ms), key=lambda candidate: candidate[2].dirty_ratio, reverse=True)
-        threads = max(1, self._settings.integer("log.cleaner.threads"))
-        for directory, log, chosen in candidates[: max(0, threads - len(self._running))]:
+        if self._round is None:
+            self._round = self._look_at_all(self._last_look_ms)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._is_closing or self._round is None:
+            return
+        ends_s = self._loop.time() + TURN_S
+        for _ in self._round:
+            if self._loop.time() > ends_s:
+                self._loop.call_soon(self._go_on)
+                return
+        self._round = None
+        self._begin_due()
+
+    def _look_at_all(self, now_ms: int) -> Iterator[None]:
+        dirtiest = delay_ms = 0
+        due: list[_Due] = []
+        for directory in list(self._directories):
+            for log in list(directory.logs.values()):
+                chosen = self._cleanable(directory, log, now_ms)
+                if chosen is not None:
+                    dirtiest = max(dirtiest, int(100 * chosen.dirty_ratio))
+                    delay_ms = max(delay_ms, chosen.delay_ms)
+                    if chosen.is_due(log.config.min_cleanable_dirty_ratio):
+                        due.append((chosen.dirty_ratio, directory, log))
+                yield
+        self.dirtiest_percent, self.delay_ms_max = dirtiest, delay_ms
+        self._due = sorted(due, key=lambda each: each[0])
+
+    def _begin_due(self) -> None:
+        """Start cleanings on the free threads. The log may have changed since it was looked at."""
+        threads, now_ms = self._threads, self._clock_ms()
+        while self._due and len(self._running) < threads:
+            _, directory, log = self._due.pop()
+            chosen = self._cleanable(directory, log, now_ms)
+            if chosen is None or not chosen.is_due(log.config.min_cleanable_dirty_ratio):
+                continue
             try:
                 self._begin(directory, log, chosen, now_ms, threads)
             except Exception as error:  # a bug here: the others are still cleaned
                 logger.exception("cannot clean %s", log.directory)
                 self._cannot_be_cleaned(log, repr(error))
 
-    def _candidates(self, now_ms: int) -> Iterator[tuple[LogDirectory, PartitionLog, CleanableRange]]:
-        self.dirtiest_percent = self.delay_ms_max = 0
-        for directory in self._directories:
-            for log in directory.logs.values():
-                if (
-                    not log.config.is_compacted
-                    or not log.may_be_cleaned
-                    or log.cleaned_offset >= log.segments.active.base_offset
-                    or log.failure is not None
-                    or log.is_under_cleaning
-                    or log.directory in self._running
-                    or log in self.uncleanable
-                ):
-                    continue
-                try:
-                    chosen = find_cleanable(log, now_ms)
-                except (CorruptIndex, OSError) as error:
-                    logger.warning("cannot clean %s now: %s", log.directory, error)
-                    continue
-                except Exception as error:  # a bug here: the others are still cleaned
-                    logger.exception("cannot clean %s", log.directory)
-                    self._cannot_be_cleaned(log, repr(error))
-                    continue
-                self.dirtiest_percent = max(self.dirtiest_percent, int(100 * chosen.dirty_ratio))
-                self.delay_ms_max = max(self.delay_ms_max, chosen.delay_ms)
-                if chosen.is_due(log.config.min_cleanable_dirty_ratio):
-                    yield directory, log, chosen
+    def _cleanable(self, directory: LogDirectory, log: PartitionLog, now_ms: int) -> CleanableRange | None:
+        """What can be cleaned of the log now; None if it has nothing dirty, is not there any more, or has to wait."""
+        if (
+            not log.config.is_compacted
+            or not log.may_be_cleaned
+            or log.cleaned_offset >= log.segments.active.base_offset
+            or log.failure is not None
+            or log.is_under_cleaning
+            or log.directory in self._running
+            or log in self.uncleanable
+            or directory.logs.get((log.topic, log.partition)) is not log
+        ):
+            return None
+        try:
+            return find_cleanable(log, now_ms)
+        except (CorruptIndex, OSError) as error:
+            logger.warning("cannot clean %s now: %s", log.directory, error)
+        except Exception as error:  # a bug here: the others are still cleaned
+            logger.exception("cannot clean %s", log.directory)
+            self._cannot_be_cleaned(log, repr(error))
+        return None
 
     def _forget_removed_logs(self) -> None:
         if self.uncleanable:
@@ -312,7 +354,8 @@ class LogCleaner:
             log.topic, log.partition, compaction.cleaned_offset, stats.messages_written, stats.messages_read,
             stats.bytes_written, stats.bytes_read, duration_s,
         )  # fmt: skip
-        self._upkeep.checkpoint()
+        if not self._due:  # the periodic checkpoints have the others: each one goes over all logs
+            self._upkeep.checkpoint()
         if stats.keyless:
             logger.warning("%s-%d had %d records without a key", log.topic, log.partition, stats.keyless)
 
@@ -326,7 +369,14 @@ class LogCleaner:
         # As in Kafka, there is a pause only if there was nothing to clean. There is also one after a cleaning that was
         # given up: without it a shortage of file descriptors, for example, would end the next one at once.
         if not compaction.is_given_up:
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        """After a cleaning: the next logs of those due at the last look. Where a thread is left, all are looked at."""
+        if not self._is_closing:
+            self._begin_due()
+            if len(self._running) < self._threads:
+                self._look()
 
 
 def _end(pause: asyncio.Future[None]) -> None:

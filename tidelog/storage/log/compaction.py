@@ -67,24 +67,29 @@ def find_cleanable(log: PartitionLog, now_ms: int) -> CleanableRange:
     start = first_dirty(log.cleaned_offset, log.log_start_offset, log.log_end_offset)
     wants_times = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms != INT64_MAX
     dirty = segments.from_offset(start)[:-1] if wants_times else []
-    first_with_times = dirty[0].base_offset if dirty else INT64_MAX
+    base = dirty[0].base_offset if dirty else INT64_MAX
     facts = [
         CleanerSegment(
             segment.base_offset,
             segment.size_bytes,
-            *(_times(segment) if segment.base_offset >= first_with_times and segment is not segments.active else ()),
+            *(_times(segment, log.disk) if base <= segment.base_offset < segments.active.base_offset else ()),
         )
         for segment in segments
     ]
     return cleanable_range(facts, start, log.last_stable_offset, config, now_ms)
 
 
-def _times(segment: Segment) -> tuple[int, int]:
+def _times(segment: Segment, disk: Disk) -> tuple[int, int]:
+    """The largest timestamp of the segment, without one when its file was changed, and that of its first batch."""
     if segment.first_batch_timestamp == UNKNOWN:
+        was_open = segment.is_open
         for _, header in headers(segment):
             segment.set_first_batch_timestamp(header.max_timestamp)
             break
-    return lookup.max_timestamp_of(segment), segment.first_batch_timestamp
+        if not was_open:
+            segment.release()  # a log may have more segments than the process may have files
+    newest = lookup.max_timestamp_of(segment)
+    return newest if newest >= 0 else disk.modified_ms(segment.path), segment.first_batch_timestamp
 
 
 class Compaction:
