@@ -29,7 +29,7 @@ from tidelog.cli.common import (
 )
 from tidelog.cli.record_format import FORMATS, Render, compile_template, json_writer
 from tidelog.client import Consumer, ConsumerRecord, TopicPartition
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError, join_some
 
 _POLL_MS = 200
 _POLL_RECORDS = 2000
@@ -134,8 +134,7 @@ def command(
     say_count(count)
     if not unread:
         return 0
-    more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
-    return fail(f"without {', '.join(map(str, list(unread)[:3]))}{more}: {next(iter(unread.values()))}")
+    return fail(f"without {join_some(unread)}: {next(iter(unread.values()))}")
 
 
 def _selection(*, from_beginning: bool, offset: str | None, **selected: Any) -> Selection:

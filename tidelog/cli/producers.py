@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from tidelog.cli.common import HELP, as_json, as_time, client_options, connecting, print_json, print_table, run
-from tidelog.cli.topic_records import led_partitions, left_out
+from tidelog.cli.topic_records import answered, led_partitions, left_out
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.model import ProducerState
 
@@ -25,12 +27,13 @@ def command(topic: str, numbers: tuple[int, ...], bootstrap: str, properties: di
       tidelog producers flights --partition 0
     """
 
-    async def ask() -> tuple[dict[TopicPartition, list[ProducerState]], list[TopicPartition]]:
+    async def ask() -> tuple[Mapping[TopicPartition, list[ProducerState]], list[TopicPartition], bool]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             partitions, leaderless = await led_partitions(admin, (topic,), numbers)
-            return await admin.describe_producers(partitions), leaderless
+            described = await answered(admin.describe_producers(partitions))
+            return described, leaderless, len(described) == len(partitions)
 
-    described, leaderless = run(ask())
+    described, leaderless, is_whole = run(ask())
     if json_wanted:
         print_json(
             [
@@ -39,7 +42,7 @@ def command(topic: str, numbers: tuple[int, ...], bootstrap: str, properties: di
                 for each in producers
             ]
         )
-        return left_out(leaderless)
+        return left_out(leaderless) or int(not is_whole)
     rows = [
         (partition.topic, partition.partition, each.producer_id, each.producer_epoch, each.last_sequence)
         + (as_time(each.last_timestamp_ms), _or_dash(each.transaction_start_offset))
@@ -48,7 +51,7 @@ def command(topic: str, numbers: tuple[int, ...], bootstrap: str, properties: di
     ]
     header = ("TOPIC", "PARTITION", "PRODUCER", "EPOCH", "LAST SEQUENCE", "LAST WRITTEN", "TRANSACTION FROM")
     print_table(header, rows)
-    return left_out(leaderless)
+    return left_out(leaderless) or int(not is_whole)
 
 
 def _or_dash(offset: int) -> str:

@@ -20,6 +20,7 @@ from tidelog.cli.common import (
 )
 from tidelog.client import Admin
 from tidelog.client.model import QuorumDescription, QuorumReplica
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import uuid_from_text, uuid_to_text
 
 _NO_DIRECTORY = bytes(16)
@@ -50,7 +51,14 @@ def describe(bootstrap: str, properties: dict[str, str], view: str | None, json_
 
     async def ask() -> tuple[str | None, QuorumDescription]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            return (await admin.describe_cluster()).cluster_id, await admin.describe_quorum()
+            cluster_id = (await admin.describe_cluster()).cluster_id
+            try:
+                return cluster_id, await admin.describe_quorum()
+            except KafkaError as error:
+                if error.code is not ErrorCode.REQUEST_TIMED_OUT:
+                    raise
+                problem = "the metadata quorum does not answer, it may have no leader; the logs of its nodes say why"
+                raise KafkaError(error.code, problem) from None
 
     cluster_id, quorum = run(ask())
     if json_wanted:

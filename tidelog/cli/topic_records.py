@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -23,12 +23,13 @@ from tidelog.cli.common import (
     text_in,
     time_in,
 )
-from tidelog.client import Admin, OffsetAndTimestamp, TopicPartition
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.client import Admin, OffsetAndTimestamp, PartitionErrors, TopicPartition
+from tidelog.protocol.errors import ErrorCode, KafkaError, join_some
+
+Answer = TypeVar("Answer")
 
 _TIMES = {"earliest": "earliest", "latest": "latest", "max-timestamp": "max_timestamp"}
 _ELECTION_S = 1.0
-_ASKED_AT_ONCE = 64
 _NUMBERS = {"-1": "latest", "-2": "earliest", "-3": "max_timestamp"}  # the values of Kafka's tool
 
 
@@ -74,7 +75,7 @@ def offsets(
         async with Admin(**client_options(bootstrap, properties)) as admin:
             partitions, leaderless = await led_partitions(admin, names, numbers)
             if at is not None:
-                rows = _at_time(await _answered(admin, partitions, at))
+                rows = _at_time(await answered(admin.list_offsets(dict.fromkeys(partitions, at))))
             else:
                 rows = [
                     {"topic": partition.topic, "partition": partition.partition, "earliest": first, "latest": end}
@@ -142,16 +143,14 @@ def left_out(leaderless: list[TopicPartition]) -> int:
     """Print which partitions have no leader, which alone could answer. Returns the exit code of the command."""
     if not leaderless:
         return 0
-    more = f" and {len(leaderless) - 3} more" if len(leaderless) > 3 else ""
-    names = ", ".join(str(partition) for partition in leaderless[:3]) + more
-    problem = f"without {names}: no leader, see `tidelog topics describe --unavailable`"
+    problem = f"without {join_some(leaderless)}: no leader, see `tidelog topics describe --unavailable`"
     return fail(str(KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, problem)))
 
 
 async def bounds_of(admin: Admin, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
     """The log start offset and the end offset of each partition whose leader answers."""
-    first = await _answered(admin, partitions, "earliest")
-    end = await _answered(admin, list(first), "latest")
+    first = await answered(admin.list_offsets(dict.fromkeys(partitions, "earliest")))
+    end = await answered(admin.list_offsets(dict.fromkeys(first, "latest")))
 
     def offset(answer: OffsetAndTimestamp | None) -> int:
         return 0 if answer is None else answer.offset
@@ -161,35 +160,42 @@ async def bounds_of(admin: Admin, partitions: list[TopicPartition]) -> dict[Topi
     }
 
 
-async def _answered(
-    admin: Admin, partitions: list[TopicPartition], at: int | str
-) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The offsets at a time of the partitions whose leaders answer. Prints a line for each other, as Kafka's tool does.
+def _as_it_is(error: KafkaError) -> KafkaError:
+    return error
 
-    Raises the KafkaError of the first if none answers.
+
+async def answered(
+    asking: Awaitable[dict[TopicPartition, Answer]], explained: Callable[[KafkaError], KafkaError] = _as_it_is
+) -> Mapping[TopicPartition, Answer]:
+    """The results of the partitions whose leaders answer. Prints a line for each other, as Kafka's tool does.
+
+    Raises KafkaError if none answers.
     """
     try:
-        return await admin.list_offsets(dict.fromkeys(partitions, at))
-    except KafkaError as error:
-        if not error.retriable or len(partitions) == 1:
+        return await asking
+    except PartitionErrors as error:
+        if not error.answers:
+            raise explained(error) from None
+        for _, problem in sorted(error.errors.items()):
+            fail(str(explained(problem)))
+        return error.answers
+
+
+async def of_answering(
+    find: Callable[[list[TopicPartition] | None], Awaitable[Answer]], partitions: list[TopicPartition] | None
+) -> tuple[Answer, int]:
+    """The outcome for the partitions whose leaders answer, and the exit code. Prints a line for each other partition.
+
+    Raises KafkaError if none answers.
+    """
+    try:
+        return await find(partitions), 0
+    except PartitionErrors as error:
+        if not error.answers:
             raise
-    turns = asyncio.Semaphore(_ASKED_AT_ONCE)
-    answers: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-    failures: list[KafkaError] = []
-
-    async def ask(partition: TopicPartition) -> None:
-        async with turns:
-            try:
-                answers.update(await admin.list_offsets({partition: at}))
-            except KafkaError as error:
-                failures.append(error)
-
-    await asyncio.gather(*map(ask, partitions))
-    if not answers:
-        raise failures[0]
-    for failure in failures:
-        fail(str(failure))
-    return answers
+        for problem in error.errors.values():
+            fail(str(problem))
+        return await find(list(error.answers)), 1
 
 
 @click.command("delete-records", context_settings=HELP)
@@ -240,28 +246,31 @@ def delete_records(
         if planned:
             leaderless = [each for each in leaderless if each in planned]
             return {each: offset for each, offset in planned.items() if each not in leaderless}, leaderless
-        if before_ms is None:
-            return dict.fromkeys(partitions, -1 if everything else before_offset or 0), leaderless
-        offsets = await admin.list_offsets(dict.fromkeys(partitions, before_ms))
-        return {each: -1 if at is None else at.offset for each, at in offsets.items()}, leaderless
+        return dict.fromkeys(partitions, -1 if everything else before_offset or 0), leaderless
 
-    async def ask() -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
+    async def ask() -> tuple[Mapping[TopicPartition, int], list[TopicPartition], bool]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             offsets, leaderless = await targets(admin)
-            return await admin.delete_records(offsets), leaderless
+            count = len(offsets)
+            if before_ms is not None:
+                firsts = await answered(admin.list_offsets(dict.fromkeys(offsets, before_ms)))
+                offsets = {each: -1 if at is None else at.offset for each, at in firsts.items()}
+            low_watermarks = await answered(admin.delete_records(offsets), _explained)
+            return low_watermarks, leaderless, len(low_watermarks) == count
 
-    try:
-        low_watermarks, leaderless = run(ask())
-    except KafkaError as error:
-        if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise
-        raise KafkaError(error.code, f"{error.message} ends before that offset: see `tidelog topics offsets`") from None
+    low_watermarks, leaderless, is_whole = run(ask())
     left = sorted(low_watermarks.items())
     if json_wanted:
         print_json([{"topic": topic, "partition": number, "low_watermark": offset} for (topic, number), offset in left])
     else:
         print_table(("TOPIC", "PARTITION", "EARLIEST"), [(*partition, offset) for partition, offset in left])
-    return left_out(leaderless)
+    return left_out(leaderless) or int(not is_whole)
+
+
+def _explained(error: KafkaError) -> KafkaError:
+    if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
+        return error
+    return KafkaError(error.code, f"{error.message} ends before that offset: see `tidelog topics offsets`")
 
 
 def _read(path: Path) -> dict[TopicPartition, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import click
 
@@ -18,10 +20,12 @@ from tidelog.cli.common import (
     print_table,
     run,
 )
-from tidelog.cli.topic_records import led_partitions, left_out
+from tidelog.cli.topic_records import led_partitions, left_out, of_answering
 from tidelog.client import Admin, TopicPartition
-from tidelog.client.model import BlockedPartition, OpenTransaction, TransactionDescription
+from tidelog.client.model import TRANSACTION_STATES, BlockedPartition, OpenTransaction, TransactionDescription
 from tidelog.protocol.errors import ErrorCode, KafkaError
+
+Transaction = TypeVar("Transaction", BlockedPartition, OpenTransaction)
 
 _PARTITION = click.option(
     "-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition."
@@ -40,7 +44,14 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--state", "states", multiple=True, help="Only ids in this state, such as Ongoing.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(TRANSACTION_STATES, case_sensitive=False),
+    multiple=True,
+    metavar="STATE",
+    help="Only ids in this state, such as Ongoing.",
+)
 @click.option("--producer-id", "producer_ids", type=int, multiple=True, help="Only ids of this producer.")
 @click.option(
     "--longer-than", "min_duration_ms", type=click.IntRange(0), metavar="MS", help="Only transactions open so long."
@@ -133,16 +144,15 @@ def blocking(
       tidelog transactions blocking flights
     """
 
-    async def fetch() -> tuple[list[BlockedPartition], list[TopicPartition]]:
+    async def fetch() -> tuple[list[BlockedPartition], int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            partitions, leaderless = await _chosen(admin, names, numbers)
-            return await admin.blocked_partitions(partitions), leaderless
+            return await _of_partitions(admin, names, numbers, admin.blocked_partitions)
 
-    found, leaderless = run(fetch())
-    rows = [_blocked(blocked) for blocked in found]
+    blocked_partitions, status = run(fetch())
+    rows = [_blocked(each) for each in blocked_partitions]
     if json_wanted:
         print_json(rows)
-        return left_out(leaderless)
+        return status
     header = ("TOPIC", "PARTITION", "STABLE", "END", "BEHIND", "PRODUCER", "TRANSACTIONAL ID", "STATE", "OPEN SINCE")
     cells = [
         (row["topic"], row["partition"], row["last_stable_offset"], row["log_end_offset"])
@@ -151,7 +161,7 @@ def blocking(
         for row in rows
     ]
     print_table(header, cells)
-    return left_out(leaderless)
+    return status
 
 
 @command.command("find-hanging")
@@ -184,21 +194,20 @@ def find_hanging(
       tidelog transactions find-hanging flights
     """
 
-    async def fetch() -> tuple[list[OpenTransaction], list[TopicPartition]]:
+    async def fetch() -> tuple[list[OpenTransaction], int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            partitions, leaderless = await _chosen(admin, names, numbers)
-            limit_ms = minutes * 60_000
-            return await admin.find_hanging_transactions(partitions, max_transaction_timeout_ms=limit_ms), leaderless
+            find = partial(admin.find_hanging_transactions, max_transaction_timeout_ms=minutes * 60_000)
+            return await _of_partitions(admin, names, numbers, find)
 
-    found, leaderless = run(fetch())
-    rows = [_open(transaction) for transaction in found]
+    hanging, status = run(fetch())
+    rows = [_open(transaction) for transaction in hanging]
     if json_wanted:
         print_json(rows)
-        return left_out(leaderless)
+        return status
     header = ("TOPIC", "PARTITION", "PRODUCER", "EPOCH", "COORDINATOR EPOCH", "START OFFSET", "LAST WRITTEN")
     cells = [(*tuple(row.values())[:6], as_time(row["last_timestamp_ms"])) for row in rows]
     print_table(header, cells)
-    return left_out(leaderless)
+    return status
 
 
 @command.command("abort")
@@ -267,13 +276,21 @@ def terminate(transactional_id: str, bootstrap: str, properties: dict[str, str],
         click.echo(f"{transactional_id}: producer {producer_id} is fenced, the next epoch is {epoch}", err=True)
 
 
-async def _chosen(
-    admin: Admin, names: tuple[str, ...], numbers: tuple[int, ...]
-) -> tuple[list[TopicPartition], list[TopicPartition]]:
-    """The partitions of these topics, of all without names: with a leader, and without. Raises KafkaError."""
+async def _of_partitions(
+    admin: Admin,
+    names: tuple[str, ...],
+    numbers: tuple[int, ...],
+    find: Callable[[list[TopicPartition] | None], Awaitable[list[Transaction]]],
+) -> tuple[list[Transaction], int]:
+    """The transactions in these topics, in all without names, as far as leaders answer; and the exit code.
+
+    Prints a line for each partition whose leader does not. Raises KafkaError.
+    """
     if numbers and not names:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "--partition needs a topic")
-    return await led_partitions(admin, names, numbers)
+    partitions, leaderless = await led_partitions(admin, names, numbers)
+    transactions, status = await of_answering(find, partitions)
+    return transactions, left_out(leaderless) or status
 
 
 def _described(description: TransactionDescription) -> dict[str, Any]:

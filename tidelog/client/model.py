@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 EARLIEST_TIMESTAMP = -2
 LATEST_TIMESTAMP = -1
@@ -18,6 +18,11 @@ MAX_TIMESTAMP = -3
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
+
+
+TRANSACTION_STATES = (
+    "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead", "PrepareEpochFence",
+)  # fmt: skip
 
 
 class TopicPartition(NamedTuple):
@@ -28,6 +33,23 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+class PartitionErrors(KafkaError):
+    """The leaders of some partitions have failed: `errors` has the KafkaError of each, `answers` the results of the
+    other partitions. It is itself the error that ended the call.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str | None = None,
+        answers: Mapping[TopicPartition, Any] | None = None,
+        errors: Mapping[TopicPartition, KafkaError] | None = None,
+    ) -> None:
+        super().__init__(code, message)
+        self.answers: Mapping[TopicPartition, Any] = answers or {}
+        self.errors: Mapping[TopicPartition, KafkaError] = errors or {}
 
 
 class RecordMetadata(NamedTuple):

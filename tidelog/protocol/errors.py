@@ -8,7 +8,9 @@ exception is a bug of ours. Names, numbers and the retriable set are those of Ka
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import IntEnum
+from itertools import islice
 from typing import Final
 
 
@@ -168,6 +170,7 @@ class ErrorCode(IntEnum):
 
 
 MESSAGE_CHARACTERS_MAX: Final = 500
+_NAMED_MAX = 3
 
 
 class KafkaError(Exception):
@@ -204,6 +207,12 @@ class ConfigError(ValueError):
 def counted(count: int, noun: str) -> str:
     """`1 partition`, `3 partitions`, for the text of an error."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def join_some(things: Collection[object]) -> str:
+    """`a, b, c and 2 more`, for the text of an error."""
+    names = ", ".join(str(each) for each in islice(things, _NAMED_MAX))
+    return f"{names} and {len(things) - _NAMED_MAX} more" if len(things) > _NAMED_MAX else names
 
 
 class MalformedMessage(Exception):

@@ -19,7 +19,7 @@ from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPar
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import list_offsets
-from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
+from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError, join_some
 from tidelog.protocol.messages.metadata import MetadataResponseTopic
 from tidelog.spark_ingest.java_pattern import compile_java_pattern
 from tidelog.spark_ingest.options import EARLIEST, LATEST, OffsetBound, SourceOptions
@@ -425,7 +425,7 @@ async def _committed_offsets(
     offsets = {each: committed[each].offset for each in partitions if each in committed}
     missing = [partition for partition in partitions if partition not in committed]
     if missing and bound.is_commit_required:
-        names = join_some([str(partition) for partition in missing])
+        names = join_some(missing)
         return _BoundOffsets(
             offsets, ConfigError(f"{bound.option}: group {bound.group!r} has committed no offset of {names}")
         )
@@ -451,7 +451,3 @@ def _incomplete(bound: OffsetBound, partitions: Sequence[TopicPartition]) -> Con
     if unread:
         return ConfigError(f"{bound.option} names partitions that are not read: {join_some(unread)}")
     return None
-
-
-def join_some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -20,7 +20,7 @@ from tidelog.client.network.backoff import ExponentialBackoff
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.sync.loop_thread import LoopThread
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError, join_some
 from tidelog.spark_ingest.offsets import (
     DataLoss,
     FirstOffsets,
@@ -31,7 +31,6 @@ from tidelog.spark_ingest.offsets import (
     find_ends,
     find_first_offsets,
     find_log_starts,
-    join_some,
     list_edge_offsets,
     selected,
     target_ends,

@@ -6,6 +6,7 @@ import asyncio
 import time
 import tracemalloc
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -78,6 +79,15 @@ async def begin(start_node: StartNode) -> tuple[RunningNode, Wire]:
     return node, wire
 
 
+async def begin_with(
+    kind: str, start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RunningNode, ProduceRequest, int, Event]:
+    """A node, a request that is answered in steps with its version, and the gate that holds flushes."""
+    node, wire = await begin(start_node)
+    request, version = await request_of(kind, wire)
+    return node, request, version, hold_flushes(monkeypatch)
+
+
 def partitions_of(node: Any) -> list[Any]:
     return [each for each in node.node._broker.partitions.hosted() if each.topic == "t"]
 
@@ -95,9 +105,7 @@ async def test_they_end_when_their_client_disconnects(
     start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Their connection was not read, so that they and it stayed for up to 24 days where a device hangs."""
-    node, wire = await begin(start_node)
-    request, version = await request_of(kind, wire)
-    gate = hold_flushes(monkeypatch)
+    node, request, version, gate = await begin_with(kind, start_node, monkeypatch)
     other = await node.connect()
     other.send(request, version)
     try:
@@ -116,9 +124,7 @@ async def test_they_wait_for_nothing_if_their_client_disconnects_before(
     start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """With whichever batches are appended all the same."""
-    node, wire = await begin(start_node)
-    request, version = await request_of(kind, wire)
-    gate = hold_flushes(monkeypatch)
+    node, request, version, gate = await begin_with(kind, start_node, monkeypatch)
     concluded: list[Any] = []
     conclude = produce_api._concluded
 
@@ -146,9 +152,7 @@ async def test_they_wait_for_nothing_if_their_client_disconnects_before(
 async def test_the_next_requests_are_appended_while_they_wait_and_answered_behind_them(
     start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    node, wire = await begin(start_node)
-    request, version = await request_of(kind, wire)
-    gate = hold_flushes(monkeypatch)
+    node, request, version, gate = await begin_with(kind, start_node, monkeypatch)
     other = await node.connect()
     sent = [other.send(request, version)]
     sent += [other.send(produce("t", *[None] * (COUNT - 1), keyed(LONG), timeout_ms=NEVER_MS), 9) for _ in range(3)]

@@ -27,6 +27,7 @@ _ARGUMENTS: tuple[type, ...] = (
     tidelog.NewTopic,
     tidelog.OffsetAndMetadata,
     tidelog.OffsetAndTimestamp,
+    tidelog.PartitionErrors,
     tidelog.ConsumerRecord,
     tidelog.RecordMetadata,
     tidelog.ConsumerGroupMetadata,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.unit.client.fake_broker import HANDLERS, FakeCluster, FakeNode
 from tests.unit.client.test_admin import FAST, T0
 from tests.unit.client.test_admin_groups import describe_classic, describe_newer
 from tidelog.cli.main import main
-from tidelog.client import Admin, NewTopic, TopicPartition
+from tidelog.client import Admin, NewTopic, PartitionErrors, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
@@ -144,3 +145,29 @@ async def test_records_are_deleted_once_where_another_partition_is_asked_again(m
         everything = {TopicPartition("t", number): -1 for number in range(3)}
         assert await administrator.delete_records(everything) == dict.fromkeys(everything, 7)
     assert sorted(number for numbers in asked for number in numbers if number != 1) == [0, 2]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_the_other_leaders_answer_where_one_is_silent(monkeypatch: pytest.MonkeyPatch, is_refused: bool):
+    """They were asked one after the other, and nothing said what they had done."""
+
+    async def answer(request: DeleteRecordsRequest, node: FakeNode) -> DeleteRecordsResponse:
+        if node.node_id == 1 and not is_refused:
+            await asyncio.sleep(2 * LIMIT_MS / 1000)
+        code = ErrorCode.OFFSET_OUT_OF_RANGE if node.node_id == 1 else ErrorCode.NONE
+        (topic,) = request.topics
+        (asked,) = topic.partitions
+        result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=7, error_code=code)
+        return DeleteRecordsResponse(topics=[DeleteRecordsTopicResult(name="t", partitions=[result])])
+
+    monkeypatch.setitem(HANDLERS, 21, (DeleteRecordsRequest, DeleteRecordsResponse, None))
+    async with FakeCluster(nodes=3, t=3) as cluster, admin(cluster, 10_000) as administrator:
+        cluster.script(DeleteRecordsRequest, *[answer] * 9)
+        async with asyncio.timeout(LIMIT_MS / 1000):
+            with pytest.raises(PartitionErrors) as caught:
+                await administrator.delete_records({TopicPartition("t", number): -1 for number in range(3)})
+    error = copy.copy(caught.value)  # as pickle does it
+    assert error.code is (ErrorCode.OFFSET_OUT_OF_RANGE if is_refused else ErrorCode.REQUEST_TIMED_OUT)
+    assert error.answers == {TopicPartition("t", 1): 7, TopicPartition("t", 2): 7}
+    assert {each: problem.code for each, problem in error.errors.items()} == {T0: error.code}
+    assert "t-0" in str(error.errors[T0])

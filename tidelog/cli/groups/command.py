@@ -5,7 +5,9 @@ This module has the requests; `show.py` formats the output, and `reset_command.p
 
 from __future__ import annotations
 
+import asyncio
 import time
+from functools import partial
 
 import click
 
@@ -26,11 +28,13 @@ from tidelog.cli.groups import show as groups_show
 from tidelog.cli.groups.reset import ResetError, chosen
 from tidelog.cli.groups.reset_command import reset_offsets
 from tidelog.cli.groups.show import ShownGroup
+from tidelog.cli.topic_records import of_answering
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.groups.model import DESCRIBED_TYPES, GROUP_STATES, GROUP_TYPES, GroupDescription, GroupListing
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 _LOOKS = 5
+_GROUPS_AT_ONCE = 50
 
 
 @click.group("groups", context_settings=HELP)
@@ -113,7 +117,7 @@ def describe(
     view: str | None,
     verbose: bool,
     json_wanted: bool,
-) -> None:
+) -> int:
     """Print how far the groups GROUPS are behind.
 
     All groups without GROUPS. LAG counts unread records, LAG-SECONDS is the age of the first of them. That record is
@@ -125,18 +129,23 @@ def describe(
       tidelog groups describe billing --members --verbose
     """
 
-    async def ask() -> list[ShownGroup]:
+    async def ask() -> list[tuple[ShownGroup, int]]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             if groups:
                 described = await admin.describe_groups(groups)
             else:
                 described = await _describe_all(admin)
-            return [await _look(admin, each, with_offsets=view is None) for each in described.values()]
+            room = asyncio.Semaphore(_GROUPS_AT_ONCE)
+            return await asyncio.gather(
+                *(_look(admin, each, room, with_offsets=view is None) for each in described.values())
+            )
 
-    shown = run(ask())
+    looks = run(ask())
+    shown = [each for each, _ in looks]
+    status = max((status for _, status in looks), default=0)
     if json_wanted:
         print_json([groups_show.as_dict(each, with_offsets=view is None) for each in shown])
-        return
+        return status
     for each in shown:
         if (remark := groups_show.remark(each.group)) is not None:
             click.echo(remark, err=True)
@@ -147,6 +156,7 @@ def describe(
         print_table(columns, [row for each in shown for row in groups_show.member_rows(each.group, verbose)])
     else:
         print_table(groups_show.OFFSET_COLUMNS, [row for each in shown for row in groups_show.offset_rows(each)])
+    return status
 
 
 async def _describe_all(admin: Admin) -> dict[str, GroupDescription]:
@@ -162,12 +172,17 @@ async def _describe_all(admin: Admin) -> dict[str, GroupDescription]:
     raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, "groups go faster than they can be described")
 
 
-async def _look(admin: Admin, group: GroupDescription, *, with_offsets: bool) -> ShownGroup:
+async def _look(
+    admin: Admin, group: GroupDescription, room: asyncio.Semaphore, *, with_offsets: bool
+) -> tuple[ShownGroup, int]:
+    """The group, and the exit code: 1 where the leader of a partition has not answered."""
     if not with_offsets:
-        return ShownGroup(group, {}, 0)
-    committed = await admin.list_group_offsets(group.group_id)
-    lags = await admin.group_lag(group.group_id, set(committed) | groups_show.partitions_of(group), times=True)
-    return ShownGroup(group, lags, time.time_ns() // 1_000_000)
+        return ShownGroup(group, {}, 0), 0
+    assigned = groups_show.partitions_of(group)
+    async with room:
+        partitions = sorted({*assigned, *await admin.list_group_offsets(group.group_id)}) if assigned else None
+        lags, status = await of_answering(partial(admin.group_lag, group.group_id, times=True), partitions)
+    return ShownGroup(group, lags, time.time_ns() // 1_000_000), status
 
 
 @command.command("remove-members")

@@ -6,9 +6,10 @@ The values of a part that does not answer are omitted, because the view must wor
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidelog.client import Admin, TopicPartition
+from tidelog.client import Admin, OffsetAndTimestamp, PartitionErrors, TopicPartition
 from tidelog.client.groups.model import DESCRIBED_TYPES, GroupDescription
 from tidelog.client.model import ClusterDescription, TopicDescription
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -59,7 +60,10 @@ async def _add_offsets(admin: Admin, snapshot: Snapshot) -> None:
         for each in topic.partitions
         if each.leader is not None
     }
-    offsets = await admin.list_offsets(led)
+    try:
+        offsets: Mapping[TopicPartition, OffsetAndTimestamp | None] = await admin.list_offsets(led)
+    except PartitionErrors as error:
+        offsets = error.answers
     snapshot.end_offsets = {partition: at.offset for partition, at in offsets.items() if at is not None}
     snapshot.at_s = asyncio.get_running_loop().time()
 

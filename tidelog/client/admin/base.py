@@ -26,8 +26,8 @@ from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest, D
 CREATION_SPREADS_MS = 10_000
 """How long a broker may not know a topic that this client has created."""
 
-WAIT_FOR_TOPICS_SHARE = 0.9
-"""The share of a call's limit for which it waits for topics that the metadata does not have."""
+WAIT_SHARE = 0.9
+"""The share of a call's limit for which it waits for topics that the metadata does not have, and for leaders."""
 
 Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
@@ -120,7 +120,7 @@ class AdminBase:
         Raises KafkaError, such as UNKNOWN_TOPIC_OR_PARTITION: a little before that limit, which knows no cause.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + WAIT_FOR_TOPICS_SHARE * self._config.default_api_timeout_ms / 1000
+        deadline = self._deadline(WAIT_SHARE)
         for name in set(names):
             await cluster.topic(name, (deadline - loop.time()) * 1000)
 
@@ -128,9 +128,9 @@ class AdminBase:
         """The time that a broker has for a request."""
         return self._config.request_timeout_ms if timeout_ms is None else as_int("timeout_ms", timeout_ms, 1)
 
-    def _deadline(self) -> float:
-        """The end, in loop time, of a call that begins now."""
-        return asyncio.get_running_loop().time() + self._config.default_api_timeout_ms / 1000
+    def _deadline(self, share: float = 1) -> float:
+        """The end, in loop time, of this share of a call that begins now."""
+        return asyncio.get_running_loop().time() + share * self._config.default_api_timeout_ms / 1000
 
     async def _retry(
         self, attempt: Callable[[], Awaitable[Result]], *, repeatable: bool = True, deadline: float | None = None
@@ -285,6 +285,13 @@ class AdminBase:
             topics[:] = [topic for topic in topics if topic.name in refused]
 
         return await self._within_quota(ask, results, keep)
+
+
+async def run_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all calls, then raise the first error."""
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 def raise_on_error(code: int, message: str | None, subject: str) -> None:

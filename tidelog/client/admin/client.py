@@ -8,15 +8,17 @@ the refused resource. A retriable error (a leader election, a broken connection)
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tidelog.client.admin.base import in_one_limit, raise_on_error
+from tidelog.client.admin.base import error_of, in_one_limit, raise_on_error
 from tidelog.client.admin.cluster import ClusterAdmin
 from tidelog.client.admin.configs import ConfigAdmin
 from tidelog.client.admin.features import FeaturesAdmin
 from tidelog.client.admin.groups import GroupAdmin
 from tidelog.client.admin.log_dirs import LogDirsAdmin
+from tidelog.client.admin.producers import Answers
 from tidelog.client.admin.transactions import TransactionAdmin
 from tidelog.client.arguments import (
     INT16_MAX,
@@ -46,8 +48,8 @@ from tidelog.client.model import (
     TopicDescription,
     TopicPartition,
 )
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import ISOLATION, list_offsets
-from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -167,7 +169,6 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
 
     # -- offsets
 
-    @in_one_limit
     async def list_offsets(
         self,
         partitions: Mapping[TopicPartition, int | str],
@@ -176,52 +177,43 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Offsets by partition for "earliest", "latest", "max_timestamp" or a time in ms; None: no
         record that late.
+
+        Raises KafkaError; PartitionErrors, with the offsets of the other partitions, where leaders have not answered.
         """
         timestamps = as_partition_mapping("partitions", partitions, "times", _as_special_time)
         as_choice("isolation_level", isolation_level, ISOLATION)
+        deadline = self._deadline()
         cluster = await self._connected_cluster()
-        timeout_ms = self._config.default_api_timeout_ms
+        timeout_ms = (deadline - asyncio.get_running_loop().time()) * 1000
         return await list_offsets(cluster, timestamps, isolation_level=isolation_level, timeout_ms=timeout_ms)
 
     @in_one_limit
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records before these offsets (-1: all).
 
-        Returns the new log start offsets by partition.
+        Returns the new log start offsets by partition. Raises KafkaError; PartitionErrors, with those of the other
+        partitions, where leaders have failed.
         """
         targets = as_partition_mapping("offsets", offsets, "offsets", _as_offset_to_delete)
-        cluster = await self._connected_cluster()
-        refreshes_before = cluster.refreshes_begun
-        await self._await_topics(cluster, (partition.topic for partition in targets))
-        low_watermarks: dict[TopicPartition, int] = {}
 
-        async def attempt() -> None:
-            missing = [partition for partition in targets if partition not in low_watermarks]
-            refused: list[tuple[ErrorCode, TopicPartition]] = []
-            for leader, partitions in self._by_leader(cluster, missing, refreshes_before).items():
-                topics: dict[str, DeleteRecordsTopic] = {}
-                for partition in partitions:
-                    entry = topics.setdefault(partition.topic, DeleteRecordsTopic(name=partition.topic))
-                    number, offset = partition.partition, targets[partition]
-                    entry.partitions.append(DeleteRecordsPartition(partition_index=number, offset=offset))
-                request = DeleteRecordsRequest(topics=list(topics.values()), timeout_ms=self._config.request_timeout_ms)
-                response = await cluster.call(leader, request, DeleteRecordsResponse)
-                for topic_result in response.topics:
-                    for result in topic_result.partitions:
-                        partition = TopicPartition(topic_result.name, result.partition_index)
-                        code = ErrorCode.of(result.error_code)
-                        if code is ErrorCode.NONE:
-                            low_watermarks[partition] = result.low_watermark
-                            continue
-                        if code.invalidates_metadata:
-                            cluster.request_refresh()
-                        refused.append((code, partition))
-            # Only these are asked again: for another partition -1 would be a later end, and newer records would go.
-            for code, partition in sorted(refused, key=lambda each: each[0].retriable):
-                raise_on_error(code, None, str(partition))
+        async def ask(cluster: Cluster, leader: int, led: list[TopicPartition]) -> Answers[int]:
+            topics: dict[str, DeleteRecordsTopic] = {}
+            for partition in led:
+                entry = topics.setdefault(partition.topic, DeleteRecordsTopic(name=partition.topic))
+                number, offset = partition.partition, targets[partition]
+                entry.partitions.append(DeleteRecordsPartition(partition_index=number, offset=offset))
+            request = DeleteRecordsRequest(topics=list(topics.values()), timeout_ms=self._config.request_timeout_ms)
+            response = await cluster.call(leader, request, DeleteRecordsResponse)
+            return {
+                (partition := TopicPartition(topic_result.name, result.partition_index)): (
+                    error_of(result.error_code, None, str(partition)) or result.low_watermark
+                )
+                for topic_result in response.topics
+                for result in topic_result.partitions
+            }
 
-        await self._retry(attempt)
-        return low_watermarks
+        # A partition that has answered is not asked again: -1 would be a later end, and newer records would go.
+        return await self._ask_leaders(targets, ask)
 
 
 def _to_creatable_topic(topic: Any) -> CreatableTopic:

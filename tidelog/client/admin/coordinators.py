@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
-from tidelog.client.admin.base import AdminBase, error_of
+from tidelog.client.admin.base import AdminBase, error_of, run_all
 from tidelog.client.model import Node
 from tidelog.client.network.cluster import COORDINATOR, Cluster
 from tidelog.client.network.connection import Connection
@@ -61,7 +61,7 @@ class CoordinatorAdmin(AdminBase):
                 nodes = await asyncio.gather(*(cluster.find_coordinator(key, key_type) for key in part))
                 for key, node_id in zip(part, nodes):
                     by_node.setdefault(node_id, []).append(key)
-            await _run_all(call(cluster, node_id, part) for node_id, part in by_node.items())
+            await run_all(call(cluster, node_id, part) for node_id, part in by_node.items())
 
         await self._retry(attempt)
         if missing := [key for key in unique_ids if key not in results]:
@@ -81,7 +81,7 @@ class CoordinatorAdmin(AdminBase):
             node_ids = await self._broker_ids(cluster)
             if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
                 await cluster.wait_for_metadata(self._config.request_timeout_ms)
-            await _run_all(ask(cluster, node_id) for node_id in node_ids if node_id not in responses)
+            await run_all(ask(cluster, node_id) for node_id in node_ids if node_id not in responses)
 
         await self._retry(attempt)
         return responses
@@ -97,10 +97,3 @@ class CoordinatorAdmin(AdminBase):
             if answer.brokers:
                 return [broker.broker_id for broker in answer.brokers]
         return [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]
-
-
-async def _run_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all calls, then raise the first error."""
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from tidelog.client.admin.base import error_of, in_one_limit, raise_on_error
+from tidelog.client.admin.base import WAIT_SHARE, error_of, in_one_limit, raise_on_error
 from tidelog.client.admin.coordinators import GROUP, CoordinatorAdmin
 from tidelog.client.arguments import as_flag, as_known_names, as_offsets, as_partitions, as_text, as_texts
 from tidelog.client.assignment.protocol import PROTOCOL_TYPE, by_topic, decode_assignment, decode_subscription
@@ -283,7 +283,8 @@ class GroupAdmin(CoordinatorAdmin):
         """The lag of a group in all partitions with a committed offset, or in these; sorted.
 
         With `times` it also returns the timestamp of the first unread record, which costs a fetch
-        of one batch per lagging partition. Omits partitions of deleted topics.
+        of one batch per lagging partition. Omits partitions of deleted topics. Raises KafkaError;
+        PartitionErrors, with the end offsets of the other partitions, where leaders have not answered.
         """
         as_flag("times", times)
         targets = None if partitions is None else as_partitions("partitions", partitions)
@@ -291,7 +292,7 @@ class GroupAdmin(CoordinatorAdmin):
         leader_states = await self._leader_states(committed if targets is None else targets)
         cluster, timeout_ms = await self._connected_cluster(), self._config.default_api_timeout_ms
         led_partitions = {partition: LATEST_TIMESTAMP for partition, has_leader in leader_states.items() if has_leader}
-        ends = await list_offsets(cluster, led_partitions, timeout_ms=timeout_ms)
+        ends = await list_offsets(cluster, led_partitions, timeout_ms=WAIT_SHARE * timeout_ms)
         lags: dict[TopicPartition, PartitionLag] = {}
         for partition in sorted(leader_states):
             offset, end = committed.get(partition), ends.get(partition)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
 
-from tidelog.client.admin.base import AdminBase, in_one_limit, raise_on_error
+from tidelog.client.admin.base import WAIT_SHARE, AdminBase, error_of, in_one_limit, run_all
 from tidelog.client.arguments import as_partitions
-from tidelog.client.model import ProducerState, TopicPartition
+from tidelog.client.model import PartitionErrors, ProducerState, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import raise_for_missing_partitions
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -16,6 +17,9 @@ from tidelog.protocol.messages.describe_producers import (
     DescribeProducersResponse,
     DescribeProducersResponseProducerState,
 )
+
+Answer = TypeVar("Answer")
+Answers = Mapping[TopicPartition, Answer | KafkaError]
 
 
 class ProducersAdmin(AdminBase):
@@ -27,50 +31,92 @@ class ProducersAdmin(AdminBase):
     ) -> dict[TopicPartition, list[ProducerState]]:
         """The state of the active producer ids in these partitions, from their leaders (KIP-664).
 
-        Raises the KafkaError of the first failed partition, such as UNKNOWN_TOPIC_OR_PARTITION.
+        Raises a KafkaError such as UNKNOWN_TOPIC_OR_PARTITION; PartitionErrors, with the results of the other
+        partitions, where leaders have failed.
         """
-        targets = as_partitions("partitions", partitions)
+
+        async def ask(cluster: Cluster, leader: int, led: list[TopicPartition]) -> Answers[list[ProducerState]]:
+            topics: dict[str, DescribeProducersRequestTopicRequest] = {}
+            for topic, number in led:
+                entry = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
+                entry.partition_indexes.append(number)
+            request = DescribeProducersRequest(topics=list(topics.values()))
+            response = await cluster.call(leader, request, DescribeProducersResponse)
+            return {
+                (partition := TopicPartition(topic_result.name, result.partition_index)): (
+                    error_of(result.error_code, result.error_message, str(partition))
+                    or sorted(_producer(state) for state in result.active_producers)
+                )
+                for topic_result in response.topics
+                for result in topic_result.partitions
+            }
+
+        return await self._ask_leaders(as_partitions("partitions", partitions), ask)
+
+    async def _ask_leaders(
+        self,
+        partitions: Iterable[TopicPartition],
+        ask: Callable[[Cluster, int, list[TopicPartition]], Awaitable[Answers[Answer]]],
+    ) -> dict[TopicPartition, Answer]:
+        """The answers of the leaders of these partitions, all asked at the same time, in a call that is `in_one_limit`.
+
+        Only the partitions that failed are asked for again. Raises KafkaError, PartitionErrors where leaders fail: a
+        little before that limit, which knows no answers.
+        """
+        targets = list(partitions)
+        missing = dict.fromkeys(targets)
+        deadline = self._deadline(WAIT_SHARE)
         cluster = await self._connected_cluster()
         refreshes_before = cluster.refreshes_begun
-        await self._await_topics(cluster, (partition.topic for partition in targets))
-        producers: dict[TopicPartition, list[ProducerState]] = {}
+        await self._await_topics(cluster, (partition.topic for partition in missing))
+        answers: dict[TopicPartition, Answer] = {}
+        errors: dict[TopicPartition, KafkaError] = {}
+
+        async def ask_leader(leader: int, led: list[TopicPartition]) -> None:
+            try:
+                results = await ask(cluster, leader, led)
+            except KafkaError as error:
+                results = dict.fromkeys(led, error)
+            silence = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the leader's answer does not mention it")
+            for partition in led:
+                result = results.get(partition, silence)
+                if not isinstance(result, KafkaError):
+                    answers[partition] = result
+                    del missing[partition]
+                    continue
+                errors[partition] = result
+                if result.code.invalidates_metadata:
+                    cluster.request_refresh()
 
         async def attempt() -> None:
-            missing = [partition for partition in targets if partition not in producers]
-            for leader, led_partitions in self._by_leader(cluster, missing, refreshes_before).items():
-                topics: dict[str, DescribeProducersRequestTopicRequest] = {}
-                for topic, number in led_partitions:
-                    entry = topics.setdefault(topic, DescribeProducersRequestTopicRequest(name=topic))
-                    entry.partition_indexes.append(number)
-                request = DescribeProducersRequest(topics=list(topics.values()))
-                response = await cluster.call(leader, request, DescribeProducersResponse)
-                for topic_result in response.topics:
-                    for result in topic_result.partitions:
-                        partition = TopicPartition(topic_result.name, result.partition_index)
-                        if ErrorCode.of(result.error_code).invalidates_metadata:
-                            cluster.request_refresh()
-                        raise_on_error(result.error_code, result.error_message, str(partition))
-                        producers[partition] = sorted(_producer(state) for state in result.active_producers)
+            errors.clear()
+            by_leader = self._by_leader(cluster, missing, refreshes_before)
+            for partition in by_leader.pop(-1, ()):
+                errors[partition] = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
+                cluster.request_refresh()
+            await run_all(ask_leader(leader, led) for leader, led in by_leader.items())
+            if errors:
+                raise min(errors.values(), key=lambda error: error.retriable)
 
-        await self._retry(attempt)
-        return {partition: producers[partition] for partition in targets if partition in producers}
+        try:
+            await self._retry(attempt, deadline=deadline)
+        except KafkaError as error:
+            failed = {each: errors.get(each, KafkaError(error.code, f"{each}: {error.message}")) for each in missing}
+            raise PartitionErrors(error.code, error.message, answers, failed) from None
+        return {partition: answers[partition] for partition in targets}
 
     @staticmethod
     def _by_leader(
         cluster: Cluster, partitions: Iterable[TopicPartition], refreshes_before: int
     ) -> dict[int, list[TopicPartition]]:
-        """Partitions by leader, for a call that began after `refreshes_before` refreshes.
+        """Partitions by leader (-1: none), for a call that began after `refreshes_before` refreshes.
 
-        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE.
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION.
         """
         by_leader: dict[int, list[TopicPartition]] = {}
         for partition in partitions:
-            leader = cluster.metadata.leader(partition)
-            if leader < 0:
-                raise_for_missing_partitions(cluster, [partition], refreshes_before)
-                cluster.request_refresh()
-                raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
-            by_leader.setdefault(leader, []).append(partition)
+            by_leader.setdefault(cluster.metadata.leader(partition), []).append(partition)
+        raise_for_missing_partitions(cluster, by_leader.get(-1, ()), refreshes_before)
         return by_leader
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from tidelog.client.admin.base import error_of, in_one_limit, raise_on_error
 from tidelog.client.admin.coordinators import LOOKUPS_AT_ONCE, TRANSACTION, CoordinatorAdmin
-from tidelog.client.admin.producers import ProducersAdmin
+from tidelog.client.admin.producers import Answers, ProducersAdmin
 from tidelog.client.arguments import (
     INT16_MAX,
     INT64_MAX,
@@ -34,6 +34,7 @@ from tidelog.client.model import (
     TransactionDescription,
     TransactionListing,
 )
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -141,7 +142,7 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
     async def open_transactions(self, partitions: Iterable[TopicPartition] | None = None) -> list[OpenTransaction]:
         """The transactions that are open in these partitions, or in all; sorted by partition and start offset.
 
-        Raises the KafkaError of the first failed partition.
+        Raises KafkaError, PartitionErrors where leaders have failed.
         """
         targets = await self._all_partitions() if partitions is None else as_partitions("partitions", partitions)
         producers = await self.describe_producers(targets)
@@ -232,22 +233,18 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
             # Without a marker so far there is no epoch; 0 is not above that of any coordinator.
             coordinator_epoch=max(coordinator_epoch, 0),
         )
-        cluster = await self._connected_cluster()
-        refreshes_before = cluster.refreshes_begun
-        await self._await_topics(cluster, [partition.topic])
 
-        async def attempt() -> None:
-            [leader] = self._by_leader(cluster, [partition], refreshes_before)
+        async def ask(cluster: Cluster, leader: int, led: list[TopicPartition]) -> Answers[None]:
             response = await cluster.call(leader, WriteTxnMarkersRequest(markers=[marker]), WriteTxnMarkersResponse)
-            codes = [
-                each.error_code for result in response.markers for topic in result.topics for each in topic.partitions
-            ]
-            code = codes[0] if codes else int(ErrorCode.UNKNOWN_SERVER_ERROR)
-            if ErrorCode.of(code).invalidates_metadata:
-                cluster.request_refresh()
-            raise_on_error(code, None, f"transaction of producer {producer_id} in {partition}")
+            what = f"transaction of producer {producer_id} in {partition}"
+            return {
+                TopicPartition(topic.name, each.partition_index): error_of(each.error_code, None, what)
+                for result in response.markers
+                for topic in result.topics
+                for each in topic.partitions
+            }
 
-        await self._retry(attempt)
+        await self._ask_leaders([partition], ask)
 
     async def fence_producers(self, transactional_ids: Iterable[str]) -> dict[str, tuple[int, int] | KafkaError]:
         """Fence the producers of these ids and abort their transactions.

@@ -120,9 +120,10 @@ class PositionLookup:
                     )
             self._on_update()
 
-        return await list_offsets_once(
+        errors = await list_offsets_once(
             self._cluster, resets, isolation_level=self._config.isolation_level, on_offsets=apply_offsets
         )
+        return next(iter(errors.values()), None)
 
     async def _use_committed_offsets(self, partitions: list[TopicPartition]) -> None:
         committed: Mapping[TopicPartition, OffsetAndMetadata] = {}

@@ -6,11 +6,11 @@ Used by consumer, admin and the raw reader. Stateless.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tidelog.client.model import OffsetAndTimestamp, TopicPartition
+from tidelog.client.model import OffsetAndTimestamp, PartitionErrors, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.protocol.errors import ErrorCode, KafkaError, counted
+from tidelog.protocol.errors import ErrorCode, KafkaError, counted, join_some
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -33,21 +33,21 @@ async def list_offsets(
     that late.
 
     Timestamp -1 means the end, -2 the beginning, -3 the record with the latest timestamp. Raises
-    KafkaError, at the latest REQUEST_TIMED_OUT after `timeout_ms`.
+    KafkaError, at the latest PartitionErrors with REQUEST_TIMED_OUT after `timeout_ms`.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
     refreshes_before = cluster.refreshes_begun
     offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+    errors: dict[TopicPartition, KafkaError] = {}
     failures = 0
     while True:
         missing = {partition: timestamp for partition, timestamp in timestamps.items() if partition not in offsets}
         if not missing:
             return offsets
-        last_error: KafkaError | None
         try:
             async with asyncio.timeout_at(deadline):
-                last_error = await list_offsets_once(
+                errors = await list_offsets_once(
                     cluster,
                     missing,
                     isolation_level=isolation_level,
@@ -55,21 +55,39 @@ async def list_offsets(
                     refreshes_before=refreshes_before,
                 )
         except TimeoutError:
-            last_error = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "a leader did not answer")
+            pass  # the errors before say more
         if len(offsets) == len(timestamps):
             return offsets
         failures += 1
         wait_ms = cluster.retry_backoff.wait_ms(failures)
         remaining_ms = (deadline - loop.time()) * 1000
         if remaining_ms <= wait_ms:
-            names = ", ".join(str(partition) for partition in list(missing)[:3])
-            raise KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT, f"offsets of {names} not found in {timeout_ms:.0f} ms: {last_error}"
-            )
+            raise _not_answered(offsets, [each for each in missing if each not in offsets], errors, timeout_ms)
         # Leave time for another attempt, also when no broker answers.
         await cluster.wait_for_metadata(remaining_ms - wait_ms)
         if failures > 1:
             await asyncio.sleep(wait_ms / 1000)
+
+
+def _not_answered(
+    offsets: Mapping[TopicPartition, OffsetAndTimestamp | None],
+    missing: Sequence[TopicPartition],
+    errors: Mapping[TopicPartition, KafkaError],
+    timeout_ms: float,
+) -> PartitionErrors:
+    """The error of these missing partitions. Those without an error of their own have waited until the end."""
+    silence = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the leader did not answer")
+    causes = {partition: errors.get(partition, silence) for partition in missing}
+
+    def problem(names: str, cause: KafkaError) -> str:
+        return f"offsets of {names} not found in {timeout_ms:.0f} ms: {cause}"
+
+    return PartitionErrors(
+        ErrorCode.REQUEST_TIMED_OUT,
+        problem(join_some(missing), causes[missing[0]]),
+        offsets,
+        {each: KafkaError(ErrorCode.REQUEST_TIMED_OUT, problem(str(each), cause)) for each, cause in causes.items()},
+    )
 
 
 async def list_offsets_once(
@@ -79,29 +97,28 @@ async def list_offsets_once(
     isolation_level: str,
     on_offsets: Callable[[dict[TopicPartition, OffsetAndTimestamp | None]], None],
     refreshes_before: int = -1,
-) -> KafkaError | None:
+) -> dict[TopicPartition, KafkaError]:
     """Send one request to each leader, in parallel. `on_offsets` gets the offsets of each response
     as it arrives. That a partition does not exist is believed of metadata of a refresh behind `refreshes_before`.
 
-    Returns the last retriable error. Raises KafkaError for other errors.
+    Returns the retriable errors. Raises KafkaError for other errors.
     """
     cluster.track({partition.topic for partition in timestamps})
     by_leader: dict[int, dict[TopicPartition, int]] = {}
     for partition, timestamp in timestamps.items():
         by_leader.setdefault(cluster.metadata.leader(partition), {})[partition] = timestamp
     leaderless = by_leader.pop(-1, {})
-    last_error: KafkaError | None = None
+    errors: dict[TopicPartition, KafkaError] = {}
 
     async def request(leader: int, timestamps: dict[TopicPartition, int]) -> None:
-        nonlocal last_error
         try:
-            offsets, retriable_error = await _request_from_leader(cluster, leader, timestamps, isolation_level)
+            offsets, refused = await _request_from_leader(cluster, leader, timestamps, isolation_level)
         except KafkaError as error:
             if not error.retriable:
                 raise
-            last_error = error
+            errors.update(dict.fromkeys(timestamps, error))
         else:
-            last_error = retriable_error or last_error
+            errors.update(refused)
             on_offsets(offsets)
 
     calls = [request(leader, part) for leader, part in by_leader.items()]
@@ -109,9 +126,8 @@ async def list_offsets_once(
         if error is not None:
             raise error
     raise_for_missing_partitions(cluster, leaderless, refreshes_before)
-    if leaderless:
-        last_error = last_error or KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(next(iter(leaderless))))
-    return last_error
+    errors.update({each: KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(each)) for each in leaderless})
+    return errors
 
 
 def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPartition], refreshes_before: int) -> None:
@@ -135,8 +151,8 @@ def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPar
 
 async def _request_from_leader(
     cluster: Cluster, leader: int, timestamps: Mapping[TopicPartition, int], isolation_level: str
-) -> tuple[dict[TopicPartition, OffsetAndTimestamp | None], KafkaError | None]:
-    """The offsets from one leader, and the last retriable error in its response."""
+) -> tuple[dict[TopicPartition, OffsetAndTimestamp | None], dict[TopicPartition, KafkaError]]:
+    """The offsets from one leader, and the retriable errors in its response."""
     topics: dict[str, ListOffsetsTopic] = {}
     for partition, timestamp in timestamps.items():
         topic = topics.setdefault(partition.topic, ListOffsetsTopic(name=partition.topic))
@@ -155,7 +171,7 @@ async def _request_from_leader(
     )
     response = await cluster.call(leader, request, ListOffsetsResponse)
     offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-    last_error: KafkaError | None = None
+    errors: dict[TopicPartition, KafkaError] = {}
     for topic_result in response.topics:
         for result in topic_result.partitions:
             partition = TopicPartition(topic_result.name, result.partition_index)
@@ -164,7 +180,7 @@ async def _request_from_leader(
                 offset = OffsetAndTimestamp(result.offset, result.timestamp, result.leader_epoch)
                 offsets[partition] = offset if result.offset >= 0 else None
             elif code.retriable:
-                last_error = KafkaError(code, str(partition))
+                errors[partition] = KafkaError(code, str(partition))
             else:
                 raise KafkaError(code, f"offsets of {partition}")
-    return offsets, last_error
+    return offsets, errors
