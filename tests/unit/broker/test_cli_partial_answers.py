@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import shutil
 import signal
 import subprocess
@@ -73,11 +74,15 @@ def test_a_partition_without_a_leader_does_not_hide_the_others(cluster: Embedded
 def test_a_signal_ends_a_read_that_waits_for_a_partition(cluster: EmbeddedCluster):
     cluster.kill(2)
     words = ["consume", "flights", "-p", "1", "--timeout-ms", "1", "-b", cluster.bootstrap_servers]
+    program = "import sys, tidelog.cli.consume as _, tidelog.cli.main as cli; print(); sys.exit(cli.main(sys.argv[1:]))"
     reading = subprocess.Popen(
-        [sys.executable, "-m", "tidelog", *words, "-X", f"default.api.timeout.ms={PATIENCE_S * 1000:.0f}"],
+        [sys.executable, "-uc", program, *words, "-X", f"default.api.timeout.ms={PATIENCE_S * 1000:.0f}"],
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert reading.stdout is not None
+    assert select.select([reading.stdout], [], [], PATIENCE_S)[0]  # it has loaded its modules
     time.sleep(3)  # it is past the timeout, and waits for a position
     reading.send_signal(signal.SIGINT)
     assert "Traceback" not in reading.communicate(timeout=PATIENCE_S)[1]
