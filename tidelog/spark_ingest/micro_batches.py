@@ -16,7 +16,7 @@ other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from tidelog.client.groups.coordinator import Coordinator
@@ -26,6 +26,7 @@ from tidelog.protocol.errors import ConfigError
 
 Marks = dict[TopicPartition, OffsetAndMetadata]
 _MARK_PARTITION = 0
+_TOPICS_MAX = 3
 _WAYS_OUT = "To write this micro-batch as it is now, also rows that it has written before, run it without exactlyOnce"
 
 
@@ -37,6 +38,8 @@ class CommittedBatch(NamedTuple):
     """The number of a query's tasks, or of a task's rows; 0 where it is not known."""
     run: str = ""
     """The run of the query, from its start to its end; empty where it is not known."""
+    topics: frozenset[str] = frozenset()
+    """The topics of its rows, without those that were deleted since."""
 
 
 async def committed_batch(
@@ -49,7 +52,8 @@ async def committed_batch(
     offsets = await Coordinator(cluster, group).committed(None, timeout_ms, require_stable=require_stable)
     last = max(offsets.values(), key=lambda each: each.offset, default=OffsetAndMetadata(0))
     size, _, run = last.metadata.partition(" ")
-    return CommittedBatch(last.offset - 1, int(size) if size.isdecimal() else 0, run)
+    topics = frozenset(partition.topic for partition, each in offsets.items() if each.offset == last.offset)
+    return CommittedBatch(last.offset - 1, int(size) if size.isdecimal() else 0, run, topics)
 
 
 def mark(topics: Iterable[str], batch: int, count: int, run: str = "") -> Marks:
@@ -79,6 +83,21 @@ def is_repeated(committed: CommittedBatch, batch: int, owner: str) -> bool:
             "is older than the topic. Begin with a new checkpoint, or with another transactionalIdPrefix"
         )
     return committed.number == batch
+
+
+def check_same_topics(committed: CommittedBatch, topics: Collection[str], owner: str) -> None:
+    """Raises ConfigError when a micro-batch that is committed has its rows in none of these topics.
+
+    Another query with a copy of the checkpoint may have written it. As one of several topics may have been deleted
+    since, one that is the same is enough.
+    """
+    if committed.topics.isdisjoint(topics):
+        written, now = (", ".join(map(repr, sorted(names)[:_TOPICS_MAX])) for names in (committed.topics, topics))
+        raise ConfigError(
+            f"{owner} has written micro-batch {committed.number} to {written}, and not to {now}: the checkpoint is a "
+            "copy of another query's, or the topic was changed while a micro-batch was being committed. Set another "
+            f"transactionalIdPrefix, with which the micro-batch is written to {now} whole, or set back the topic"
+        )
 
 
 def atomic_name(query_group: str) -> str:

@@ -25,12 +25,14 @@ from tidelog.protocol.batches.columnar_input import INPUT_COLUMNS
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.spark_ingest.connecting import connect, start_within
 from tidelog.spark_ingest.micro_batches import (
+    CommittedBatch,
     Marks,
     TaskOutcome,
     atomic_name,
     begin_commit,
     check_not_begun_in_tasks,
     check_rows,
+    check_same_topics,
     committed_batch,
     is_first_of_run,
     is_repeated,
@@ -221,6 +223,7 @@ class _TransactionWriter(_Writer):
         self._query_group = query_group
         """Of a query that writes its micro-batch as one transaction."""
         self._topic = ""
+        self._committed = CommittedBatch(-1, 0)
         self._is_repeated = False
 
     async def write(self, batch: pa.RecordBatch) -> None:
@@ -228,6 +231,7 @@ class _TransactionWriter(_Writer):
             await self._begin(_topics(batch, self._options)[0])
         if self._is_repeated:
             self._rows += batch.num_rows
+            self._topics.update(_topics(batch, self._options))
         else:
             await super().write(batch)
 
@@ -242,8 +246,8 @@ class _TransactionWriter(_Writer):
                     await check_not_begun_in_tasks(
                         cluster, self._query_group, self._batch, config.default_api_timeout_ms
                     )
-                committed = await committed_batch(cluster, self._id, config.default_api_timeout_ms)
-            self._is_repeated = is_repeated(committed, self._batch, f"the writer {self._id!r}")
+                self._committed = await committed_batch(cluster, self._id, config.default_api_timeout_ms)
+            self._is_repeated = is_repeated(self._committed, self._batch, f"the writer {self._id!r}")
         if self._is_repeated:
             logger.info("micro-batch %d of %s is committed already", self._batch, self._id)
         else:
@@ -251,6 +255,8 @@ class _TransactionWriter(_Writer):
 
     async def finish(self) -> TaskOutput:
         """Deliver the transaction and leave it open."""
+        if self._is_repeated:
+            check_same_topics(self._committed, self._topics, f"the writer {self._id!r}")
         if self._is_repeated or not self._topic:
             return TaskOutput(self._rows, None, self._topic, self._is_repeated)
         await self._deliver()

@@ -391,6 +391,26 @@ def test_a_checkpoint_that_is_older_than_the_topic_is_refused(options, topic):
     assert written(options, topic) == Counter(f"{batch}/{row}".encode() for batch in range(3) for row in range(12))
 
 
+def test_a_query_with_a_copy_of_the_checkpoint_does_not_count_as_written_what_the_first_wrote_elsewhere(options, topic):
+    """Its rows were lost where it came to the same micro-batch, in one of the two topics."""
+    other_topic = f"{topic}-other"
+    with Admin(bootstrap_servers=options.producer["bootstrap_servers"]) as admin:
+        admin.create_topics([NewTopic(other_topic, 2)])
+    first = MicroBatch(options, "copied", 0)
+    first.end(first.write(0), first.write(1))
+    copy = MicroBatch(replace(options, topic=other_topic), "copied", 0)
+    with pytest.raises(ConfigError, match=f"has written micro-batch 0 to '{topic}', and not to '{other_topic}'"):
+        copy.write(0)
+    ahead = MicroBatch(copy.options, "copied", 1)
+    ahead.end(ahead.write(0), ahead.write(1))
+    with pytest.raises(ConfigError, match=f"has written micro-batch 1 to '{other_topic}', and not to '{topic}'"):
+        MicroBatch(options, "copied", 1).write(1)
+    apart = MicroBatch(replace(copy.options, prefix="apart"), "copied", 0)
+    apart.end(apart.write(0), apart.write(1))
+    assert written(options, topic) == first.expected()
+    assert written(options, other_topic) == ahead.expected() + apart.expected()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exactly_once", ["false", "true"])
 def test_rows_are_sent_while_spark_computes_the_next(broker, topic, exactly_once):
