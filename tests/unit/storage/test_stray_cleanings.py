@@ -88,7 +88,7 @@ def leave_stray(folder: Path, base_offset: int) -> None:
 
 
 def base_of(swap: Swap) -> int:
-    return swap._replaced[0][1].base_offset
+    return swap._replaced[0][1][0].base_offset
 
 
 def to_end(compaction: Compaction) -> None:

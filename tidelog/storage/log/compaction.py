@@ -136,7 +136,7 @@ class Compaction:
             entry.producer_id: (entry.epoch, entry.batches[-1][LAST_OFFSET] if entry.batches else -1)
             for entry in log.producers.entries.values()
         }
-        self._ready: list[tuple[list[Segment], Segment]] = []
+        self._ready: list[tuple[list[Segment], list[Segment]]] = []
         self._swap: Swap | None = None
         self._ends_are_kept = True
         """Every cleaned segment ends where the next one begins."""
@@ -350,15 +350,15 @@ class Compaction:
             epoch = max(epoch, self.log.leader_epochs.epoch_for_offset(end_offset - 1))
             written, written_end = write_batches(new, [filler(end_offset - 1, epoch)], written), end_offset
         self._remove_strays()
-        self._seal(new, old, written, written_end)
-        self._ready = [(old, new)]
+        self._seal(new, end_offset, written, written_end)
+        self._ready = [(old, [new])]
         yield
 
-    def _seal(self, new: Segment, old: list[Segment], written: int, written_end: int) -> None:
-        """The new segment is complete, with so many bytes and up to this offset: it is to take the place of `old`."""
+    def _seal(self, new: Segment, end_offset: int, written: int, written_end: int) -> None:
+        """The new segment is complete, with so many bytes, up to `written_end`. The next one begins at `end_offset`."""
         new.size_bytes = new.warm_from = written
         new.may_have_gaps = True
-        new.next_offset = old[-1].next_offset
+        new.next_offset = end_offset
         new.may_end_early = written_end != new.next_offset
         self._ends_are_kept = self._ends_are_kept and not new.may_end_early
         with self._files_of_the_log():

@@ -5,7 +5,8 @@ transaction's marker, may be missing in the copy of the damaged range, and what 
 the copy has a record that this log's cleaner has removed, and the tombstone is missing here, in the segments behind.
 The other replica's copy is true as a whole, up to the last offset that may be missing here: behind it this log has
 every tombstone. Invariants: the other replica has all of the copy committed; all segments are replaced at once
-(`swap.py`), so that no end of the copy leaves a mixture of two cleanings, in which a deleted key may be back.
+(`swap.py`), so that no end of the copy leaves a mixture of two cleanings, in which a deleted key may be back. What is
+larger there than a segment may be becomes several.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class PrefixCopy(Compaction):
         super().__init__(log, chosen, lambda: PlainKeyTable(0, 1.0), now_ms, piece_bytes=0)
         self.wants_from = -1
         self.data = b""
-        self._copied: list[tuple[list[Segment], Segment]] = []
+        self._copied: list[tuple[list[Segment], list[Segment]]] = []
+        self._size_max = min(self._config.segment_bytes, MAX_POSITION)
         self._producers = ProducerState()
         self._producers.load((), log.log_start_offset)
 
@@ -81,37 +83,51 @@ class PrefixCopy(Compaction):
         self._is_done = True
 
     def _copy(self, old: list[Segment], end_offset: int) -> Iterator[None]:
-        new = self._begin_segment(old[0].base_offset)
-        written, written_end = 0, new.base_offset
-        next_offset = max(new.base_offset, self.log.log_start_offset)
+        new = [self._begin_segment(old[0].base_offset)]
+        written, written_end, epoch = 0, new[0].base_offset, -1
+        next_offset = max(written_end, self.log.log_start_offset)
         while next_offset < end_offset:
             self.wants_from = next_offset
             yield
             self.wants_from = -1
-            before, parts = next_offset, []
+            before, size_bytes = next_offset, written
+            parts: list[CleanedBatch] = []
             for position, header in iter_headers(self.data):
                 if header.base_offset >= end_offset:
                     next_offset = end_offset
                     break
                 batch = memoryview(self.data)[position : position + header.size_bytes]
-                self._check(batch, header, next_offset, new.base_offset, end_offset)
-                self._note_aborted(new, batch, header)
+                self._check(batch, header, next_offset, old[0].base_offset, end_offset)
+                if size_bytes and size_bytes + len(batch) > self._size_max:
+                    self._end_segment(new[-1], parts, written, written_end)
+                    new.append(self._begin_segment(written_end))
+                    written, size_bytes, parts = 0, 0, []
+                self._note_aborted(new[-1], batch, header)
                 parts.append(CleanedBatch(batch, header.last_offset, header.max_timestamp))
-                next_offset = written_end = header.next_offset
+                size_bytes += len(batch)
+                next_offset, written_end, epoch = header.next_offset, header.next_offset, header.partition_leader_epoch
             if next_offset == before:
                 raise CorruptRecord("the other replica sends no whole batch")
             if written_end < end_offset == next_offset:
-                parts.append(filler(end_offset - 1, self.log.leader_epochs.epoch_for_offset(end_offset - 1)))
+                epoch = max(epoch, self.log.leader_epochs.epoch_for_offset(end_offset - 1))
+                parts.append(filler(end_offset - 1, epoch))
                 written_end = end_offset
-            require_space(self._disk, new, sum(len(part.data) for part in parts))  # the copy may be the larger one
-            written = write_batches(new, parts, written)
-            if written > MAX_POSITION:
-                raise CorruptRecord("the other replica's copy is too large for one segment")
+            written = self._write(new[-1], parts, written)
         if old[-1] is self._segments[-1]:
             self._remove_strays()
-        self._seal(new, old, written, written_end)
-        new.release()  # there may be thousands of them
+        self._end_segment(new[-1], [], written, end_offset)
         self._copied.append((old, new))
+
+    def _write(self, new: Segment, parts: list[CleanedBatch], written: int) -> int:
+        """The position behind them. Raises NoSpace, OSError."""
+        require_space(self._disk, new, sum(len(part.data) for part in parts))  # the copy may be the larger one
+        return write_batches(new, parts, written)
+
+    def _end_segment(self, new: Segment, parts: list[CleanedBatch], written: int, end_offset: int) -> None:
+        if parts:
+            written = self._write(new, parts, written)
+        self._seal(new, end_offset, written, end_offset)
+        new.release()  # there may be thousands of them
 
     def _check(
         self, batch: memoryview, header: BatchHeader, next_offset: int, base_offset: int, end_offset: int

@@ -47,18 +47,18 @@ class SwappedLog(Protocol):
 
 
 class Swap:
-    """`replaced`: in offset order, old segments and the new one made from them, which is complete, sealed and synced
+    """`replaced`: in offset order, old segments and the new ones made from them, which are complete, sealed and synced
     under `.cleaned`. `remove_strays` was called, then the directory was synced.
 
     The caller alternates `advance` on the owner's thread and `sync` on any thread until `is_done`. After an OSError
     from either the directory cannot be used any more.
     """
 
-    def __init__(self, log: SwappedLog, replaced: Sequence[tuple[list[Segment], Segment]]) -> None:
+    def __init__(self, log: SwappedLog, replaced: Sequence[tuple[list[Segment], list[Segment]]]) -> None:
         self._log = log
         self._replaced = replaced
         old = [segment for segments, _ in replaced for segment in segments]
-        new = [segment for _, segment in replaced]
+        new = [segment for _, segments in replaced for segment in segments]
         self._bases = {segment.base_offset for segment in new}
         steps: tuple[tuple[Step, Sequence[Segment]], ...] = (
             (_rename_to_swap, new[1:]),  # a start undoes these while files of the first one are `.cleaned`
@@ -143,6 +143,8 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
     _remove(disk, directory, names, cleaned)
     committed = [name for name in swapped if name not in undone]
     for name in [name for name in committed if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]:
+        if name not in committed:
+            continue
         low = _offset_of(name)
         bases = [_offset_of(other) for other in names if other.endswith(LOG_SUFFIX)]
         begins = {*bases, *(_offset_of(other) for other in names if other.endswith(LOG_SUFFIX + SWAP_SUFFIX))}
@@ -150,7 +152,7 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
         if low in bases and not (is_whole and end in begins):
             # What it replaces is still there. A wrong end would remove segments that it does not replace.
             logger.error("%s/%s is damaged: keeping the segments from which it was made", directory, name)
-            of_swap = [each for each in committed if _offset_of(each) == low]
+            of_swap = _of_kept(disk, directory, bases, committed, low)
             _remove(disk, directory, names, sorted(of_swap, key=lambda each: each == name))
             committed = [each for each in committed if each not in of_swap]
             continue
@@ -182,7 +184,7 @@ def _uncommitted(disk: Disk, directory: str, names: set[str], cleaned: list[str]
     """The `.swap` files to undo: a part of their swap is `.cleaned`, and the segments that it replaces are there.
 
     Without these the swap was committed, whatever is `.cleaned`. A swap may have several new segments, in place of as
-    many old ones, or of one that Kafka splits: the last that is renamed is the first of them.
+    many old ones, or of one that is split: the last that is renamed is the first of them.
     """
     bases = [_offset_of(other) for other in names if other.endswith(LOG_SUFFIX)]
     cleaned_bases = {_offset_of(name) for name in cleaned}
@@ -190,15 +192,32 @@ def _uncommitted(disk: Disk, directory: str, names: set[str], cleaned: list[str]
     for low in sorted({_offset_of(name) for name in swapped}):
         is_uncommitted = any(base <= low for base in cleaned_bases)
         if low not in bases:
-            is_uncommitted = is_uncommitted and _is_held(disk, directory, bases, low)
+            is_uncommitted = is_uncommitted and _is_held(disk, directory, bases, low, min(cleaned_bases))
         undone += [name for name in swapped if is_uncommitted and _offset_of(name) == low]
     return undone
 
 
-def _is_held(disk: Disk, directory: str, bases: list[int], offset: int) -> bool:
-    """Whether the segment before `offset` has batches from there on."""
+def _is_held(disk: Disk, directory: str, bases: list[int], offset: int, swapped_from: int) -> bool:
+    """Whether the segment before `offset` has batches from there on.
+
+    If it is one that the swap from this offset on replaces, it may also be damaged before them, or Kafka's cleaner has
+    removed them: then it does not end at `offset`.
+    """
     before = max((base for base in bases if 0 <= base < offset), default=-1)
-    return before >= 0 and _end_offset(disk, directory, f"{before:0{_STEM_LENGTH}d}{LOG_SUFFIX}")[0] > offset
+    if before < 0:
+        return False
+    end, is_whole = _end_offset(disk, directory, f"{before:0{_STEM_LENGTH}d}{LOG_SUFFIX}")
+    return end > offset or (swapped_from <= before and not (is_whole and end == offset))
+
+
+def _of_kept(disk: Disk, directory: str, bases: list[int], committed: list[str], low: int) -> list[str]:
+    """The `.swap` files of the new segment at `low`, and of those behind it that the same old ones hold."""
+    bound = low + 1
+    for base in sorted({_offset_of(name) for name in committed}):
+        if base > low and (base in bases or not _is_held(disk, directory, bases, base, low)):
+            break
+        bound = max(bound, base + 1)
+    return [name for name in committed if low <= _offset_of(name) < bound]
 
 
 def _remove(disk: Disk, directory: str, names: set[str], gone: list[str]) -> None:

@@ -162,14 +162,14 @@ class Segments:
         self._list.insert(at, segment)
         self._bases.insert(at, segment.base_offset)
 
-    def replace(self, old: list[Segment], new: Segment) -> None:
-        """Replace neighbouring segments by the one made from them. The caller handles their files."""
+    def replace(self, old: list[Segment], new: list[Segment]) -> None:
+        """Replace neighbouring segments by those made from them. The caller handles their files."""
         at = bisect_left(self._bases, old[0].base_offset)
         assert self._list[at : at + len(old)] == old, (self._bases, old)
-        assert new.base_offset == old[0].base_offset, (new, old)
+        assert new[0].base_offset == old[0].base_offset, (new, old)
         self.sums_are_stale = True
-        self._list[at : at + len(old)] = [new]
-        self._bases[at : at + len(old)] = [new.base_offset]
+        self._list[at : at + len(old)] = new
+        self._bases[at : at + len(old)] = [each.base_offset for each in new]
 
     def drop_last(self, count: int, remove_at_ms: int) -> list[Segment]:
         """Take the last `count` segments out, newest first and durably, so that the rest is always a prefix."""
