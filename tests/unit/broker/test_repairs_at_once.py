@@ -87,6 +87,21 @@ async def test_the_one_that_waits_longest_is_the_next(node: Node, monkeypatch: p
     assert node.begun[: len(numbers)] == numbers
 
 
+async def test_one_that_waits_keeps_its_turn_while_a_broker_comes_and_goes(node: Node) -> None:
+    """Each time, the first ones of the node were tried again before those that had never had a turn."""
+    node.is_fixed, node.least_s = False, 0.01
+    numbers = [*range(8 * REPAIRED_AT_ONCE_MAX)]
+    for number in numbers:
+        node.damaged(number, ends=True)
+    delta: Any = Mock(changed_brokers={2}, changed_partitions={})
+    for _ in range(1000):
+        await asyncio.sleep(0.01)
+        node.repairs.on_image(delta)
+        if len(node.begun) >= 3 * len(numbers):
+            break
+    assert {*node.begun} == {*numbers}
+
+
 async def test_a_report_during_a_repair_leads_to_another_one_after_it(node: Node) -> None:
     partition = node.damaged(0, ends=False)
     await until(lambda: node.begun == [0])

@@ -169,7 +169,10 @@ class Repairs:
                 self._hurry(partition)
 
     def _hurry(self, partition: Partition) -> None:
-        self._waiting[partition] = _Attempts(self._loop.time())
+        now_s, before = self._loop.time(), self._waiting.get(partition)
+        # One that is due already keeps its turn: otherwise a broker that comes and goes takes it from the last ones.
+        is_due = before is not None and before.due_s < now_s and partition not in self._under_way
+        self._waiting[partition] = _Attempts(before.due_s if before is not None and is_due else now_s)
         self._is_due.set()
 
     def has_unsettled(self, partition: Partition) -> bool:
