@@ -480,6 +480,27 @@ async def test_the_wait_for_a_replica_that_is_damaged_too_begins_anew_after_anot
     assert cluster.here.log.damaged_ranges()
 
 
+async def test_a_turn_that_comes_late_is_no_wait_for_the_other_replica(tmp_path: Path) -> None:
+    """While other partitions took all copies of whole logs, the wait for one that is damaged, too, ended."""
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+
+    def refuse(offset: int) -> None:
+        if offset == 0:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    cluster.fault = refuse
+    assert not await cluster.repair()
+    cluster.repairs._whole_copies = repairs.WHOLE_COPIES_MAX
+    cluster.repairs._whole_copy_waits[cluster.partition] -= 3600.0
+    assert not await cluster.repair()
+    cluster.repairs._whole_copies = 0
+    assert not await cluster.repair()
+    cluster.fault = lambda offset: None
+    assert await cluster.repair()
+    assert cluster.table() == WITHOUT_A
+
+
 async def test_a_copy_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full volume is no error of the device: the damage stays."""
     cluster = Cluster(tmp_path)

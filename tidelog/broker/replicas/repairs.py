@@ -376,6 +376,7 @@ class Repairs:
         by a replica's copy, or one may do so later. Otherwise the range alone is repaired. Raises OSError.
         """
         name = f"{partition.topic}-{partition.index}"
+        waits_since_s = self._whole_copy_waits.pop(partition, self._loop.time())
         if partition.log.is_under_cleaning:
             return True  # it was given up, and has not ended: both would write the same files
         may_help, may_help_soon = False, bool(self._in_sync(partition) & {*self.others(partition)} - {*sources})
@@ -401,21 +402,17 @@ class Repairs:
                 self._whole_copies -= 1
             if repair.is_obsolete:
                 return True
-        if self._waits_for_whole_copy(partition, may_help=may_help, may_help_soon=may_help_soon):
+        if may_help:
             return True
+        if may_help_soon:
+            self._whole_copy_waits[partition] = waits_since_s
+            if self._loop.time() - waits_since_s < WHOLE_COPY_WAIT_S:
+                return True
         logger.warning("%s: records that were deleted or aborted may be back: %s", name, describe(repair.damage))
         repair.lacks_below = None
         with suppress(CopyRefused, KafkaError, PeerUnreachable):
             await self._copy_committed_if_refused(partition, repair, sources[0])
         return False
-
-    def _waits_for_whole_copy(self, partition: Partition, *, may_help: bool, may_help_soon: bool) -> bool:
-        """Whether to wait for a replica that may send its whole log later: `may_help_soon`, for a limited time."""
-        if may_help_soon and not may_help:
-            now_s = self._loop.time()
-            return now_s - self._whole_copy_waits.setdefault(partition, now_s) < WHOLE_COPY_WAIT_S
-        self._whole_copy_waits.pop(partition, None)
-        return may_help
 
     async def _copy_prefix(self, partition: Partition, repair: RangeRepair, source: int) -> bool:
         """Replace the log up to the last segment that lacks records. False if it has changed meanwhile. Raises
