@@ -61,6 +61,11 @@ class Cluster(RepairedReplica):
         return {(key, value) for _, key, value in contents(self.here.log)}
 
 
+@pytest.fixture(autouse=True)
+def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairs, "WHOLE_COPY_PATIENCE_S", 0.0)
+
+
 PASSING = ("it is not in sync", "the replica moves", "another one does not answer")
 WITHOUT_A = {(b"b", b"1"), (b"c", b"1"), (b"z", b"1")}
 
@@ -499,6 +504,30 @@ async def test_a_turn_that_comes_late_is_no_wait_for_the_other_replica(tmp_path:
     cluster.fault = lambda offset: None
     assert await cluster.repair()
     assert cluster.table() == WITHOUT_A
+
+
+@pytest.mark.parametrize("error", [PeerUnreachable("no answer"), KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)])
+async def test_a_copy_that_is_under_way_waits_for_the_next_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """After each fetch without an answer in time it began again, and the copy of a large log never came to its end."""
+    monkeypatch.setattr(repairs, "WHOLE_COPY_PATIENCE_S", 60.0)
+    monkeypatch.setattr(repairs, "COPY_PAUSE_S", 0.0)
+    cluster = Cluster(tmp_path)
+    ahead(cluster, 3)
+    lose_headers(cluster.here)
+    offsets: list[int] = []
+
+    def fail_each_second(offset: int) -> None:
+        offsets.append(offset)
+        if offset > 0 and len(offsets) % 2:
+            raise error
+
+    cluster.fault = fail_each_second
+    assert await cluster.repair()
+    assert cluster.here.log.damaged_ranges() == []
+    assert offsets.count(0) == 2, "the range, then the copy"
+    assert len(offsets) > 6
 
 
 async def test_a_copy_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

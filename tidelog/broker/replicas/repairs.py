@@ -76,6 +76,9 @@ _LANES: Final = tuple(f"repair-{number}" for number in range(REPAIRED_AT_ONCE_MA
 WHOLE_COPY_WAIT_S: Final = 60.0
 """The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one, or that
 is not in sync, and for the end of a move of this one to another log directory."""
+WHOLE_COPY_PATIENCE_S: Final = 60.0
+"""The longest wait for the next batches of a copy of a whole log that is under way."""
+COPY_PAUSE_S: Final = 0.5
 _ABSENT: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE)
 
 
@@ -430,9 +433,7 @@ class Repairs:
         try:
             while True:
                 if copy.wants_from >= 0:
-                    copy.data = await self.fetch(partition, source, copy.wants_from, up_to_log_end=False)
-                    if not copy.data:
-                        raise PeerUnreachable("it has not come that far yet")
+                    copy.data = await self._fetch_for_copy(partition, source, copy)
                 await until_done(self._run_in_executor(copy.run))
                 if not copy.advance():
                     break
@@ -443,6 +444,23 @@ class Repairs:
             raise
         partition.watch.tail.clear()
         return not copy.is_given_up
+
+    async def _fetch_for_copy(self, partition: Partition, source: int, copy: PrefixCopy) -> bytes:
+        """The next batches of a whole copy. After the first ones it waits for them: the copy would begin again from its
+        start. Raises KafkaError, PeerUnreachable.
+        """
+        until_s = self._loop.time() + WHOLE_COPY_PATIENCE_S
+        while True:
+            try:
+                data = await self.fetch(partition, source, copy.wants_from, up_to_log_end=False)
+                if data:
+                    return data
+                raise PeerUnreachable("it has not come that far yet")
+            except (KafkaError, PeerUnreachable) as error:
+                is_gone = isinstance(error, KafkaError) and error.code in _ABSENT
+                if is_gone or not copy.data or copy.is_given_up or self._loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(COPY_PAUSE_S)
 
     async def _repair_end(self, partition: Partition, whole: RangeRepair, sources: dict[int, int]) -> bool:
         """Copy the end of the range from a replica that lacks its start. Whether the log has changed.
