@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -96,6 +97,27 @@ async def test_damage_of_the_replica_that_moves_is_reported_and_the_move_waits_f
     (segment,) = moving.partition.log.segments
     segment.findings = segment.examine()
     moving.partition.log.adopt_findings(segment)
+    await moving.arrived(target)
+    assert await moving.values() == [b"%d" % number for number in range(COUNT)]
+
+
+async def test_a_move_begins_again_where_a_repair_has_replaced_the_whole_log(moving: Moving) -> None:
+    """What was copied before may have records that are deleted in the other replica's copy."""
+    target, copy = await begin(moving)
+    log = moving.partition.log
+    log.is_under_cleaning = True
+    await moving.hold_back(None)
+    await asyncio.sleep(0.2)
+    ((replica, _),) = moving.moves._moves.values()
+    before = replica.log.log_end_offset
+    await asyncio.sleep(0.2)
+    assert replica.log.log_end_offset == before < COUNT, "it waits for the repair"
+    damage(copy, 67)
+    log.is_under_cleaning = False
+    moving.moves.begin_again(moving.partition)
+    ((new, _),) = moving.moves._moves.values()
+    assert new is not replica
+    assert not log.may_be_cleaned
     await moving.arrived(target)
     assert await moving.values() == [b"%d" % number for number in range(COUNT)]
 

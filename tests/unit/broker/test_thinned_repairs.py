@@ -66,7 +66,7 @@ def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repairs, "WHOLE_COPY_PATIENCE_S", 0.0)
 
 
-PASSING = ("it is not in sync", "the replica moves", "another one does not answer")
+PASSING = ("it is not in sync", "another one does not answer")
 WITHOUT_A = {(b"b", b"1"), (b"c", b"1"), (b"z", b"1")}
 
 
@@ -127,16 +127,13 @@ async def test_a_replica_that_goes_meanwhile_is_asked_again(tmp_path: Path, when
     assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
 
 
-@pytest.mark.parametrize("why", ["it has deleted records", "no index", *PASSING])
+@pytest.mark.parametrize("why", ["it has deleted records", "no index"])
 async def test_without_a_copy_of_all_the_range_alone_is_repaired(
     tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(tmp_path)
     damage(cluster.here, 1)
-    if why in PASSING:
-        begin(cluster, why)
-        monkeypatch.setattr(repairs, "WHOLE_COPY_WAIT_S", 0.0)
-    elif why == "no index":
+    if why == "no index":
 
         def corrupt(*arguments: object) -> None:
             raise CorruptTransactionIndex
@@ -158,8 +155,6 @@ async def test_without_a_copy_of_all_the_range_alone_is_repaired(
 def begin(cluster: Cluster, why: str) -> None:
     if why == "it is not in sync":
         cluster.in_sync = set()
-    elif why == "the replica moves":
-        cluster.here.log.keep_uncleaned()
     else:
         cluster.copies[3] = None
         cluster.in_sync = {3}
@@ -182,10 +177,44 @@ async def test_what_passes_brings_no_deleted_key_back(tmp_path: Path, why: str) 
     assert cluster.here.log.damaged_ranges()
     cluster.in_sync, cluster.fault = {2, 3}, lambda offset: None
     cluster.copies.pop(3, None)
-    cluster.here.log.may_be_cleaned = True
     assert await cluster.repair()
     assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
     assert not cluster.repairs._whole_copy_waits
+
+
+@pytest.mark.parametrize("why", PASSING)
+async def test_the_last_resort_is_the_whole_copy_of_one_that_is_not_in_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """After the wait the range alone was taken from the same replica, and the deleted key was back."""
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+    begin(cluster, why)
+    assert not await cluster.repair()
+    monkeypatch.setattr(repairs, "WHOLE_COPY_WAIT_S", 0.0)
+    assert await cluster.repair()
+    assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
+
+
+async def test_a_replica_that_moves_takes_a_whole_copy_and_the_move_begins_again(tmp_path: Path) -> None:
+    """The move waited for the repair, and the repair for the move: then for the range alone."""
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+    cluster.here.log.keep_uncleaned()
+    replaced: list[object] = []
+    cluster.repairs.on_replaced = replaced.append
+    cluster.fault = lambda offset: fail(len(cluster.fetches) == 2)
+    assert not await cluster.repair()
+    assert not replaced, "it was not replaced"
+    cluster.fault = lambda offset: None
+    assert await cluster.repair()
+    assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
+    assert replaced == [cluster.partition]
+
+
+def fail(fails: bool) -> None:
+    if fails:
+        raise PeerUnreachable("it is gone")
 
 
 async def test_a_repair_that_ends_in_the_middle_leaves_the_log_as_it_was(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ WHOLE_COPIES_MAX: Final = 2
 _LANES: Final = tuple(f"repair-{number}" for number in range(REPAIRED_AT_ONCE_MAX))
 WHOLE_COPY_WAIT_S: Final = 60.0
 """The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one, or that
-is not in sync, and for the end of a move of this one to another log directory."""
+is not in sync."""
 WHOLE_COPY_PATIENCE_S: Final = 60.0
 """The longest wait for the next batches of a copy of a whole log that is under way."""
 COPY_PAUSE_S: Final = 0.5
@@ -115,6 +115,8 @@ class Repairs:
         self.counters = RepairCounters()
         self.on_repaired: Callable[[PartitionLog], None] = lambda log: None
         """Called when a range of the log is repaired."""
+        self.on_replaced: Callable[[Partition], None] = lambda partition: None
+        """Called when the partition's log has become that of another replica up to an offset."""
         self._node_id = node_id
         self._partitions = partitions
         self._image = image
@@ -382,11 +384,12 @@ class Repairs:
         waits_since_s = self._whole_copy_waits.pop(partition, self._loop.time())
         if partition.log.is_under_cleaning:
             return True  # it was given up, and has not ended: both would write the same files
-        may_help, may_help_soon = False, bool(self._in_sync(partition) & {*self.others(partition)} - {*sources})
-        for source in sources:
-            if source not in self._in_sync(partition) or not partition.log.may_be_cleaned:
-                may_help_soon = True
-                continue
+        in_sync, may_help = self._in_sync(partition), False
+        may_help_soon = not in_sync >= {*sources} or bool(in_sync & {*self.others(partition)} - {*sources})
+        for source in sorted(sources, key=lambda each: each not in in_sync):
+            is_in_sync = source in in_sync
+            if not is_in_sync and (may_help or self._waits_for_whole_copy(partition, waits_since_s)):
+                return True  # its copy is the last resort before the range alone
             if self._whole_copies >= WHOLE_COPIES_MAX:
                 return True
             self._whole_copies += 1
@@ -397,7 +400,7 @@ class Repairs:
             except (KafkaError, PeerUnreachable) as error:
                 code = error.code if isinstance(error, KafkaError) else None
                 may_help_soon = may_help_soon or code == ErrorCode.KAFKA_STORAGE_ERROR
-                may_help = may_help or code not in (ErrorCode.KAFKA_STORAGE_ERROR, *_ABSENT)
+                may_help = may_help or (is_in_sync and code not in (ErrorCode.KAFKA_STORAGE_ERROR, *_ABSENT))
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             except (CleaningFailed, CorruptTransactionIndex) as error:
                 logger.warning("%s: the copy of broker %d cannot take its place: %s", name, source, error)
@@ -405,17 +408,18 @@ class Repairs:
                 self._whole_copies -= 1
             if repair.is_obsolete:
                 return True
-        if may_help:
+        if may_help or (may_help_soon and self._waits_for_whole_copy(partition, waits_since_s)):
             return True
-        if may_help_soon:
-            self._whole_copy_waits[partition] = waits_since_s
-            if self._loop.time() - waits_since_s < WHOLE_COPY_WAIT_S:
-                return True
         logger.warning("%s: records that were deleted or aborted may be back: %s", name, describe(repair.damage))
         repair.lacks_below = None
         with suppress(CopyRefused, KafkaError, PeerUnreachable):
             await self._copy_committed_if_refused(partition, repair, sources[0])
         return False
+
+    def _waits_for_whole_copy(self, partition: Partition, since_s: float) -> bool:
+        """Whether the time is not over for which to wait for a replica that may soon send its whole log."""
+        self._whole_copy_waits[partition] = since_s
+        return self._loop.time() - since_s < WHOLE_COPY_WAIT_S
 
     async def _copy_prefix(self, partition: Partition, repair: RangeRepair, source: int) -> bool:
         """Replace the log up to the last segment that lacks records. False if it has changed meanwhile. Raises
@@ -442,6 +446,9 @@ class Repairs:
         except BaseException:
             copy.take_back()
             raise
+        finally:
+            if copy.is_in_place:
+                self.on_replaced(partition)
         partition.watch.tail.clear()
         return not copy.is_given_up
 

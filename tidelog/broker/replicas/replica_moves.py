@@ -155,6 +155,20 @@ class ReplicaMoves:
         if self._task is None and not self._closed:
             self._task = self._loop.create_task(self._run(), name="replica moves")
 
+    def begin_again(self, partition: Partition) -> None:
+        """The present log is now a copy of another replica's: the future log may have what is deleted in it."""
+        if partition in self._moves:
+            self._begin_anew(partition, self._moves[partition][1])
+
+    def _begin_anew(self, partition: Partition, directory: LogDirectory) -> bool:
+        self._cancel(partition)
+        try:
+            self.order(partition.topic, partition.index, self._directories.home_paths[directory.path])
+        except KafkaError as error:
+            logger.error("%s-%d stays in its log directory: %s", partition.topic, partition.index, error)
+            return False
+        return True
+
     def resume(
         self, directory_of: Mapping[Partition, LogDirectory], deferred: Collection[tuple[str, int]] = ()
     ) -> None:
@@ -248,6 +262,8 @@ class ReplicaMoves:
 
     async def _advance(self, replica: FutureReplica, directory: LogDirectory) -> bool:
         """Run one step. Whether the next one should follow at once."""
+        if replica.partition.log.is_under_cleaning:
+            return False  # a repair replaces the log, or a cleaning that was given up has not ended
         try:
             copied = self._copy(replica, directory)
             if copied:
@@ -342,7 +358,7 @@ class ReplicaMoves:
         if self._is_current(replica) and not replica.is_checked:
             await self._check(replica, directory)
             return
-        if not self._is_current(replica):
+        if not self._is_current(replica) or partition.log.is_under_cleaning:
             return
         if replica.state is MoveState.COPYING:
             replica.state = MoveState.ASSIGNING
@@ -390,14 +406,10 @@ class ReplicaMoves:
             return
         is_again = partition in self._damaged_once
         logger.error("%s-%d: the copy in %s is damaged: %s", partition.topic, partition.index, directory.path, why)
-        self._cancel(partition)
         if is_again or not self._directories.is_usable(directory):
-            return
-        try:
-            self.order(partition.topic, partition.index, self._directories.home_paths[directory.path])
+            self._cancel(partition)
+        elif self._begin_anew(partition, directory):
             self._damaged_once.add(partition)
-        except KafkaError as error:
-            logger.error("%s-%d stays in its log directory: %s", partition.topic, partition.index, error)
 
     def _is_current(self, replica: FutureReplica) -> bool:
         under_way = self._moves.get(replica.partition)

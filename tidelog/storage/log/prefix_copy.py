@@ -49,6 +49,11 @@ class PrefixCopy(Compaction):
         self._producers = ProducerState()
         self._producers.load((), log.log_start_offset)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the log has the copy's segments."""
+        return bool(self._copied) and any(each is self._copied[0][1][0] for each in self.log.segments)
+
     def advance(self) -> bool:
         """As that of a cleaning. Raises NoSpace, too: then the log is as it was."""
         if not self.is_given_up and self._swap is None:
