@@ -19,6 +19,8 @@ from typing import Any, Self
 from tidelog.client.arguments import shown
 from tidelog.client.assignment.assignors import Assignor, assignor_named, check_assignor
 from tidelog.client.assignment.partitioner import CustomPartitioner
+from tidelog.client.durations import duration_ms
+from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tidelog.protocol.batches.compression import CODECS, LEVELS
 from tidelog.protocol.errors import ConfigError
 
@@ -51,6 +53,9 @@ _PORT = re.compile(r"[0-9]{1,5}")
 _INTEGER = re.compile(r"[+-]?\d+")
 DEFAULT_BATCH_SIZE = 65_536
 DEFAULT_LINGER_MS = 5
+RESET_POLICIES = ("earliest", "latest", "none", "by_duration:PnDTnHnMnS")
+_BY_DURATION = "by_duration:"
+_RESET_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP, "none": None}
 CLOSE_TIMEOUT_MS = 30_000
 """The time that `close` of a consumer waits for brokers that do not answer, as in Java."""
 
@@ -357,8 +362,11 @@ class ConsumerConfig(ClientConfig):
     """None: on with a group."""
     auto_commit_interval_ms: int = _number(5_000)
     """The time between two automatic commits."""
-    auto_offset_reset: str = _choice("latest", "earliest", "latest", "none")
-    """Where to read without a committed offset, or when the position is gone; `none` raises."""
+    auto_offset_reset: str = field(default="latest", metadata={"forms": RESET_POLICIES})
+    """Where to read without a committed offset, or when the position is gone; `none` raises.
+
+    `by_duration:PT24H` reads from the first record that is not older; the length is written as in ISO 8601 (KIP-1106).
+    """
     isolation_level: str = _choice("read_uncommitted", "read_uncommitted", "read_committed")
     """`read_committed` returns no record of an aborted or open transaction."""
     fetch_min_bytes: int = _number(1)
@@ -398,6 +406,19 @@ class ConsumerConfig(ClientConfig):
             strategy = [strategy]
         entries = [entry.strip() if isinstance(entry, str) else entry for entry in strategy]
         return [entry for entry in entries if entry != ""]
+
+    def reset_timestamp_ms(self, now_ms: int) -> int | None:
+        """Where a reset leads: -2 to the beginning, -1 to the end, else to a time; None: to an error.
+
+        Raises ConfigError for no policy.
+        """
+        policy = self.auto_offset_reset
+        if policy in _RESET_TIMESTAMPS:
+            return _RESET_TIMESTAMPS[policy]
+        ago_ms = duration_ms(policy.removeprefix(_BY_DURATION)) if policy.startswith(_BY_DURATION) else None
+        if ago_ms is None or ago_ms < 0:
+            raise ConfigError(f"auto_offset_reset must be one of {', '.join(RESET_POLICIES)}, not {shown(policy)}")
+        return max(0, now_ms - ago_ms)
 
     @property
     def auto_commit(self) -> bool:
@@ -443,6 +464,7 @@ class ConsumerConfig(ClientConfig):
             raise ConfigError("group_instance_id needs a group_id")
         self._check_protocol()
         self._check_strategies()
+        self.reset_timestamp_ms(0)
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise ConfigError(
                 f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) must be less than session_timeout_ms "

@@ -189,7 +189,7 @@ def _default(field: Any) -> str:
 
 
 def _values(field: Any) -> str:
-    if choices := field.metadata.get("choices"):
+    if choices := field.metadata.get("choices") or field.metadata.get("forms"):
         return ", ".join(f"`{choice}`" for choice in choices)
     if bounds := field.metadata.get("bounds"):
         low, high = bounds

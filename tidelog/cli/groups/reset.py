@@ -8,21 +8,15 @@ ConsumerGroupCommand, so that each tool can read the other's files.
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from tidelog.client.durations import duration_ms
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.errors import counted
 
 Offsets = dict[TopicPartition, int]
-
-_DURATION = re.compile(
-    r"([+-])?P(?=[\dT+-])(?:([+-]?\d+)D)?"
-    r"(?:T(?=[\d+-])(?:([+-]?\d+)H)?(?:([+-]?\d+)M)?(?:([+-]?\d+(?:[.,]\d{1,9})?)S)?)?",
-    re.IGNORECASE,
-)
 
 
 class ResetError(ValueError):
@@ -84,13 +78,10 @@ def datetime_in(text: str) -> int:
 
 def duration_in(text: str) -> int:
     """ISO 8601's `P1DT2H3M4.5S` as milliseconds. Raises ResetError."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
+    value_ms = duration_ms(text)
+    if value_ms is None:
         raise ResetError(f"{text!r} is no duration: expected PnDTnHnMnS, such as PT90M")
-    sign, days, hours, minutes, seconds = match.groups()
-    total_s = int(days or 0) * 86400 + int(hours or 0) * 3600 + int(minutes or 0) * 60
-    total_ms = total_s * 1000 + round(float((seconds or "0").replace(",", ".")) * 1000)
-    return -total_ms if sign == "-" else total_ms
+    return value_ms
 
 
 # -------------------------------------------------------------------------------------------------------------- plans

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from tidelog.client.consuming.fetch_buffer import FetchBuffer
 from tidelog.client.consuming.fetch_session import CLOSE_SESSION, FetchPlan, FetchSession, FetchTarget
 from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.consuming.subscription import Subscription
-from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ConsumerRecord, TopicPartition
+from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.metadata import NO_TOPIC_ID
@@ -53,7 +54,6 @@ _FIRST_VERSION_WITH_DIVERGENCE = 12
 _RESPONSES_PER_NODE = 2
 _LARGE_ANSWER_BYTES = 256 * 1024
 """More than a broker's send buffer holds by default."""
-RESET_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
 
 
 class _NodeFetches:
@@ -357,7 +357,7 @@ class Fetcher:
         """
         old_position = self._subscription.assigned[partition].position
         error = self._subscription.handle_divergence(
-            partition, epoch, end_offset, RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
+            partition, epoch, end_offset, self._config.reset_timestamp_ms(time.time_ns() // 1_000_000)
         )
         new_position = self._subscription.assigned[partition].position
         if error is not None:
@@ -394,7 +394,7 @@ class Fetcher:
             if self._buffer.has_fetches(partition):
                 self._back_off(partition)  # buffered records come first; a later fetch reports the error again
                 return
-            timestamp = RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
+            timestamp = self._config.reset_timestamp_ms(time.time_ns() // 1_000_000)
             if timestamp is None:
                 self._buffer.errors[partition] = KafkaError(
                     code, f"{partition} has no offset {offset}, auto_offset_reset=none"

@@ -6,14 +6,15 @@ Invariant: at most one lookup runs. Its results apply only to partitions that st
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 
 from tidelog.client.config import ConsumerConfig
-from tidelog.client.consuming.fetcher import RESET_TIMESTAMPS, Fetcher
+from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.consuming.validation import PositionValidator
 from tidelog.client.groups.coordinator import Coordinator
-from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from tidelog.client.model import LATEST_TIMESTAMP, OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets_once
 from tidelog.client.network.outcomes import start_task
@@ -109,11 +110,22 @@ class PositionLookup:
             self._on_update()
 
     async def _reset(self, resets: Mapping[TopicPartition, int]) -> KafkaError | None:
-        """Ask each leader once, so that an unavailable leader does not delay other partitions."""
+        """Ask each leader once, so that an unavailable leader does not delay other partitions.
+
+        Where no record is as late as a time, its partition begins at the end. That is asked for first: what comes
+        after it is later.
+        """
         epochs = {partition: self._cluster.metadata.leader_epoch(partition) for partition in resets}
+        by_time = [partition for partition, timestamp in resets.items() if timestamp >= 0]
+        ends: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        isolation_level = self._config.isolation_level
+        if by_time:
+            latest = dict.fromkeys(by_time, LATEST_TIMESTAMP)
+            await list_offsets_once(self._cluster, latest, isolation_level=isolation_level, on_offsets=ends.update)
 
         def apply_offsets(offsets: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> None:
             for partition, offset in offsets.items():
+                offset = offset or ends.get(partition)
                 if offset is not None and partition in resets:
                     self._subscription.finish_reset(
                         partition, resets[partition], offset.offset, offset.leader_epoch, epochs[partition]
@@ -121,7 +133,7 @@ class PositionLookup:
             self._on_update()
 
         errors = await list_offsets_once(
-            self._cluster, resets, isolation_level=self._config.isolation_level, on_offsets=apply_offsets
+            self._cluster, resets, isolation_level=isolation_level, on_offsets=apply_offsets
         )
         return next(iter(errors.values()), None)
 
@@ -141,7 +153,7 @@ class PositionLookup:
             if partition in committed:
                 self._subscription.seek(partition, committed[partition].offset, committed[partition].leader_epoch)
                 continue
-            timestamp = RESET_TIMESTAMPS.get(self._config.auto_offset_reset)
+            timestamp = self._config.reset_timestamp_ms(time.time_ns() // 1_000_000)
             if timestamp is None:
                 problem = f"{partition} has no committed offset, auto_offset_reset=none"
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, problem)
