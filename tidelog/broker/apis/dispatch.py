@@ -219,7 +219,10 @@ class Dispatcher:
         if isinstance(result, Deferred):
             if result.response is None:
                 later = partial(self._frame_later, api, context, request) if in_steps else None
-                return _EncodedAnswer(result, context, request, api, later)
+                answer = _EncodedAnswer(result, context, request, api, later)
+                # It keeps its request: of one connection, one large request waits at a time.
+                answer.exclusive = answer.exclusive or (len(frame) > WHOLE_BYTES_MAX and not api.is_of_nodes)
+                return answer
             result = result.response
         if in_steps:
             return self._run(_made(result), api, context, request, len(frame))

@@ -15,7 +15,10 @@ NULL_PROTOCOL_VERSION_MIN = 7
 
 
 def handle(services: Services, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse | Deferred:
-    return services.groups.join(context, request)
+    answer = services.groups.join(context, request)
+    if isinstance(answer, Deferred):
+        request.protocols, request.reason = [], None  # it may wait for long, and the member has what counts
+    return answer
 
 
 def refuse(request: JoinGroupRequest, error: KafkaError, version: int) -> JoinGroupResponse:

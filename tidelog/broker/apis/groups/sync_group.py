@@ -15,4 +15,7 @@ refuse = refusing(SyncGroupResponse)
 
 
 def handle(services: Services, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse | Deferred:
-    return services.groups.sync(context, request)
+    answer = services.groups.sync(context, request)
+    if isinstance(answer, Deferred):
+        request.assignments = []  # it may wait for long, and the coordinator has those that count
+    return answer

@@ -95,6 +95,7 @@ def serve(
     except KafkaError as error:
         counters.failed(error.code)
         return encode_fetch_response(correlation_id, version, error.code, 0, []), counters
+    request.topics, request.forgotten_topics_data = [], []  # thousands may wait, and the session has what they need
     fetch = _Fetch(services, request, session, answer_all, version, correlation_id, connection)
     answer = fetch.start()
     if isinstance(answer, Deferred):
@@ -166,7 +167,12 @@ class _Fetch:
     ) -> None:  # fmt: skip
         self._services = services
         self._listener_name, self._host = connection.listener_name, connection.host
-        self._rack = request.rack_id if services.partitions.follower_fetches.tells_high_watermark else ""
+        self._rack = ""
+        if request.rack_id and services.partitions.follower_fetches.tells_high_watermark:
+            # The broker's own string: that of the request may be long.
+            racks = {broker.rack: broker.rack for broker in services.image().brokers.values() if broker.rack}
+            self._rack = racks.get(request.rack_id, "")
+        request.rack_id, request.cluster_id = "", None
         self._request = request
         self._session = session
         self._answer_all = answer_all

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest
+from tidelog.replication.controller.decisions.topic_names import MAX_LENGTH
 
 if TYPE_CHECKING:
     import random
@@ -148,6 +149,11 @@ def forgotten_in(request: FetchRequest, uses_topic_ids: bool) -> list[Key]:
     ]
 
 
+def are_names_short(request: FetchRequest, uses_topic_ids: bool) -> bool:
+    """Whether a session may keep the topics' names. Longer ones, up to 32 KB each, name no topic."""
+    return uses_topic_ids or all(len(topic.topic) <= MAX_LENGTH for topic in request.topics)
+
+
 def _unwatch(entry: SessionPartition) -> None:
     if entry.watched is not None:
         entry.watched.unwatch(entry)
@@ -196,7 +202,7 @@ class FetchSessions:
             self._remove(session.id)
             return FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms), True
         is_too_large = len(session.partitions) > SESSION_PARTITIONS_MAX or self._partition_count > PARTITIONS_MAX
-        if is_too_large and len(session.partitions) > before:
+        if (is_too_large and len(session.partitions) > before) or not are_names_short(request, uses_topic_ids):
             self._remove(session.id)
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # the client sends a full request, without a session
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
@@ -207,7 +213,8 @@ class FetchSessions:
     def _full(self, request: FetchRequest, uses_topic_ids: bool, now_ms: int) -> FetchSession:
         session = FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms)
         session.ask(_partitions_of(request, uses_topic_ids))
-        if request.session_epoch == EPOCH_INITIAL and request.topics and self._make_place(session, now_ms):
+        wants_session = request.session_epoch == EPOCH_INITIAL and request.topics
+        if wants_session and are_names_short(request, uses_topic_ids) and self._make_place(session, now_ms):
             session.id = self._free_id()
             self._sessions[session.id] = session
             self._partition_count += len(session.partitions)

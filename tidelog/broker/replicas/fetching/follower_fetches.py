@@ -29,6 +29,7 @@ from tidelog.broker.replicas.fetching.follower_sessions import (
     HostedReplicas,
     Key,
     ParkedFetch,
+    are_names_short,
     as_follower_request,
     has_place,
     is_gone,
@@ -182,7 +183,7 @@ class FollowerFetches:
             raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        if self._not_hosted(request) is not None:
+        if self._not_hosted(request) is not None or not (uses_topic_ids or are_names_short(request)):
             self._close(session.id)
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # a full request is answered in pieces
         session.epoch = session.epoch + 1 if session.epoch < EPOCH_MAX else 1
@@ -241,7 +242,8 @@ class FollowerFetches:
     def _begin(self, request: FollowerRequest, uses_topic_ids: bool) -> FollowerSession:
         self._close_ended(self._loop.time() * 1000)
         session_id = 0
-        if request.session_epoch == EPOCH_INITIAL and request.partitions and self._may_have_session(request):
+        wants_session = request.session_epoch == EPOCH_INITIAL and request.partitions
+        if wants_session and (uses_topic_ids or are_names_short(request)) and self._may_have_session(request):
             while not session_id or session_id in self.sessions:
                 session_id = self._rng.randint(1, 2**31 - 1)
         defer = self._partitions.callbacks.defer
