@@ -276,6 +276,7 @@ async def test_a_session_that_another_connection_closes_between_two_pieces_of_it
     monkeypatch.setattr(fetch_module, "PIECE_ELEMENTS_MAX", 10)
     await wire.create_topic("t", 40)
     partitions = running.node._broker.partitions
+    await until(lambda: sum(each.leads for each in partitions.hosted()) == 40)
     asked = [FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20) for index in range(40)]
     topics = [FetchTopic(topic="t", partitions=asked)]
 
