@@ -146,8 +146,9 @@ class MetadataSide:
             if looks % _LOOKS_BETWEEN_NOTICES == 2:
                 voters, can_vote = self.raft.voters(), self.controller is not None
                 logger.warning("%s", quorum_wait(voters, self._bootstrap, self._node_id, can_vote))
-                if self.raft.loss:
-                    logger.error("%s", self.raft.loss)
+                for problem in (self.raft.misfit, self.raft.loss):
+                    if problem:
+                        logger.error("%s", problem)
 
     async def wait_until_current(self) -> None:
         """Until the image holds what the active controller says is committed."""

@@ -109,7 +109,7 @@ class RaftNode:
         self.exchange = exchange
         self.run_in_executor = run_in_executor
         self.clock_ms = clock_ms
-        self.is_closed = False
+        self.is_closed = self._is_driving = False
         self.registered_brokers: Callable[[], Container[int]] = tuple
         """Of the metadata; their fetches are answered before those of others."""
         self._keeps_writes = keeps_writes
@@ -139,7 +139,7 @@ class RaftNode:
         self.remove_voter: Served = partial(self._served, service.remove_voter)
         self.update_voter: Served = partial(self._served, service.update_voter)
         self._failure: Exception | None = None
-        self._is_driving = False
+        self._of_another_cluster: dict[Endpoint, None] = {}
         self._installed_end = 0  # of the last snapshot from a leader
         self._installing: set[SnapshotId] = set()  # threads check their files, which must not begin anew
         self._timer: asyncio.TimerHandle | None = None
@@ -530,11 +530,31 @@ class RaftNode:
             logger.warning("%s answers %s with %s", send.peer, type(ask).__name__, error)
             self.raft.on_failure(send, False, self.now_ms())
         else:
+            self._note_cluster(send.peer.endpoint, answer.error)
             try:
                 self.raft.on_answer(send, answer, self.now_ms())
             except AssertionError as error:
                 self.fail(error)
         self.drive()
+
+    def _note_cluster(self, peer: Endpoint, error: int) -> None:
+        if error == ErrorCode.INCONSISTENT_CLUSTER_ID:
+            self._of_another_cluster[peer] = None
+        else:
+            self._of_another_cluster.pop(peer, None)
+
+    @property
+    def misfit(self) -> str:
+        """Which peers answered last that this node is of another cluster: at most the voters and bootstrap servers.
+        Empty if none does.
+        """
+        if not self._of_another_cluster:
+            return ""
+        peers = ", ".join(f"{peer.host}:{peer.port}" for peer in self._of_another_cluster)
+        return (
+            f"another cluster.id is in meta.properties of {peers} than in that of this node, {self._cluster_id}: "
+            "they do not answer each other until one of them is corrected"
+        )
 
     def _append_leader_change(self, effect: AppendLeaderChange) -> None:
         append = partial(self.log.append_leader_change, effect, self.raft.own.id, self.clock_ms())
