@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import IntEnum
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 
 class ErrorCode(IntEnum):
@@ -195,9 +195,19 @@ class KafkaError(Exception):
     def __str__(self) -> str:
         return self.code.name if self.message is None else f"{self.code.name}: {self.message}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `pickle`, which would call a subclass with `args` instead of its own arguments: a process pool breaks, or
+        waits without an end, where an error of a worker cannot be read.
+        """
+        return _new_error, (type(self), self.args), self.__dict__
+
     @property
     def retriable(self) -> bool:
         return self.code.retriable
+
+
+def _new_error(kind: type[KafkaError], arguments: tuple[Any, ...]) -> KafkaError:
+    return kind.__new__(kind, *arguments)
 
 
 class ConfigError(ValueError):
