@@ -226,10 +226,11 @@ class LogDirectory:
             # when it formats the directory, so that it is damaged: missing records of other logs are damage, too.
             # With an entry, a log of a topic that has become another since may have gaps everywhere.
             was_compacted = key in cleaned and not config.is_compacted
-            may_be_cleaned = was_compacted or (self._cleaned is None and config.is_compacted)
-            cleaned_offset = INT64_MAX if may_be_cleaned else cleaned.get(key, -1)
+            is_unknown = self._cleaned is None and config.is_compacted
+            cleaned_offset = INT64_MAX if is_unknown else cleaned.get(key, -1)
             checkpoints = Checkpoints(
                 log_starts.get(key, 0), recovery_points.get(key, 0), cleaned_offset, high_watermarks.get(key, 0),
+                was_compacted=was_compacted,
                 knows_recovery_point=RECOVERY_POINT_FILE not in self._checkpoints.unreadable,
             )  # fmt: skip
             try:
@@ -243,7 +244,8 @@ class LogDirectory:
             log.set_high_watermark(high_watermarks.get(key, 0))
             if was_compacted:
                 self._keep_gaps(log)
-            log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
+            else:
+                log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
             (self.futures if is_future else self.logs)[key] = log
         self._removed_logs.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
         away = away_names(entry.name for entry in entries if entry.is_directory)
@@ -260,6 +262,7 @@ class LogDirectory:
 
     def _keep_gaps(self, log: PartitionLog) -> None:
         """What compaction left out of a log whose topic has become another while the node was down is no damage."""
+        log.has_unsynced_gaps = True  # also where there is a file: the last process may not have synced it
         try:
             log.explain_gaps(log.log_end_offset)
         except OSError as error:
@@ -707,8 +710,12 @@ class LogDirectory:
         self._checkpoints.write({LOG_START_FILE: self._log_starts()})
 
     def _cleaned_offsets(self) -> dict[TopicPartition, int]:
-        """Of each compacted log, 0 where it was never cleaned: it may have been copied from a cleaned one."""
-        return {key: max(log.cleaned_offset, 0) for key, log in self.logs.items() if log.config.is_compacted}
+        """Of each compacted log, 0 where it was never cleaned: it may have been copied from a cleaned one.
+
+        And of each that was one, until what explains its gaps is on the device.
+        """
+        named = ((key, log) for key, log in self.logs.items() if log.config.is_compacted or log.has_unsynced_gaps)
+        return {key: max(log.cleaned_offset, 0) for key, log in named}
 
     def _write_cleaned(self) -> None:
         self._cleaned = self._cleaned_offsets()

@@ -22,7 +22,6 @@ from tidelog.storage.files.checkpoints import (
     PARTITION_METADATA_FILE,
     TRANSACTION_SUMS_FILE,
     CorruptCheckpoint,
-    decode_end_offset,
     decode_leader_epochs,
     decode_partition_metadata,
     decode_transaction_sums,
@@ -31,11 +30,13 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.files.usurped_names import free_names
+from tidelog.storage.log.explained_gaps import read_end_offset
 from tidelog.storage.log.hidden_transactions import ScannedTransactions
 from tidelog.storage.log.misnamed import restore_names
 from tidelog.storage.log.recovery import (
     examine_now,
     find_end,
+    is_zeros,
     keeps_ends,
     replay,
     scan_segment,
@@ -116,6 +117,8 @@ class Checkpoints(NamedTuple):
     cleaned_offset: int = -1
     """Below it batches may be missing, because a cleaner removed them."""
     high_watermark: int = 0
+    was_compacted: bool = False
+    """The topic is not compacted any more. Here, and in a log that this one was copied from, batches may be missing."""
     is_synced: bool = False
     """Each append was synced before its acknowledgement: bad bytes before a readable batch are no torn tail."""
     knows_recovery_point: bool = True
@@ -191,10 +194,12 @@ class _Loader:
             if entry.is_special and _is_log_name(entry.name):
                 raise FileNotFoundError(errno.ENOENT, "is not a file", f"{directory}/{entry.name}")
         names = {entry.name for entry in entries if not entry.is_directory} - freed
-        self.gaps_explained_below = self._read_end_offset(EXPLAINED_GAPS_FILE)
-        self.may_end_early = not keeps_ends(self._read_end_offset(CLEANED_ENDS_FILE), checkpoints.cleaned_offset)
+        self.gaps_explained_below = read_end_offset(disk, directory, EXPLAINED_GAPS_FILE)
+        cleaned_ends = read_end_offset(disk, directory, CLEANED_ENDS_FILE)
+        self.may_end_early = not keeps_ends(cleaned_ends, checkpoints.cleaned_offset)
         cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
-        if config.is_compacted or checkpoints.is_synced:  # the metadata log is read whole at each start
+        # The metadata log is read whole at each start.
+        if config.is_compacted or checkpoints.was_compacted or checkpoints.is_synced:
             cleaned_below = INT64_MAX
         self.names, orphans, self.lost_transaction_indexes, renamed = _tidy(disk, directory, names, cleaned_below)
         self.epochs, self.epochs_are_whole = self._read_epochs()
@@ -352,7 +357,7 @@ class _Loader:
         lost_bytes = active.size_bytes - tail.position
         if self.ending is Ending.KILLED and checkpoints.high_watermark - tail.first_offset <= lost_bytes:
             end_offset = checkpoints.high_watermark  # the lost bytes can hold this many records
-        is_preallocated = self.config.preallocate and _is_zeros(active, tail.position)
+        is_preallocated = self.config.preallocate and is_zeros(active, tail.position)
         may_be_torn = self._explains_loss or is_preallocated
         if tail.first_offset < self._end_of_checkpoints() or (lost_bytes and not may_be_torn):
             logger.error(
@@ -387,18 +392,31 @@ class _Loader:
 
     def _open_segments(self) -> list[Segment]:
         transaction_indexes = set(_offsets_of(self.names, TRANSACTION_INDEX_SUFFIX))
+        gaps_below = max(self.checkpoints.cleaned_offset, self.gaps_explained_below)
+        bases = sorted(_offsets_of(self.names, LOG_SUFFIX))
         segments: list[Segment] = []
-        for base_offset in sorted(_offsets_of(self.names, LOG_SUFFIX)):
+        for base_offset, end_offset in zip(bases, [*bases[1:], INT64_MAX]):
             size_bytes = self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}")
             has_index = base_offset in transaction_indexes
             segment = self._open_segment(base_offset, size_bytes, has_transaction_index=has_index)
-            if base_offset < max(self.checkpoints.cleaned_offset, self.gaps_explained_below):
+            if base_offset < gaps_below or self.checkpoints.was_compacted:
                 segment.may_have_gaps = True
-                segment.may_end_early = self.may_end_early or base_offset < self.gaps_explained_below
+            segment.may_end_early = self._may_end_early(base_offset, end_offset)
             if segments:
                 segments[-1].next_offset = base_offset
             segments.append(segment)
         return segments
+
+    def _may_end_early(self, base_offset: int, end_offset: int) -> bool:
+        """Whether cleaning may have removed the last batches of a segment.
+
+        What it has cleaned is on the device. Elsewhere a loss of power may have taken them above the recovery point.
+        """
+        checkpoints = self.checkpoints
+        if self.may_end_early and base_offset < checkpoints.cleaned_offset:
+            return True
+        is_explained = base_offset < self.gaps_explained_below or (self.may_end_early and checkpoints.was_compacted)
+        return is_explained and not (self._explains_loss and end_offset > checkpoints.recovery_point)
 
     def _open_segment(self, base_offset: int, size_bytes: int, *, has_transaction_index: bool) -> Segment:
         segment = Segment(
@@ -487,17 +505,6 @@ class _Loader:
         except CorruptCheckpoint as error:
             logger.warning("rebuilding %s/%s from the log: %s", self.directory, LEADER_EPOCH_FILE, error)
             return LeaderEpochs(), False
-
-    def _read_end_offset(self, name: str) -> int:
-        path = f"{self.directory}/{name}"
-        data = read_if_exists(self.disk, path)
-        if not data:
-            return 0
-        try:
-            return decode_end_offset(data)
-        except CorruptCheckpoint as error:
-            logger.warning("cannot read %s: %s", path, error)
-            return 0
 
     def _read_transaction_sums(self) -> dict[int, tuple[int, int]] | None:
         """The checksums of the transaction indexes; None without a file, or where it is unreadable."""
@@ -736,15 +743,6 @@ class _Loader:
         checkpoints = self.checkpoints
         is_above = damage.first_offset >= checkpoints.recovery_point
         return self._explains_loss and not checkpoints.is_synced and is_above
-
-
-def _is_zeros(segment: Segment, position: int) -> bool:
-    while position < segment.size_bytes:
-        data = segment.file.read_at(1024 * 1024, position)
-        if not data or data.strip(b"\0"):
-            return not data
-        position += len(data)
-    return True
 
 
 def _has_index_files(names: set[str], segment: Segment) -> bool:

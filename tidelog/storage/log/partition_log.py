@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import METADATA_TOPIC_ID
-from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, encode_end_offset, replace_file
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
+from tidelog.storage.log import explained_gaps
 from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.log.hidden_transactions import note_end
 from tidelog.storage.log.loader import LoadedLog
@@ -65,10 +65,10 @@ class PartitionLog:
     __slots__ = (
         "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "accepted_losses", "cleaned_offset", "clock_ms",
         "compaction", "config", "directory", "disk", "durability", "failure", "flush_at", "gaps_explained_below",
-        "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "is_under_cleaning", "jitter_ms",
-        "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned", "partition",
-        "producers", "rules", "segment_bytes", "segments", "snapshots", "topic", "topic_id", "topic_id_has_checksum",
-        "write_checkpoint",
+        "has_unsynced_gaps", "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "is_under_cleaning",
+        "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned",
+        "partition", "producers", "rules", "segment_bytes", "segments", "snapshots", "topic", "topic_id",
+        "topic_id_has_checksum", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +108,8 @@ class PartitionLog:
         self.is_closed = self.is_doubtful = False  # doubtful: retention has met a wrong index, and has the log scrubbed
         self.gaps_explained_below = loaded.gaps_explained_below
         """Below this offset, fetched batches may have gaps without compaction, because all replicas have them."""
+        self.has_unsynced_gaps = False
+        """The file that explains them may not be on the device: the cleaner's checkpoint names the log until it is."""
         self.cleaned_offset = -1
         """The end of the part that the cleaner has cleaned (compaction), -1 unknown."""
         self.may_be_cleaned = True
@@ -478,12 +480,7 @@ class PartitionLog:
 
     def explain_gaps(self, end_offset: int, *, sync: bool = True) -> None:
         """Record that the gaps below `end_offset` are no damage, also for later starts. Raises OSError."""
-        if end_offset <= self.gaps_explained_below:
-            return
-        replace_file(self.disk, self.directory, EXPLAINED_GAPS_FILE, encode_end_offset(end_offset), sync=sync)
-        self.gaps_explained_below = end_offset
-        for segment in self.segments:
-            segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset
+        explained_gaps.explain_gaps(self, end_offset, sync=sync)
 
     def reload_producers(self) -> None:
         """Rebuild the producer state from the newest snapshot and the batches after it. Waits for the device."""
@@ -791,6 +788,7 @@ class PartitionLog:
         if snapshot is not None:
             durability.note_path(snapshot)
             durability.note_directory(self.directory)
+        explained_gaps.note_before_close(self)
         has_new_sums = durability.note_sums(self.segments, with_active=True)
         is_settled = durability.is_settled(self.log_end_offset) and active.synced_bytes >= 0 and not has_new_sums
         return None if is_settled and not self.leader_epochs.is_dirty else self.begin_flush()
@@ -801,6 +799,7 @@ class PartitionLog:
             if task is not None:
                 self.finish_flush(task)
             self.is_closed = self.failure is None
+            self.has_unsynced_gaps = self.has_unsynced_gaps and not (self.is_closed and self.gaps_explained_below)
         finally:
             self.segments.release()
 

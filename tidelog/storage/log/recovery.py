@@ -310,6 +310,16 @@ def _doubt_scanned_epochs(
     return damage
 
 
+def is_zeros(segment: Segment, position: int) -> bool:
+    """Whether the file has no other bytes from `position` on."""
+    while position < segment.size_bytes:
+        data = segment.file.read_at(1024 * 1024, position)
+        if not data or data.strip(b"\0"):
+            return not data
+        position += len(data)
+    return True
+
+
 def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots) -> None:
     """Rebuild the index of aborted transactions of one segment. Of damaged ranges it keeps the rows that it had."""
     index = segment.transaction_index

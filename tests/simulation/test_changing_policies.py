@@ -1,0 +1,120 @@
+"""A compacted log whose topic ceases to be compacted, and is again, under crashes: gaps are no damage, and no hole is.
+
+Compaction leaves gaps. A start must not take them for damage, nor for the torn end of a log, also after a loss of power
+that takes the file which explains them. And what explains gaps must not hide the records that a loss of power takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.doses import seeds
+from tests.simulation.compaction_history import CompactionHistory
+from tests.unit.storage.batches import NOW, Logs, batch
+from tests.unit.storage.cleaning import clean, contents
+from tidelog.broker.replicas.hosting import _set_config
+from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE
+from tidelog.storage.log.loader import Ending
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
+
+CHUNK = 25
+COMPACTED = LogConfig(
+    segment_bytes=1000, cleanup_policy=frozenset({"compact"}), message_timestamp_after_max_ms=INT64_MAX
+)  # fmt: skip
+DELETED = replace(COMPACTED, cleanup_policy=frozenset({"delete"}))
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class PolicyHistory(CompactionHistory):
+    """`CompactionHistory`, with changes of the topic's cleanup.policy."""
+
+    step_count = 70
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.actions.append((self.change_policy, 5))
+
+    def open(self) -> None:
+        super().open()
+        self.directory.write_checkpoints()
+
+    def change_policy(self) -> None:
+        policy = frozenset(self.rng.choice(({"compact"}, {"delete"}, {"compact", "delete"})))
+        self.config = replace(self.config, cleanup_policy=policy)
+        _set_config(self.log, self.config)
+        if self.config.is_compacted:
+            self.directory.write_checkpoints()  # as a node does every 5 s: they name the log before it is cleaned
+        if self.compaction is not None and self.compaction.is_given_up:
+            self.compaction.run()
+            self.compaction.advance()
+            self.compaction = None
+
+    def clean_a_little(self) -> None:
+        if self.compaction is not None or self.log.config.is_compacted:
+            super().clean_a_little()
+
+
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_COMPACTION_SEEDS", chunk=CHUNK, fast=CHUNK, full=5 * CHUNK))
+def test_a_log_is_whole_whatever_its_policy_becomes(chosen: range):
+    for seed in chosen:
+        PolicyHistory(seed).run()
+
+
+def compacted(tmp_path: Path) -> Logs:
+    """A log that lacks offsets 0 and 1, and a topic that ceases to be compacted."""
+    logs = Logs(tmp_path / "logs", COMPACTED)
+    for _ in range(3):
+        logs.append(batch(key=b"a"))
+    logs.log.roll(NOW)
+    clean(logs.log)
+    logs.append(batch(key=b"b"))
+    logs.directory.write_checkpoints()
+    _set_config(logs.log, DELETED)
+    logs.config = DELETED
+    return logs
+
+
+def test_what_explains_the_gaps_may_be_lost(tmp_path: Path):
+    """The next checkpoint did not name the log any more: the records counted as torn, or as damaged for good."""
+    logs = compacted(tmp_path)
+    logs.directory.write_checkpoints()
+    (logs.folder / EXPLAINED_GAPS_FILE).write_bytes(b"")  # a loss of power: it was not synced
+    for _ in range(2):
+        log = logs.kill_and_open()
+        assert [offset for offset, _, _ in contents(log)] == [2, 3]
+        assert not log.damaged_ranges()
+        logs.directory.write_checkpoints()
+        assert not logs.directory._cleaned  # the start has written the file anew, and synced it
+
+
+def test_a_clean_stop_has_the_file_on_the_device(tmp_path: Path):
+    logs = compacted(tmp_path)
+    log = logs.close_and_open()
+    assert (log.gaps_explained_below, logs.directory._cleaned) == (4, {})
+    assert [offset for offset, _, _ in contents(log)] == [2, 3]
+
+
+def test_what_explains_gaps_explains_no_loss(tmp_path: Path):
+    """A segment that had lost its end counted as cleaned: the records behind it stayed, without those before them."""
+    logs = Logs(tmp_path / "logs", DELETED)
+    logs.append(batch(), batch())
+    logs.log.roll(NOW)
+    logs.append(batch())
+    logs.log.explain_gaps(3)
+    first = logs.folder / f"{0:020d}.log"
+    first.write_bytes(first.read_bytes()[: first.stat().st_size // 2])  # a loss of power: neither was synced
+    logs.kill()
+    logs.directory = logs._open()
+    assert logs.directory.ending is Ending.POWER_LOSS
+    log = logs.directory.load(lambda topic: DELETED, NOW)["t", 0]
+    assert log.log_end_offset == 1
