@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -441,6 +442,41 @@ class TestWhatIsAround:
         log.set_config(replace(CONFIG, max_compaction_lag_ms=HOUR))
         assert find_cleanable(log, NOW + 2 * HOUR).delay_ms == HOUR
         assert not any(segment.is_open for segment in list(log.segments)[:-1])
+
+
+def _is_indexed(log: PartitionLog, bytes_max: int) -> bool:
+    """Whether no look-up walks over more bytes than that, from one row of an index to the next."""
+    for segment in log.segments:
+        positions = [0, *(position for _, position in segment.offset_index.rows()), segment.size_bytes]
+        if any(after - before > bytes_max for before, after in pairwise(positions)):
+            return False
+    return True
+
+
+def test_segments_with_full_indexes_do_not_become_one(tmp_path: Path):
+    """The rows ended with `segment.index.bytes`: a read behind them walked over all batches, on the loop's thread."""
+    config = replace(CONFIG, segment_bytes=1_000_000, segment_index_bytes=80, index_interval_bytes=0)
+    logs = Logs(tmp_path / "logs", config)
+    for number in range(100):
+        logs.append(keyed((str(number), "1")))
+    roll(logs.log)
+    clean(logs.log)
+    assert len(logs.log.segments) == 10  # the last ones have room for each other's rows
+    assert _is_indexed(logs.log, 200)
+
+
+def test_indexes_that_are_made_anew_are_whole_where_the_limit_is_lower_now(tmp_path: Path):
+    logs = Logs(tmp_path / "logs", replace(CONFIG, segment_bytes=1_000_000, index_interval_bytes=0))
+    for number in range(100):
+        logs.append(keyed((str(number), "1")))
+    logs.config = replace(logs.config, segment_index_bytes=80)
+    log = logs.kill_and_open()
+    assert _is_indexed(log, 200)
+    assert log.segments.active.is_full
+    logs.append(keyed(("a", "1")))
+    assert len(log.segments) == 2
+    clean(log)
+    assert _is_indexed(log, 200)
 
 
 def test_batches_of_idempotent_producers_are_known_after_grouping(logs: Logs):

@@ -15,12 +15,13 @@ from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION, MAX_REL
 
 class CleanerSegment(NamedTuple):
     """The facts of a segment. The timestamps are only used with a compaction lag: the largest of its records, and that
-    of its first batch (0 or less if it has none)."""
+    of its first batch (0 or less if it has none). `index_bytes`: the size of its offset index, only used for groups."""
 
     base_offset: int
     size_bytes: int
     largest_timestamp: int = -1
     first_timestamp: int = -1
+    index_bytes: int = 0
 
 
 class CleanableRange(NamedTuple):
@@ -83,25 +84,29 @@ def _delay(closed_dirty: Sequence[CleanerSegment], config: LogConfig, now_ms: in
     return max(0, now_ms - config.max_compaction_lag_ms - min(first_timestamps, default=INT64_MAX))
 
 
-def groups(segments: Sequence[CleanerSegment], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
+def groups(
+    segments: Sequence[CleanerSegment], end_offset: int, segment_bytes: int, index_bytes_max: int = INT64_MAX
+) -> list[tuple[int, int]]:
     """The groups of segments that become one segment each: (first, one past the last) indexes, in order.
 
     `segments` are all cleaned segments, and `end_offset` is the end of the last one. Before the cleaning a group is at
-    most as large as a segment, and its relative offsets fit into 32 bits.
+    most as large as a segment, so are its indexes together, and its relative offsets fit into 32 bits.
     """
     limit = min(segment_bytes, MAX_POSITION)
     ends = [segment.base_offset for segment in segments[1:]] + [end_offset]
     ranges: list[tuple[int, int]] = []
     start = 0
     while start < len(segments):
-        size = segments[start].size_bytes
+        size, index_bytes = segments[start].size_bytes, segments[start].index_bytes
         stop = start + 1
         while (
             stop < len(segments)
             and size + segments[stop].size_bytes <= limit
+            and index_bytes + segments[stop].index_bytes <= index_bytes_max
             and ends[stop] - 1 - segments[start].base_offset <= MAX_RELATIVE_OFFSET
         ):
             size += segments[stop].size_bytes
+            index_bytes += segments[stop].index_bytes
             stop += 1
         ranges.append((start, stop))
         start = stop

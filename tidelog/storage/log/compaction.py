@@ -30,7 +30,15 @@ from tidelog.storage.segments import lookup
 from tidelog.storage.segments.damage import CorruptIndex
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
 from tidelog.storage.segments.reader import headers
-from tidelog.storage.segments.segment import CLEANED_SUFFIX, LOG_SUFFIX, SUFFIXES, UNKNOWN, Segment, file_name
+from tidelog.storage.segments.segment import (
+    CLEANED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SUFFIXES,
+    UNKNOWN,
+    Segment,
+    file_name,
+)
 
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
@@ -244,8 +252,6 @@ class Compaction:
         yield from self._note_keys(keys)
         self.cleaned_offset = keys.latest_offset + 1
         cleaned = [segment for segment in self._segments if segment.base_offset < self.cleaned_offset]
-        facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in cleaned]
-        end_offset = self._ends[len(cleaned) - 1] if cleaned else 0
         yield from self._sync_log()
         batches = BatchFilter(
             keys,
@@ -256,7 +262,7 @@ class Compaction:
             self._removes_until_ms,
             self.chosen.first_dirty_offset,
         )
-        for start, stop in groups(facts, end_offset, self._config.segment_bytes):
+        for start, stop in self._groups(cleaned):
             yield from self._clean_group(cleaned[start:stop], batches)
         self._note_ends()
         self.stats.messages_read = batches.stats.messages_read
@@ -264,6 +270,15 @@ class Compaction:
         self.stats.keyless = batches.stats.keyless
         self.stats.table_utilization = keys.utilization
         self._is_done = True
+
+    def _groups(self, segments: list[Segment]) -> list[tuple[int, int]]:
+        """The groups of the first segments that become one each. Larger indexes would make look-ups as long as logs."""
+        facts = [
+            CleanerSegment(each.base_offset, each.size_bytes, index_bytes=_index_bytes(self._disk, each))
+            for each in segments
+        ]
+        end_offset = self._ends[len(segments) - 1] if segments else 0
+        return groups(facts, end_offset, self._config.segment_bytes, self._config.segment_index_bytes)
 
     def _sync_log(self) -> Iterator[None]:
         for path in self._to_sync:
@@ -437,6 +452,13 @@ def chunks(
             raise CorruptRecord(f"{segment.path} ends at offset {offset}, not {end_offset}")
     finally:
         file.close()
+
+
+def _index_bytes(disk: Disk, segment: Segment) -> int:
+    try:
+        return disk.size_of(segment.path_of(INDEX_SUFFIX))
+    except FileNotFoundError:  # there was no space for it
+        return 0
 
 
 def _log_path(segment: Segment) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 from tidelog.protocol.batches.record_batch import BatchHeader, CorruptRecord, check_crc, check_magic, iter_headers
-from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, groups
+from tidelog.storage.cleaner.choice import CleanableRange
 from tidelog.storage.cleaner.filter import CleanedBatch, filler
 from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
@@ -79,8 +79,7 @@ class PrefixCopy(Compaction):
         # The replaced files stay for `file.delete.delay.ms`, so that all of the copy comes on top of them.
         require_space(self._disk, self._segments[-1], sum(segment.size_bytes for segment in self._segments))
         yield from self._sync_log()
-        facts = [CleanerSegment(segment.base_offset, segment.size_bytes) for segment in self._segments]
-        for start, stop in groups(facts, self.chosen.end_offset, self._config.segment_bytes):
+        for start, stop in self._groups(self._segments):
             yield from self._copy(self._segments[start:stop], self._ends[stop - 1])
         self.log.durability.files.remove(CLEANED_ENDS_FILE)
         self._ready = self._copied

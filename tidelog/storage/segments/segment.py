@@ -233,10 +233,11 @@ class Segment:
         offsets, times = self._offset_index, self._time_index
         assert offsets is not None
         assert times is not None
+        # Also behind a full index: a look-up walks the batches without rows on the loop. A log rolls before it appends.
+        offsets.append(last_offset, position)
+        if self.max_timestamp > times.last_key:
+            times.append(self.max_timestamp, self.offset_of_max_timestamp)
         if not self.is_full:
-            offsets.append(last_offset, position)
-            if self.max_timestamp > times.last_key:
-                times.append(self.max_timestamp, self.offset_of_max_timestamp)
             self.is_full = offsets.count >= self._max_offset_rows or times.count >= self._max_time_rows
         self.bytes_since_index_row = 0
 
