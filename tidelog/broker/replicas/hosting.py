@@ -664,7 +664,7 @@ def _set_config(log: PartitionLog, config: LogConfig) -> None:
     """
     if log.config.is_compacted and not config.is_compacted:
         try:
-            # Not synced, as a topic may have thousands of partitions: until then the cleaner's checkpoint names the log.
+            # Not synced, as a topic may have thousands of partitions. Until then the cleaner's checkpoint names it.
             log.explain_gaps(log.log_end_offset, sync=False)
         except OSError as error:
             logger.warning("%s: cannot note that it was compacted: %s", log.directory, error)
