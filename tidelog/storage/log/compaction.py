@@ -39,6 +39,7 @@ from tidelog.storage.segments.segment import (
     Segment,
     file_name,
 )
+from tidelog.storage.segments.transaction_index import AbortedTransaction, collect_rows
 
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
@@ -135,7 +136,9 @@ class Compaction:
         self._config = log.config
         self._segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
         self._ends = [segment.base_offset for segment in self._segments[1:]] + [chosen.end_offset]
-        self._aborted = lookup.aborted_between(log.segments, log.segments.first.base_offset, chosen.end_offset)
+        # The rows at one moment, to be read on the thread: a tenant may abort millions.
+        self._transaction_indexes = [segment.transaction_index.content() for segment in log.segments]
+        self._aborted: list[AbortedTransaction] = []
         self._filter_at_ms = now_ms
         self._removes_until_ms = now_ms if removes_until_ms is None else removes_until_ms
         synced = log.durability.recovery_point
@@ -247,6 +250,8 @@ class Compaction:
             self.error = error
 
     def _whole(self) -> Generator[None]:
+        self._collect_aborted()
+        yield
         keys = self._make_keys()
         yield
         yield from self._note_keys(keys)
@@ -270,6 +275,15 @@ class Compaction:
         self.stats.keyless = batches.stats.keyless
         self.stats.table_utilization = keys.utilization
         self._is_done = True
+
+    def _collect_aborted(self) -> None:
+        end_offset = self.chosen.end_offset
+        for data in self._transaction_indexes:
+            rows, is_complete = collect_rows(data, 0, end_offset)
+            self._aborted += rows
+            if is_complete:
+                break
+        self._transaction_indexes.clear()
 
     def _groups(self, segments: list[Segment]) -> list[tuple[int, int]]:
         """The groups of the first segments that become one each. Larger indexes would make look-ups as long as logs."""
