@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import tracemalloc
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -32,7 +33,14 @@ from tidelog.protocol.messages.describe_quorum import (
     DescribeQuorumRequestTopicData,
     DescribeQuorumResponse,
 )
-from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, ReplicaState
+from tidelog.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
+    ReplicaState,
+)
 from tidelog.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -156,6 +164,47 @@ async def test_small_requests_with_many_elements_do_not_have_all_metadata_search
     assert 2 not in generations
 
 
+def fetch_of_the_log(raft: Any, number: int) -> FetchRequest:
+    """Of a replica that has all of it, and waits."""
+    asked = FetchPartition(
+        partition=0,
+        current_leader_epoch=raft.raft.epoch,
+        fetch_offset=raft.log.end_offset,
+        last_fetched_epoch=raft.raft.epoch,
+        replica_directory_id=bytes([number]) * 16,
+        partition_max_bytes=1000,
+        high_watermark=raft.log.end_offset,
+    )
+    return FetchRequest(
+        max_wait_ms=2**31 - 1,
+        max_bytes=1000,
+        replica_state=ReplicaState(replica_id=1000 + number, replica_epoch=1),
+        topics=[FetchTopic(topic_id=METADATA_TOPIC_ID, partitions=[asked])],
+    )
+
+
+async def test_a_fetch_does_not_keep_its_request_while_it_waits(controller: tuple[RunningNode, Wire]) -> None:
+    """A thousand may wait, and each of 360 KB held two megabytes."""
+    running, _ = controller
+    metadata = running.node._metadata
+    assert metadata is not None
+    dispatcher = running.node._controller_dispatcher
+    wires = [await running.connect() for _ in range(10)]
+    forgotten = [ForgottenTopic(topic_id=bytes(16), partitions=list(range(1000, 21_000)))]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number, wire in enumerate(wires):
+            request = fetch_of_the_log(metadata.raft, number)
+            request.forgotten_topics_data = forgotten
+            wire.send(request, 18)
+            await until(lambda: dispatcher.tasks_under_way == number + 1)  # noqa: B023
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 4_000_000
+
+
 async def test_strangers_who_wait_for_metadata_take_no_places_of_others(
     controller: tuple[RunningNode, Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,22 +216,7 @@ async def test_strangers_who_wait_for_metadata_take_no_places_of_others(
     dispatcher = running.node._controller_dispatcher
     wires = [await running.connect() for _ in range(8)]
     for number, wire in enumerate(wires):
-        raft = metadata.raft
-        asked = FetchPartition(
-            partition=0,
-            current_leader_epoch=raft.raft.epoch,
-            fetch_offset=raft.log.end_offset,
-            last_fetched_epoch=raft.raft.epoch,
-            replica_directory_id=bytes([number]) * 16,
-            partition_max_bytes=1000,
-            high_watermark=raft.log.end_offset,
-        )
-        request = FetchRequest(
-            max_wait_ms=2**31 - 1,
-            max_bytes=1000,
-            replica_state=ReplicaState(replica_id=1000 + number, replica_epoch=1),
-            topics=[FetchTopic(topic_id=METADATA_TOPIC_ID, partitions=[asked])],
-        )
+        request = fetch_of_the_log(metadata.raft, number)
         wire.send(request, 18)
         await until(lambda: dispatcher.tasks_under_way)
     for wire in wires[:5]:

@@ -128,6 +128,7 @@ class QuorumService:
             ask = wire.fetch_ask(request, version)
         except KafkaError as error:
             return FetchResponse(error_code=error.code)
+        request.forgotten_topics_data = []  # a thousand may wait, with megabytes each
         if ask.replica.id == wire.REPAIR_REPLICA_ID:
             return await self._fetch_for_repair(ask, request, version)
         answer = node.raft.on_fetch(ask, node.now_ms())
