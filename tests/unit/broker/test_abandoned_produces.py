@@ -17,6 +17,7 @@ from tests.unit.broker.test_hostile_requests import waiting_count
 from tests.unit.broker.test_inspections import LONG, keyed
 from tests.unit.broker.test_node import hold_flushes, produce, produced
 from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.scheduling import acknowledgements
 from tidelog.broker.scheduling.inspections import Inspection, Inspections
 from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX
 from tidelog.protocol.batches.records import encode_batch
@@ -212,6 +213,34 @@ async def test_those_of_many_partitions_wait_one_at_a_time(
         answer = await asyncio.wait_for(other.receive(ProduceResponse, version), PATIENCE_S)
         assert other.last_correlation_id == correlation_id
         assert {code for code, _ in produced(answer)} == {0}
+
+
+async def test_where_too_much_waits_already_a_connection_has_one_more_at_most(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand of a connection that each wait for 500 partitions took 410 MB."""
+    node, wire = await begin(start_node)
+    monkeypatch.setattr(acknowledgements, "WAITING_MAX", 3 * COUNT)
+    inner: Any = node.node
+    waiting = inner._broker.partitions.acknowledgements
+    request, version = await request_of("in pieces", wire)
+    gate = hold_flushes(monkeypatch)
+    clients = [await node.connect() for _ in range(2)]
+    try:
+        for client, count in zip(clients, (3, 4), strict=True):
+            for _ in range(3):
+                client.send(request, version)
+            await until(lambda: waiting_count(node) == count)  # noqa: B023
+        await until(lambda: sum(each._exclusive for each in connections_of(node)) == 1)
+        assert waiting.waiting_count == 4 * COUNT
+        clients[0].writer.close()
+        await until(lambda: waiting.waiting_count == COUNT)
+    finally:
+        gate.set()
+    for _ in range(3):
+        answer = await asyncio.wait_for(clients[1].receive(ProduceResponse, version), PATIENCE_S)
+        assert {code for code, _ in produced(answer)} == {0}
+    assert waiting.waiting_count == 0
 
 
 @pytest.mark.parametrize("is_inspected", [False, True])

@@ -16,7 +16,7 @@ from tidelog.broker.replicas.fetching.follower_fetches import FollowerFetches
 from tidelog.broker.replicas.fetching.follower_sessions import FollowerEntry
 from tidelog.protocol.batches.batch_builder import encode_batch
 from tidelog.protocol.batches.record import Record
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication import leader_bounds
 from tidelog.replication.controller.metadata.image import METADATA_VERSION, MetadataDelta
 from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
@@ -250,6 +250,24 @@ def test_too_few_in_sync_replicas(isr: tuple[int, ...]) -> None:
     assert refused.code == (ErrorCode.NOT_ENOUGH_REPLICAS if too_few else None)
     assert cluster.nodes[1].produce(b"c", acks=1).code == 0
     assert cluster.nodes[1].marks[0] == 0, "below min.insync.replicas the mark stands still (KIP-966)"
+
+
+def test_too_few_in_sync_replicas_since_the_append_of_a_produce_in_steps() -> None:
+    """It begins to wait at its last step, and waited in vain until its timeout."""
+    cluster = Replicas(3, min_insync_replicas="2")
+    node = cluster.nodes[1]
+    node.produce(b"a")
+    cluster.loop.settle()
+    cluster.cut |= {(2, 1), (3, 1)}
+    node.produce(b"b", timeout_ms=60_000)
+    cluster.alter(isr=(1,))
+    answers: list[Exception | None] = []
+    for end_offset, is_repeated in ((1, False), (2, True), (2, False)):
+        node.partitions.when_acknowledged(node.partition, end_offset, -1, answers.append, is_repeated)
+    committed, error = answers
+    assert committed is None
+    assert isinstance(error, KafkaError)
+    assert error.code is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
 @pytest.mark.parametrize("of_all", [True, False])

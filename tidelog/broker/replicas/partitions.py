@@ -318,22 +318,27 @@ class Partitions:
         return None
 
     def when_acknowledged(
-        self, partition: Partition, required_offset: int, acks: int, callback: Committed
+        self, partition: Partition, required_offset: int, acks: int, callback: Committed, is_repeated: bool = False
     ) -> OffsetWaiter | None:
-        """`when_committed` for a client: acks=1 waits only for the device (flush.messages), not for other replicas."""
+        """`when_committed` for a client: acks=1 waits only for the device (flush.messages), not for other replicas.
+
+        While the ISR is too small for any acknowledgement, a repeated batch waits for a while, another one not at all:
+        the ISR has become so since the append of a produce in steps.
+        """
         if acks == ACKS_ALL or partition.offline or not partition.leads:
+            is_led = partition.leads and not partition.offline
+            if is_led and partition.is_under_min_isr and partition.log.high_watermark < required_offset:
+                error = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+                if not is_repeated:
+                    callback(error)
+                    return None
+                self.deadlines.add(REPEATED_WAIT_MS_MAX, partial(callback, error))
             return self.when_committed(partition, required_offset, callback, for_client=True)
         if partition.log.committable_offset >= required_offset:
             callback(None)
             return None
         waiters: OffsetWaiters = partition.watch.syncs
         return waiters.add(required_offset, callback)
-
-    def limit_wait(self, partition: Partition, settled: Committed) -> None:
-        """Bound the wait of a repeated batch while the ISR is too small for any acknowledgement."""
-        if partition.is_under_min_isr:
-            error = KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
-            self.deadlines.add(REPEATED_WAIT_MS_MAX, partial(settled, error))
 
     def watch(self, entry: SessionPartition) -> None:
         """Notify this entry's session when its partition changes. Does nothing if this node does not host it."""

@@ -15,12 +15,21 @@ from tidelog.broker.scheduling.purgatory import Settled
 
 # So many of one call are called at once, and so many of all others in each turn of the loop.
 CALLED_AT_ONCE_MAX = 200
+# Partitions of the produces that wait for several. Each takes about 800 bytes. Beyond it the next request of the
+# connection of such a produce waits, too.
+WAITING_MAX = 250_000
 
 
 class Acknowledgements:
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
         self._later: deque[tuple[Iterator[Settled], Exception | None]] = deque()
+        self.waiting_count = 0
+        """The partitions of the produces that wait for several."""
+
+    def has_room(self, count: int) -> bool:
+        """Whether a produce that waits for so many partitions may be one of many of its connection."""
+        return self.waiting_count + count <= WAITING_MAX
 
     def settle(self, callbacks: list[Settled], error: Exception | None) -> None:
         """Call them with `error`: the first ones at once, the others in the next turns."""

@@ -437,12 +437,10 @@ class _ParkedOne(Deferred):
     def on_complete(self, callback: Callable[[Any], None]) -> None:
         """Begin to wait. If the batches were acknowledged since their append, this completes it at once."""
         self._on_complete = callback
-        partition, info, partitions = self._partition, self._info, self._to.services.partitions
-        timeout_ms = self._timeout_ms
+        partitions, timeout_ms, info = self._to.services.partitions, self._timeout_ms, self._info
+        end, acks = info.last_offset + 1, self._acks
         self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
-        self._waiter = partitions.when_acknowledged(partition, info.last_offset + 1, self._acks, self._settled)
-        if info.duplicate:
-            partitions.limit_wait(partition, self._settled)
+        self._waiter = partitions.when_acknowledged(self._partition, end, acks, self._settled, info.duplicate)
 
     def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
         return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
@@ -658,7 +656,8 @@ class _ParkedProduce(Deferred):
     def __init__(
         self, to: _Responder, topics: _Topics, waiting: list[_UncommittedAppend], timeout_ms: int, acks: int
     ) -> None:
-        super().__init__(exclusive=len(waiting) > PIECE_ELEMENTS_MAX)  # many such would take hundreds of MB
+        has_room = to.services.partitions.acknowledgements.has_room(len(waiting))
+        super().__init__(exclusive=len(waiting) > PIECE_ELEMENTS_MAX or not has_room)  # many would take hundreds of MB
         self.on_abandon = self._abandoned
         self._to, self._topics, self._waiting = to, topics, waiting
         self._open = set(range(len(waiting)))
@@ -671,14 +670,14 @@ class _ParkedProduce(Deferred):
         self._on_complete = callback
         partitions = self._to.services.partitions
         self._bucket = partitions.deadlines.add(max(self._timeout_ms, 0), self._expired)
+        partitions.acknowledgements.waiting_count += len(self._waiting)
         for number, (partition, in_sync, offset, is_duplicate, _, _) in enumerate(self._waiting):
             settled = partial(self._settled, number)
             if partition.in_sync is not in_sync:  # its log may have been truncated, and hold another batch there
                 settled(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
                 continue
-            self._waiters.append(partitions.when_acknowledged(partition, offset, self._acks, settled))
-            if is_duplicate:
-                partitions.limit_wait(partition, settled)
+            waiter = partitions.when_acknowledged(partition, offset, self._acks, settled, is_duplicate)
+            self._waiters.append(waiter)
 
     def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
         return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
@@ -706,11 +705,14 @@ class _ParkedProduce(Deferred):
 
     def _abandoned(self) -> None:
         self.on_abandon = self._on_complete = None
+        self._open.clear()
         discard_all(self._waiters)
         self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
+        self._to.services.partitions.acknowledgements.waiting_count -= len(self._waiting)
 
     def _finish(self) -> None:
         discard_all(self._waiters)
+        self._to.services.partitions.acknowledgements.waiting_count -= len(self._waiting)
         try:
             frame = self._to.encode(self._topics)
         except Exception as failure:
