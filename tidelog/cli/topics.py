@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from tidelog.cli.brokers.log_dirs import log_dirs_of
 from tidelog.cli.common import (
     HELP,
     alternative,
@@ -169,7 +170,7 @@ def describe(
       tidelog topics describe --under-replicated
     """
 
-    async def ask() -> tuple[list[TopicDescription], Configs, Details]:
+    async def ask() -> tuple[list[TopicDescription], Configs, Details, int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             descriptions = await admin.describe_topics(list(names) or None)
             entries = await admin.describe_configs(topics=descriptions)
@@ -178,12 +179,12 @@ def describe(
             if condition is not None:
                 topics = [topic for topic in topics if topic.partitions]
             configs = {topic.name: _configs(entries[topic.name], everything=all_configs) for topic in topics}
-            return topics, configs, await _details(admin, topics, sizes=sizes_wanted, offsets=offsets_wanted)
+            return topics, configs, *await _details(admin, topics, sizes=sizes_wanted, offsets=offsets_wanted)
 
-    topics, configs, details = run(ask())
+    topics, configs, details, status = run(ask())
     if json_wanted:
         print_json([{**_as_dict(topic, details), "configs": configs[topic.name]} for topic in topics])
-        return _without_offsets(topics, details)
+        return status
     more = (("SIZE",) if sizes_wanted else ()) + (("EARLIEST", "LATEST") if offsets_wanted else ())
     rows = [
         (topic.name, part.partition, "none" if part.leader is None else part.leader, part.leader_epoch)
@@ -200,18 +201,7 @@ def describe(
     if settings:
         echo()
         print_table(("TOPIC", "CONFIG", "VALUE"), settings)
-    return _without_offsets(topics, details)
-
-
-def _without_offsets(topics: list[TopicDescription], details: Details) -> int:
-    """The exit code: 1 where a leader has not said the offsets of its partition. Its line is on standard error."""
-    led = [
-        TopicPartition(each.name, part.partition)
-        for each in topics
-        for part in each.partitions
-        if part.leader is not None
-    ]
-    return int(any(details[partition].get("latest", 0) is None for partition in led))
+    return status
 
 
 def _chosen(topic: TopicDescription, condition: str | None, moves: Moves) -> TopicDescription:
@@ -225,13 +215,18 @@ def _chosen(topic: TopicDescription, condition: str | None, moves: Moves) -> Top
     return replace(topic, partitions=tuple(partitions))
 
 
-async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool, offsets: bool) -> Details:
-    """Sizes and offsets by partition, None for unknown values of a partition without a leader."""
-    led = {TopicPartition(topic.name, part.partition): part.leader for topic in topics for part in topic.partitions}
-    details: Details = {partition: {} for partition in led}
+async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool, offsets: bool) -> tuple[Details, int]:
+    """Sizes and offsets by partition, None for those that are not known; and the exit code, 1 where a leader has not
+    answered. Its line is on standard error.
+    """
+    leaders = {TopicPartition(topic.name, part.partition): part.leader for topic in topics for part in topic.partitions}
+    led = {partition: leader for partition, leader in leaders.items() if leader is not None}
+    details: Details = {partition: {} for partition in leaders}
+    status = 0
     if sizes:
-        leaders = sorted({leader for leader in led.values() if leader is not None})
-        described = await admin.describe_log_dirs(leaders, [topic.name for topic in topics])
+        asked = sorted(set(led.values()))
+        described = await log_dirs_of(admin, asked, [topic.name for topic in topics])
+        status = int(len(described) < len(asked))
         known = {
             (replica.topic, replica.partition, broker_id): replica.size_bytes
             for broker_id, directories in described.items()
@@ -239,13 +234,14 @@ async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool,
             for replica in directory.replicas
             if not replica.is_future
         }
-        for partition, leader in led.items():
+        for partition, leader in leaders.items():
             details[partition]["size_bytes"] = None if leader is None else known.get((*partition, leader))
     if offsets:
-        bounds = await bounds_of(admin, [partition for partition, leader in led.items() if leader is not None])
-        for partition in led:
+        bounds = await bounds_of(admin, list(led))
+        status = status or int(len(bounds) < len(led))
+        for partition in leaders:
             details[partition]["earliest"], details[partition]["latest"] = bounds.get(partition, (None, None))
-    return details
+    return details, status
 
 
 @command.command("alter")

@@ -103,6 +103,20 @@ def test_a_quorum_without_a_leader_does_not_hide_the_brokers(cluster: EmbeddedCl
     assert next(each["state"] for each in json.loads(out)["brokers"]) == "running"
 
 
+def test_a_broker_that_hangs_does_not_hide_the_sizes_of_the_others(cluster: EmbeddedCluster, cli: Cli):
+    cluster.pause(2)
+    try:
+        status, out, problem = cli("topics", "describe", "flights", "--sizes", "--json")
+        sizes = [each["size_bytes"] for each in json.loads(out)[0]["partitions"]]
+        assert (status, sizes[0] > 0, sizes[1]) == (1, True, None)
+        assert problem.startswith("tidelog: without broker 2: ")
+        status, out, problem = cli("log-dirs", "describe", "--broker-list", "1,2", "--json")
+        assert (status, [each["broker"] for each in json.loads(out)["brokers"]]) == (1, [1])
+        assert problem.startswith("tidelog: without broker 2: ")
+    finally:
+        cluster.resume(2)
+
+
 @pytest.fixture
 def damaged(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A node without the log of `flights-1`. In each other partition a transaction is open behind a record."""
