@@ -16,6 +16,7 @@ from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
 from tidelog.broker.apis import dispatch
 from tidelog.broker.apis.cluster import metadata
 from tidelog.broker.apis.dispatch import Dispatcher
+from tidelog.broker.apis.records import describe_producers
 from tidelog.broker.network.accepting import has_ended
 from tidelog.broker.network.counters import RequestCounters
 from tidelog.broker.network.request import Deferred
@@ -139,6 +140,23 @@ async def test_the_producers_of_many_partitions(
     answer = await wire.call(DescribeProducersRequest(topics=[missing]), 0, DescribeProducersResponse)
     unknown = [each.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for each in answer.topics[0].partitions]
     assert unknown == [True] * 15 + [False] * 5, "errors count too"
+
+
+async def test_others_are_served_between_the_producers_of_one_partition(
+    running: RunningNode, wire: Wire, make_batch: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of a second for the 50,000 that a partition may have."""
+    await wire.create_topic("t")
+    for producer_id in range(40):
+        batch = make_batch(b"a", producer_id=producer_id, producer_epoch=0, base_sequence=0)
+        data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch)])
+        await wire.call(ProduceRequest(acks=1, timeout_ms=1000, topic_data=[data]), 9, ProduceResponse)
+    for module in (large_answers, describe_producers):
+        monkeypatch.setattr(module, "PIECE_ELEMENTS_MAX", 2)
+    request = DescribeProducersRequest(topics=[DescribeProducersRequestTopicRequest(name="t", partition_indexes=[0])])
+    answer = await wire.call(request, 0, DescribeProducersResponse)
+    assert [each.producer_id for each in answer.topics[0].partitions[0].active_producers] == [*range(40)]
+    assert await served_meanwhile(running, wire, request, 0, DescribeProducersResponse) >= 10
 
 
 async def test_configs_asked_for_again_have_a_bound_of_their_own(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import NO_SUCH_TOPIC
 from tidelog.broker.network.request import RequestContext
 from tidelog.broker.scheduling.large_answers import AnswerInPieces
-from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX
+from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, UNCOUNTED_BYTES_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -45,9 +45,11 @@ async def handle(
             partitions = []
             for index in topic.partition_indexes:
                 refusal = _FULL if answer.is_full else error
-                partition = _partition(services, topic.name, index) if refusal is None else _refused(index, refusal)
-                partitions.append(partition)
-                await answer.add_elements(1 + len(partition.active_producers))
+                await answer.add_elements(1)
+                if refusal is None:
+                    partitions.append(await _partition(services, topic.name, index, answer))
+                else:
+                    partitions.append(_refused(index, refusal))
             topics.append(DescribeProducersResponseTopicResponse(name=topic.name, partitions=partitions))
     return DescribeProducersResponse(topics=topics)
 
@@ -58,14 +60,18 @@ def _refused(index: int, error: KafkaError) -> DescribeProducersResponsePartitio
     )
 
 
-def _partition(services: Services, topic: str, index: int) -> DescribeProducersResponsePartitionResponse:
+async def _partition(
+    services: Services, topic: str, index: int, answer: AnswerInPieces
+) -> DescribeProducersResponsePartitionResponse:
     try:
         partition = services.partitions.readable(topic, index)
     except KafkaError as error:
         return DescribeProducersResponsePartitionResponse(partition_index=index, error_code=error.code)
-    return DescribeProducersResponsePartitionResponse(
-        partition_index=index,
-        active_producers=[
+    described = DescribeProducersResponsePartitionResponse(partition_index=index)
+    entries = list(partition.log.producers.entries.values())
+    for start in range(0, len(entries), PIECE_ELEMENTS_MAX):
+        piece = entries[start : start + PIECE_ELEMENTS_MAX]
+        described.active_producers += [
             DescribeProducersResponseProducerState(
                 producer_id=entry.producer_id,
                 producer_epoch=entry.epoch,
@@ -74,9 +80,10 @@ def _partition(services: Services, topic: str, index: int) -> DescribeProducersR
                 coordinator_epoch=entry.coordinator_epoch,
                 current_txn_start_offset=entry.transaction_first_offset,
             )
-            for entry in partition.log.producers.entries.values()
-        ],
-    )
+            for entry in piece
+        ]
+        await answer.add_elements(len(piece))
+    return described
 
 
 def refuse(request: DescribeProducersRequest, error: KafkaError, version: int) -> DescribeProducersResponse:
