@@ -42,6 +42,7 @@ def lower_the_constants(monkeypatch: pytest.MonkeyPatch, choice: Random) -> None
         (coordinator, "ABORTS_PER_TURN"),
         (coordinator, "DEADLINES_PER_TURN"),
         (coordinator, "IDS_CHECKED_PER_TURN"),
+        (coordinator, "OPEN_CHECKED_PER_TURN"),
         (coordinator, "TOMBSTONE_BYTES_PER_WRITE"),
         (coordinator, "WAITING_ADDS_MAX"),
         (runtime, "IDLE_STEPS_MAX"),

@@ -18,6 +18,8 @@ from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.rebalance import TimerKey
 from tidelog.broker.coordinators.outcome import Now, Outcome, TransactionEnd, WriteTransaction
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
+from tidelog.broker.coordinators.transaction import coordinator as transaction_coordinator
+from tidelog.broker.coordinators.transaction.coordinator import TransactionCoordinator
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -94,6 +96,35 @@ def test_transactions_that_time_out_together():
         sent.append(len(world.markers.sent) - before)
         world.ports.time_ms += 1
     assert max(sent) <= ABORTS_PER_TURN, sent
+
+
+def test_a_turn_looks_at_few_open_transactions(monkeypatch: pytest.MonkeyPatch):
+    """Each turn that aborted 50 looked at all those that are within their timeout again."""
+    world = TransactionWorld()
+    for number in range(400):
+        timeout_ms = 900_000 if number < 200 else 60_000
+        identity = world.init(f"x{number}", timeout_ms=timeout_ms).response
+        world.add(identity, T0, transactional_id=f"x{number}")
+    looks = 0
+    abort_if_timed_out = TransactionCoordinator._abort_if_timed_out
+
+    def counted(shard: TransactionCoordinator, transactional_id: str, outcome: Outcome) -> bool:
+        nonlocal looks
+        looks += 1
+        return abort_if_timed_out(shard, transactional_id, outcome)
+
+    monkeypatch.setattr(transaction_coordinator, "OPEN_CHECKED_PER_TURN", 30)
+    monkeypatch.setattr(TransactionCoordinator, "_abort_if_timed_out", counted)
+    world.ports.time_ms += 60_001
+    turns: list[int] = []
+    while len(world.markers.sent) < 200 or sum(turns) < 400:
+        before = looks
+        world.ports.turn()
+        turns.append(looks - before)
+        world.ports.time_ms += 1
+        assert len(turns) < 100
+    assert max(turns) <= 30, turns
+    assert sum(turns) == 400, turns
 
 
 def test_partitions_whose_logs_are_committed_together():

@@ -35,6 +35,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 # The bounds of one turn of a check; the rest follows a millisecond later.
 ABORTS_PER_TURN = 50
 IDS_CHECKED_PER_TURN = 500
+OPEN_CHECKED_PER_TURN = 2_000  # open transactions; most are within their timeout
 # Deadlines of ids.
 DEADLINES_PER_TURN = 50
 # Keeps a batch of tombstones below max.message.bytes of the topic.
@@ -133,6 +134,7 @@ class TransactionCoordinator:
         self._to_mark: dict[str, None] = {}  # prepared ids whose markers are not on their way
         self._timers: TimerQueue[TimerKey] = TimerQueue()
         self._ids_to_check: list[str] = []
+        self._open_to_check: list[str] = []
         self._waiting_count = 0
 
     def encode(self, record: TransactionRecord) -> tuple[bytes, bytes | None]:
@@ -460,6 +462,7 @@ class TransactionCoordinator:
             entry.memory.release()
         self.ids.clear()
         self._open.clear()
+        self._open_to_check.clear()
         self._to_mark.clear()
         self._waiting_count = 0
         self._on_close()
@@ -498,30 +501,36 @@ class TransactionCoordinator:
         return outcome
 
     def _abort_timed_out(self, outcome: Outcome) -> None:
-        """Abort the transactions that have been open for longer than their timeout."""
-        pause_ms = self._config.abort_timed_out_interval_ms
+        """Abort the transactions that have been open for longer than their timeout; a bounded number per turn."""
+        if not self._open_to_check:
+            self._open_to_check = list(self._open)
         abort_count = 0
-        for transactional_id in list(self._open):
-            entry = self.ids[transactional_id]
-            metadata = entry.metadata
-            assert metadata is not None
-            if entry.is_busy or metadata.start_ms + metadata.timeout_ms >= outcome.wall_ms:
-                continue
-            if abort_count == ABORTS_PER_TURN:
-                pause_ms = 1
+        for _ in range(OPEN_CHECKED_PER_TURN):
+            if not self._open_to_check or abort_count == ABORTS_PER_TURN:
                 break
-            decided = transitions.fence_and_abort(
-                metadata, self._transaction_version(), self._take_producer_id, outcome.wall_ms
-            )
-            if isinstance(decided, ErrorCode):
-                continue  # the next producer id is being fetched; the next check tries again
-            abort_count += 1
-            outcome.note(
-                f"transactional id {transactional_id}: its transaction is aborted, "
-                f"it was open for more than {metadata.timeout_ms} ms"
-            )
-            self._begin(transactional_id, decided, outcome)
+            abort_count += self._abort_if_timed_out(self._open_to_check.pop(), outcome)
+        pause_ms = 1 if self._open_to_check else self._config.abort_timed_out_interval_ms
         self._timers.set(ABORT, outcome.now_ms + pause_ms)
+
+    def _abort_if_timed_out(self, transactional_id: str, outcome: Outcome) -> bool:
+        """Whether it was; its abort is being written now."""
+        entry = self.ids.get(transactional_id)
+        metadata = entry.metadata if entry is not None else None
+        if entry is None or metadata is None or transactional_id not in self._open or entry.is_busy:
+            return False
+        if metadata.start_ms + metadata.timeout_ms >= outcome.wall_ms:
+            return False
+        decided = transitions.fence_and_abort(
+            metadata, self._transaction_version(), self._take_producer_id, outcome.wall_ms
+        )
+        if isinstance(decided, ErrorCode):
+            return False  # the next producer id is being fetched; the next check tries again
+        outcome.note(
+            f"transactional id {transactional_id}: its transaction is aborted, "
+            f"it was open for more than {metadata.timeout_ms} ms"
+        )
+        self._begin(transactional_id, decided, outcome)
+        return True
 
     def _expire(self, outcome: Outcome) -> None:
         """Delete ids that have not been used for transactional.id.expiration.ms."""
