@@ -171,3 +171,19 @@ async def test_the_other_leaders_answer_where_one_is_silent(monkeypatch: pytest.
     assert error.answers == {TopicPartition("t", 1): 7, TopicPartition("t", 2): 7}
     assert {each: problem.code for each, problem in error.errors.items()} == {T0: error.code}
     assert "t-0" in str(error.errors[T0])
+
+
+@pytest.mark.parametrize("number", [0, 3])
+async def test_what_concerns_no_leader_is_no_error_of_partitions(monkeypatch: pytest.MonkeyPatch, number: int):
+    async def never(_: DeleteRecordsRequest, __: FakeNode) -> DeleteRecordsResponse:
+        await asyncio.sleep(2 * LIMIT_MS / 1000)
+        return DeleteRecordsResponse()
+
+    monkeypatch.setitem(HANDLERS, 21, (DeleteRecordsRequest, DeleteRecordsResponse, None))
+    async with FakeCluster(t=3) as cluster, admin(cluster, 10_000) as administrator:
+        cluster.script(DeleteRecordsRequest, never)
+        with pytest.raises(KafkaError) as caught:
+            await administrator.delete_records({TopicPartition("t", 1): 1, TopicPartition("t", number): 1})
+    assert type(caught.value) is KafkaError
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if number == 3 else ErrorCode.REQUEST_TIMED_OUT
+    assert caught.value.code is code

@@ -101,6 +101,8 @@ class ProducersAdmin(AdminBase):
         try:
             await self._retry(attempt, deadline=deadline)
         except KafkaError as error:
+            if not answers and not errors:
+                raise  # before any leader was asked, or none has answered
             failed = {each: errors.get(each, KafkaError(error.code, f"{each}: {error.message}")) for each in missing}
             raise PartitionErrors(error.code, error.message, answers, failed) from None
         return {partition: answers[partition] for partition in targets}
