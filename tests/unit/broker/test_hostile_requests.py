@@ -133,6 +133,22 @@ async def test_a_fetch_of_at_least_nothing_does_not_wait(wire: Any) -> None:
     assert fetched(await asyncio.wait_for(wire.call(request, 11, FetchResponse), PATIENCE_S)) == []
 
 
+@pytest.mark.parametrize("most", [0, -1, -(2**31)])
+@pytest.mark.parametrize("is_later", [False, True])
+async def test_a_fetch_of_no_more_than_a_negative_size_gets_one_batch(
+    running: Any, wire: Any, make_batch: MakeBatch, most: int, is_later: bool
+) -> None:
+    """It got all that had been written lately: up to a whole segment, whatever the bounds of an answer."""
+    await wire.create_topic("t")
+    for _ in range(5):
+        await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)
+    answer = await wire.call(fetch("t", most=most), 11, FetchResponse)
+    assert fetched(answer) == [b"a"]
+    log = running.node._broker.partitions.leader("t", 0).log
+    result = log.read(0, most, log.log_end_offset, min_one_batch=not is_later)
+    assert result.next_offset == (0 if is_later else 1)
+
+
 async def test_an_answer_that_its_version_cannot_hold_is_an_error_and_the_connection_goes_on(wire: Any) -> None:
     config = CreatableTopicConfig(name="x" * 32_767, value="y")
     topic = CreatableTopic(name="t", num_partitions=1, replication_factor=1, configs=[config])

@@ -361,7 +361,7 @@ def position_of(segment: Segment, offset: int, *, wait: bool = False) -> int:
 
 def _whole_batches(segment: Segment, start: int, end: int, max_bytes: int, min_one_batch: bool) -> tuple[int, int]:
     """(the last batch boundary in (start, start + max_bytes], the offset after it)."""
-    bound = min(end, start + max_bytes)
+    bound = min(end, start + max(max_bytes, 0))  # a client may name any number
     recent = segment.recent_positions
     if recent and start >= recent[0]:
         at = bisect_right(recent, bound) - 1
