@@ -133,10 +133,30 @@ async def test_the_copies_of_whole_logs_leave_room_for_other_repairs(node: Node)
     await until(lambda: len(begun) == WHOLE_COPIES_MAX)
     assert await asyncio.wait_for(call(9), 10)
     assert 9 not in begun
+    assert len(repairs._want_whole_copies) == 1
     may_end.set()
     await asyncio.wait_for(asyncio.gather(*tasks), 10)
     assert await asyncio.wait_for(call(9), 10)
     assert 9 in begun
+
+
+async def test_one_that_waits_for_a_whole_copy_takes_no_turn_of_others(node: Node) -> None:
+    """Each of its attempts fetched and scanned all again: of a thousand these held up every other repair."""
+    node.is_fixed = False
+    waits = node.damaged(0, ends=True)
+    await until(lambda: node.begun == [0] and not node.repairs._under_way)
+    node.repairs._whole_copies = WHOLE_COPIES_MAX
+    node.repairs._want_whole_copies.add(waits)
+    node.damaged(1, ends=True)
+    await until(lambda: node.begun.count(1) >= 4)
+    assert node.begun.count(0) == 1
+    delta: Any = Mock(changed_brokers={2}, changed_partitions={})
+    node.repairs.on_image(delta)
+    await until(lambda: node.begun.count(0) == 2)  # perhaps the range alone is right now
+    await until(lambda: not node.repairs._under_way)
+    node.repairs._want_whole_copies.add(waits)
+    node.repairs._whole_copies = 0
+    await until(lambda: node.begun.count(0) == 3)
 
 
 async def test_a_fetch_without_an_answer_closes_no_connection_of_another_repair(node: Node) -> None:

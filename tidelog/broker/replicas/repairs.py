@@ -139,6 +139,8 @@ class Repairs:
         self._lanes: dict[Partition, str] = {}
         """A connection for each repair: a fetch without an answer in time closes it, and a whole copy begins again."""
         self._whole_copies = 0
+        self._want_whole_copies: set[Partition] = set()
+        """The partitions that wait for the end of one of others: each attempt would fetch and scan all again."""
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -174,6 +176,7 @@ class Repairs:
                 self._hurry(partition)
 
     def _hurry(self, partition: Partition) -> None:
+        self._want_whole_copies.discard(partition)
         now_s, before = self._loop.time(), self._waiting.get(partition)
         # One that is due already keeps its turn: otherwise a broker that comes and goes takes it from the last ones.
         is_due = before is not None and before.due_s < now_s and partition not in self._under_way
@@ -230,7 +233,8 @@ class Repairs:
         next one is due; None if it waits for the end of another one.
         """
         free = REPAIRED_AT_ONCE_MAX - len(self._under_way)
-        waiting = [each for each in self._waiting.items() if each[0] not in self._under_way]
+        held = self._want_whole_copies if self._whole_copies >= WHOLE_COPIES_MAX else ()
+        waiting = [each for each in self._waiting.items() if each[0] not in self._under_way and each[0] not in held]
         for partition, attempts in nsmallest(free + 1, waiting, key=lambda each: each[1].due_s):
             if len(self._under_way) >= REPAIRED_AT_ONCE_MAX:
                 return None
@@ -254,6 +258,7 @@ class Repairs:
         try:
             before = partition.log.damaged_ranges()
             self._without_space.discard(partition)
+            self._want_whole_copies.discard(partition)
             is_done = await self._repair(partition)
             self._plan_next(partition, attempts, before, is_done=is_done)
         finally:
@@ -391,6 +396,7 @@ class Repairs:
             if not is_in_sync and (may_help or self._waits_for_whole_copy(partition, waits_since_s)):
                 return True  # its copy is the last resort before the range alone
             if self._whole_copies >= WHOLE_COPIES_MAX:
+                self._want_whole_copies.add(partition)
                 return True
             self._whole_copies += 1
             try:
