@@ -122,6 +122,16 @@ async def test_a_move_begins_again_where_a_repair_has_replaced_the_whole_log(mov
     assert await moving.values() == [b"%d" % number for number in range(COUNT)]
 
 
+async def test_a_deletion_does_not_wait_for_the_whole_copy_for_which_a_move_waits(moving: Moving) -> None:
+    log = moving.partition.log
+    log.is_under_cleaning = True
+    assert await moving.order(moving.other) == 0
+    ((replica, _),) = moving.moves._moves.values()
+    log.delete_records(1)
+    await until(lambda: replica.log.log_start_offset == 1)
+    log.is_under_cleaning = False
+
+
 async def until_corrupt(moving: Moving) -> None:
     while await error_of_fetch(moving.wire, "t", COUNT - 1) != ErrorCode.CORRUPT_MESSAGE:
         pass

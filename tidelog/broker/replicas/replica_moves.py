@@ -262,9 +262,10 @@ class ReplicaMoves:
 
     async def _advance(self, replica: FutureReplica, directory: LogDirectory) -> bool:
         """Run one step. Whether the next one should follow at once."""
-        if replica.partition.log.is_under_cleaning:
-            return False  # a repair replaces the log, or a cleaning that was given up has not ended
         try:
+            if replica.partition.log.is_under_cleaning:  # a repair replaces it, or a cleaning that ends has not ended
+                self._align(replica)  # DeleteRecords requests wait for it
+                return False
             copied = self._copy(replica, directory)
             if copied:
                 await self._hold_back(copied)
