@@ -25,9 +25,8 @@ from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.log import gap_scan
 from tidelog.storage.log.compaction import Compaction, find_cleanable, write_batches
 from tidelog.storage.log.partition_log import PartitionLog
-from tidelog.storage.segments import lookup
 from tidelog.storage.segments.segment import Segment
-from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
+from tidelog.storage.segments.transaction_index import CorruptTransactionIndex, TransactionIndex
 
 
 class Cluster(RepairedReplica):
@@ -138,7 +137,7 @@ async def test_without_a_copy_of_all_the_range_alone_is_repaired(
         def corrupt(*arguments: object) -> None:
             raise CorruptTransactionIndex
 
-        monkeypatch.setattr(lookup, "aborted_between", corrupt)
+        monkeypatch.setattr(TransactionIndex, "content", corrupt)
     else:
 
         def refuse(offset: int) -> None:
@@ -237,7 +236,7 @@ async def test_a_repair_that_ends_in_the_middle_leaves_the_log_as_it_was(tmp_pat
     assert cluster.here.log.damaged_ranges()
 
 
-@pytest.mark.parametrize("pieces", range(13, 19))
+@pytest.mark.parametrize("pieces", range(14, 20))
 async def test_a_copy_waits_for_the_end_of_a_cleaning_that_was_given_up(tmp_path: Path, pieces: int) -> None:
     """The cleaning removed the file of the copy by its name, and the copy took that for a failure of the device."""
     cluster = Cluster(tmp_path)

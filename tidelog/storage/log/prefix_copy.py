@@ -42,6 +42,7 @@ class PrefixCopy(Compaction):
         end_offset = next(each.base_offset for each in log.segments if each.base_offset > last.base_offset)
         chosen = CleanableRange(log.log_start_offset, end_offset, 0, 0, 0)
         super().__init__(log, chosen, lambda: PlainKeyTable(0, 1.0), now_ms, piece_bytes=0)
+        self._transaction_indexes.clear()  # those of the copy are made from its batches
         self.wants_from = -1
         self.data = b""
         self._copied: list[tuple[list[Segment], list[Segment]]] = []
