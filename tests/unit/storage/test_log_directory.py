@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -298,6 +299,38 @@ def test_many_logs_are_closed_as_well_as_few(logs: MakeLogs, can_sync_at_once: b
         assert log.log_end_offset == partition + 1
         assert list(log.leader_epochs) == [(7, 0)]
     made.close()
+
+
+def test_a_directory_has_few_files_open_at_a_start_and_a_stop(logs: MakeLogs, monkeypatch: pytest.MonkeyPatch):
+    """A node with more partitions than it may have files ran well, and could not be stopped cleanly and started."""
+    made = logs()
+    for partition in range(40):
+        made.directory.create_log("many", partition, TOPIC_ID, CONFIG, NOW).append_as_leader(batch(), 7, NOW)
+    open_count = most = 0
+    begin, finish = PartitionLog.begin_close, PartitionLog.finish_close
+
+    def watched_begin(log: PartitionLog) -> Any:
+        nonlocal open_count, most
+        open_count += 1
+        most = max(most, open_count)
+        return begin(log)
+
+    def watched_finish(log: PartitionLog, task: Any) -> None:
+        nonlocal open_count
+        finish(log, task)
+        open_count -= 1
+
+    monkeypatch.setattr(PartitionLog, "begin_close", watched_begin)
+    monkeypatch.setattr(PartitionLog, "finish_close", watched_finish)
+    monkeypatch.setattr(log_directory, "CLOSED_AT_ONCE_MAX", 10, raising=False)
+    made.close()
+    assert (open_count, most) == (0, 10)
+    for leave in (made.kill, made.close):
+        made.open()
+        opened_logs = made.directory.logs.values()
+        assert len(opened_logs) == 41
+        assert not any(segment.is_open for log in opened_logs for segment in log.segments)
+        leave()
 
 
 class TestMetadataLog:

@@ -67,6 +67,8 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
 # The bound of the logs that are gone while the checkpoints on the device may still name them.
 REMOVED_LOGS_MAX = 10_000
+# The logs that are closed at once, of which each has a file open.
+CLOSED_AT_ONCE_MAX = 250
 _FAILED: Final = "is in a log directory that failed"
 _CHECKPOINT_FILES: Final = frozenset({RECOVERY_POINT_FILE, LOG_START_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE})
 _FILES: Final = _CHECKPOINT_FILES | {CLEAN_SHUTDOWN_FILE, INCARNATION_FILE}
@@ -466,6 +468,7 @@ class LogDirectory:
             except OSError:
                 log.abandon("could not be synced")
                 raise
+        log.segments.release()  # a node may have more logs than the process may have files; most of them are idle
         return log
 
     def _lose(self, topic: str, partition: int) -> None:
@@ -740,7 +743,17 @@ def _is_harmless(name: str) -> bool:
 def _close_logs(
     logs: list[PartitionLog], sync_at_once_from: int, sync_all: Callable[[list[PartitionLog]], bool]
 ) -> bool:
-    """Close the logs. Whether all were closed. Many logs are synced at once, because each sync takes milliseconds."""
+    """Close the logs, a part of them at a time: each has its file open until it is synced. Whether all were closed."""
+    is_clean = True
+    for at in range(0, len(logs), CLOSED_AT_ONCE_MAX):
+        is_clean = _close_some(logs[at : at + CLOSED_AT_ONCE_MAX], sync_at_once_from, sync_all) and is_clean
+    return is_clean
+
+
+def _close_some(
+    logs: list[PartitionLog], sync_at_once_from: int, sync_all: Callable[[list[PartitionLog]], bool]
+) -> bool:
+    """Whether all were closed. Many logs are synced at once, because each sync takes milliseconds."""
     tasks: list[tuple[PartitionLog, FlushTask | None]] = []
     is_clean = True
     for log in logs:
