@@ -29,12 +29,14 @@ COUNT = 40
 
 
 class SmallDisk(QuickDisk):
-    """A volume with `free` bytes; writing to temporary files fails after `fails_after` more bytes."""
+    """A volume with `free` bytes, `free_then` after a temporary file was begun; writing to temporary files fails after
+    `fails_after` more bytes.
+    """
 
-    __slots__ = ("fails_after", "free")
+    __slots__ = ("fails_after", "free", "free_then")
 
     def __init__(self) -> None:
-        self.free = 1 << 40
+        self.free = self.free_then = 1 << 40
         self.fails_after = 1 << 40
 
     def volume_bytes(self, path: str) -> tuple[int, int]:
@@ -43,6 +45,7 @@ class SmallDisk(QuickDisk):
     def open(self, path: str, *, create: bool = False) -> File:
         file: Any = super().open(path, create=create)
         if path.endswith(".tmp"):
+            self.free = min(self.free, self.free_then)
             write = file.write_at
 
             def write_at(data: Buffer, position: int) -> int:
@@ -289,13 +292,15 @@ async def test_three_replicas_piece_a_range_together(tmp_path: Path) -> None:
     assert cluster.here.lacks() == {8 + each for each in range(8)}
 
 
-@pytest.mark.parametrize("space", ["little is left", "it ends in between"])
+@pytest.mark.parametrize("space", ["little is left", "it ends in between", "other repairs take it"])
 async def test_a_full_volume_is_no_reason_to_give_up_the_directory(tmp_path: Path, space: str) -> None:
     cluster = Cluster(tmp_path)
     disk = cluster.here.disk
     lost = cluster.here.damage(2, 6, cut=True)
     if space == "little is left":
         disk.free = 50_000
+    elif space == "other repairs take it":  # all of them began when there was enough for each
+        disk.free_then = 50_000
     else:
         disk.fails_after = 1000
     await cluster.repair()
@@ -303,7 +308,7 @@ async def test_a_full_volume_is_no_reason_to_give_up_the_directory(tmp_path: Pat
     assert cluster.here.lacks() == lost
     assert cluster.partition in cluster.repairs._without_space
     assert not list(cluster.here.logs.folder.glob("*.tmp")), "its space is free again"
-    disk.free = disk.fails_after = 1 << 40
+    disk.free = disk.free_then = disk.fails_after = 1 << 40
     await cluster.repair()
     assert cluster.here.lacks() == set()
 

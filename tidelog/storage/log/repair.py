@@ -589,6 +589,7 @@ class RepairCheck:
             data = self._file.read_at(min(_COPY_STEP_BYTES, source_end - source), source)
             if not data:
                 break
+            require_space(self.log.disk, self.segment, len(data))  # several repairs may have seen the same free bytes
             position = _write(file, memoryview(data), position)
             source += len(data)
         return position
