@@ -313,6 +313,25 @@ async def test_a_full_volume_is_no_reason_to_give_up_the_directory(tmp_path: Pat
     assert cluster.here.lacks() == set()
 
 
+async def test_a_lost_segment_waits_for_space(tmp_path: Path) -> None:
+    """Its copy filled the volume, and left no space for appends."""
+    cluster = Cluster(tmp_path)
+    here, disk = cluster.here.logs, cluster.here.disk
+    name = here.files("*.log")[1]
+    here.close()
+    (here.folder / name).unlink()
+    cluster.partition.log = here.open()
+    lost = cluster.here.lacks()
+    disk.free = 50_000
+    await cluster.repair()
+    assert not cluster.refused
+    assert cluster.here.lacks() == lost
+    assert cluster.partition in cluster.repairs._without_space
+    disk.free = 1 << 40
+    await cluster.repair()
+    assert cluster.here.lacks() == set()
+
+
 def delete_segment(cluster: Cluster) -> None:
     log = cluster.here.log
     log.delete_records(log.segments[1].base_offset)

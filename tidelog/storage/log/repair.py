@@ -185,10 +185,12 @@ class RangeRepair:
     def accept(self, data: memoryview) -> None:
         """Accept whole batches of another replica, from the one that holds `next_offset` on.
 
-        Batches after the range are ignored. Raises CopyRefused, OSError; batches accepted before are kept.
+        Batches after the range are ignored. Raises CopyRefused, NoSpace, OSError; batches accepted before are kept.
         """
         if self.is_obsolete:
             raise CopyRefused("the log has changed since it was asked for")
+        if self._is_at_end:  # the file grows: a lost one may need 2 GiB
+            require_space(self.log.disk, self.segment, len(data))
         end_offset = self.damage.end_offset
         fills = self.lacks_below is not None and self._fills(data)
         for position, header in iter_headers(data):
