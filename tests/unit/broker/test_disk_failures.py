@@ -221,6 +221,7 @@ async def test_a_sync_that_cannot_begin(
     placed = await Placed.make(await start(), homes, make_batch(b"x"))
     partitions = placed.running.node._broker.partitions  # type: ignore[union-attr]
     one: Any = partitions.find("one", 0)
+    assert await send(placed.wire, "one", placed.batch) == (0, 1)  # the first record was flushed
     one.log.segments.release()
     disk.fail(placed.home("one"), code, "open")
     partitions.flushes.flush(one)
@@ -229,7 +230,7 @@ async def test_a_sync_that_cannot_begin(
         return
     disk.faults.clear()
     partitions.flushes.flush(one)
-    await until(lambda: one.log.durability.recovery_point == 1)
+    await until(lambda: one.log.durability.recovery_point == 2)
     assert not placed.running.node._directories.offline
 
 

@@ -296,6 +296,7 @@ async def test_what_comes_to_a_partition_that_was_read_already_is_told(
         pause(self)
 
     monkeypatch.setattr(fetch._Fetch, "_pause", append_and_pause)
+    partitions.leader("t", 0).log.flush()  # its first record would wait for it
     if is_answered_at_once:
         await produce_one(wire, PARTITIONS - 1, make_batch(b"early"))
     answer = await call_patiently(wire, fetched({"t": PARTITIONS}, wait_ms=NEVER_MS, session=session))

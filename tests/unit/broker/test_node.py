@@ -127,8 +127,9 @@ async def test_acks_0_is_never_answered_and_a_failure_closes_the_connection(
     running: Any, wire: Any, make_batch: MakeBatch
 ) -> None:
     await wire.create_topic("t")
-    wire.send(produce("t", make_batch(b"a"), acks=0), 9)
-    assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == [b"a"]
+    assert produced(await wire.call(produce("t", make_batch(b"a")), 9, ProduceResponse)) == [(0, 0)]
+    wire.send(produce("t", make_batch(b"b"), acks=0), 9)
+    assert fetched(await wire.call(fetch("t"), 11, FetchResponse)) == [b"a", b"b"]
     wire.send(produce("nowhere", make_batch(b"a"), acks=0), 9)
     assert await wire.reader.read() == b""
 

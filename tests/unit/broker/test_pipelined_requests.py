@@ -253,6 +253,7 @@ async def test_an_append_looks_at_whatever_waits_for_it(
     partitions = node._broker.partitions
     partition = partitions.find("t", 0)
     watch, durability = partition.watch, partition.log.durability
+    partition.log.flush()  # the first record would wait for it
     looked: list[Any] = []
     monkeypatch.setattr(Partitions, "_appended", lambda *arguments: looked.append(arguments))
 

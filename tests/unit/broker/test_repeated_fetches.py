@@ -33,6 +33,7 @@ class Follower:
 
     def __init__(self, wait_ms: int = WAIT_MS) -> None:
         self.cluster = Replicas(2)
+        self.cluster.flush()
         self.cluster.loop.run_for(1)
         self.cluster.cut.add((2, 1))
         self.node = self.cluster.nodes[1]

@@ -78,6 +78,7 @@ async def test_a_marker_that_is_not_committed_in_time_is_told_so(running: Runnin
     broker = running.node._broker
     assert broker is not None
     broker.markers._timeout_ms = 20
+    partition_of(running).log.flush()  # so that the marker waits for the followers alone
     partition_of(running).awaits_followers = True
     assert await write_markers(wire, marker([T0])) == {(7, "t", 0): E.REQUEST_TIMED_OUT}
 

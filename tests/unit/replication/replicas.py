@@ -503,6 +503,11 @@ class Replicas:
             node.upkeep.start()
         self.loop.settle()
 
+    def flush(self) -> None:
+        """Of each log that is new, the first record would wait for the device."""
+        for node in self.nodes.values():
+            node.log.flush()
+
     def add_topic(self, topic_id: bytes, name: str, count: int) -> TopicImage:
         """Led by node 1; shown to nobody yet."""
         placed = replace(self.placed, leader=1, leader_epoch=0, partition_epoch=0)

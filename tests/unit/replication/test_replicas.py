@@ -64,6 +64,7 @@ def test_a_waiting_fetch_is_answered_by_an_append_and_not_by_a_moved_mark() -> N
 
 def test_acks_1_does_not_wait_for_the_followers() -> None:
     cluster = Replicas(2)
+    cluster.flush()
     assert cluster.nodes[1].produce(b"a", acks=1).code == 0
 
 
@@ -273,6 +274,7 @@ def test_too_few_in_sync_replicas_since_the_append_of_a_produce_in_steps() -> No
 @pytest.mark.parametrize("of_all", [True, False])
 def test_a_minimum_that_is_lowered_lets_the_mark_go_on(of_all: bool) -> None:
     cluster = Replicas(3, min_insync_replicas="2")
+    cluster.flush()
     cluster.cut |= {(2, 1), (3, 1)}
     cluster.alter(isr=(1,))
     cluster.loop.run_for(60_000)  # nobody is thought to catch up any more
@@ -356,6 +358,7 @@ def test_a_log_that_begins_above_the_followers_end_is_taken_over_from_there() ->
 def cut_while_the_leaders_start_is_asked_for() -> Replicas:
     """Node 2 was away while node 1 deleted what it lacks, and has just asked it for its log start. No fetch is open."""
     cluster = Replicas(2)
+    cluster.flush()
     cluster.stop(2)
     cluster.elect(1, [1])
     assert cluster.nodes[1].produce(*[b"%d" % number for number in range(5)]).code == 0

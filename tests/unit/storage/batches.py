@@ -86,6 +86,7 @@ class Logs:
         self.directory = self._open()
         self.directory.load(lambda topic: config, NOW)
         self.log = self.directory.create_log("t", 0, TOPIC_ID, config, NOW)
+        self.log.flush()  # the first record would wait for it
         self.log.assign_epoch(0)
 
     def _open(self) -> LogDirectory:

@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, idempotent, marker, offsets_of, read, records_of
+from tests.unit.storage.batches import (
+    NOW,
+    TOPIC_ID,
+    Logs,
+    QuickDisk,
+    batch,
+    idempotent,
+    marker,
+    offsets_of,
+    read,
+    records_of,
+)
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -427,6 +438,43 @@ class TestFlushing:
         made = logs()
         made.append(batch(100))
         assert (made.log.committable_offset, made.log.flush_due) == (100, False)
+
+    def test_the_first_record_waits_for_the_topic_id(self, logs: MakeLogs):
+        made = logs()
+        other = made.directory.create_log("u", 0, TOPIC_ID, made.config, NOW)
+        assert not other.flush_due
+        other.append_as_leader(batch(2), 0, NOW)
+        assert (other.committable_offset, other.flush_due) == (0, True)
+        task = other.begin_flush()
+        assert f"{other.directory}/partition.metadata" in task.paths
+        other.append_as_leader(batch(1), 0, NOW)
+        task.run()
+        other.finish_flush(task)
+        assert (other.committable_offset, other.flush_due) == (3, False)
+
+    def test_an_id_that_is_written_during_a_flush_is_waited_for(self, logs: MakeLogs):
+        made = logs()
+        made.log.topic_id = None
+        task = made.log.begin_flush()
+        made.directory.set_topic_id("t", 0, TOPIC_ID)
+        task.run()
+        made.log.finish_flush(task)
+        made.append(batch(1))
+        assert (made.log.committable_offset, made.log.flush_due) == (0, True)
+        made.log.flush()
+        assert (made.log.committable_offset, made.log.flush_due) == (1, False)
+
+    @pytest.mark.parametrize("is_checkpointed", [False, True])
+    def test_after_a_kill_a_log_without_a_recovery_point_is_new_again(self, logs: MakeLogs, is_checkpointed: bool):
+        made = logs()
+        made.append(batch(2))
+        made.log.flush()
+        if is_checkpointed:
+            made.directory.write_checkpoints()
+        log = made.kill_and_open()
+        assert not log.flush_due
+        made.append(batch(1))
+        assert (log.committable_offset, log.flush_due) == ((3, False) if is_checkpointed else (2, True))
 
     def test_a_roll_wants_a_flush_that_nobody_waits_for(self, logs: MakeLogs):
         made = logs(segment_bytes=200)

@@ -23,6 +23,7 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import DirectoryInUse, OsDisk
 from tidelog.storage.files.meta_properties import ForeignDirectory
+from tidelog.storage.log import closing
 from tidelog.storage.log import directory as log_directory
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
@@ -322,7 +323,7 @@ def test_a_directory_has_few_files_open_at_a_start_and_a_stop(logs: MakeLogs, mo
 
     monkeypatch.setattr(PartitionLog, "begin_close", watched_begin)
     monkeypatch.setattr(PartitionLog, "finish_close", watched_finish)
-    monkeypatch.setattr(log_directory, "CLOSED_AT_ONCE_MAX", 10, raising=False)
+    monkeypatch.setattr(closing, "CLOSED_AT_ONCE_MAX", 10)
     made.close()
     assert (open_count, most) == (0, 10)
     for leave in (made.kill, made.close):

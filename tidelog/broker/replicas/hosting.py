@@ -399,8 +399,7 @@ class Hosting:
         """Whether this replica is, or was when the last others died, in the ISR.
 
         Then it had the topic's log. Otherwise the topic may be a new one, and a log without a topic id that of a
-        deleted topic of the name; the leader has what it lacks. Kafka sets each log without an id aside, but has the
-        id on the device before the first record.
+        deleted topic of the name; the leader has what it lacks. Kafka sets each log without an id aside.
         """
         assignment = topic.partitions.get(index)
         if assignment is None:

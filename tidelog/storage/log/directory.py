@@ -53,7 +53,7 @@ from tidelog.storage.files.meta_properties import (
     make_durably,
 )
 from tidelog.storage.files.usurped_names import free_names
-from tidelog.storage.log.flush import FlushTask
+from tidelog.storage.log.closing import close_logs
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.log.recovery import write_if_there_is_space
@@ -67,8 +67,6 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
 # The bound of the logs that are gone while the checkpoints on the device may still name them.
 REMOVED_LOGS_MAX = 10_000
-# The logs that are closed at once, of which each has a file open.
-CLOSED_AT_ONCE_MAX = 250
 _FAILED: Final = "is in a log directory that failed"
 _CHECKPOINT_FILES: Final = frozenset({RECOVERY_POINT_FILE, LOG_START_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE})
 _FILES: Final = _CHECKPOINT_FILES | {CLEAN_SHUTDOWN_FILE, INCARNATION_FILE}
@@ -303,7 +301,7 @@ class LogDirectory:
         self._stops_loading = True
 
     def create_log(self, topic: str, partition: int, topic_id: bytes, config: LogConfig, now_ms: int) -> PartitionLog:
-        """Create an empty log. It is durable after its first flush."""
+        """Create an empty log. It is durable after its first flush, for which the first record waits."""
         key = (topic, partition)
         self._move_away(key, now_ms)
         self.forget_vanished((key,))
@@ -345,6 +343,8 @@ class LogDirectory:
         self._disk.write_file(path, encode_partition_metadata(topic_id), sync=False)
         log.durability.note_path(path)
         log.durability.note_directory(log.directory)
+        if log.topic_id is None:
+            _await_first_flush(log)
         log.topic_id, log.topic_id_has_checksum = topic_id, True
 
     def delete_log(self, topic: str, partition: int, now_ms: int) -> None:
@@ -498,6 +498,8 @@ class LogDirectory:
                 log.durability.note_path(file)
             log.durability.note_directory(directory)
             log.durability.note_directory(self.path)
+            if loaded.recovery_point <= loaded.log_start_offset:  # no flush of this log is known
+                _await_first_flush(log)
         return log
 
     # Upkeep
@@ -684,7 +686,7 @@ class LogDirectory:
             return False
         try:
             logs = self._all_logs()
-            is_whole = _close_logs(logs, self.sync_at_once_from, self._sync_all)
+            is_whole = close_logs(logs, self.sync_at_once_from, self._sync_all)
             is_clean = is_whole and not self.offline
             if self._is_loaded:
                 self.write_checkpoints()
@@ -740,60 +742,7 @@ def _is_harmless(name: str) -> bool:
     return name in (LOCK_FILE, "lost+found") or name.endswith(".tmp")
 
 
-def _close_logs(
-    logs: list[PartitionLog], sync_at_once_from: int, sync_all: Callable[[list[PartitionLog]], bool]
-) -> bool:
-    """Close the logs, a part of them at a time: each has its file open until it is synced. Whether all were closed."""
-    is_clean = True
-    for at in range(0, len(logs), CLOSED_AT_ONCE_MAX):
-        is_clean = _close_some(logs[at : at + CLOSED_AT_ONCE_MAX], sync_at_once_from, sync_all) and is_clean
-    return is_clean
-
-
-def _close_some(
-    logs: list[PartitionLog], sync_at_once_from: int, sync_all: Callable[[list[PartitionLog]], bool]
-) -> bool:
-    """Whether all were closed. Many logs are synced at once, because each sync takes milliseconds."""
-    tasks: list[tuple[PartitionLog, FlushTask | None]] = []
-    is_clean = True
-    for log in logs:
-        try:
-            tasks.append((log, log.begin_close()))
-        except OSError as error:
-            is_clean = _not_closed(log, error)
-    waiting = {log: task for log, task in tasks if task is not None}
-    if not (len(waiting) >= sync_at_once_from and _sync_at_once(waiting, sync_all)):
-        for task in waiting.values():
-            task.run()
-    for log, done in tasks:
-        try:
-            log.finish_close(done)
-        except (OSError, CorruptLog) as error:
-            is_clean = _not_closed(log, error)
-        is_clean = is_clean and log.is_closed
-    return is_clean
-
-
-def _sync_at_once(tasks: dict[PartitionLog, FlushTask], sync_all: Callable[[list[PartitionLog]], bool]) -> bool:
-    """Sync the file system instead of each file. Whether it could.
-
-    A new small file replaces the present one when its content is on the device: on XFS, and on ext4 mounted with
-    noauto_da_alloc, a loss of power after the rename would leave an empty file.
-    """
-    logs = list(tasks)
-    try:
-        has_small_files = [task.prepare() for task in tasks.values()]
-        if any(has_small_files):
-            if not sync_all(logs):
-                return False
-            for task in tasks.values():
-                task.put_in_place()
-        return sync_all(logs)
-    except OSError as error:
-        logger.warning("syncing the logs file by file: %s", error)
-        return False
-
-
-def _not_closed(log: PartitionLog, error: Exception) -> bool:
-    logger.error("%s-%d could not be closed cleanly: %s", log.topic, log.partition, error)
-    return False
+def _await_first_flush(log: PartitionLog) -> None:
+    """Let the next append wait for a flush: after a loss of power, records without the topic id are any topic's."""
+    log.durability.is_new = True
+    log.flush_at = log.durability.flush_at

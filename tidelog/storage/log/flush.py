@@ -111,7 +111,7 @@ class Durability:
 
     __slots__ = (
         "_directories", "_disk", "_filed_sums", "_paths", "_seal_in_task", "_sums", "_task", "_truncated_to",
-        "_unsynced_seal", "blocked_from", "files", "flush_messages", "is_abandoned", "is_wanted",
+        "_unsynced_seal", "blocked_from", "files", "flush_messages", "is_abandoned", "is_new", "is_wanted",
         "last_flush_ms", "recovery_point",
     )  # fmt: skip
 
@@ -131,6 +131,8 @@ class Durability:
         self.flush_messages = flush_messages
         self.blocked_from = -1
         """The first offset that may not be acknowledged before the next flush, -1: none."""
+        self.is_new = False
+        """Whether the log's topic id may not be on the device: no record is acknowledged before the next flush."""
         self.is_wanted = False
         """A flush is needed without a waiting acknowledgement: a segment was rolled, or flush.ms has passed."""
         self.last_flush_ms = now_ms
@@ -152,7 +154,7 @@ class Durability:
     @property
     def flush_at(self) -> int:
         """The log end offset from which on a flush is due."""
-        return self.recovery_point + self.flush_messages
+        return self.recovery_point + (1 if self.is_new else self.flush_messages)
 
     @property
     def is_running(self) -> bool:
@@ -160,7 +162,7 @@ class Durability:
 
     def note_append(self, first_offset: int, log_end_offset: int) -> None:
         """Block acknowledgements from `first_offset` on. Called for appends that reach `flush_at`."""
-        if self.blocked_from < 0 and log_end_offset - self.recovery_point >= self.flush_messages:
+        if self.blocked_from < 0 and log_end_offset >= self.flush_at:
             self.blocked_from = first_offset
 
     def is_due(self, log_end_offset: int) -> bool:
@@ -266,10 +268,11 @@ class Durability:
                     segment.synced_bytes = max(segment.synced_bytes, size_bytes)
         self.recovery_point = max(self.recovery_point, min(task.target_offset, self._truncated_to))
         self._seal_in_task = INT64_MAX
+        self.is_new = self.is_new and bool(self._paths)  # noted since `begin`
         self.is_wanted = self._unsynced_seal != INT64_MAX
         if now_ms is not None:
             self.last_flush_ms = now_ms
-        is_due = log_end_offset - self.recovery_point >= self.flush_messages
+        is_due = log_end_offset >= self.flush_at
         self.blocked_from = self.recovery_point if is_due else -1
 
     def _note_again(self, task: FlushTask) -> None:
