@@ -6,10 +6,12 @@ import time
 
 import pytest
 
-from tests.unit.client.fake_broker import FakeCluster, FakeNode
-from tests.unit.client.test_consumer import T0, consumer, read, until
+from tests.patience import PATIENCE_S
+from tests.unit.client.fake_broker import SILENCE, FakeCluster, FakeNode
+from tests.unit.client.test_consumer import T0, T1, consumer, read, until
 from tidelog.client import ConfigError, Consumer
 from tidelog.protocol.batches.records import encode_batch
+from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 
 
@@ -53,6 +55,42 @@ async def test_it_begins_at_the_end_where_all_records_are_older_and_misses_none_
             consuming.assign([T0])
             assert await consuming.position(T0) == 4
             await until(lambda: consuming.lag(T0) == 0, consuming)
+
+
+async def test_a_leader_that_does_not_answer_does_not_keep_partitions_of_others_from_being_read():
+    async with FakeCluster(t=2, nodes=2) as cluster:
+        fill(cluster, 10, 10)
+        first = cluster.topics["t"][0].leader
+        assert cluster.topics["t"][1].leader != first
+
+        def find(request: ListOffsetsRequest, node: FakeNode) -> object:
+            return node.on_list_offsets(request) if node.node_id == first else SILENCE
+
+        cluster.script(ListOffsetsRequest, find, find, find)
+        async with consumer(cluster, auto_offset_reset="by_duration:PT1H", request_timeout_ms=100_000) as consuming:
+            consuming.assign([T0, T1])
+            assert await read(consuming, 2, timeout_s=PATIENCE_S) == [0, 1]
+
+
+async def test_an_end_that_the_leader_does_not_know_yet_is_asked_for_again_after_a_pause():
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, 1000)
+
+        def refuse_end(request: ListOffsetsRequest, node: FakeNode) -> object:
+            response = node.on_list_offsets(request)
+            assert isinstance(response, ListOffsetsResponse)
+            [answer] = response.topics[0].partitions
+            if answer.offset >= 0:
+                answer.error_code, answer.offset = ErrorCode.OFFSET_NOT_AVAILABLE, -1
+            return response
+
+        cluster.script(ListOffsetsRequest, *[refuse_end] * 10_000)
+        async with consumer(cluster, auto_offset_reset="by_duration:PT1M", retry_backoff_ms=100) as consuming:
+            consuming.assign([T0])
+            await consuming.poll(500)
+            assert 1 <= len(cluster.sent(ListOffsetsRequest)) <= 20
+            cluster.scripts[ListOffsetsRequest].clear()
+            assert await consuming.position(T0) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
@@ -110,18 +110,32 @@ class PositionLookup:
             self._on_update()
 
     async def _reset(self, resets: Mapping[TopicPartition, int]) -> KafkaError | None:
-        """Ask each leader once, so that an unavailable leader does not delay other partitions.
+        """Ask each leader once, so that an unavailable leader does not delay other partitions."""
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
+        for partition, timestamp in resets.items():
+            by_leader.setdefault(self._cluster.metadata.leader(partition), {})[partition] = timestamp
+        problems: list[KafkaError] = []
+        for outcome in await asyncio.gather(*map(self._reset_led, by_leader.values()), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            problems.extend(outcome)
+        return next(iter(problems), None)
+
+    async def _reset_led(self, resets: Mapping[TopicPartition, int]) -> Collection[KafkaError]:
+        """Reset partitions of one leader. Returns its retriable errors. Raises KafkaError.
 
         Where no record is as late as a time, its partition begins at the end. That is asked for first: what comes
         after it is later.
         """
         epochs = {partition: self._cluster.metadata.leader_epoch(partition) for partition in resets}
-        by_time = [partition for partition, timestamp in resets.items() if timestamp >= 0]
+        latest = {partition: LATEST_TIMESTAMP for partition, timestamp in resets.items() if timestamp >= 0}
         ends: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         isolation_level = self._config.isolation_level
-        if by_time:
-            latest = dict.fromkeys(by_time, LATEST_TIMESTAMP)
-            await list_offsets_once(self._cluster, latest, isolation_level=isolation_level, on_offsets=ends.update)
+        errors: dict[TopicPartition, KafkaError] = {}
+        if latest:
+            errors = await list_offsets_once(
+                self._cluster, latest, isolation_level=isolation_level, on_offsets=ends.update
+            )
 
         def apply_offsets(offsets: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> None:
             for partition, offset in offsets.items():
@@ -132,10 +146,11 @@ class PositionLookup:
                     )
             self._on_update()
 
-        errors = await list_offsets_once(
-            self._cluster, resets, isolation_level=isolation_level, on_offsets=apply_offsets
+        asked = {partition: timestamp for partition, timestamp in resets.items() if partition not in errors}
+        refused = await list_offsets_once(
+            self._cluster, asked, isolation_level=isolation_level, on_offsets=apply_offsets
         )
-        return next(iter(errors.values()), None)
+        return [*errors.values(), *refused.values()]
 
     async def _use_committed_offsets(self, partitions: list[TopicPartition]) -> None:
         committed: Mapping[TopicPartition, OffsetAndMetadata] = {}
