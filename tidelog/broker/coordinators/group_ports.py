@@ -42,6 +42,9 @@ class GroupPorts:
         )
         return info.last_offset + 1
 
+    def batch_bytes_max(self, partition: int) -> int:
+        return self._partitions.leader(self._topic, partition).log.config.max_message_bytes
+
     def begin_verification(
         self, partition: int, producer_id: int, producer_epoch: int, adds: bool
     ) -> Verification | None:

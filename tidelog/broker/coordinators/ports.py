@@ -27,6 +27,9 @@ class Ports(Protocol):
         `transaction`: for a batch of a producer's transaction, or the marker at its end.
         """
 
+    def batch_bytes_max(self, partition: int) -> int:
+        """The size in bytes of the largest batch that `append` takes. Raises KafkaError if another node leads."""
+
     def begin_verification(
         self, partition: int, producer_id: int, producer_epoch: int, adds: bool
     ) -> Verification | None:

@@ -72,6 +72,9 @@ class FakePorts:
             self.high_watermarks[partition] = self.end_offsets[partition]
         return self.end_offsets[partition]
 
+    def batch_bytes_max(self, partition: int) -> int:
+        return 1_048_588
+
     def begin_verification(
         self, partition: int, producer_id: int, producer_epoch: int, adds: bool
     ) -> Verification | None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.broker.coordinators.fakes import World
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
+from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.memory import GroupMemory, GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import OffsetStore
 from tidelog.broker.coordinators.group.records import OffsetCommit
@@ -172,3 +173,27 @@ def test_what_is_charged_is_no_less_than_what_is_taken(groups: int, topics: int,
     finally:
         tracemalloc.stop()
     assert taken_bytes <= used_bytes(world) + 50_000
+
+
+def test_a_commit_that_no_batch_can_hold_is_refused_before_its_records_are_made(monkeypatch: pytest.MonkeyPatch):
+    """A commit of 49,000 offsets held the loop for a second, and of a million for twenty."""
+    world = world_with(10_000_000)
+    monkeypatch.setattr(world.ports, "batch_bytes_max", lambda partition: 100_000)
+    fits = {("t", index): 1 for index in range(2250)}
+    assert commit_error(world, "g", fits) == E.NONE
+    appended = [sum(map(len, log)) for log in world.ports.logs.values()]
+    assert 95_000 < max(appended) < 100_000, "what is refused comes close to what does not fit"
+    with monkeypatch.context() as without_records:
+        without_records.delattr(GroupCoordinator, "encode")
+        assert commit_error(world, "g", {("t", index): 1 for index in range(2500)}) == E.UNKNOWN_SERVER_ERROR
+    assert appended == [sum(map(len, log)) for log in world.ports.logs.values()]
+    assert world.committed("g", "t", 2249) == 1
+    assert world.committed("g", "t", 2400) == -1
+
+
+def test_a_smaller_compressed_commit_is_left_to_the_append():
+    config = GroupCoordinatorConfig(offsets_topic_compression_codec=1)
+    world = World(config)
+    world.ports.batch_bytes_max = lambda partition: 100_000  # type: ignore[method-assign]
+    assert commit_error(world, "g", {("t", index): 1 for index in range(7000)}) == E.NONE
+    assert commit_error(world, "g", {("t", index): 1 for index in range(10_000)}) == E.UNKNOWN_SERVER_ERROR

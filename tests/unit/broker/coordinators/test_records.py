@@ -14,7 +14,12 @@ from tidelog.broker.coordinators.group.records import GroupMetadata, OffsetCommi
 from tidelog.broker.coordinators.group.states import GroupState
 from tidelog.protocol.errors import KafkaError, MalformedMessage
 from tidelog.protocol.messages.consumer_protocol import ConsumerProtocolSubscription
-from tidelog.protocol.messages.group_records import GroupMetadataValue, MemberMetadata, OffsetCommitValue
+from tidelog.protocol.messages.group_records import (
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -96,6 +101,30 @@ def test_offset_records_survive_the_log(group, topic, partition, given_value):
         )
     record = OffsetCommit(group, topic, partition, value)
     assert records.decode(*records.encode(record)) == record
+
+
+@given(
+    texts,
+    st.builds(
+        OffsetCommitValue,
+        offset=int64s,
+        leader_epoch=int32s,
+        metadata=texts | st.integers(120, 130).map(lambda size: "m" * size),
+        commit_timestamp=int64s,
+        topic_id=st.just(bytes(16)) | st.binary(min_size=16, max_size=16),
+    ),
+)
+def test_offset_records_are_what_the_message_would_be(topic, value):
+    key_bytes, value_bytes = records.encode(OffsetCommit("g", topic, 3, value))
+    assert key_bytes == b"\0\1" + OffsetCommitKey(group="g", topic=topic, partition=3).encode(0)
+    assert value_bytes == b"\0\4" + value.encode(4)
+
+
+@pytest.mark.parametrize("name", ["n" * 32_768, "é" * 16_384])
+def test_a_name_that_no_record_can_hold_is_refused(name):
+    for group, topic in ((name, "t"), ("g", name)):
+        with pytest.raises(ValueError, match="32767"):
+            records.encode(OffsetCommit(group, topic, 0, None))
 
 
 @given(

@@ -11,6 +11,7 @@ that the load goes on. Layout: `docs/formats/consumer_offsets.md`. Source: Kafka
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from struct import Struct, error
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,15 @@ OFFSET_COMMIT_VERSION = 4
 OFFSET_COMMIT_VERSION_WITH_EXPIRY = 1
 
 _VERSION = Struct(">h")
+_PARTITION = Struct(">i")
+_OFFSET_AND_LEADER_EPOCH = Struct(">hqi")  # behind the version
+_TIMESTAMP = Struct(">q")
+_NO_TOPIC_ID = bytes(16)
+_NO_TAGS, _TOPIC_ID_TAG = b"\x00", b"\x01\x00\x10"  # one tagged field, the tag 0, 16 bytes
+_SHORT_METADATA_BYTES_MAX = 126  # with one byte of length
+
+OFFSET_RECORD_BYTES_MIN = 41
+"""The size of a commit's record in a batch, in bytes, without the names of its group and topic and its metadata."""
 
 
 class GroupMetadata(NamedTuple):
@@ -83,18 +93,39 @@ def group_metadata(group: Group, assignments: Mapping[str, bytes]) -> GroupMetad
 
 def encode(record: GroupMetadata | OffsetCommit) -> tuple[bytes, bytes | None]:
     if isinstance(record, OffsetCommit):
-        key = OffsetCommitKey(group=record.group_id, topic=record.topic, partition=record.partition)
-        key_bytes = _VERSION.pack(OFFSET_COMMIT) + key.encode(0)
-        if record.value is None:
-            return key_bytes, None
-        # Only version 1 has an expiry time; clients before 2.1 set one.
-        expires = record.value.expire_timestamp != -1
-        version = OFFSET_COMMIT_VERSION_WITH_EXPIRY if expires else OFFSET_COMMIT_VERSION
-        return key_bytes, _VERSION.pack(version) + record.value.encode(version)
+        key_bytes = _key_of_topic(record.group_id, record.topic) + _PARTITION.pack(record.partition)
+        return key_bytes, None if record.value is None else _encode_offset(record.value)
     key_bytes = _VERSION.pack(GROUP_METADATA) + GroupMetadataKey(group=record.group_id).encode(0)
     if record.value is None:
         return key_bytes, None
     return key_bytes, _VERSION.pack(GROUP_METADATA_VERSION) + record.value.encode(GROUP_METADATA_VERSION)
+
+
+@lru_cache(maxsize=16)
+def _key_of_topic(group_id: str, topic: str) -> bytes:
+    """The key of a commit, without the partition at its end."""
+    key = OffsetCommitKey(group=group_id, topic=topic, partition=0)
+    return _VERSION.pack(OFFSET_COMMIT) + key.encode(0)[: -_PARTITION.size]
+
+
+def _encode_offset(value: OffsetCommitValue) -> bytes:
+    """As `value.encode`, in a fraction of its time: a request may commit ten thousand offsets."""
+    metadata = value.metadata.encode()
+    # Only version 1 has an expiry time; clients before 2.1 set one.
+    expires = value.expire_timestamp != -1
+    if expires or len(metadata) > _SHORT_METADATA_BYTES_MAX:
+        version = OFFSET_COMMIT_VERSION_WITH_EXPIRY if expires else OFFSET_COMMIT_VERSION
+        return _VERSION.pack(version) + value.encode(version)
+    has_topic_id = value.topic_id != _NO_TOPIC_ID
+    return b"".join(
+        (
+            _OFFSET_AND_LEADER_EPOCH.pack(OFFSET_COMMIT_VERSION, value.offset, value.leader_epoch),
+            (len(metadata) + 1).to_bytes(1),
+            metadata,
+            _TIMESTAMP.pack(value.commit_timestamp),
+            _TOPIC_ID_TAG + value.topic_id if has_topic_id else _NO_TAGS,
+        )
+    )
 
 
 def decode(key: bytes, value: bytes | None) -> GroupMetadata | OffsetCommit | None:

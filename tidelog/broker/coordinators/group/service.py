@@ -21,8 +21,9 @@ from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.group import Group
 from tidelog.broker.coordinators.group.memory import GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import FetchedTopics, RequestedTopics
+from tidelog.broker.coordinators.group.records import OFFSET_RECORD_BYTES_MIN
 from tidelog.broker.coordinators.outcome import Caller, RandomBits, TransactionEnd, WriteTransaction
-from tidelog.broker.coordinators.ports import Ports
+from tidelog.broker.coordinators.ports import Ports, error_for_members
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
@@ -41,6 +42,10 @@ from tidelog.storage.producers.verification import TransactionAppend, Verificati
 PROTOCOL_NAME_VERSION_MIN = 5  # SyncGroup has protocol type and name
 LEAVE_MANY_VERSION_MIN = 3  # LeaveGroup names several members
 NULL_PROTOCOL_VERSION_MIN = 7  # JoinGroup
+# A smaller commit is cheap. The append compares its batch with max.message.bytes.
+UNCHECKED_COMMIT_BYTES_MAX = 64 * 1024
+# Of the records of a compressed commit, which may be so many times larger than a batch.
+COMPRESSION_RATIO_MAX = 4
 LAGS_MAX = 10_000
 COMMITS_READ_PER_LAG = 10
 # The hashes of the ids that come again and again; longer ids are not worth their memory.
@@ -164,6 +169,7 @@ class GroupCoordinatorService:
 
     def commit_offsets(self, context: RequestContext, request: OffsetCommitRequest) -> Any:
         """`request` names only existing topics, with their ids where known."""
+        self._check_size(request)
         return self._submit(
             request.group_id,
             lambda coordinator, token, now: coordinator.commit_offsets(request, caller_of(context, token), now),
@@ -187,6 +193,7 @@ class GroupCoordinatorService:
     ) -> Any:
         """`request` names only topics that existed with these ids."""
         _check_group_id(request.group_id)
+        self._check_size(request)
         transaction = WriteTransaction(request.producer_id, request.producer_epoch, TransactionAppend(verification))
         return self._submit(
             request.group_id,
@@ -310,6 +317,17 @@ class GroupCoordinatorService:
             after_pending_writes=True,
         )
         return answer
+
+    def _check_size(self, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> None:
+        """Refuse a commit that is larger than its batch may be, as the append would after the work of making it."""
+        names_bytes = OFFSET_RECORD_BYTES_MIN + len(request.group_id)
+        size_bytes = sum(len(topic.partitions) * (names_bytes + len(topic.name)) for topic in request.topics)
+        if size_bytes <= UNCHECKED_COMMIT_BYTES_MAX:
+            return
+        if self.config.offsets_topic_compression_codec:
+            size_bytes //= COMPRESSION_RATIO_MAX
+        if size_bytes > self._ports.batch_bytes_max(self.partition_for(request.group_id)):
+            raise KafkaError(error_for_members(ErrorCode.MESSAGE_TOO_LARGE), "more offsets than a batch can hold")
 
     def _submit(
         self,
