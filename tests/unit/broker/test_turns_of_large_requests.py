@@ -126,6 +126,9 @@ async def started(directory: Path) -> AsyncIterator[int]:
             request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=["any"])
             await wire.call(request, 6, FindCoordinatorResponse)
         wire.writer.close()
+        assert node._broker is not None
+        for partition in node._broker.partitions.hosted():
+            partition.log.flush()  # markers would wait for the first one, and not be counted as those of a used topic
         yield running.port
     finally:
         await node.stop()
