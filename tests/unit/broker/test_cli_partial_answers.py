@@ -127,6 +127,7 @@ def damaged(tmp_path: Path) -> Iterator[EmbeddedBroker]:
                 for number in range(3):
                     producer.send_and_wait("flights", b"x", partition=number)
             admin.alter_group_offsets("readers", {TopicPartition("flights", number): 0 for number in range(3)})
+            admin.alter_group_offsets("lone", {TopicPartition("flights", 1): 0})
         producer = Producer(bootstrap_servers=broker.bootstrap_servers, transactional_id="one")
         producer.begin_transaction()
         for number in (0, 2):
@@ -163,10 +164,14 @@ def test_a_partition_whose_leader_lacks_its_log_does_not_hide_the_others(
     status, groups, problem = cli("groups", "describe", "readers")
     assert (status, [each["partition"] for each in groups[0]["offsets"]]) == (1, [0, 2])
     assert refused in problem
+    status, groups, problem = cli("groups", "describe")
+    offsets = {each["group"]: [offset["partition"] for offset in each["offsets"]] for each in groups}
+    assert (status, offsets) == (1, {"lone": [], "readers": [0, 2]})
+    assert problem.count(refused) == 2
     status, topics, _ = cli("topics", "describe", "flights", "--offsets")
     assert (status, [each["earliest"] for each in topics[0]["partitions"]]) == (1, [1, None, 1])
-    (group,) = cli("top", "--once", "--delay", "0.1")[1]["groups"]
-    assert group["lag"] > 0
+    groups = cli("top", "--once", "--delay", "0.1")[1]["groups"]
+    assert [each["lag"] > 0 for each in groups if each["group"] == "readers"] == [True]
 
 
 def test_records_are_deleted_of_the_partitions_that_have_the_offset(

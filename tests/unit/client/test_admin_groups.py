@@ -13,10 +13,20 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import DROP, HANDLERS, FakeCluster, FakeNode
 from tidelog import EmbeddedBroker
-from tidelog.client import Admin, Consumer, NewTopic, OffsetAndMetadata, Producer, TopicPartition, sync
+from tidelog.client import (
+    Admin,
+    Consumer,
+    NewTopic,
+    OffsetAndMetadata,
+    PartitionErrors,
+    Producer,
+    TopicPartition,
+    sync,
+)
 from tidelog.client.groups.model import GROUP_STATES, GroupListing, GroupMember, PartitionLag
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.record_times import first_record_times
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import consumer_group_describe, describe_groups
 from tidelog.protocol.messages.consumer_group_describe import (
@@ -25,6 +35,7 @@ from tidelog.protocol.messages.consumer_group_describe import (
 )
 from tidelog.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from tidelog.protocol.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from tidelog.protocol.messages.metadata import MetadataResponseBroker
 
 E = ErrorCode
@@ -301,3 +312,26 @@ async def test_a_broker_that_was_fenced_a_moment_ago_is_not_asked(broker, topic,
         assert group in [listing.group_id for listing in await admin.list_groups()]
         assert await admin.list_transactions() == []
     await consumer.close()
+
+
+async def test_the_lag_where_a_leader_refuses_has_the_partitions_without_a_leader_yet() -> None:
+    partitions = [TopicPartition("t", number) for number in range(3)]
+    async with FakeCluster(t=3) as cluster:
+        cluster.topics["t"][1].leader = -1
+        cluster.topics["t"][2].append(bytes(encode_batch([(0, None, b"x", ())])))
+
+        def refuse(request: ListOffsetsRequest, node: FakeNode) -> object:
+            response = node.on_list_offsets(request)
+            assert isinstance(response, ListOffsetsResponse)
+            for answer in response.topics[0].partitions:
+                if answer.partition_index == 0:
+                    answer.error_code = E.KAFKA_STORAGE_ERROR
+            return response
+
+        cluster.script(ListOffsetsRequest, *[refuse] * 1000)
+        async with Admin(bootstrap_servers=cluster.bootstrap, default_api_timeout_ms=500) as client:
+            with pytest.raises(PartitionErrors) as raised:
+                await client.group_lag("g", partitions)
+        assert set(raised.value.errors) == {partitions[0]}
+        ends = {each: end and end.offset for each, end in raised.value.answers.items()}
+        assert ends == {partitions[1]: None, partitions[2]: 1}

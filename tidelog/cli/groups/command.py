@@ -29,7 +29,7 @@ from tidelog.cli.groups.reset import ResetError, chosen
 from tidelog.cli.groups.reset_command import reset_offsets
 from tidelog.cli.groups.show import ShownGroup
 from tidelog.cli.topic_records import of_answering
-from tidelog.client import Admin, TopicPartition
+from tidelog.client import Admin, PartitionErrors, TopicPartition
 from tidelog.client.groups.model import DESCRIBED_TYPES, GROUP_STATES, GROUP_TYPES, GroupDescription, GroupListing
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -181,7 +181,12 @@ async def _look(
     assigned = groups_show.partitions_of(group)
     async with room:
         partitions = sorted({*assigned, *await admin.list_group_offsets(group.group_id)}) if assigned else None
-        lags, status = await of_answering(partial(admin.group_lag, group.group_id, times=True), partitions)
+        try:
+            lags, status = await of_answering(partial(admin.group_lag, group.group_id, times=True), partitions)
+        except PartitionErrors as error:  # none has answered; leaders of other groups' partitions may
+            for problem in error.errors.values():
+                fail(str(problem))
+            lags, status = {}, 1
     return ShownGroup(group, lags, time.time_ns() // 1_000_000), status
 
 

@@ -29,6 +29,7 @@ from tidelog.client.model import (
     LATEST_TIMESTAMP,
     Node,
     OffsetAndMetadata,
+    PartitionErrors,
     TopicPartition,
 )
 from tidelog.client.network.connection import Connection
@@ -284,7 +285,8 @@ class GroupAdmin(CoordinatorAdmin):
 
         With `times` it also returns the timestamp of the first unread record, which costs a fetch
         of one batch per lagging partition. Omits partitions of deleted topics. Raises KafkaError;
-        PartitionErrors, with the end offsets of the other partitions, where leaders have not answered.
+        PartitionErrors, with the end offsets of the other partitions (None: no leader), where leaders
+        have not answered.
         """
         as_flag("times", times)
         targets = None if partitions is None else as_partitions("partitions", partitions)
@@ -292,7 +294,11 @@ class GroupAdmin(CoordinatorAdmin):
         leader_states = await self._leader_states(committed if targets is None else targets)
         cluster, timeout_ms = await self._connected_cluster(), self._config.default_api_timeout_ms
         led_partitions = {partition: LATEST_TIMESTAMP for partition, has_leader in leader_states.items() if has_leader}
-        ends = await list_offsets(cluster, led_partitions, timeout_ms=WAIT_SHARE * timeout_ms)
+        try:
+            ends = await list_offsets(cluster, led_partitions, timeout_ms=WAIT_SHARE * timeout_ms)
+        except PartitionErrors as error:
+            answers = {each: error.answers.get(each) for each in leader_states if each not in error.errors}
+            raise PartitionErrors(error.code, error.message, answers, error.errors) from None
         lags: dict[TopicPartition, PartitionLag] = {}
         for partition in sorted(leader_states):
             offset, end = committed.get(partition), ends.get(partition)
