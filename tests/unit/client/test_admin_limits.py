@@ -187,3 +187,27 @@ async def test_what_concerns_no_leader_is_no_error_of_partitions(monkeypatch: py
     assert type(caught.value) is KafkaError
     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if number == 3 else ErrorCode.REQUEST_TIMED_OUT
     assert caught.value.code is code
+
+
+async def test_a_partition_whose_leader_moved_is_asked_again_where_another_is_refused(monkeypatch: pytest.MonkeyPatch):
+    asked: list[list[int]] = []
+
+    def answer(request: DeleteRecordsRequest, node: FakeNode) -> DeleteRecordsResponse:
+        numbers = [each.partition_index for each in request.topics[0].partitions]
+        asked.append(numbers)
+        codes = {0: ErrorCode.OFFSET_OUT_OF_RANGE, 1: ErrorCode.NOT_LEADER_OR_FOLLOWER if len(asked) < 3 else 0}
+        results = [
+            DeleteRecordsPartitionResult(partition_index=each, low_watermark=7, error_code=codes.get(each, 0))
+            for each in numbers
+        ]
+        return DeleteRecordsResponse(topics=[DeleteRecordsTopicResult(name="t", partitions=results)])
+
+    monkeypatch.setitem(HANDLERS, 21, (DeleteRecordsRequest, DeleteRecordsResponse, None))
+    async with FakeCluster(t=3) as cluster, admin(cluster, 10_000) as administrator:
+        cluster.script(DeleteRecordsRequest, *[answer] * 9)
+        with pytest.raises(PartitionErrors) as caught:
+            await administrator.delete_records({TopicPartition("t", number): -1 for number in range(3)})
+    assert asked == [[0, 1, 2], [1], [1]]
+    assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert caught.value.answers == {TopicPartition("t", 1): 7, TopicPartition("t", 2): 7}
+    assert set(caught.value.errors) == {T0}

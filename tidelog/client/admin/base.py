@@ -154,9 +154,7 @@ class AdminBase:
                 failures += 1
                 wait_s = cluster.retry_backoff.wait_ms(failures) / 1000
                 is_unanswered = error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
-                is_unknown = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not isinstance(error, _NotYetKnown)
-                is_final = not error.retriable or is_unknown
-                if is_final or (is_unanswered and not repeatable) or loop.time() + wait_s >= deadline:
+                if is_final(error) or (is_unanswered and not repeatable) or loop.time() + wait_s >= deadline:
                     raise
                 await asyncio.sleep(wait_s)
 
@@ -285,6 +283,12 @@ class AdminBase:
             topics[:] = [topic for topic in topics if topic.name in refused]
 
         return await self._within_quota(ask, results, keep)
+
+
+def is_final(error: KafkaError) -> bool:
+    """Whether another attempt is of no use."""
+    is_unknown = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not isinstance(error, _NotYetKnown)
+    return not error.retriable or is_unknown
 
 
 async def run_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
-from tidelog.client.admin.base import WAIT_SHARE, AdminBase, error_of, in_one_limit, run_all
+from tidelog.client.admin.base import WAIT_SHARE, AdminBase, error_of, in_one_limit, is_final, run_all
 from tidelog.client.arguments import as_partitions
 from tidelog.client.model import PartitionErrors, ProducerState, TopicPartition
 from tidelog.client.network.cluster import Cluster
@@ -60,8 +60,8 @@ class ProducersAdmin(AdminBase):
     ) -> dict[TopicPartition, Answer]:
         """The answers of the leaders of these partitions, all asked at the same time, in a call that is `in_one_limit`.
 
-        Only the partitions that failed are asked for again. Raises KafkaError, PartitionErrors where leaders fail: a
-        little before that limit, which knows no answers.
+        Only partitions with a retriable error are asked for again, also where others are refused, as in Java. Raises
+        KafkaError, PartitionErrors where leaders fail: a little before that limit, which knows no answers.
         """
         targets = list(partitions)
         missing = dict.fromkeys(targets)
@@ -71,6 +71,7 @@ class ProducersAdmin(AdminBase):
         await self._await_topics(cluster, (partition.topic for partition in missing))
         answers: dict[TopicPartition, Answer] = {}
         errors: dict[TopicPartition, KafkaError] = {}
+        refused: dict[TopicPartition, KafkaError] = {}
 
         async def ask_leader(leader: int, led: list[TopicPartition]) -> None:
             try:
@@ -80,13 +81,16 @@ class ProducersAdmin(AdminBase):
             silence = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the leader's answer does not mention it")
             for partition in led:
                 result = results.get(partition, silence)
+                if isinstance(result, KafkaError) and result.code.invalidates_metadata:
+                    cluster.request_refresh()
                 if not isinstance(result, KafkaError):
                     answers[partition] = result
-                    del missing[partition]
+                elif is_final(result):
+                    refused[partition] = result
+                else:
+                    errors[partition] = result
                     continue
-                errors[partition] = result
-                if result.code.invalidates_metadata:
-                    cluster.request_refresh()
+                del missing[partition]
 
         async def attempt() -> None:
             errors.clear()
@@ -96,15 +100,20 @@ class ProducersAdmin(AdminBase):
                 cluster.request_refresh()
             await run_all(ask_leader(leader, led) for leader, led in by_leader.items())
             if errors:
-                raise min(errors.values(), key=lambda error: error.retriable)
+                raise next(iter(errors.values()))
 
+        problem: KafkaError | None = None
         try:
             await self._retry(attempt, deadline=deadline)
         except KafkaError as error:
-            if not answers and not errors:
+            if not answers and not errors and not refused:
                 raise  # before any leader was asked, or none has answered
-            failed = {each: errors.get(each, KafkaError(error.code, f"{each}: {error.message}")) for each in missing}
-            raise PartitionErrors(error.code, error.message, answers, failed) from None
+            problem = error
+            for each in missing:
+                errors.setdefault(each, KafkaError(error.code, f"{each}: {error.message}"))
+        problem = next(iter(refused.values()), problem)
+        if problem is not None:
+            raise PartitionErrors(problem.code, problem.message, answers, refused | errors)
         return {partition: answers[partition] for partition in targets}
 
     @staticmethod
