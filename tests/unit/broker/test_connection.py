@@ -346,6 +346,26 @@ def test_a_failure_without_an_answer_closes_the_connection_behind_the_answers_th
     assert owner.frames == [*before, failing]
 
 
+@pytest.mark.parametrize("is_released", [False, True])
+@pytest.mark.parametrize("size", [3, 2**31 - 1])
+def test_a_frame_of_an_impossible_size_has_its_turn_behind_an_exclusive_request(size: int, is_released: bool) -> None:
+    """It was met when that request was read, and again at its end: one connection was counted twice."""
+    owner = _Logged()
+    connection, transport = connect(owner)
+    request = b"e-first."
+    feed(connection, transport, framed(request) + struct.pack(">i", size) + bytes(2 * BUFFER_USUAL_BYTES))
+    assert owner.warnings == []
+    assert owner.reserved_bytes <= BUFFER_USUAL_BYTES
+    if is_released:
+        connection._release()
+        assert owner.warnings == ["malformed"]
+        assert not transport.closed
+    owner.parked[request].complete(request)
+    assert transport.closed
+    assert transport.written == request
+    assert owner.warnings == ["malformed"]
+
+
 def test_a_claimed_size_reserves_nothing_until_the_bytes_arrive() -> None:
     owner = Owner()
     connection, transport = connect(owner)

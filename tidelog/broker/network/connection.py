@@ -272,11 +272,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._corked = True
         try:
             while end - start >= 4:
+                if (pending and not self._ready()) or not self._writable:
+                    break  # no turn for the next frame yet, even if its size cannot be
                 size = _frame_size(view, start)[0]
                 if not 8 <= size <= self._owner.frame_bytes_max:
                     raise MalformedMessage(f"frame of {size} bytes (socket.request.max.bytes)")
                 stop = start + 4 + size
-                if stop > end or (pending and not self._ready()) or not self._writable:
+                if stop > end:
                     break
                 if request_budget <= 0:
                     has_more = True
@@ -286,11 +288,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
                     start, handled = self._process_pipelined(start, end, request_budget)
                     if handled:
                         request_budget -= handled
+                        size = 0
                         continue
                 request_budget -= 1
                 frame = view[start + 4 : stop]
-                start = stop
-                size = 0
+                start, size = stop, 0
                 answer = dispatch(frame, self)
                 if answer is NOT_YET:
                     start = stop - 4 - len(frame)
