@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tidelog.cli.brokers.log_dirs import log_dirs_of
+from tidelog.cli.brokers.log_dirs import Described, log_dirs_of
 from tidelog.cli.common import (
     HELP,
     alternative,
@@ -19,6 +19,7 @@ from tidelog.cli.common import (
     client_options,
     connecting,
     echo,
+    fail,
     key_values,
     print_json,
     print_table,
@@ -225,7 +226,11 @@ async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool,
     status = 0
     if sizes:
         asked = sorted(set(led.values()))
-        described = await log_dirs_of(admin, asked, [topic.name for topic in topics])
+        described: Described = {}
+        try:
+            described = await log_dirs_of(admin, asked, [topic.name for topic in topics])
+        except KafkaError as error:  # none has answered; the rest of the description is known
+            fail(str(error))
         status = int(len(described) < len(asked))
         known = {
             (replica.topic, replica.partition, broker_id): replica.size_bytes
@@ -237,7 +242,11 @@ async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool,
         for partition, leader in leaders.items():
             details[partition]["size_bytes"] = None if leader is None else known.get((*partition, leader))
     if offsets:
-        bounds = await bounds_of(admin, list(led))
+        bounds: dict[TopicPartition, tuple[int, int]] = {}
+        try:
+            bounds = await bounds_of(admin, list(led))
+        except KafkaError as error:
+            fail(str(error))
         status = status or int(len(bounds) < len(led))
         for partition in leaders:
             details[partition]["earliest"], details[partition]["latest"] = bounds.get(partition, (None, None))

@@ -117,15 +117,28 @@ def test_a_broker_that_hangs_does_not_hide_the_sizes_of_the_others(cluster: Embe
         cluster.resume(2)
 
 
+def test_a_topic_is_described_where_its_only_leader_hangs(cluster: EmbeddedCluster, cli: Cli):
+    with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic("quiet", replica_assignments={0: [2]})])
+    cluster.pause(2)
+    try:
+        status, out, problem = cli("topics", "describe", "quiet", "--sizes", "--json")
+        assert (status, [each["size_bytes"] for each in json.loads(out)[0]["partitions"]]) == (1, [None])
+        assert problem.count("\n") == 1
+    finally:
+        cluster.resume(2)
+
+
 @pytest.fixture
 def damaged(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A node without the log of `flights-1`. In each other partition a transaction is open behind a record."""
     with EmbeddedBroker(tmp_path) as broker:
         with Admin(bootstrap_servers=broker.bootstrap_servers) as admin:
-            admin.create_topics([NewTopic("flights", num_partitions=3)])
+            admin.create_topics([NewTopic("flights", num_partitions=3), NewTopic("lost")])
             with Producer(bootstrap_servers=broker.bootstrap_servers) as producer:
                 for number in range(3):
                     producer.send_and_wait("flights", b"x", partition=number)
+                producer.send_and_wait("lost", b"x")
             admin.alter_group_offsets("readers", {TopicPartition("flights", number): 0 for number in range(3)})
             admin.alter_group_offsets("lone", {TopicPartition("flights", 1): 0})
         producer = Producer(bootstrap_servers=broker.bootstrap_servers, transactional_id="one")
@@ -133,7 +146,8 @@ def damaged(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         for number in (0, 2):
             producer.send_and_wait("flights", b"y", partition=number)
     producer.close(timeout_ms=0)
-    shutil.rmtree(tmp_path / "flights-1")
+    for lost in ("flights-1", "lost-0"):
+        shutil.rmtree(tmp_path / lost)
     with EmbeddedBroker(tmp_path) as broker:
         yield broker
 
@@ -170,6 +184,9 @@ def test_a_partition_whose_leader_lacks_its_log_does_not_hide_the_others(
     assert problem.count(refused) == 2
     status, topics, _ = cli("topics", "describe", "flights", "--offsets")
     assert (status, [each["earliest"] for each in topics[0]["partitions"]]) == (1, [1, None, 1])
+    status, topics, problem = cli("topics", "describe", "lost", "--offsets")
+    assert (status, [each["latest"] for each in topics[0]["partitions"]]) == (1, [None])
+    assert problem.count("\n") == 1
     groups = cli("top", "--once", "--delay", "0.1")[1]["groups"]
     assert [each["lag"] > 0 for each in groups if each["group"] == "readers"] == [True]
 
