@@ -42,12 +42,12 @@ async def test_a_node_that_is_told_to_end_while_it_scans_its_logs_scans_no_more_
     is_opening, goes_on = threading.Event(), threading.Event()
     open_log = LogDirectory._open_log
 
-    def held(self: LogDirectory, topic: str, *rest: Any) -> Any:
+    def held(self: LogDirectory, topic: str, *rest: Any, **options: Any) -> Any:
         if topic != METADATA_TOPIC:
             opened.append(topic)
             is_opening.set()
             assert goes_on.wait(PATIENCE_S)
-        return open_log(self, topic, *rest)
+        return open_log(self, topic, *rest, **options)
 
     ports = os_ports()
     shut_down = ports.executor.shutdown  # type: ignore[union-attr]

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE_S
+from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, records_of
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
 from tidelog.storage.files.checkpoints import (
@@ -332,6 +334,41 @@ def test_a_directory_has_few_files_open_at_a_start_and_a_stop(logs: MakeLogs, mo
         assert len(opened_logs) == 41
         assert not any(segment.is_open for log in opened_logs for segment in log.segments)
         leave()
+
+
+@pytest.mark.parametrize("is_stopped_between", [False, True])
+@pytest.mark.parametrize("file", ["partition.metadata", f"{0:020}.log"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_log_that_is_created_at_the_second_attempt_survives_a_loss_of_power(
+    file: str, seed: int, is_stopped_between: bool
+):
+    disk = SimulatedDisk(Random(seed))
+    disk.make_directory("/disk")
+    disk.sync_everything()
+
+    def start() -> LogDirectory:
+        directory = LogDirectory.open(disk, "/disk/logs", node_id=1, cluster_id="cluster")
+        directory.load(lambda topic: CONFIG, NOW)
+        return directory
+
+    start().close()
+    directory = start()
+    assert directory.was_clean
+    disk.break_directory(f"/disk/logs/t-0/{file}", errno.EMFILE, "write")
+    with pytest.raises(OSError, match="simulated"):
+        directory.create_log("t", 0, TOPIC_ID, CONFIG, NOW)
+    disk.broken.clear()
+    if is_stopped_between:
+        directory.close()
+        directory = start()
+    log = directory.logs.get(("t", 0)) or directory.create_log("t", 0, TOPIC_ID, CONFIG, NOW)
+    if log.topic_id is None:
+        directory.set_topic_id("t", 0, TOPIC_ID)
+    log.append_as_leader(batch(), 7, NOW)
+    log.flush()
+    disk.lose_power()
+    log = start().logs["t", 0]
+    assert (log.log_end_offset, log.topic_id) == (1, TOPIC_ID)
 
 
 class TestMetadataLog:

@@ -234,7 +234,8 @@ class LogDirectory:
                 knows_recovery_point=RECOVERY_POINT_FILE not in self._checkpoints.unreadable,
             )  # fmt: skip
             try:
-                log = self._open_log(*key, config, checkpoints, now_ms, entry.name)
+                is_known = key in recovery_points
+                log = self._open_log(*key, config, checkpoints, now_ms, entry.name, is_known=is_known)
             except (CorruptLog, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
                 # Only these files are wrong. Any other OSError is an error of the device.
                 logger.error("%s/%s stays offline: %s", self.path, entry.name, error)
@@ -440,11 +441,20 @@ class LogDirectory:
             jitter_ms = segment_jitter_ms(config, topic, partition)
             loaded = new_log(self._disk, directory, config, topic_id, now_ms=now_ms, jitter_ms=jitter_ms)
             return self._take_over(directory, topic, partition, config, loaded, now_ms, is_settled=False)
-        return self._open_log(topic, partition, config, Checkpoints(), now_ms)
+        return self._open_log(topic, partition, config, Checkpoints(), now_ms, is_known=False)
 
     def _open_log(
-        self, topic: str, partition: int, config: LogConfig, checkpoints: Checkpoints, now_ms: int, name: str = ""
+        self,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        checkpoints: Checkpoints,
+        now_ms: int,
+        name: str = "",
+        *,
+        is_known: bool = True,
     ) -> PartitionLog:
+        """`is_known`: the last process had it open. Of a creation that failed nothing is on the device."""
         directory = f"{self.path}/{name or f'{topic}-{partition}'}"
         loaded = load_log(
             self._disk,
@@ -459,7 +469,8 @@ class LogDirectory:
         self.recovery.add(loaded)
         note_idle_producers(loaded.producers, loaded.segments, self._disk, now_ms)
         loaded.producers.remove_expired(now_ms, config.producer_id_expiration_ms)
-        log = self._take_over(directory, topic, partition, config, loaded, now_ms, is_settled=self.was_clean)
+        is_settled = self.was_clean and is_known
+        log = self._take_over(directory, topic, partition, config, loaded, now_ms, is_settled=is_settled)
         if not self.was_clean and config.flush_messages != INT64_MAX:
             # Without this flush, records acknowledged before the crash would stay hidden until the next flush, and new
             # records would follow a tail or a truncation that is not on the device.
