@@ -590,10 +590,11 @@ def same_generation(self: Group, now: int, original: Any = Group.start_generatio
 
 
 def believe_at_once(
-    self: GroupCoordinator, request: Any, caller: Any, now: Any, original: Any = GroupCoordinator.commit_offsets
-) -> Any:
+    self: GroupCoordinator, request: Any, caller: Any, now: Any, prepared: Any = None,
+    original: Any = GroupCoordinator.commit_offsets,
+) -> Any:  # fmt: skip
     """State changes before the record is committed."""
-    outcome = original(self, request, caller, now)
+    outcome = original(self, request, caller, now, prepared)
     for write in outcome.writes:
         for record in write.records:
             self.offsets.replay(0, record, -1)

@@ -37,13 +37,15 @@ class Large(NamedTuple):
         return f"{name} v{self.version}, {self.wide} {'distinct' if self.is_distinct else 'alike'}"
 
     def frame(self) -> bytes:
-        key = type(self.request).API_KEY
-        assert key is not None
-        header = RequestHeader(
-            request_api_key=key, request_api_version=self.version, correlation_id=1, client_id="large"
-        )
-        frame = header.encode(request_header_version(key, self.version)) + self.request.encode(self.version)
-        return struct.pack(">i", len(frame)) + frame
+        return frame_of(self.request, self.version)
+
+
+def frame_of(request: Message, version: int) -> bytes:
+    key = type(request).API_KEY
+    assert key is not None
+    header = RequestHeader(request_api_key=key, request_api_version=version, correlation_id=1, client_id="large")
+    frame = header.encode(request_header_version(key, version)) + request.encode(version)
+    return struct.pack(">i", len(frame)) + frame
 
 
 def largest_requests(

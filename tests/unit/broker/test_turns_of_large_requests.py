@@ -16,16 +16,29 @@ import pytest
 
 from tests.doses import is_large
 from tests.patience import PATIENCE_S
-from tests.unit.broker.conftest import RunningNode
-from tests.unit.broker.largest_requests import TOPIC, Large, largest_requests
+from tests.unit.broker.conftest import RunningNode, Wire
+from tests.unit.broker.largest_requests import TOPIC, Large, frame_of, largest_requests
 from tidelog.broker.apis.api_tables import BROKER_APIS
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
 from tidelog.broker.scheduling.pieces import WHOLE_BYTES_MAX
+from tidelog.protocol.codec.schema import Message
+from tidelog.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tidelog.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from tidelog.protocol.messages.produce import ProduceRequest
+from tidelog.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 
 REQUESTS: Final[list[Any]] = [ProduceRequest, FetchRequest, *(api.REQUEST for api in BROKER_APIS)]
 
@@ -36,6 +49,10 @@ CALLS_OF: Final = {"Produce": 12, "Fetch": 30, "AddPartitionsToTxn": 8, "OffsetF
 """Produce and Fetch have codecs of their own, AddPartitionsToTxn adds to one transaction and OffsetFetch reads one
 group in one turn, and the answer of TxnOffsetCommit is encoded in one."""
 CALLS_OF_PIECES: Final = 2_500
+
+COMMITTED: Final = 10_000
+CALLS_OF_COMMIT: Final = 25
+"""Of the one turn that appends and applies a prepared commit, for each offset beside its decoding."""
 
 TURN_S_MAX: Final = 0.4
 """Of the CPU time of one turn: twice what limits.md promises of two processors with little other load."""
@@ -173,6 +190,55 @@ async def decode_then_go_on_in_pieces(directory: Path) -> None:
 def test_one_turn_decodes_a_request_and_the_rest_is_done_in_pieces(tmp_path: Path) -> None:
     """AlterReplicaLogDirs for 400,000 replicas, 1.6 MB, took 1.2 s of the loop; the calls were 16 for each of them."""
     on_a_loop_of_its_own(decode_then_go_on_in_pieces(tmp_path))
+
+
+async def valid_commits(port: int) -> list[tuple[Message, int]]:
+    """Of COMMITTED offsets, which the coordinators accept: each with its version. Those of `largest_requests` are of
+    unknown topics, members and transactions.
+    """
+    wire = Wire(*await asyncio.open_connection("127.0.0.1", port))
+    begin = InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=60_000)
+    async with asyncio.timeout(PATIENCE_S):
+        while (producer := await wire.call(begin, 4, InitProducerIdResponse)).error_code:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    transaction: dict[str, Any] = {"transactional_id": "x", "producer_id": producer.producer_id, "group_id": "g"}
+    transaction["producer_epoch"] = producer.producer_epoch
+    added = await wire.call(AddOffsetsToTxnRequest(**transaction), 3, AddOffsetsToTxnResponse)
+    assert added.error_code == 0
+    wire.writer.close()
+    fields: list[dict[str, Any]] = [
+        {"partition_index": i % 10, "committed_offset": i, "committed_metadata": ""} for i in range(COMMITTED)
+    ]
+    partitions = [OffsetCommitRequestPartition(**each) for each in fields]
+    commit = OffsetCommitRequest(group_id="g", topics=[OffsetCommitRequestTopic(name=TOPIC, partitions=partitions)])
+    in_transaction = TxnOffsetCommitRequest(
+        topics=[
+            TxnOffsetCommitRequestTopic(
+                name=TOPIC, partitions=[TxnOffsetCommitRequestPartition(**each) for each in fields]
+            )
+        ],
+        **transaction,
+    )
+    return [(commit, 8), (in_transaction, 3)]
+
+
+async def commit_in_pieces(directory: Path) -> None:
+    async with started(directory) as port:
+        for request, version in await valid_commits(port):
+            frame, body = frame_of(request, version), request.encode(version)
+            with counted() as calls:
+                type(request).decode(body, version)
+            decoding = calls.count
+            with counted() as calls, measured(lambda: calls.count) as turns:
+                assert await asyncio.to_thread(ask, port, frame) > 0
+            of_one = (turns.largest - decoding) / COMMITTED
+            assert of_one < CALLS_OF_COMMIT, f"{type(request).__name__}: {of_one:.1f} calls for each offset"
+
+
+@pytest.mark.slow
+def test_a_commit_of_very_many_offsets_is_made_in_pieces(tmp_path: Path) -> None:
+    """It was encoded in one turn: 10,000 offsets took 200 ms of the loop, 1 MB of them 900 ms."""
+    on_a_loop_of_its_own(commit_in_pieces(tmp_path))
 
 
 async def take_no_long_turn(directory: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from tidelog.protocol.batches.batch_builder import BatchBuilder
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.producers.verification import TransactionAppend
 
@@ -53,7 +54,8 @@ class Write:
 
     `replies` are sent after the replay; a failed append replaces them with its error. The runtime
     hands `context` to the coordinator's `on_committed` or `on_failed`. With `transaction` the
-    records are transactional; `end` ends the transaction, and there are no records.
+    records are transactional; `end` ends the transaction, and there are no records. `batch` has
+    the records of a large write, encoded before.
     """
 
     records: list[Any]
@@ -61,6 +63,7 @@ class Write:
     context: Any = None
     transaction: WriteTransaction | None = None
     end: TransactionEnd | None = None
+    batch: BatchBuilder | None = None
 
 
 class Outcome:

@@ -369,6 +369,12 @@ class CoordinatorRuntime(Generic[C]):
                 producer_id=transaction.producer_id,
                 producer_epoch=transaction.producer_epoch,
             )
+        if write.batch is not None:
+            return (
+                write.batch.build()
+                if transaction is None
+                else write.batch.build(transaction.producer_id, transaction.producer_epoch)
+            )
         if transaction is None and len(write.records) == 1 and not self._compression:
             return encode_one(wall_ms, *shard.coordinator.encode(write.records[0]))  # the usual write
         records = [(wall_ms, *shard.coordinator.encode(record), ()) for record in write.records]

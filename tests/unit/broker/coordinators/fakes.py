@@ -51,6 +51,7 @@ class FakePorts:
         self.refuse_appends: KafkaError | None = None
         self.transactions: list[TransactionAppend | None] = []  # of each append
         self.verifies = False
+        self.max_message_bytes = 1024 * 1024 + 12
         self.producers = ProducerState()  # of all partitions
         self.time_ms = 1_000_000
         self.wall_ahead_ms = 1_700_000_000_000
@@ -73,7 +74,7 @@ class FakePorts:
         return self.end_offsets[partition]
 
     def batch_bytes_max(self, partition: int) -> int:
-        return 1_048_588
+        return self.max_message_bytes
 
     def begin_verification(
         self, partition: int, producer_id: int, producer_epoch: int, adds: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidelog.broker.apis.services import Services
+from tidelog.broker.coordinators.group.large_commits import PreparedCommit, is_large_commit
 from tidelog.broker.network.request import Deferred, RequestContext
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_commit import (
@@ -61,11 +62,43 @@ def handle(services: Services, context: RequestContext, request: OffsetCommitReq
         retention_time_ms=request.retention_time_ms,
         topics=known,
     )
+    if is_large_commit(commit):
+        return _commit_in_pieces(services, context, commit, refused)
+    return _commit(services, context, commit, refused, None)
+
+
+async def _commit_in_pieces(
+    services: Services,
+    context: RequestContext,
+    commit: OffsetCommitRequest,
+    refused: dict[str | bytes, OffsetCommitResponseTopic],
+) -> Any:
+    by_id = context.api_version >= TOPIC_IDS_FROM
+    try:
+        prepared = await services.groups.prepare_commit(context, commit, {}, services.scheduler.pause)
+        present = services.image().topics_by_id
+        if any(topic.topic_id not in present for topic in commit.topics):
+            # Behind the first commit for a new topic of this name, its offset would stay. The client tries again.
+            code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            raise KafkaError(code, "a topic was deleted meanwhile")
+    except KafkaError as error:
+        return _merged(refuse(commit, error, context.api_version), refused, by_id)
+    return _commit(services, context, commit, refused, prepared)
+
+
+def _commit(
+    services: Services,
+    context: RequestContext,
+    commit: OffsetCommitRequest,
+    refused: dict[str | bytes, OffsetCommitResponseTopic],
+    prepared: PreparedCommit | None,
+) -> Any:
+    by_id = context.api_version >= TOPIC_IDS_FROM
     if not refused:
-        return services.groups.commit_offsets(context, commit)
+        return services.groups.commit_offsets(context, commit, prepared)
     # Unknown partitions keep their own errors even if the coordinator refuses all the others.
     try:
-        answer = services.groups.commit_offsets(context, commit)
+        answer = services.groups.commit_offsets(context, commit, prepared)
     except KafkaError as error:
         return _merged(refuse(commit, error, context.api_version), refused, by_id)
     merged = Deferred()

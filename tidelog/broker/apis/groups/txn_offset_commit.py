@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidelog.broker.apis.services import Services
+from tidelog.broker.coordinators.group.large_commits import PreparedCommit, is_large_commit, offset_count
 from tidelog.broker.network.request import Deferred, RequestContext, completed
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.internal_topics import OFFSETS_TOPIC
@@ -71,6 +72,20 @@ async def handle(services: Services, context: RequestContext, request: TxnOffset
 async def _commit(
     services: Services, context: RequestContext, request: TxnOffsetCommitRequest, topic_ids: Mapping[str, bytes]
 ) -> Any:
+    if not is_large_commit(request):
+        return await _commit_verified(services, context, request, topic_ids, None)
+    with services.groups.preparing(offset_count(request)):
+        prepared = await services.groups.prepare_commit(context, request, topic_ids, services.scheduler.pause)
+        return await _commit_verified(services, context, request, topic_ids, prepared)
+
+
+async def _commit_verified(
+    services: Services,
+    context: RequestContext,
+    request: TxnOffsetCommitRequest,
+    topic_ids: Mapping[str, bytes],
+    prepared: PreparedCommit | None,
+) -> Any:
     adds = context.api_version >= ADDS_FROM
     verification = services.groups.begin_verification(
         request.group_id, request.producer_id, request.producer_epoch, adds
@@ -83,10 +98,14 @@ async def _commit(
         error = (answer if isinstance(answer, dict) else await answer)[partition]
         if error is not ErrorCode.NONE:
             raise KafkaError(error, "the coordinator of the transaction refuses the offsets")
+    if verification is not None or prepared is not None:
         # Behind the first commit for a new topic, an offset of the deleted one would take its place.
         present = _topic_ids(services, request.topics)
-        topic_ids = {name: topic_id for name, topic_id in topic_ids.items() if present.get(name) == topic_id}
-    return services.groups.commit_offsets_of_transaction(context, request, topic_ids, verification)
+        known_ids = {name: topic_id for name, topic_id in topic_ids.items() if present.get(name) == topic_id}
+        if prepared is not None and len(known_ids) < len(topic_ids):
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "a topic was deleted meanwhile")
+        topic_ids = known_ids
+    return services.groups.commit_offsets_of_transaction(context, request, topic_ids, verification, prepared)
 
 
 def _topic_ids(services: Services, topics: list[TxnOffsetCommitRequestTopic]) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ from tidelog.broker.coordinators.group import admin, records
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.group import Group, Member
 from tidelog.broker.coordinators.group.joins import JoinHandler, growth_refusal, join_error
+from tidelog.broker.coordinators.group.large_commits import PreparedCommit
 from tidelog.broker.coordinators.group.memory import GroupMemory, GroupMemoryBudget
 from tidelog.broker.coordinators.group.offsets import (
     DeletedTopic,
@@ -262,9 +263,18 @@ class GroupCoordinator:
 
     # -- offsets -----------------------------------------------------------------------------------------------------
 
-    def commit_offsets(self, request: OffsetCommitRequest, caller: Caller, now: Now) -> Outcome:
+    def commit_refusal(self, request: OffsetCommitRequest | TxnOffsetCommitRequest, api_version: int) -> ErrorCode:
+        """NONE, or the error of a commit that would be refused now."""
+        group = self.groups.get(request.group_id)
+        if isinstance(request, TxnOffsetCommitRequest):
+            return txn_commit_refusal(group, request)
+        return commit_refusal(group, request, api_version)
+
+    def commit_offsets(
+        self, request: OffsetCommitRequest, caller: Caller, now: Now, prepared: PreparedCommit | None = None
+    ) -> Outcome:
         """`request` has topic names, and topic ids where known. The reply is a KafkaError for a
-        refused commit.
+        refused commit. `prepared`: its records, where they were made before.
         """
         outcome = Outcome(now)
         group = self.groups.get(request.group_id)
@@ -274,8 +284,11 @@ class GroupCoordinator:
             return outcome
         if group is not None and group.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
             self._rebalancer.extend_session(group, group.members[request.member_id], now.steady_ms)
-        commits, response = commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
-        self._store_offsets(request.group_id, commits, caller, response, outcome)
+        if prepared is None:
+            commits, response = commit_records(request, now.wall_ms, self.config.offset_metadata_max_bytes)
+            self._store_offsets(request.group_id, commits, caller, response, outcome)
+        else:
+            self._store_prepared(request.group_id, prepared, caller, outcome)
         return outcome
 
     def commit_offsets_of_transaction(
@@ -285,6 +298,7 @@ class GroupCoordinator:
         transaction: WriteTransaction,
         caller: Caller,
         now: Now,
+        prepared: PreparedCommit | None = None,
     ) -> Outcome:
         """As `commit_offsets`; the offsets wait for the end of the transaction."""
         outcome = Outcome(now)
@@ -292,10 +306,25 @@ class GroupCoordinator:
         if error is not ErrorCode.NONE:
             outcome.refuse(caller.token, error)
             return outcome
-        max_metadata_bytes = self.config.offset_metadata_max_bytes
-        commits, response = txn_commit_records(request, topic_ids, now.wall_ms, max_metadata_bytes)
-        self._store_offsets(request.group_id, commits, caller, response, outcome, transaction)
+        if prepared is None:
+            max_metadata_bytes = self.config.offset_metadata_max_bytes
+            commits, response = txn_commit_records(request, topic_ids, now.wall_ms, max_metadata_bytes)
+            self._store_offsets(request.group_id, commits, caller, response, outcome, transaction)
+        else:
+            self._store_prepared(request.group_id, prepared, caller, outcome, transaction)
         return outcome
+
+    def _store_prepared(
+        self,
+        group_id: str,
+        prepared: PreparedCommit,
+        caller: Caller,
+        outcome: Outcome,
+        transaction: WriteTransaction | None = None,
+    ) -> None:
+        self._store_offsets(group_id, prepared.records, caller, prepared.response, outcome, transaction)
+        if outcome.writes:
+            outcome.writes[-1].batch = prepared.batch
 
     def _store_offsets(
         self,

@@ -10,7 +10,8 @@ Source: Kafka's `GroupCoordinatorService`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
@@ -19,9 +20,15 @@ from tidelog.broker.coordinators.group.admin import list_groups
 from tidelog.broker.coordinators.group.config import GroupCoordinatorConfig
 from tidelog.broker.coordinators.group.coordinator import GroupCoordinator
 from tidelog.broker.coordinators.group.group import Group
+from tidelog.broker.coordinators.group.large_commits import PreparedCommit, commit_pieces
 from tidelog.broker.coordinators.group.memory import GroupMemoryBudget
-from tidelog.broker.coordinators.group.offsets import FetchedTopics, RequestedTopics
-from tidelog.broker.coordinators.group.records import OFFSET_RECORD_BYTES_MIN
+from tidelog.broker.coordinators.group.offsets import (
+    FetchedTopics,
+    RequestedTopics,
+    commit_records,
+    txn_commit_records,
+)
+from tidelog.broker.coordinators.group.records import OFFSET_RECORD_BYTES_MIN, OffsetCommit
 from tidelog.broker.coordinators.outcome import Caller, RandomBits, TransactionEnd, WriteTransaction
 from tidelog.broker.coordinators.ports import Ports, error_for_members
 from tidelog.broker.coordinators.runtime import CoordinatorRuntime
@@ -34,9 +41,9 @@ from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRespo
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from tidelog.protocol.messages.list_groups import ListedGroup
-from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
+from tidelog.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from tidelog.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
+from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from tidelog.storage.producers.verification import TransactionAppend, Verification
 
 PROTOCOL_NAME_VERSION_MIN = 5  # SyncGroup has protocol type and name
@@ -48,6 +55,8 @@ UNCHECKED_COMMIT_BYTES_MAX = 64 * 1024
 COMPRESSION_RATIO_MAX = 4
 LAGS_MAX = 10_000
 COMMITS_READ_PER_LAG = 10
+# In transactions; each takes up to a kilobyte until its record is appended.
+PREPARED_OFFSETS_MAX = 200_000
 # The hashes of the ids that come again and again; longer ids are not worth their memory.
 CACHED_HASHES_MAX = 4096
 CACHED_CHARACTERS_MAX = 100
@@ -77,6 +86,7 @@ class GroupCoordinatorService:
         self._memory = GroupMemoryBudget(config.max_groups_memory_bytes)
         self._offsets_memory = GroupMemoryBudget(config.max_offsets_memory_bytes)
         self._ports = ports
+        self._prepared_offsets = 0
         self._runtime: CoordinatorRuntime[GroupCoordinator] = CoordinatorRuntime(
             "group coordinator",
             ports,
@@ -167,13 +177,78 @@ class GroupCoordinatorService:
 
     # -- offsets -----------------------------------------------------------------------------------------------------
 
-    def commit_offsets(self, context: RequestContext, request: OffsetCommitRequest) -> Any:
+    def commit_offsets(
+        self, context: RequestContext, request: OffsetCommitRequest, prepared: PreparedCommit | None = None
+    ) -> Any:
         """`request` names only existing topics, with their ids where known."""
         self._check_size(request)
         return self._submit(
             request.group_id,
-            lambda coordinator, token, now: coordinator.commit_offsets(request, caller_of(context, token), now),
+            lambda coordinator, token, now: coordinator.commit_offsets(
+                request, caller_of(context, token), now, prepared
+            ),
         )
+
+    @contextmanager
+    def preparing(self, offset_count: int) -> Iterator[None]:
+        """While a large commit in a transaction is under way here, whose request is counted nowhere else. Raises
+        KafkaError if there are too many.
+        """
+        if self._prepared_offsets and self._prepared_offsets + offset_count > PREPARED_OFFSETS_MAX:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too many large commits are under way")
+        self._prepared_offsets += offset_count
+        try:
+            yield
+        finally:
+            self._prepared_offsets -= offset_count
+
+    async def prepare_commit(
+        self,
+        context: RequestContext,
+        request: OffsetCommitRequest | TxnOffsetCommitRequest,
+        topic_ids: Mapping[str, bytes],
+        pause: Callable[[], Awaitable[None]],
+    ) -> PreparedCommit:
+        """Make the records of a large commit, with pauses between its pieces. Raises KafkaError where the commit would
+        be refused already.
+
+        `topic_ids`: of the topics of a commit in a transaction.
+        """
+        is_transactional = isinstance(request, TxnOffsetCommitRequest)
+        if is_transactional:
+            _check_group_id(request.group_id)
+        partition = self.partition_for(request.group_id)
+        error = self._runtime.read(
+            partition, lambda coordinator: coordinator.commit_refusal(request, context.api_version)
+        )
+        if error is not ErrorCode.NONE:
+            raise KafkaError(error)
+        response = TxnOffsetCommitResponse() if is_transactional else OffsetCommitResponse()
+        compression = self.config.offsets_topic_compression_codec
+        wall_ms, metadata_bytes_max = self._ports.wall_ms(), self.config.offset_metadata_max_bytes
+        try:
+            self._check_size(request)
+            prepared = PreparedCommit(
+                response, compression, self._ports.batch_bytes_max(partition), is_transactional=is_transactional
+            )
+            for piece in commit_pieces(request):
+                await pause()
+                made: tuple[list[OffsetCommit], Any] = (
+                    txn_commit_records(piece, topic_ids, wall_ms, metadata_bytes_max)
+                    if is_transactional
+                    else commit_records(piece, wall_ms, metadata_bytes_max)
+                )
+                prepared.add(*made, wall_ms)
+        except KafkaError as refusal:
+            raise KafkaError(error_for_members(refusal.code)) from None
+        except ValueError:
+            # The record's format cannot hold a name from the request.
+            raise KafkaError(ErrorCode.INVALID_REQUEST) from None
+        if compression and prepared.records:
+            await pause()
+            prepared.batch.build()  # it keeps what it has compressed
+        await pause()
+        return prepared
 
     def begin_verification(
         self, group_id: str, producer_id: int, producer_epoch: int, adds: bool
@@ -190,6 +265,7 @@ class GroupCoordinatorService:
         request: TxnOffsetCommitRequest,
         topic_ids: Mapping[str, bytes],
         verification: Verification | None,
+        prepared: PreparedCommit | None = None,
     ) -> Any:
         """`request` names only topics that existed with these ids."""
         _check_group_id(request.group_id)
@@ -198,7 +274,7 @@ class GroupCoordinatorService:
         return self._submit(
             request.group_id,
             lambda coordinator, token, now: coordinator.commit_offsets_of_transaction(
-                request, topic_ids, transaction, caller_of(context, token), now
+                request, topic_ids, transaction, caller_of(context, token), now, prepared
             ),
         )
 
