@@ -163,7 +163,9 @@ class StreamDriver:
         missing = missing_partitions(start, present.offsets, self._topic_ids, present.topic_ids)
         await self._check_missing(cluster, missing)
         if self._target is not None:
-            self._target = present
+            # A topic that is not there may be back: the broker that was asked may lag behind.
+            absent = {each: end for each, end in self._target.offsets.items() if each.topic not in present.topic_ids}
+            self._target = PresentEnds(absent | dict(present.offsets), {**self._target.topic_ids, **present.topic_ids})
         recreated = recreated_partitions(start, present.offsets, self._topic_ids, present.topic_ids)
         new = [partition for partition in present.offsets if partition not in start]
         log_starts = await list_edge_offsets(cluster, options, [*new, *recreated], EARLIEST) if new or recreated else {}

@@ -10,13 +10,14 @@ from contextlib import closing, contextmanager
 import pytest
 
 from tests.unit.spark_ingest.conftest import TIME
+from tidelog import NewTopic
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.spark_ingest import offsets as offsets_module
 from tidelog.spark_ingest import stream as stream_module
-from tidelog.spark_ingest.offsets import DataLoss, PresentEnds
+from tidelog.spark_ingest.offsets import DataLoss, PresentEnds, find_ends
 from tidelog.spark_ingest.option_table import STREAM
 from tidelog.spark_ingest.options import SourceOptions
 from tidelog.spark_ingest.stream import StreamDriver
@@ -345,6 +346,30 @@ def test_available_now_notices_that_a_topic_was_deleted(node, new_topic, is_crea
                 client.delete_topics([topic])
         with pytest.raises(DataLoss, match="was deleted and created again" if is_created_again else "is gone"):
             stream.latest_offset(offset, max_offsets=1)
+
+
+def test_available_now_reads_a_new_topic_that_a_broker_behind_the_others_does_not_know_yet(
+    node, new_topic, monkeypatch
+):
+    topic = new_topic(5)
+    new = f"{topic}-new"
+    with admin(node) as client:
+        client.create_topics([NewTopic(new)])
+    node.fill(new, 3)
+    with driver(node, subscribePattern=f"^{topic}", startingOffsets="earliest") as stream:
+        stream.prepare_for_available_now()
+
+        async def find_before(*arguments):
+            ends = await find_ends(*arguments)
+            ids = {topic: ends.topic_ids[topic]}
+            return PresentEnds({each: end for each, end in ends.offsets.items() if each.topic in ids}, ids)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tidelog.spark_ingest.stream.find_ends", find_before)
+            offset = stream.latest_offset({topic: {"0": 0}}, max_offsets=1)
+        assert offset == {topic: {"0": 1}}
+        node.fill(new, 20, start=3)  # after the end of the run
+        assert stream.latest_offset(offset) == {topic: {"0": 5}, new: {"0": 3}}
 
 
 def test_committed_offsets_are_a_beginning(node, new_topic):
