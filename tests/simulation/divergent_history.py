@@ -39,6 +39,7 @@ class DivergentHistory(History):
         is_empty = self.log.log_start_offset == self.log.log_end_offset
         if is_empty:
             self.checkpoint()  # no epoch is left to confirm an earlier log start
+            self.used.add(self.epoch)  # the file has it from here on: no other replica leads in it
         if self.log.log_end_offset < end_offset or is_empty:
             first = 0 if is_empty or not self.model.batches else self.model.batches[-1].leader_epoch
             above = max(self.used, default=0) + 1
