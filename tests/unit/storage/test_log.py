@@ -476,6 +476,20 @@ class TestFlushing:
         made.append(batch(1))
         assert (log.committable_offset, log.flush_due) == ((3, False) if is_checkpointed else (2, True))
 
+    @pytest.mark.parametrize("is_written_before", [False, True])
+    def test_a_flush_under_way_leaves_no_epochs_of_what_is_truncated(self, logs: MakeLogs, is_written_before: bool):
+        made = logs(flush_messages=1)
+        made.log.assign_epoch(3)
+        made.append(batch(1), epoch=3)
+        task = made.log.begin_flush()
+        if is_written_before:
+            task.run()
+        made.log.truncate_to(0)
+        if not is_written_before:
+            task.run()
+        assert (made.folder / "leader-epoch-checkpoint").read_bytes() == b"0\n0\n"
+        made.log.finish_flush(task)
+
     def test_a_roll_wants_a_flush_that_nobody_waits_for(self, logs: MakeLogs):
         made = logs(segment_bytes=200)
         made.append(*(batch(1, value=b"x" * 100) for _ in range(2)))

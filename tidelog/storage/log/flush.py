@@ -299,6 +299,16 @@ class Durability:
             return True
         return False
 
+    def truncate_epochs(self, epochs: LeaderEpochs, end_offset: int) -> None:
+        """The log was truncated. Raises OSError.
+
+        A running task writes the epochs from before. The next records may be of an older epoch, and be taken for
+        damaged after a loss of power.
+        """
+        epochs.truncate_from_end(end_offset)
+        if self._task is not None:
+            self.files.epochs(epochs).write()
+
     def started_at(self, offset: int) -> None:
         """The log was emptied and begins at `offset`. Nothing waits for a sync."""
         self.recovery_point = offset

@@ -642,7 +642,7 @@ class PartitionLog:
         segment.truncate(position, end_offset)
         refresh_max_timestamp(segment)
         self.disk.sync_directory(self.directory)
-        self.leader_epochs.truncate_from_end(end_offset)
+        self.durability.truncate_epochs(self.leader_epochs, end_offset)
         self.log_end_offset = end_offset
 
     def _start_over_at(self, offset: int) -> None:
