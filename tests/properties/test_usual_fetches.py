@@ -61,6 +61,7 @@ def answered(node: Any, version: int, body: bytes, bytes_out: Any) -> Any:
 def test_the_short_way_and_the_general_way_agree(seed: int) -> None:
     rng = random.Random(seed)
     cluster = Replicas(1)
+    cluster.flush()
     cluster.loop.run_for(1)
     node = cluster.nodes[1]
     log = node.partition.log
