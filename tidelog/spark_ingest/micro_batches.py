@@ -22,11 +22,10 @@ from typing import NamedTuple
 from tidelog.client.groups.coordinator import Coordinator
 from tidelog.client.model import OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.protocol.errors import ConfigError
+from tidelog.protocol.errors import ConfigError, join_some
 
 Marks = dict[TopicPartition, OffsetAndMetadata]
 _MARK_PARTITION = 0
-_TOPICS_MAX = 3
 _WAYS_OUT = "To write this micro-batch as it is now, also rows that it has written before, run it without exactlyOnce"
 
 
@@ -92,7 +91,7 @@ def check_same_topics(committed: CommittedBatch, topics: Collection[str], owner:
     since, one that is the same is enough.
     """
     if committed.topics.isdisjoint(topics):
-        written, now = (", ".join(map(repr, sorted(names)[:_TOPICS_MAX])) for names in (committed.topics, topics))
+        written, now = (join_some([repr(name) for name in sorted(names)]) for names in (committed.topics, topics))
         raise ConfigError(
             f"{owner} has written micro-batch {committed.number} to {written}, and not to {now}: the checkpoint is a "
             "copy of another query's, or the topic was changed while a micro-batch was being committed. Set another "

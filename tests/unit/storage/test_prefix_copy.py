@@ -37,6 +37,14 @@ def fetch(log: PartitionLog, offset: int) -> bytes:
             cold.warm()
 
 
+def fetch_all(copy: PrefixCopy, other: PartitionLog) -> None:
+    """Until its segments are ready to take their places."""
+    while not copy._ready:
+        copy.data = fetch(other, copy.wants_from) if copy.wants_from >= 0 else b""
+        copy.run()
+        assert copy._ready or copy.advance()
+
+
 def copy_prefix(log: PartitionLog, other: PartitionLog, number: int) -> PrefixCopy:
     copy = PrefixCopy(log, log.segments[number], NOW)
     to_end(copy, other)
@@ -378,10 +386,7 @@ def test_a_kill_leaves_no_mixture_of_two_cleanings(
         lagging, cleaned = replicas(tmp_path / f"{ends_at}", in_segments, disk)
         old, new = of_either(lagging, cleaned, 1)
         copy = PrefixCopy(lagging.log, lagging.log.segments[1], NOW)
-        while not copy._ready:
-            copy.data = fetch(cleaned.log, copy.wants_from) if copy.wants_from >= 0 else b""
-            copy.run()
-            assert copy._ready or copy.advance()
+        fetch_all(copy, cleaned.log)
         disk.ends_at, disk.is_counting, disk.unsynced = ends_at, True, []
         try:
             while copy.advance():

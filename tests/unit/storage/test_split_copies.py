@@ -11,7 +11,7 @@ import pytest
 from tests.unit.storage.batches import NOW, Logs, QuickDisk, marker, read
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
-from tests.unit.storage.test_prefix_copy import GONE, copy_prefix, fetch
+from tests.unit.storage.test_prefix_copy import GONE, copy_prefix, fetch, fetch_all
 from tests.unit.storage.test_stray_cleanings import Killed, Mortal
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import iter_records
@@ -111,10 +111,7 @@ def test_a_kill_leaves_the_old_segments_or_the_new_ones(tmp_path: Path, how: str
         damage(cleaned, how)
         old, new = readable(cleaned), contents(whole.log)
         copy = PrefixCopy(cleaned.log, cleaned.log.segments[2], NOW)
-        while not copy._ready:
-            copy.data = fetch(whole.log, copy.wants_from) if copy.wants_from >= 0 else b""
-            copy.run()
-            assert copy._ready or copy.advance()
+        fetch_all(copy, whole.log)
         disk.ends_at, disk.is_counting, disk.unsynced = ends_at, True, []
         is_done = False
         with suppress(Killed):
