@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.compatibility.wire import Closed, Wire
-from tests.patience import wait_until
 from tidelog.bench.frames import record_batch
 from tidelog.testing.processes import ServerProcess
 
@@ -148,8 +147,7 @@ class TestProduce:
         data = [{"name": topic, "partition_data": [{"index": 0, "records": batch()}]}]
         wire.send("produce", 9, answered=False, acks=0, timeout=1000, topic_data=data)
         assert wire.ask("api_versions", 0).error_code == NONE
-        # Readers see the first record of a new log when its topic id is on the device. Nothing has waited for that.
-        wait_until(lambda: list_offset(wire, topic, -1).offset == 1)
+        assert list_offset(wire, topic, -1).offset == 1
 
     @pytest.mark.parametrize("version", [3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
     def test_every_version_by_name(self, wire: Wire, new_topic: NewTopic, version: int) -> None:

@@ -214,6 +214,15 @@ async def test_a_failed_sync_is_not_tried_again_and_acknowledges_nothing(
     await placed.require_one_gone()
 
 
+async def test_a_failed_sync_closes_the_connection_of_a_produce_with_acks_0(
+    start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch
+) -> None:
+    placed = await Placed.make(await start(**{"log.flush.interval.messages": "1"}), homes, make_batch(b"x"))
+    disk.fail(placed.home("one"), errno.EIO, "sync")
+    placed.wire.send(produce("one", placed.batch, acks=0), 9)
+    assert await asyncio.wait_for(placed.wire.reader.read(), PATIENCE_S) == b""
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
 async def test_a_sync_that_cannot_begin(
     start: Start, disk: FaultyDisk, homes: list[Path], make_batch: MakeBatch, code: int

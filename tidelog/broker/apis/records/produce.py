@@ -2,10 +2,10 @@
 
 Versions 0-2 are advertised but refused, as in Kafka 4, because otherwise old librdkafka drops compression.
 `protocol/hot.py` decodes and encodes. An acks=all request is answered when the high watermark has passed its batches.
-An acks=1 request is answered after its append (and after the sync that `flush.messages` demands). An acks=0 request
-gets no answer: an error closes the connection. The first batch of a transaction in a partition waits until the
-transaction coordinator has confirmed the partition, or has added it (from version 12 on, KIP-890). Later requests of
-the connection wait too.
+An acks=1 request is answered after its append (and after the sync that `flush.messages` or a new log demands). An
+acks=0 request gets no answer: an error closes the connection. Until its sync the next request waits: in Kafka it finds
+the records. The first batch of a transaction in a partition waits until the transaction coordinator has confirmed the
+partition, or has added it (from version 12 on, KIP-890). Later requests of the connection wait too.
 Deviation: requests pipelined behind one that waits for its acknowledgement are appended meanwhile (Kafka stops reading
 the connection). Answers still leave in order.
 """
@@ -340,7 +340,7 @@ def _append_all(
                 partitions.note_refused(topic, index, records, error.code)
                 results.append(_refused(services, index, error, version))
                 continue
-            if acks != 0 and not partition.may_answer(info.last_offset, acks):
+            if not partition.may_answer(info.last_offset, acks):
                 waiting.append(_uncommitted(partition, info, results, len(results)))
             results.append(_appended(index, info))
     return progress._replace(failed=failed), uninspected
@@ -349,13 +349,12 @@ def _append_all(
 def _concluded(to: _Responder, progress: _Progress) -> Answer:
     """The answer after all batches have been appended or refused."""
     connection, acks, timeout_ms, topics, waiting, failed, _ = progress
-    if acks == 0:
-        if failed:
-            logger.info("closing connection from %s: a produce with acks=0 failed", connection.host)
-        return CLOSED if failed else None
-    if not waiting:
-        return to.encode(topics)
-    return _ParkedProduce(to, topics, waiting, timeout_ms, acks)
+    if acks == 0 and failed:
+        logger.info("closing connection from %s: a produce with acks=0 failed", connection.host)
+        return CLOSED
+    if waiting:
+        return _ParkedProduce(to, topics, waiting, timeout_ms, acks)
+    return None if acks == 0 else to.encode(topics)
 
 
 class _Transaction(NamedTuple):
@@ -633,7 +632,7 @@ class _AwaitingInspection(_InSteps):
             results[position] = _refused(to.services, index, refusal, to.version)
         else:
             results[position] = _appended(index, info)
-            if acks != 0 and not partition.may_answer(info.last_offset, acks):
+            if not partition.may_answer(info.last_offset, acks):
                 progress.waiting.append(_uncommitted(partition, info, results, position))
         finally:
             needed.rules.inspected_batch = None
@@ -656,8 +655,8 @@ class _ParkedProduce(Deferred):
     def __init__(
         self, to: _Responder, topics: _Topics, waiting: list[_UncommittedAppend], timeout_ms: int, acks: int
     ) -> None:
-        has_room = to.services.partitions.acknowledgements.has_room(len(waiting))
-        super().__init__(exclusive=len(waiting) > PIECE_ELEMENTS_MAX or not has_room)  # many would take hundreds of MB
+        has_room = to.services.partitions.acknowledgements.has_room(len(waiting))  # many would take hundreds of MB
+        super().__init__(exclusive=acks == 0 or len(waiting) > PIECE_ELEMENTS_MAX or not has_room)
         self.on_abandon = self._abandoned
         self._to, self._topics, self._waiting = to, topics, waiting
         self._open = set(range(len(waiting)))
@@ -714,7 +713,8 @@ class _ParkedProduce(Deferred):
         discard_all(self._waiters)
         self._to.services.partitions.acknowledgements.waiting_count -= len(self._waiting)
         try:
-            frame = self._to.encode(self._topics)
+            is_failed = any(results[position].error_code for *_, results, position in self._waiting)
+            frame = self._to.encode(self._topics) if self._acks != 0 else CLOSED if is_failed else []
         except Exception as failure:
             self.failed(failure)
         else:

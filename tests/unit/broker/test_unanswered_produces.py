@@ -1,0 +1,67 @@
+"""Produces with acks=0: the next request of the connection waits for the sync that an acknowledgement would wait for.
+
+Kafka syncs a new log's topic id, and with flush.messages the records, in the append itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.patience import PATIENCE_S, until
+from tests.unit.broker.conftest import StartNode
+from tests.unit.broker.test_abandoned_produces import connections_of, partitions_of
+from tests.unit.broker.test_inspections import LONG, keyed
+from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce
+from tidelog.broker.apis.records import produce as produce_api
+from tidelog.protocol.messages.fetch import FetchResponse
+
+COUNT = 6
+
+
+@pytest.mark.parametrize("kind", ["at once", "in pieces", "inspected"])
+async def test_the_next_request_finds_the_first_record_of_a_new_log(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t", 2, **({"cleanup_policy": "compact"} if kind == "inspected" else {}))
+    if kind == "in pieces":
+        monkeypatch.setattr(produce_api, "PIECE_ELEMENTS_MAX", 1)
+    gate = hold_flushes(monkeypatch)
+    batch = keyed(LONG) if kind == "inspected" else keyed(1)
+    try:
+        wire.send(produce("t", batch, keyed(1), acks=0), 9)
+        wire.send(fetch("t"), 11)
+        await until(lambda: [each.log.log_end_offset > 0 for each in partitions_of(node)] == [True, True])
+        await asyncio.sleep(0.05)  # the fetch would be answered without records meanwhile
+    finally:
+        gate.set()
+    answer = await asyncio.wait_for(wire.receive(FetchResponse, 11), PATIENCE_S)
+    assert fetched(answer)
+
+
+async def test_what_a_client_sent_before_it_disconnected_is_appended(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also requests that the node has not read, because their connection waits for the sync."""
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t")
+    gate = hold_flushes(monkeypatch)
+    other = await node.connect()
+    try:
+        for _ in range(COUNT):
+            other.send(produce("t", keyed(1, bytes(20_000), compression=0), acks=0), 9)
+            await asyncio.wait_for(other.writer.drain(), PATIENCE_S)
+            await asyncio.sleep(0.005)
+        (partition,) = partitions_of(node)
+        await until(lambda: partition.log.log_end_offset > 0)
+        other.writer.close()
+        await asyncio.wait_for(other.writer.wait_closed(), PATIENCE_S)
+    finally:
+        gate.set()
+    await until(lambda: partition.log.log_end_offset == COUNT)
+    await until(lambda: len(connections_of(node)) == 1)
+    assert node.node._broker.partitions.acknowledgements.waiting_count == 0  # type: ignore[union-attr]
