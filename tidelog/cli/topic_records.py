@@ -167,7 +167,7 @@ def _as_it_is(error: KafkaError) -> KafkaError:
 async def answered(
     asking: Awaitable[dict[TopicPartition, Answer]], explained: Callable[[KafkaError], KafkaError] = _as_it_is
 ) -> Mapping[TopicPartition, Answer]:
-    """The results of the partitions whose leaders answer. Prints a line for each other, as Kafka's tool does.
+    """The results of the partitions whose leaders answer. Prints what the others have failed with.
 
     Raises KafkaError if none answers.
     """
@@ -176,15 +176,24 @@ async def answered(
     except PartitionErrors as error:
         if not error.answers:
             raise explained(error) from None
-        for _, problem in sorted(error.errors.items()):
-            fail(str(explained(problem)))
+        print_failures({each: explained(problem) for each, problem in error.errors.items()})
         return error.answers
+
+
+def print_failures(errors: Mapping[TopicPartition, KafkaError]) -> None:
+    """Print a line for the partitions that have failed in the same way: a broker that is down leads many."""
+    alike: dict[str, list[TopicPartition]] = {}
+    for partition, problem in sorted(errors.items()):
+        alike.setdefault(str(problem).replace(str(partition), "\0"), []).append(partition)
+    for text, (first, *others) in alike.items():
+        names = f"also {join_some(others)}" if "\0" in text else join_some([first, *others])
+        fail(f"{errors[first]} ({names})" if others or "\0" not in text else str(errors[first]))
 
 
 async def of_answering(
     find: Callable[[list[TopicPartition] | None], Awaitable[Answer]], partitions: list[TopicPartition] | None
 ) -> tuple[Answer, int]:
-    """The outcome for the partitions whose leaders answer, and the exit code. Prints a line for each other partition.
+    """The outcome for the partitions whose leaders answer, and the exit code. Prints what the others have failed with.
 
     Raises KafkaError if none answers.
     """
@@ -193,8 +202,7 @@ async def of_answering(
     except PartitionErrors as error:
         if not error.answers:
             raise
-        for problem in error.errors.values():
-            fail(str(problem))
+        print_failures(error.errors)
         return await find(list(error.answers)), 1
 
 

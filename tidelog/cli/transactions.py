@@ -284,7 +284,7 @@ async def _of_partitions(
 ) -> tuple[list[Transaction], int]:
     """The transactions in these topics, in all without names, as far as leaders answer; and the exit code.
 
-    Prints a line for each partition whose leader does not. Raises KafkaError.
+    Prints what the other leaders have failed with. Raises KafkaError.
     """
     if numbers and not names:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "--partition needs a topic")

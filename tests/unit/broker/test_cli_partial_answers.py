@@ -18,7 +18,9 @@ import pytest
 from tests.patience import PATIENCE_S, wait_until
 from tidelog import EmbeddedBroker, EmbeddedCluster, NewTopic, TopicPartition
 from tidelog.cli.main import main
+from tidelog.cli.topic_records import print_failures
 from tidelog.client.sync import Admin, Producer
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 Cli = Callable[..., tuple[int, str, str]]
 MISSING = "tidelog: LEADER_NOT_AVAILABLE: without flights-1: no leader, see `tidelog topics describe --unavailable`\n"
@@ -189,6 +191,24 @@ def test_a_partition_whose_leader_lacks_its_log_does_not_hide_the_others(
     assert problem.count("\n") == 1
     groups = cli("top", "--once", "--delay", "0.1")[1]["groups"]
     assert [each["lag"] > 0 for each in groups if each["group"] == "readers"] == [True]
+
+
+def test_a_line_has_all_partitions_that_have_failed_in_the_same_way(capfd: pytest.CaptureFixture[str]):
+    lost = {TopicPartition("flights", each): KafkaError(ErrorCode.NETWORK_EXCEPTION, "closed") for each in range(6)}
+    damaged = {
+        (partition := TopicPartition("ports", each)): KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition} is lost")
+        for each in range(10, 6, -1)
+    }
+    alone = {
+        TopicPartition("users", 0): KafkaError(ErrorCode.INVALID_RECORD, "users-0"),
+        TopicPartition("a", 1): lost[TopicPartition("flights", 0)],
+    }
+    print_failures(lost | damaged | alone)
+    assert capfd.readouterr().err.splitlines() == [
+        "tidelog: NETWORK_EXCEPTION: closed (a-1, flights-0, flights-1 and 4 more)",
+        "tidelog: KAFKA_STORAGE_ERROR: ports-7 is lost (also ports-8, ports-9, ports-10)",
+        "tidelog: INVALID_RECORD: users-0",
+    ]
 
 
 def test_records_are_deleted_of_the_partitions_that_have_the_offset(

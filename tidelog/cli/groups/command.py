@@ -28,7 +28,7 @@ from tidelog.cli.groups import show as groups_show
 from tidelog.cli.groups.reset import ResetError, chosen
 from tidelog.cli.groups.reset_command import reset_offsets
 from tidelog.cli.groups.show import ShownGroup
-from tidelog.cli.topic_records import of_answering
+from tidelog.cli.topic_records import of_answering, print_failures
 from tidelog.client import Admin, PartitionErrors, TopicPartition
 from tidelog.client.groups.model import DESCRIBED_TYPES, GROUP_STATES, GROUP_TYPES, GroupDescription, GroupListing
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -184,8 +184,7 @@ async def _look(
         try:
             lags, status = await of_answering(partial(admin.group_lag, group.group_id, times=True), partitions)
         except PartitionErrors as error:  # none has answered; leaders of other groups' partitions may
-            for problem in error.errors.values():
-                fail(str(problem))
+            print_failures(error.errors)
             lags, status = {}, 1
     return ShownGroup(group, lags, time.time_ns() // 1_000_000), status
 
