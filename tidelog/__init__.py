@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidelog.client.consuming.subscription import RebalanceListener
     from tidelog.client.metrics import ConsumerMetrics, ProducerMetrics
     from tidelog.client.model import (
+        BrokerErrors,
         ConsumerGroupMetadata,
         ConsumerRecord,
         NewTopic,
@@ -53,6 +54,7 @@ __all__ = [
     "Admin",
     "Assignor",
     "BatchSendError",
+    "BrokerErrors",
     "ConfigChange",
     "ConfigError",
     "ConfigResource",
@@ -92,6 +94,7 @@ _HOMES: dict[str, str] = {
     "Admin": "client.admin.client",
     "Assignor": "client.assignment.assignors",
     "BatchSendError": "client.producing.send_group",
+    "BrokerErrors": "client.model",
     "ConfigChange": "client.admin.configs",
     "ConfigError": "protocol.errors",
     "ConfigResource": "client.admin.configs",

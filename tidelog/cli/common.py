@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence, Sized
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tidelog.client.model import Node
 
 Result = TypeVar("Result")
+Listing = TypeVar("Listing")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 # A user waits at the terminal, so a command gives up sooner than a service would.
@@ -196,6 +197,21 @@ def fail(message: str) -> int:
     """Print one line on standard error; returns the exit code of a failure."""
     click.echo(f"tidelog: {' '.join(message.split())}", err=True)
     return 1
+
+
+async def listed_by_brokers(asking: Awaitable[list[Listing]]) -> tuple[list[Listing], int]:
+    """What the brokers that answer list, and the exit code. Prints a line for each other broker.
+
+    Raises KafkaError if none answers.
+    """
+    from tidelog.client import BrokerErrors
+
+    try:
+        return await asking, 0
+    except BrokerErrors as error:
+        for broker_id, problem in sorted(error.errors.items()):
+            fail(f"without broker {broker_id}: {problem}")
+        return error.answers, 1
 
 
 def reason(error: OSError) -> str:

@@ -16,13 +16,20 @@ from tidelog.cli.common import (
     client_options,
     connecting,
     fail,
+    listed_by_brokers,
     print_json,
     print_table,
     run,
 )
 from tidelog.cli.topic_records import led_partitions, left_out, of_answering
 from tidelog.client import Admin, TopicPartition
-from tidelog.client.model import TRANSACTION_STATES, BlockedPartition, OpenTransaction, TransactionDescription
+from tidelog.client.model import (
+    TRANSACTION_STATES,
+    BlockedPartition,
+    OpenTransaction,
+    TransactionDescription,
+    TransactionListing,
+)
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 Transaction = TypeVar("Transaction", BlockedPartition, OpenTransaction)
@@ -67,7 +74,7 @@ def list_transactions(
     bootstrap: str,
     properties: dict[str, str],
     json_wanted: bool,
-) -> None:
+) -> int:
     """Print every transactional id with its coordinator and state.
 
     \b
@@ -75,26 +82,28 @@ def list_transactions(
       tidelog transactions list --state Ongoing --longer-than 60000
     """
 
-    async def fetch() -> list[dict[str, Any]]:
+    async def fetch() -> tuple[list[TransactionListing], int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            listings = await admin.list_transactions(
+            asking = admin.list_transactions(
                 states=states, producer_ids=producer_ids, min_duration_ms=min_duration_ms, id_pattern=id_pattern
             )
-        return [
-            {
-                "transactional_id": listing.transactional_id,
-                "coordinator": listing.coordinator_id,
-                "producer_id": listing.producer_id,
-                "state": listing.state,
-            }
-            for listing in listings
-        ]
+            return await listed_by_brokers(asking)
 
-    rows = run(fetch())
+    listings, status = run(fetch())
+    rows = [
+        {
+            "transactional_id": listing.transactional_id,
+            "coordinator": listing.coordinator_id,
+            "producer_id": listing.producer_id,
+            "state": listing.state,
+        }
+        for listing in listings
+    ]
     if json_wanted:
         print_json(rows)
     else:
         print_table(("TRANSACTIONAL ID", "COORDINATOR", "PRODUCER", "STATE"), [tuple(row.values()) for row in rows])
+    return status
 
 
 @command.command("describe")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tidelog.client.consuming.subscription import RebalanceListener
     from tidelog.client.metrics import ConsumerMetrics, ProducerMetrics
     from tidelog.client.model import (
+        BrokerErrors,
         ConsumerGroupMetadata,
         ConsumerRecord,
         NewTopic,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Admin": "admin.client",
     "BatchSendError": "producing.send_group",
+    "BrokerErrors": "model",
     "ConfigError": "config",
     "Consumer": "consuming.consumer",
     "ConsumerGroupMetadata": "model",
@@ -72,6 +74,7 @@ _MODULES = {
 __all__ = [
     "Admin",
     "BatchSendError",
+    "BrokerErrors",
     "ConfigError",
     "Consumer",
     "ConsumerGroupMetadata",

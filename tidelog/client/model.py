@@ -52,6 +52,23 @@ class PartitionErrors(KafkaError):
         self.errors: Mapping[TopicPartition, KafkaError] = errors or {}
 
 
+class BrokerErrors(KafkaError):
+    """Some brokers have failed: `errors` has the KafkaError of each by broker id, `answers` what the call returns for
+    the others. It is itself the error that ended the call.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str | None = None,
+        answers: Any = None,
+        errors: Mapping[int, KafkaError] | None = None,
+    ) -> None:
+        super().__init__(code, message)
+        self.answers = answers
+        self.errors: Mapping[int, KafkaError] = errors or {}
+
+
 class RecordMetadata(NamedTuple):
     """The position of a sent record in the log.
 

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.client.config import ConsumerConfig
+from tidelog.client.model import BrokerErrors
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.producing.detached_transactions import DetachedTransaction, end_transaction
 from tidelog.client.producing.producer import Producer
@@ -322,7 +323,11 @@ async def _abort_open(options: SinkOptions, id_prefix: str, except_ids: Collecti
     common = {key: value for key, value in options.producer.items() if key in _COMMON_OPTIONS}
     try:
         async with Admin(**common) as admin:
-            listings = await admin.list_transactions(states=_UNFINISHED_STATES)
+            try:
+                listings = await admin.list_transactions(states=_UNFINISHED_STATES)
+            except BrokerErrors as error:
+                logger.warning("open transactions of %s are left to their timeout: %s", id_prefix, error)
+                listings = error.answers
             ids = {each.transactional_id for each in listings if each.transactional_id.startswith(id_prefix)}
             names = sorted(ids.difference(except_ids))
             outcomes = await admin.fence_producers(names)

@@ -131,6 +131,31 @@ def test_a_topic_is_described_where_its_only_leader_hangs(cluster: EmbeddedClust
         cluster.resume(2)
 
 
+def test_a_broker_that_hangs_does_not_hide_what_the_others_coordinate(cluster: EmbeddedCluster, cli: Cli):
+    names = [f"g{number}" for number in range(20)]
+    with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        for name in names:
+            admin.alter_group_offsets(name, {TopicPartition("flights", 0): 1})
+        admin.fence_producers(names)
+        coordinators = {name: group.coordinator for name, group in admin.describe_groups(names).items()}
+        of_others = [name for name in sorted(names) if (node := coordinators[name]) is not None and node.node_id != 2]
+        ids = sorted(each.transactional_id for each in admin.list_transactions() if each.coordinator_id != 2)
+    assert max(len(of_others), len(ids)) < 20
+    cluster.pause(2)
+    try:
+        for words, key, left in (
+            (("groups", "list"), "group", of_others),
+            (("groups", "describe", "--state"), "group", of_others),
+            (("transactions", "list"), "transactional_id", ids),
+        ):
+            status, out, problem = cli(*words, "--json")
+            assert (status, [each[key] for each in json.loads(out)]) == (1, left)
+            assert problem.startswith("tidelog: without broker 2: ")
+            assert problem.count("\n") == 1
+    finally:
+        cluster.resume(2)
+
+
 @pytest.fixture
 def damaged(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A node without the log of `flights-1`. In each other partition a transaction is open behind a record."""

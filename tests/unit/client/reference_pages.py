@@ -28,6 +28,7 @@ _ARGUMENTS: tuple[type, ...] = (
     tidelog.OffsetAndMetadata,
     tidelog.OffsetAndTimestamp,
     tidelog.PartitionErrors,
+    tidelog.BrokerErrors,
     tidelog.ConsumerRecord,
     tidelog.RecordMetadata,
     tidelog.ConsumerGroupMetadata,

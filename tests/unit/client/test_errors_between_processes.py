@@ -9,7 +9,7 @@ import pytest
 import tidelog
 from tidelog import KafkaError, OffsetAndMetadata, TopicPartition, WrittenRange
 from tidelog.client.consuming.log_truncation import LogTruncation
-from tidelog.client.model import PartitionErrors
+from tidelog.client.model import BrokerErrors, PartitionErrors
 from tidelog.client.producing.send_group import BatchSendError
 from tidelog.protocol.batches.record_batch import CorruptRecord
 from tidelog.protocol.errors import ErrorCode
@@ -23,6 +23,7 @@ ERRORS: list[KafkaError] = [
     LogTruncation(T0, OffsetAndMetadata(9, "", 4), OffsetAndMetadata(5, "", 3)),
     LogTruncation(T0, OffsetAndMetadata(9, "", 4), None),
     PartitionErrors(ErrorCode.REQUEST_TIMED_OUT, "late", {T0: 7}, {TopicPartition("t", 1): REFUSED}),
+    BrokerErrors(ErrorCode.REQUEST_TIMED_OUT, "late", [7], {1: REFUSED}),
     tidelog.ProducerFenced(ErrorCode.PRODUCER_FENCED, "fenced"),
 ]
 

@@ -20,6 +20,7 @@ from tidelog.cli.common import (
     connecting,
     echo,
     fail,
+    listed_by_brokers,
     print_json,
     print_table,
     run,
@@ -72,7 +73,7 @@ command.add_command(reset_offsets)
 @connecting
 def list_groups(
     bootstrap: str, properties: dict[str, str], states: tuple[str, ...], types: tuple[str, ...], json_wanted: bool
-) -> None:
+) -> int:
     """Print every group of the cluster.
 
     \b
@@ -80,11 +81,11 @@ def list_groups(
       tidelog groups list --state Empty
     """
 
-    async def ask() -> list[GroupListing]:
+    async def ask() -> tuple[list[GroupListing], int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            return await admin.list_groups(states=states, types=types)
+            return await listed_by_brokers(admin.list_groups(states=states, types=types))
 
-    listed = run(ask())
+    listed, status = run(ask())
     if json_wanted:
         print_json(
             [
@@ -92,7 +93,7 @@ def list_groups(
                 for each in listed
             ]
         )
-        return
+        return status
     nothing = groups_show.NOTHING
     print_table(
         ("GROUP", "STATE", "TYPE", "PROTOCOL-TYPE"),
@@ -101,6 +102,7 @@ def list_groups(
             for each in listed
         ],
     )
+    return status
 
 
 @command.command("describe")
@@ -129,20 +131,16 @@ def describe(
       tidelog groups describe billing --members --verbose
     """
 
-    async def ask() -> list[tuple[ShownGroup, int]]:
+    async def ask() -> tuple[list[ShownGroup], int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            if groups:
-                described = await admin.describe_groups(groups)
-            else:
-                described = await _describe_all(admin)
+            described, status = (await admin.describe_groups(groups), 0) if groups else await _describe_all(admin)
             room = asyncio.Semaphore(_GROUPS_AT_ONCE)
-            return await asyncio.gather(
+            looks = await asyncio.gather(
                 *(_look(admin, each, room, with_offsets=view is None) for each in described.values())
             )
+            return [each for each, _ in looks], max((each for _, each in looks), default=0) or status
 
-    looks = run(ask())
-    shown = [each for each, _ in looks]
-    status = max((status for _, status in looks), default=0)
+    shown, status = run(ask())
     if json_wanted:
         print_json([groups_show.as_dict(each, with_offsets=view is None) for each in shown])
         return status
@@ -159,13 +157,13 @@ def describe(
     return status
 
 
-async def _describe_all(admin: Admin) -> dict[str, GroupDescription]:
+async def _describe_all(admin: Admin) -> tuple[dict[str, GroupDescription], int]:
+    """The groups of the brokers that answer, and the exit code."""
     for _ in range(_LOOKS):
         try:
-            listed = await admin.list_groups()
-            return await admin.describe_groups(
-                [each.group_id for each in listed if each.type.lower() in DESCRIBED_TYPES]
-            )
+            listed, status = await listed_by_brokers(admin.list_groups())
+            names = [each.group_id for each in listed if each.type.lower() in DESCRIBED_TYPES]
+            return await admin.describe_groups(names), status
         except KafkaError as error:
             if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
                 raise  # otherwise a group was deleted meanwhile: list and describe again

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidelog.client import Admin, OffsetAndTimestamp, PartitionErrors, TopicPartition
+from tidelog.client import Admin, BrokerErrors, OffsetAndTimestamp, PartitionErrors, TopicPartition
 from tidelog.client.groups.model import DESCRIBED_TYPES, GroupDescription
 from tidelog.client.model import ClusterDescription, TopicDescription
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -79,7 +79,11 @@ async def _add_sizes(admin: Admin, snapshot: Snapshot, broker_id: int) -> None:
 
 
 async def _add_groups(admin: Admin, snapshot: Snapshot) -> None:
-    listed = [group.group_id for group in await admin.list_groups() if group.type.lower() in DESCRIBED_TYPES]
+    try:
+        listings = await admin.list_groups()
+    except BrokerErrors as error:
+        listings = error.answers
+    listed = [group.group_id for group in listings if group.type.lower() in DESCRIBED_TYPES]
     snapshot.groups = await admin.describe_groups(listed) if listed else {}
     room = asyncio.Semaphore(_GROUPS_AT_ONCE)
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from tidelog.client.admin.base import AdminBase, error_of, run_all
-from tidelog.client.model import Node
+from tidelog.client.admin.base import AdminBase, error_of, is_final, run_all
+from tidelog.client.model import BrokerErrors, Node
 from tidelog.client.network.cluster import COORDINATOR, Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.protocol.codec.schema import Message
@@ -16,6 +16,7 @@ from tidelog.protocol.messages.describe_cluster import DescribeClusterRequest, D
 
 Response = TypeVar("Response", bound=Message)
 Row = TypeVar("Row")
+Listing = TypeVar("Listing")
 
 GROUP, TRANSACTION = 0, 1
 _NOUNS = {GROUP: "group", TRANSACTION: "transactional id"}
@@ -69,22 +70,44 @@ class CoordinatorAdmin(AdminBase):
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
         return {key: results[key] for key in unique_ids}
 
-    async def _ask_every_broker(self, call: Callable[[Connection, int], Awaitable[Response]]) -> dict[int, Response]:
-        """The answers by broker. A retry asks only the brokers that have not answered."""
+    async def _ask_every_broker(
+        self,
+        call: Callable[[Connection, int], Awaitable[Response]],
+        listings_in: Callable[[Mapping[int, Response]], list[Listing]],
+    ) -> list[Listing]:
+        """What the answers of all brokers list. A retry asks only the brokers that have not answered.
+
+        Raises KafkaError, BrokerErrors where some brokers have answered.
+        """
         responses: dict[int, Response] = {}
+        missing: dict[int, KafkaError | None] = {}
 
         async def ask(cluster: Cluster, node_id: int) -> None:
-            responses[node_id] = await call(await cluster.connection(node_id), node_id)
+            try:
+                responses[node_id] = await call(await cluster.connection(node_id), node_id)
+                del missing[node_id]
+            except KafkaError as error:
+                missing[node_id] = error
 
         async def attempt() -> None:
             cluster = await self._connected_cluster()
             node_ids = await self._broker_ids(cluster)
             if any(node_id not in cluster.metadata.nodes for node_id in node_ids):
                 await cluster.wait_for_metadata(self._config.request_timeout_ms)
-            await run_all(ask(cluster, node_id) for node_id in node_ids if node_id not in responses)
+            missing.clear()
+            missing.update(dict.fromkeys(node_id for node_id in node_ids if node_id not in responses))
+            await run_all([ask(cluster, node_id) for node_id in missing])
+            for error in sorted(filter(None, missing.values()), key=is_final):
+                raise error
 
-        await self._retry(attempt)
-        return responses
+        try:
+            await self._retry(attempt)
+        except KafkaError as error:
+            if not responses or not missing:
+                raise
+            errors = {node_id: problem or error for node_id, problem in missing.items()}
+            raise BrokerErrors(error.code, error.message, listings_in(responses), errors) from None
+        return listings_in(responses)
 
     async def _broker_ids(self, cluster: Cluster) -> list[int]:
         """The brokers that are not fenced. Metadata names one that was fenced a moment ago, too, and a call to it would

@@ -74,7 +74,8 @@ class GroupAdmin(CoordinatorAdmin):
         by id.
 
         States and types are Kafka's, such as "Stable" and "classic", in any letter case; ValueError for others. Raises
-        KafkaError when a broker does not answer, UNSUPPORTED_VERSION when it is too old to filter.
+        KafkaError, such as UNSUPPORTED_VERSION for brokers that are too old to filter; BrokerErrors, with the groups of
+        the other brokers, where some have failed.
         """
         request = ListGroupsRequest(
             states_filter=as_known_names("states", states, GROUP_STATES),
@@ -92,13 +93,15 @@ class GroupAdmin(CoordinatorAdmin):
             raise_on_error(response.error_code, None, f"groups of broker {node_id}")
             return response
 
-        responses = await self._ask_every_broker(call)
-        listings = {
-            group.group_id: GroupListing(group.group_id, group.protocol_type, group.group_state, group.group_type)
-            for response in responses.values()
-            for group in response.groups
-        }
-        return [listings[group_id] for group_id in sorted(listings)]
+        def listings_in(responses: Mapping[int, ListGroupsResponse]) -> list[GroupListing]:
+            listings = {
+                group.group_id: GroupListing(group.group_id, group.protocol_type, group.group_state, group.group_type)
+                for response in responses.values()
+                for group in response.groups
+            }
+            return [listings[group_id] for group_id in sorted(listings)]
+
+        return await self._ask_every_broker(call, listings_in)
 
     @in_one_limit
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tidelog.client.admin.base import error_of, in_one_limit, raise_on_error
 from tidelog.client.admin.coordinators import LOOKUPS_AT_ONCE, TRANSACTION, CoordinatorAdmin
@@ -29,6 +29,7 @@ from tidelog.client.arguments import (
 from tidelog.client.model import (
     LATEST_TIMESTAMP,
     BlockedPartition,
+    BrokerErrors,
     OpenTransaction,
     TopicPartition,
     TransactionDescription,
@@ -73,8 +74,8 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
 
         States are Kafka's, such as "Ongoing". `min_duration_ms` leaves only transactions that are
         open that long; `id_pattern` is a regular expression of the broker's (RE2 in Kafka). Raises
-        KafkaError when a broker does not answer, INVALID_REQUEST for an unknown state,
-        UNSUPPORTED_VERSION when a broker is too old for a filter.
+        KafkaError, such as INVALID_REQUEST for an unknown state, and UNSUPPORTED_VERSION for brokers that are too old
+        for a filter; BrokerErrors, with the ids of the other brokers, where some have failed.
         """
         request = ListTransactionsRequest(
             state_filters=as_texts("states", states),
@@ -100,13 +101,15 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
                 raise KafkaError(ErrorCode.INVALID_REQUEST, text)
             return response
 
-        responses = await self._ask_every_broker(call)
-        listings = [
-            TransactionListing(state.transactional_id, state.producer_id, state.transaction_state, node_id)
-            for node_id, response in responses.items()
-            for state in response.transaction_states
-        ]
-        return sorted(listings, key=lambda listing: (listing.transactional_id, listing.coordinator_id))
+        def listings_in(responses: Mapping[int, ListTransactionsResponse]) -> list[TransactionListing]:
+            listings = [
+                TransactionListing(state.transactional_id, state.producer_id, state.transaction_state, node_id)
+                for node_id, response in responses.items()
+                for state in response.transaction_states
+            ]
+            return sorted(listings, key=lambda listing: (listing.transactional_id, listing.coordinator_id))
+
+        return await self._ask_every_broker(call, listings_in)
 
     async def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
         """State, producer and partitions by transactional id.
@@ -154,7 +157,10 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
         ]
         if not open_ones:
             return []
-        listings = await self.list_transactions(producer_ids={producer.producer_id for _, producer in open_ones})
+        try:
+            listings = await self.list_transactions(producer_ids={producer.producer_id for _, producer in open_ones})
+        except BrokerErrors as failure:  # any of the transactions may be of the coordinators that have failed
+            raise KafkaError(failure.code, failure.message) from None
         described = await self._describe([listing.transactional_id for listing in listings])
         by_producer_id = {
             description.producer_id: description
