@@ -243,3 +243,36 @@ def test_a_batch_has_two_faults(
     whole = of_producer(1, *ahead)
     for odd in (Each(each[:-1] for each in whole), Each(each * 2 for each in whole), Each((b"", b""))):
         produce(odd, version, **other)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize(("version", "transaction_version"), [(1, None), (2, 0), (2, 1), (2, 2)])
+@pytest.mark.parametrize("epochs", [(-2, -1, -1, -2, 0, -1), (5, 5, -1, 4, 5)])
+def test_the_epoch_of_a_coordinator_falls(
+    brokers: Brokers,
+    topic_in_both: NewTopic,
+    is_open: bool,
+    version: int,
+    transaction_version: int | None,
+    epochs: tuple[int, ...],
+) -> None:
+    topic = topic_in_both()
+    clients = Clients(brokers)
+    clients.init()
+    if is_open:
+        clients.add(topic, 3)
+        identities = zip(clients.producer_id, clients.epoch)
+        opening = Each(batch(attributes=16, producer=(producer_id, epoch, 0)) for producer_id, epoch in identities)
+        data = [{"name": topic, "partition_data": [{"index": 0, "records": opening}]}]
+        clients.ask("produce", 9, acks=-1, timeout=5000, transactional_id=clients.id, topic_data=data)
+    brokers.ignored |= {"last_timestamp"}
+    marker = {
+        **clients.identity(1 if transaction_version == 2 else 0),
+        "transaction_result": False,
+        "topics": [{"name": topic, "partition_indexes": [0]}],
+    }
+    if transaction_version is not None:
+        marker["transaction_version"] = transaction_version
+    for epoch in epochs:
+        brokers.same("write_txn_markers", version, markers=[{**marker, "coordinator_epoch": epoch}])
+        brokers.same("describe_producers", 0, topics=[{"name": topic, "partition_indexes": [0]}])

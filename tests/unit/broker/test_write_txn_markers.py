@@ -130,16 +130,23 @@ async def test_a_partition_that_is_not_led_here_is_told_so(running: RunningNode,
     assert await write_markers(wire, marker([T0])) == {(7, "t", 0): E.NOT_LEADER_OR_FOLLOWER}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"producer_id": -1}, {"producer_id": -(2**63)}, {"coordinator_epoch": -1}, {"transaction_version": -1}],
-)
+@pytest.mark.parametrize("wrong", [{"producer_id": -1}, {"producer_id": -(2**63)}, {"transaction_version": -1}])
 async def test_what_no_coordinator_sends_is_refused(
     running: RunningNode, wire: Wire, topic: None, wrong: dict[str, Any]
 ):
     answered = await write_markers(wire, marker([T0], **wrong))
     assert list(answered.values()) == [E.INVALID_REQUEST]
     assert partition_of(running).log.log_end_offset == 0
+
+
+async def test_epochs_of_coordinators_may_not_fall(running: RunningNode, wire: Wire, topic: None):
+    """-1 is before the first marker of a producer, as in Kafka: operators send what DescribeProducers shows."""
+    for epoch, error in (
+        (-2, E.TRANSACTION_COORDINATOR_FENCED), (-1, E.NONE), (-1, E.NONE), (-2, E.TRANSACTION_COORDINATOR_FENCED),
+        (0, E.NONE), (-1, E.TRANSACTION_COORDINATOR_FENCED),
+    ):  # fmt: skip
+        assert list((await write_markers(wire, marker([T0], coordinator_epoch=epoch))).values()) == [error]
+    assert partition_of(running).log.log_end_offset == 3
 
 
 async def test_no_markers_at_all_are_answered(wire: Wire, topic: None):

@@ -142,7 +142,7 @@ class _WaitingMarker:
 
 def _refusal(marker: Marker) -> ErrorCode:
     """NONE, or the error of a marker that no coordinator writes."""
-    if marker.producer_id < 0 or marker.coordinator_epoch < 0 or marker.transaction_version < 0:
+    if marker.producer_id < 0 or marker.transaction_version < 0:
         return ErrorCode.INVALID_REQUEST
     return ErrorCode.INVALID_PRODUCER_EPOCH if marker.producer_epoch < 0 else ErrorCode.NONE
 

@@ -365,7 +365,7 @@ class ProducerState:
         """
         entry = self.entries.get(marker.producer_id)
         if entry is None:
-            return
+            entry = ProducerEntry(marker.producer_id, marker.producer_epoch)  # no marker was seen: coordinator epoch -1
         epoch = marker.producer_epoch
         is_late = epoch < entry.epoch
         if epoch == entry.epoch and transaction_version >= STRICT_MARKERS_FROM:
