@@ -242,7 +242,8 @@ class MetadataTracker:
         self._on_image(image, delta)
 
     def _fail(self, error: Exception) -> None:
-        logger.critical("cannot replay the metadata log any more: %s", error, exc_info=True)
+        is_explained = isinstance(error, OSError | MetadataError)
+        logger.critical("cannot replay the metadata log any more: %s", error, exc_info=not is_explained)
         self.failure = error
         self._on_failure(error)
 
