@@ -61,8 +61,8 @@ async def run_node(config: NodeConfig, on_ready: Callable[[str], None]) -> None:
     node = Node(config, os_ports())
     try:
         on_ready(await node.start())
-        # These objects live as long as the node: the garbage collector must not traverse them again and again.
-        gc.collect()
+        # These objects live as long as the node: the garbage collector must not traverse them again and again, nor now,
+        # when clients wait. There is no garbage among them to collect before.
         gc.freeze()
         await node.failed()
     finally:
