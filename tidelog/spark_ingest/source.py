@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
+from tidelog.spark_ingest.libraries import check_libraries
+
 try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
@@ -45,6 +47,10 @@ class TidelogDataSource(DataSource):  # type: ignore[misc,unused-ignore]
     >>> spark.read.format("tidelog").option("kafka.bootstrap.servers",
     "127.0.0.1:9092").option("subscribe", "t").load()
     """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        check_libraries()
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:
@@ -238,6 +244,7 @@ def _read(
 
     if not isinstance(partition, RangePartition):
         return  # Spark's empty partition of a read without ranges
+    check_libraries()
     with task_process():
         yield from read_ranges(options, partition.ranges, columns)
 

@@ -23,6 +23,7 @@ except ImportError:  # before PySpark 4.1, where the sink writes batches only
 from tidelog.client.producing.detached_transactions import DetachedTransaction
 from tidelog.protocol.errors import ConfigError
 from tidelog.spark_ingest.held_rows import HeldRows, hold_rows, release_rows
+from tidelog.spark_ingest.libraries import check_libraries
 from tidelog.spark_ingest.sink import (
     TaskId,
     TaskOutput,
@@ -115,6 +116,7 @@ def _task_context(options: SinkOptions) -> TaskContext:
 
 
 def _write(options: SinkOptions, task: TaskId, iterator: Iterator[pa.RecordBatch], run: str = "") -> TaskWritten:
+    check_libraries()
     with task_process():
         if options.max_atomic_bytes:
             return TaskWritten(hold_rows(iterator, options.max_atomic_bytes), task.query, run)
