@@ -1,6 +1,6 @@
 """Looks up start positions: the committed offset, or the offset that `auto_offset_reset` selects.
 
-Invariant: at most one lookup runs. Its results apply only to partitions that still need them.
+Invariant: at most one lookup of a partition runs. Its results apply only to partitions that still need them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidelog.client.model import LATEST_TIMESTAMP, OffsetAndMetadata, OffsetAndT
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets_once
 from tidelog.client.network.outcomes import start_task
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError, join_some
 
 
 class PositionLookup:
@@ -40,42 +40,48 @@ class PositionLookup:
         self._on_update = on_update
         self.validator = PositionValidator(cluster, config, subscription, fetcher, on_update)
         self._loop = asyncio.get_running_loop()
-        self._lookup_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looked_up: set[TopicPartition] = set()
+        """The partitions of lookups that run."""
         self._closed = False
 
     def start_lookup(self) -> None:
         """Look up missing positions and validate doubtful ones, in the background.
 
-        Raises the KafkaError of the last lookup, once.
+        Raises the KafkaError of a lookup that has ended, once.
         """
         self.validator.check()
-        if self._lookup_task is not None:
-            if not self._lookup_task.done():
-                return
-            task, self._lookup_task = self._lookup_task, None
+        for task in [each for each in self._tasks if each.done()]:
+            self._tasks.discard(task)
             if not task.cancelled():
                 task.result()
         if self._closed:
             return
-        now_ms = self._loop.time() * 1000
-        if self._subscription.partitions_without_position() or self._subscription.pending_resets(now_ms):
-            self._lookup_task = start_task(self._run_lookup())
+        due = {*self._subscription.partitions_without_position(), *self._pending_resets()} - self._looked_up
+        if due:
+            self._looked_up |= due
+            self._tasks.add(start_task(self._run_lookup(due)))
+
+    def _pending_resets(self) -> dict[TopicPartition, int]:
+        return self._subscription.pending_resets(self._loop.time() * 1000)
 
     async def wait_for_position(self, partition: TopicPartition, timeout_ms: float) -> int:
         """The position of an assigned partition, within `timeout_ms`.
 
         Raises ValueError, KafkaError, and RuntimeError after `close`.
         """
+        pause_s = self._config.retry_backoff_ms / 1000
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while (state := self._subscription.state(partition)).position < 0:
                     self.start_lookup()
                     if self._closed:
                         raise RuntimeError("this consumer is closed")
-                    if self._lookup_task is not None:
-                        await asyncio.wait([self._lookup_task])
+                    if self._tasks:
+                        # The lookup of this partition has an outcome before the end of those of other leaders.
+                        await asyncio.wait(self._tasks, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
                     else:
-                        await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+                        await asyncio.sleep(pause_s)
         except TimeoutError:
             problem = f"the position of {partition} was not found in default_api_timeout_ms"
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, problem) from None
@@ -84,44 +90,55 @@ class PositionLookup:
     async def close(self) -> None:
         self._closed = True
         await self.validator.close()
-        if self._lookup_task is not None:
-            self._lookup_task.cancel()
-            await asyncio.wait([self._lookup_task])
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
-    async def _run_lookup(self) -> None:
-        problem: KafkaError | None = None
+    async def _run_lookup(self, partitions: set[TopicPartition]) -> None:
+        """Look up these positions, each leader's by itself: one that does not answer must not hold back the others,
+        nor later lookups.
+        """
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
         try:
-            await self._use_committed_offsets(self._subscription.partitions_without_position())
-            resets = self._subscription.pending_resets(self._loop.time() * 1000)
-            if resets:
-                problem = await self._reset(resets)
+            without_position = self._subscription.partitions_without_position()
+            await self._use_committed_offsets([each for each in without_position if each in partitions])
+            for partition, timestamp in self._pending_resets().items():
+                if partition in partitions:
+                    by_leader.setdefault(self._cluster.metadata.leader(partition), {})[partition] = timestamp
         except KafkaError as error:
-            problem = error
+            await self._pause(error)
             if not error.retriable:
                 raise
         finally:
-            if problem is not None:
-                # The next poll tries again. This wait prevents a busy loop.
-                if problem.code is ErrorCode.LEADER_NOT_AVAILABLE:
-                    await self._cluster.wait_for_metadata(self._config.retry_backoff_ms)
-                else:
-                    self._cluster.request_refresh()
-                    await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+            self._looked_up -= partitions.difference(*by_leader.values())
             self._on_update()
-
-    async def _reset(self, resets: Mapping[TopicPartition, int]) -> KafkaError | None:
-        """Ask each leader once, so that an unavailable leader does not delay other partitions."""
-        by_leader: dict[int, dict[TopicPartition, int]] = {}
-        for partition, timestamp in resets.items():
-            by_leader.setdefault(self._cluster.metadata.leader(partition), {})[partition] = timestamp
-        problems: list[KafkaError] = []
         for outcome in await asyncio.gather(*map(self._reset_led, by_leader.values()), return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
-            problems.extend(outcome)
-        return next(iter(problems), None)
 
-    async def _reset_led(self, resets: Mapping[TopicPartition, int]) -> Collection[KafkaError]:
+    async def _reset_led(self, resets: Mapping[TopicPartition, int]) -> None:
+        """Ask the leader of these partitions once. Raises KafkaError for errors that are not retriable."""
+        try:
+            if problem := next(iter(await self._reset_by_leader(resets)), None):
+                await self._pause(problem)
+        except KafkaError as error:
+            await self._pause(error)
+            if not error.retriable:
+                raise
+        finally:
+            self._looked_up.difference_update(resets)
+            self._on_update()
+
+    async def _pause(self, problem: KafkaError) -> None:
+        """The next poll tries again. This wait prevents a busy loop."""
+        if problem.code is ErrorCode.LEADER_NOT_AVAILABLE:
+            await self._cluster.wait_for_metadata(self._config.retry_backoff_ms)
+        else:
+            self._cluster.request_refresh()
+            await asyncio.sleep(self._config.retry_backoff_ms / 1000)
+
+    async def _reset_by_leader(self, resets: Mapping[TopicPartition, int]) -> Collection[KafkaError]:
         """Reset partitions of one leader. Returns its retriable errors. Raises KafkaError.
 
         Where no record is as late as a time, its partition begins at the end. That is asked for first: what comes
@@ -155,14 +172,18 @@ class PositionLookup:
     async def _use_committed_offsets(self, partitions: list[TopicPartition]) -> None:
         committed: Mapping[TopicPartition, OffsetAndMetadata] = {}
         topic_ids = {partition.topic: self._cluster.topic_id(partition.topic) for partition in partitions}
+        states = {partition: self._subscription.assigned.get(partition) for partition in partitions}
         if partitions and self._coordinator is not None:
             committed = await self._coordinator.committed(
                 partitions, self._config.default_api_timeout_ms, topic_id_of=self._cluster.topic_id
             )
+        without: list[TopicPartition] = []
         for partition in partitions:
             state = self._subscription.assigned.get(partition)
             if state is None or state.position >= 0 or state.reset_to is not None:
                 continue
+            if state is not states[partition]:
+                continue  # another member has had the partition meanwhile, and may have committed
             if self._cluster.topic_id(partition.topic) != topic_ids[partition.topic]:
                 continue  # the offset is of a topic that was deleted meanwhile; the next lookup is of the new one
             if partition in committed:
@@ -170,6 +191,10 @@ class PositionLookup:
                 continue
             timestamp = self._config.reset_timestamp_ms(time.time_ns() // 1_000_000)
             if timestamp is None:
-                problem = f"{partition} has no committed offset, auto_offset_reset=none"
-                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, problem)
-            self._subscription.request_reset(partition, timestamp)
+                without.append(partition)
+            else:
+                self._subscription.request_reset(partition, timestamp)
+        if without:  # now that the others have their positions
+            verb = "has" if len(without) == 1 else "have"
+            problem = f"{join_some(without)} {verb} no committed offset, auto_offset_reset=none"
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, problem)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.consuming.fetcher import Fetcher
@@ -50,7 +50,9 @@ class PositionValidator:
         self._fetcher = fetcher
         self._on_update = on_update
         self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._validating: set[TopicPartition] = set()
+        """The partitions of these tasks."""
         self._newer_epoch_since_s: dict[TopicPartition, float] = {}
         self._seen_state: tuple[ClusterMetadata, Mapping[TopicPartition, PartitionState]] = (EMPTY, {})
         """The metadata and the assignment of the last check.
@@ -72,14 +74,14 @@ class PositionValidator:
                 logger.warning("the topic of %s was deleted and created anew", partition)
                 self._fetcher.discard((partition,))
                 self._fetcher.handle_divergence(partition, 0, 0)
-        if self._task is None and self._partitions_to_validate():
-            self._task = start_task(self._validate_all())
+        self._start(self._partitions_to_validate(), 0)
 
     async def close(self) -> None:
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def _partitions_to_validate(self) -> list[TopicPartition]:
         # A partition with an error to raise waits for the application's next poll.
@@ -89,25 +91,33 @@ class PositionValidator:
             if not self._fetcher.has_error(partition)
         ]
 
-    async def _validate_all(self) -> None:
-        failures = 0
+    def _start(self, partitions: Iterable[TopicPartition], failures: int) -> None:
+        """Start a task for each leader: one that does not answer must not hold back the partitions of others."""
+        by_leader: dict[int, set[TopicPartition]] = {}
+        for partition in partitions:
+            if partition not in self._validating:
+                by_leader.setdefault(self._cluster.metadata.leader(partition), set()).add(partition)
+        for leader, led in by_leader.items():
+            self._validating |= led
+            task = start_task(self._validate(leader, led, failures))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _validate(self, leader: int, led: Collection[TopicPartition], failures: int) -> None:
+        """Ask the leader (-1: none is known) once; then go on with what is not settled, after the backoff."""
         try:
-            while partitions := self._partitions_to_validate():
-                by_leader: dict[int, list[TopicPartition]] = {}
-                for partition in partitions:
-                    if not self._metadata_is_behind(partition):
-                        by_leader.setdefault(self._cluster.metadata.leader(partition), []).append(partition)
-                by_leader.pop(-1, None)
-                requests = [self._validate_with(leader, group) for leader, group in by_leader.items()]
-                settled_count = sum(await asyncio.gather(*requests))
-                self._fetcher.send_fetches()
-                if settled_count < len(partitions):
-                    failures += 1
-                    self._cluster.request_refresh()
-                    await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures) / 1000)
+            partitions = [partition for partition in self._partitions_to_validate() if partition in led]
+            ready = [each for each in partitions if leader >= 0 and not self._metadata_is_behind(each)]
+            settled_count = await self._validate_with(leader, ready) if ready else 0
+            self._fetcher.send_fetches()
+            if settled_count < len(partitions):
+                self._cluster.request_refresh()
+                await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures + 1) / 1000)
         finally:
-            self._task = None
+            self._validating.difference_update(led)
             self._on_update()
+        if not self._closed:
+            self._start([partition for partition in self._partitions_to_validate() if partition in led], failures + 1)
 
     def _metadata_is_behind(self, partition: TopicPartition) -> bool:
         """Whether the position has a newer epoch than the leader in the metadata, which may not

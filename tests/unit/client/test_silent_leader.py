@@ -1,0 +1,108 @@
+"""A consumer of which one leader does not answer: it looks up and reads the partitions of the others meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from tests.patience import PATIENCE_S
+from tests.unit.client.fake_broker import SILENCE, FakeCluster, FakeNode
+from tests.unit.client.test_consumer import T0, T1, consumer, fill, read, until
+from tidelog.client import OffsetAndMetadata
+from tidelog.protocol.errors import KafkaError
+from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
+from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest
+from tidelog.protocol.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
+
+LONG_MS = 3_600_000
+
+
+def answered_but_by(silent: int, handler: Callable[[FakeNode, Any], Any]) -> Callable[[Any, FakeNode], Any]:
+    return lambda request, node: SILENCE if node.node_id == silent else handler(node, request)
+
+
+async def test_a_partition_that_comes_later_is_looked_up():
+    async with FakeCluster(t=2, nodes=2) as cluster:
+        fill(cluster, "t", 1, 5)
+        find = answered_but_by(cluster.topics["t"][0].leader, FakeNode.on_list_offsets)
+        cluster.script(ListOffsetsRequest, *[find] * 9)
+        async with consumer(cluster, request_timeout_ms=LONG_MS) as consuming:
+            consuming.assign([T0])
+            await until(lambda: cluster.sent(ListOffsetsRequest), consuming)
+            consuming.assign([T0, T1])
+            assert await read(consuming, 5) == list(range(5))
+        assert len(cluster.sent(ListOffsetsRequest)) == 2, "the silent leader is not asked again"
+
+
+async def test_a_position_is_there_when_its_own_leader_has_answered():
+    async with FakeCluster(t=2, nodes=2) as cluster:
+        find = answered_but_by(cluster.topics["t"][0].leader, FakeNode.on_list_offsets)
+        cluster.script(ListOffsetsRequest, *[find] * 9)
+        async with consumer(cluster, request_timeout_ms=LONG_MS) as consuming:
+            consuming.assign([T0, T1])
+            async with asyncio.timeout(PATIENCE_S):
+                assert await consuming.position(T1) == 0
+
+
+async def test_a_position_is_validated_with_another_new_leader():
+    async with FakeCluster(t=2, nodes=3) as cluster:
+        cluster.versions = {1: (4, 11)}  # no divergence in answers to fetches
+        for number in range(2):
+            fill(cluster, "t", number, 5)
+        async with consumer(cluster, "t", request_timeout_ms=LONG_MS, metadata_max_age_ms=20) as consuming:
+            await read(consuming, 10)
+            ask = answered_but_by(3, FakeNode.on_offset_for_leader_epoch)
+            cluster.script(OffsetForLeaderEpochRequest, *[ask] * 9)
+            cluster.move_leader("t", 0, 3)
+            await until(lambda: cluster.sent(OffsetForLeaderEpochRequest), consuming)
+            cluster.move_leader("t", 1, 1)
+            fill(cluster, "t", 1, 2)
+            assert await read(consuming, 2) == [5, 6]
+        asked = [node for node, _, each in cluster.requests if isinstance(each, OffsetForLeaderEpochRequest)]
+        assert asked == [3, 1]
+
+
+async def test_partitions_with_committed_offsets_are_read_beside_one_without():
+    async with FakeCluster(t=2) as cluster:
+        fill(cluster, "t", 1, 3)
+        async with consumer(cluster, group_id="g", auto_offset_reset="none") as consuming:
+            consuming.assign([T0, T1])
+            await consuming.commit({T1: 1})
+            offsets: list[int] = []
+            problems: set[str] = set()
+            async with asyncio.timeout(PATIENCE_S):
+                while len(offsets) < 2 or not problems:
+                    try:
+                        batch = await consuming.poll(100)
+                    except KafkaError as error:
+                        problems.add(str(error))
+                    else:
+                        offsets += [record.offset for records in batch.values() for record in records]
+        assert offsets == [1, 2]
+        assert problems == {"OFFSET_OUT_OF_RANGE: t-0 has no committed offset, auto_offset_reset=none"}
+
+
+async def test_an_offset_of_an_earlier_time_with_the_partition_is_not_used():
+    """Another member may have read on and committed in between."""
+    async with FakeCluster(t=1) as cluster:
+        fill(cluster, "t", 0, 9)
+        entered, gate = asyncio.Event(), asyncio.Event()
+
+        async def late(request: OffsetFetchRequest, node: FakeNode) -> Any:
+            answer = node.on_group(request)
+            entered.set()
+            await gate.wait()
+            return answer
+
+        cluster.script(OffsetFetchRequest, late)
+        async with consumer(cluster, group_id="g") as consuming:
+            consuming.assign([T0])
+            await consuming.commit({T0: OffsetAndMetadata(1)})
+            await until(entered.is_set, consuming)
+            consuming.assign([])
+            (group,) = cluster.groups.groups.values()
+            group.offsets[T0] = (5, "")
+            consuming.assign([T0])
+            gate.set()
+            assert await read(consuming, 4) == [5, 6, 7, 8]
