@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tidelog.client.model import Node
 
 Result = TypeVar("Result")
-Listing = TypeVar("Listing")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 # A user waits at the terminal, so a command gives up sooner than a service would.
@@ -199,8 +198,8 @@ def fail(message: str) -> int:
     return 1
 
 
-async def listed_by_brokers(asking: Awaitable[list[Listing]]) -> tuple[list[Listing], int]:
-    """What the brokers that answer list, and the exit code. Prints a line for each other broker.
+async def answered_by_brokers(asking: Awaitable[Result]) -> tuple[Result, int]:
+    """The result for the brokers that answer, and the exit code. Prints a line for each other broker.
 
     Raises KafkaError if none answers.
     """

@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
-from tidelog.cli.brokers.log_dirs import Described, log_dirs_of
+from tidelog.cli.brokers.log_dirs import Described
 from tidelog.cli.common import (
     HELP,
     alternative,
+    answered_by_brokers,
     as_count,
     as_json,
     client_options,
@@ -228,10 +229,10 @@ async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool,
         asked = sorted(set(led.values()))
         described: Described = {}
         try:
-            described = await log_dirs_of(admin, asked, [topic.name for topic in topics])
+            asking = admin.describe_log_dirs(asked, [topic.name for topic in topics])
+            described, status = await answered_by_brokers(asking)
         except KafkaError as error:  # none has answered; the rest of the description is known
-            fail(str(error))
-        status = int(len(described) < len(asked))
+            status = fail(str(error))
         known = {
             (replica.topic, replica.partition, broker_id): replica.size_bytes
             for broker_id, directories in described.items()

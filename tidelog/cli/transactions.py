@@ -11,12 +11,12 @@ import click
 
 from tidelog.cli.common import (
     HELP,
+    answered_by_brokers,
     as_json,
     as_time,
     client_options,
     connecting,
     fail,
-    listed_by_brokers,
     print_json,
     print_table,
     run,
@@ -87,7 +87,7 @@ def list_transactions(
             asking = admin.list_transactions(
                 states=states, producer_ids=producer_ids, min_duration_ms=min_duration_ms, id_pattern=id_pattern
             )
-            return await listed_by_brokers(asking)
+            return await answered_by_brokers(asking)
 
     listings, status = run(fetch())
     rows = [

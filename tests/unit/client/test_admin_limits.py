@@ -13,8 +13,16 @@ from tests.unit.client.fake_broker import HANDLERS, FakeCluster, FakeNode
 from tests.unit.client.test_admin import FAST, T0
 from tests.unit.client.test_admin_groups import describe_classic, describe_newer
 from tidelog.cli.main import main
-from tidelog.client import Admin, NewTopic, PartitionErrors, TopicPartition
+from tidelog.client import Admin, BrokerErrors, NewTopic, PartitionErrors, TopicPartition
+from tidelog.client.model import Replica
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages import (
+    alter_replica_log_dirs,
+    delete_groups,
+    describe_configs,
+    describe_log_dirs,
+    incremental_alter_configs,
+)
 from tidelog.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -211,3 +219,110 @@ async def test_a_partition_whose_leader_moved_is_asked_again_where_another_is_re
     assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
     assert caught.value.answers == {TopicPartition("t", 1): 7, TopicPartition("t", 2): 7}
     assert set(caught.value.errors) == {T0}
+
+
+def respond(request: Any) -> Any:
+    """As a broker that carries out each request."""
+    if isinstance(request, incremental_alter_configs.IncrementalAlterConfigsRequest):
+        changed = [
+            incremental_alter_configs.AlterConfigsResourceResponse(
+                resource_type=each.resource_type, resource_name=each.resource_name
+            )
+            for each in request.resources
+        ]
+        return incremental_alter_configs.IncrementalAlterConfigsResponse(responses=changed)
+    if isinstance(request, describe_configs.DescribeConfigsRequest):
+        results = [
+            describe_configs.DescribeConfigsResult(resource_type=each.resource_type, resource_name=each.resource_name)
+            for each in request.resources
+        ]
+        return describe_configs.DescribeConfigsResponse(results=results)
+    if isinstance(request, describe_log_dirs.DescribeLogDirsRequest):
+        entries = [describe_log_dirs.DescribeLogDirsPartition(partition_index=0)]
+        topics = [describe_log_dirs.DescribeLogDirsTopic(name="t", partitions=entries)]
+        directory = describe_log_dirs.DescribeLogDirsResult(log_dir="/d", topics=topics)
+        return describe_log_dirs.DescribeLogDirsResponse(results=[directory])
+    if isinstance(request, alter_replica_log_dirs.AlterReplicaLogDirsRequest):
+        moved = [alter_replica_log_dirs.AlterReplicaLogDirPartitionResult(partition_index=0)]
+        result = alter_replica_log_dirs.AlterReplicaLogDirTopicResult(topic_name="t", partitions=moved)
+        return alter_replica_log_dirs.AlterReplicaLogDirsResponse(results=[result])
+    assert isinstance(request, delete_groups.DeleteGroupsRequest)
+    deleted = [delete_groups.DeletableGroupResult(group_id=each) for each in request.groups_names]
+    return delete_groups.DeleteGroupsResponse(results=deleted)
+
+
+BROKERS = (1, 2, 3)
+KEY: dict[str, str | None] = {"background.threads": "4"}
+MOVED = {Replica("t", 0, broker): "/d" for broker in BROKERS}
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        (incremental_alter_configs, lambda admin: admin.incremental_alter_configs(brokers=dict.fromkeys(BROKERS, KEY))),
+        (describe_configs, lambda admin: admin.describe_configs(brokers=BROKERS)),
+        (describe_log_dirs, lambda admin: admin.describe_log_dirs(BROKERS)),
+        (describe_log_dirs, lambda admin: admin.describe_replica_log_dirs(MOVED)),
+        (alter_replica_log_dirs, lambda admin: admin.alter_replica_log_dirs(MOVED)),
+    ],
+    ids=["alter-configs", "describe-configs", "log-dirs", "replica-log-dirs", "moves"],
+)
+async def test_the_other_brokers_are_asked_where_one_is_silent(
+    monkeypatch: pytest.MonkeyPatch, module: Any, call: Callable[[Admin], Awaitable[Any]]
+):
+    """They were asked one after the other: those behind it were not, and nothing said what the others had done."""
+    name = "".join(word.capitalize() for word in module.__name__.rpartition(".")[2].split("_"))
+    request, response = getattr(module, f"{name}Request"), getattr(module, f"{name}Response")
+    asked: set[int] = set()
+
+    async def answer(asking: Any, node: FakeNode) -> Any:
+        asked.add(node.node_id)
+        if node.node_id == 2:
+            await asyncio.sleep(2 * LIMIT_MS / 1000)
+        return respond(asking)
+
+    monkeypatch.setitem(HANDLERS, request.API_KEY, (request, response, None))
+    async with FakeCluster(nodes=3, t=3) as cluster, admin(cluster, 10_000) as administrator:
+        cluster.script(request, *[answer] * 9)
+        if module is alter_replica_log_dirs:
+            outcome = await call(administrator)
+            assert [each.broker_id for each, error in outcome.items() if error is None] == [1, 3]
+            assert outcome[Replica("t", 0, 2)].code is ErrorCode.REQUEST_TIMED_OUT
+        else:
+            with pytest.raises(BrokerErrors) as caught:
+                await call(administrator)
+            assert set(caught.value.errors) == {2}
+            assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
+            assert {getattr(each, "broker_id", each) for each in caught.value.answers} == {1, 3}
+    assert asked == {1, 2, 3}
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_groups_are_deleted_where_the_coordinator_of_one_fails(monkeypatch: pytest.MonkeyPatch, is_silent: bool):
+    async def answer(asking: Any, node: FakeNode) -> Any:
+        if node.node_id == 2:
+            await asyncio.sleep(2 * LIMIT_MS / 1000)
+        return respond(asking)
+
+    def find(asking: FindCoordinatorRequest, node: FakeNode) -> Any:
+        (key,) = asking.coordinator_keys
+        found: Any = node.on_find_coordinator(asking)
+        for each in found.coordinators:
+            if key == "lost" and is_silent:
+                each.node_id, each.port = 2, cluster.nodes[2].port
+            elif key == "lost":
+                each.error_code, each.node_id = ErrorCode.COORDINATOR_NOT_AVAILABLE, -1
+        return found
+
+    request: Any = delete_groups.DeleteGroupsRequest
+    monkeypatch.setitem(HANDLERS, 42, (request, delete_groups.DeleteGroupsResponse, None))
+    async with FakeCluster(nodes=2) as cluster, admin(cluster, 10_000) as administrator:
+        cluster.script(request, *[answer] * 9)
+        cluster.script(FindCoordinatorRequest, *[find] * 999)
+        outcome = await administrator.delete_groups(["lost", "a", "b"])
+    failure = outcome.pop("lost")
+    assert outcome == {"a": None, "b": None}
+    assert failure is not None
+    assert "group 'lost'" in str(failure)
+    code = ErrorCode.REQUEST_TIMED_OUT if is_silent else ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert failure.code is code

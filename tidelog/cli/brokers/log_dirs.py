@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import click
 
 from tidelog.cli.common import (
     HELP,
+    answered_by_brokers,
     as_bytes,
     as_json,
     client_options,
     connecting,
-    fail,
     print_json,
     print_table,
     require_running,
@@ -21,7 +20,6 @@ from tidelog.cli.common import (
 )
 from tidelog.client import Admin
 from tidelog.client.model import LogDirDescription
-from tidelog.protocol.errors import KafkaError
 
 Described = dict[int, list[LogDirDescription]]
 
@@ -66,49 +64,24 @@ def describe(
     """
     topics = None if topic_list is None else [name.strip() for name in topic_list.split(",")]
 
-    async def ask() -> tuple[Described, bool]:
+    async def ask() -> tuple[Described, int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             nodes = (await admin.describe_cluster(include_fenced=True)).nodes
             require_running(nodes, broker_list or ())
             running = sorted(node.node_id for node in nodes if not node.fenced)
             if topics is not None:
                 await admin.describe_topics(topics)  # raises an error for an unknown topic
-            asked = sorted(set(broker_list or running))
-            described = await log_dirs_of(admin, asked, topics)
-            return described, len(described) == len(asked)
+            asking = admin.describe_log_dirs(sorted(set(broker_list or running)), topics)
+            return await answered_by_brokers(asking)
 
-    described, is_whole = run(ask())
+    described, status = run(ask())
     if json_wanted:
         print_json(_as_dict(described))
     elif replicas_wanted or topics is not None:
         _print_replicas(described)
     else:
         _print_directories(described)
-    return int(not is_whole or any(each.error for directories in described.values() for each in directories))
-
-
-async def log_dirs_of(admin: Admin, broker_ids: list[int], topics: list[str] | None) -> Described:
-    """The log directories of the brokers that answer. Prints a line for each other.
-
-    Raises KafkaError if none answers.
-    """
-    answers = await asyncio.gather(
-        *(admin.describe_log_dirs([broker_id], topics) for broker_id in broker_ids), return_exceptions=True
-    )
-    described: Described = {}
-    problems: dict[int, KafkaError] = {}
-    for broker_id, answer in zip(broker_ids, answers, strict=True):
-        if not isinstance(answer, BaseException):
-            described.update(answer)
-        elif isinstance(answer, KafkaError):
-            problems[broker_id] = answer
-        else:
-            raise answer
-    if problems and not described:
-        raise next(iter(problems.values()))
-    for broker_id, problem in problems.items():
-        fail(f"without broker {broker_id}: {problem}")
-    return described
+    return status or int(any(each.error for directories in described.values() for each in directories))
 
 
 def _print_directories(described: Described) -> None:

@@ -14,13 +14,13 @@ import click
 from tidelog.cli.common import (
     HELP,
     alternative,
+    answered_by_brokers,
     as_count,
     as_json,
     client_options,
     connecting,
     echo,
     fail,
-    listed_by_brokers,
     print_json,
     print_table,
     run,
@@ -83,7 +83,7 @@ def list_groups(
 
     async def ask() -> tuple[list[GroupListing], int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            return await listed_by_brokers(admin.list_groups(states=states, types=types))
+            return await answered_by_brokers(admin.list_groups(states=states, types=types))
 
     listed, status = run(ask())
     if json_wanted:
@@ -161,7 +161,7 @@ async def _describe_all(admin: Admin) -> tuple[dict[str, GroupDescription], int]
     """The groups of the brokers that answer, and the exit code."""
     for _ in range(_LOOKS):
         try:
-            listed, status = await listed_by_brokers(admin.list_groups())
+            listed, status = await answered_by_brokers(admin.list_groups())
             names = [each.group_id for each in listed if each.type.lower() in DESCRIBED_TYPES]
             return await admin.describe_groups(names), status
         except KafkaError as error:

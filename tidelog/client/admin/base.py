@@ -7,13 +7,14 @@ have been carried out is sent again only when it is repeatable without harm.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
 
 from tidelog.client.arguments import as_int, check_named_options
 from tidelog.client.config import AdminConfig
+from tidelog.client.model import BrokerErrors
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.shared_start import SharedStart
@@ -30,6 +31,7 @@ WAIT_SHARE = 0.9
 """The share of a call's limit for which it waits for topics that the metadata does not have, and for leaders."""
 
 Result = TypeVar("Result")
+Key = TypeVar("Key")
 Response = TypeVar("Response", bound=Message)
 Arguments = ParamSpec("Arguments")
 
@@ -289,6 +291,30 @@ def is_final(error: KafkaError) -> bool:
     """Whether another attempt is of no use."""
     is_unknown = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not isinstance(error, _NotYetKnown)
     return not error.retriable or is_unknown
+
+
+async def outcomes_of(
+    calls: Mapping[Key, Coroutine[Any, Any, Result]],
+) -> tuple[dict[Key, Result], dict[Key, KafkaError]]:
+    """The results of calls that go on at the same time, to several brokers for example; and the errors of those that
+    fail.
+    """
+    results: dict[Key, Result] = {}
+    errors: dict[Key, KafkaError] = {}
+    for key, outcome in zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True), strict=True):
+        if not isinstance(outcome, BaseException):
+            results[key] = outcome
+        elif isinstance(outcome, KafkaError):
+            errors[key] = outcome
+        else:
+            raise outcome
+    return results, errors
+
+
+def raise_broker_errors(errors: Mapping[int, KafkaError], answers: Mapping[Any, Any]) -> None:
+    """Raise the first error, where there is one; as BrokerErrors with the answers of other brokers."""
+    for error in errors.values():
+        raise BrokerErrors(error.code, error.message, answers, errors) if answers else error
 
 
 async def run_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tidelog.client.admin.base import AdminBase, in_one_limit, raise_on_error
+from tidelog.client.admin.base import (
+    WAIT_SHARE,
+    AdminBase,
+    in_one_limit,
+    outcomes_of,
+    raise_broker_errors,
+    raise_on_error,
+)
 from tidelog.client.arguments import (
     INT32_MAX,
     WrongArgument,
@@ -28,7 +35,7 @@ from tidelog.client.arguments import (
     as_topic_names,
     shown,
 )
-from tidelog.client.model import ConfigEntry
+from tidelog.client.model import BrokerErrors, ConfigEntry
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -97,14 +104,22 @@ class ConfigAdmin(AdminBase):
     ) -> dict[str | int, dict[str, ConfigEntry]]:
         """Configs by topic name or broker id, with the source of each value.
 
-        `keys` selects single keys.
+        `keys` selects single keys. Raises as `describe_config_resources` does.
         """
         resources: dict[ConfigResource, str | int] = {
             ConfigResource("topic", name): name for name in as_topic_names("topics", topics)
         }
         resources |= {ConfigResource("broker", str(broker)): broker for broker in as_broker_ids("brokers", brokers)}
-        configs = await self.describe_config_resources(resources, keys=keys, documentation=documentation)
-        return {resources[resource]: entries for resource, entries in configs.items()}
+
+        def by_name(
+            configs: Mapping[ConfigResource, dict[str, ConfigEntry]],
+        ) -> dict[str | int, dict[str, ConfigEntry]]:
+            return {resources[resource]: entries for resource, entries in configs.items()}
+
+        try:
+            return by_name(await self.describe_config_resources(resources, keys=keys, documentation=documentation))
+        except BrokerErrors as error:
+            raise BrokerErrors(error.code, error.message, by_name(error.answers), error.errors) from None
 
     async def incremental_alter_configs(
         self,
@@ -161,13 +176,15 @@ class ConfigAdmin(AdminBase):
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
         """All configs of these resources, or some keys.
 
-        Raises the KafkaError of the first refused resource.
+        Raises the KafkaError of the first refused resource; BrokerErrors, with the configs of the other resources,
+        where only brokers have failed that were asked for their own.
         """
         configuration_keys = None if keys is None else as_texts("keys", keys)
         as_flag("documentation", documentation)
-        configs: dict[ConfigResource, dict[str, ConfigEntry]] = {}
         targets = as_list_of("resources", resources, "ConfigResources", _as_resource)
-        for broker, group in _by_broker(targets).items():
+        deadline = self._deadline(WAIT_SHARE)
+
+        async def ask(broker: int | None, group: list[ConfigResource]) -> dict[ConfigResource, dict[str, ConfigEntry]]:
             request = DescribeConfigsRequest(
                 resources=[
                     DescribeConfigsResource(
@@ -180,17 +197,25 @@ class ConfigAdmin(AdminBase):
                 include_synonyms=True,
                 include_documentation=documentation,
             )
-            for result in await self._fetch_configs(broker, request):
+            described: dict[ConfigResource, dict[str, ConfigEntry]] = {}
+            for result in await self._fetch_configs(broker, request, deadline):
                 resource = _named_resource(result.resource_type, result.resource_name)
                 raise_on_error(result.error_code, result.error_message, f"configuration of {resource}")
-                configs[resource] = {entry.name: entry for entry in _entries(result, documentation)}
+                described[resource] = {entry.name: entry for entry in _entries(result, documentation)}
+            return described
+
+        answers, errors = await outcomes_of(
+            {broker: ask(broker, group) for broker, group in _by_broker(targets).items()}
+        )
+        configs = {resource: entries for answer in answers.values() for resource, entries in answer.items()}
+        _raise_errors(errors, configs)
         for resource in targets:
             if resource not in configs:
                 raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer does not mention {resource}")
         return {resource: configs[resource] for resource in targets}
 
     async def _fetch_configs(
-        self, broker: int | None, request: DescribeConfigsRequest
+        self, broker: int | None, request: DescribeConfigsRequest, deadline: float
     ) -> Sequence[DescribeConfigsResult]:
         async def attempt() -> DescribeConfigsResponse:
             cluster = await self._connected_cluster()
@@ -203,13 +228,14 @@ class ConfigAdmin(AdminBase):
                     self._retry_if_new(result.resource_name, result.error_code)
             return response
 
-        return (await self._retry(attempt)).results
+        return (await self._retry(attempt, deadline=deadline)).results
 
     @in_one_limit
     async def alter_config_resources(
         self, changes: Mapping[ConfigResource, Sequence[ConfigChange]], *, validate_only: bool = False
     ) -> None:
-        """Change single configs. Raises the KafkaError of the first refused resource.
+        """Change single configs. Raises the KafkaError of the first refused resource; BrokerErrors where only brokers
+        have failed that take their own.
 
         Others may have changed.
         """
@@ -221,7 +247,9 @@ class ConfigAdmin(AdminBase):
             for resource, resource_changes in as_mapping("changes", changes, "ConfigChanges by ConfigResource").items()
         }
         as_flag("validate_only", validate_only)
-        for broker, group in _by_broker(configs).items():
+        deadline = self._deadline(WAIT_SHARE)
+
+        async def ask(broker: int | None, group: list[ConfigResource]) -> None:
             request = IncrementalAlterConfigsRequest(
                 resources=[
                     AlterConfigsResource(
@@ -233,12 +261,17 @@ class ConfigAdmin(AdminBase):
                 ],
                 validate_only=validate_only,
             )
-            for result in (await self._send_alter_request(broker, request)).responses:
+            for result in (await self._send_alter_request(broker, request, deadline)).responses:
                 resource = _named_resource(result.resource_type, result.resource_name)
                 raise_on_error(result.error_code, result.error_message, f"configuration of {resource}")
 
+        answers, errors = await outcomes_of(
+            {broker: ask(broker, group) for broker, group in _by_broker(configs).items()}
+        )
+        _raise_errors(errors, answers)
+
     async def _send_alter_request(
-        self, broker: int | None, request: IncrementalAlterConfigsRequest
+        self, broker: int | None, request: IncrementalAlterConfigsRequest, deadline: float
     ) -> IncrementalAlterConfigsResponse:
         async def attempt() -> IncrementalAlterConfigsResponse:
             cluster = await self._connected_cluster()
@@ -247,7 +280,14 @@ class ConfigAdmin(AdminBase):
             self._redirect(cluster, (result.error_code for result in answer.responses))
             return answer
 
-        return await self._retry(attempt)
+        return await self._retry(attempt, deadline=deadline)
+
+
+def _raise_errors(errors: Mapping[int | None, KafkaError], answers: Mapping[Any, Any]) -> None:
+    """Raise the first error, where there is one; that of the request that any broker takes (None) as it is."""
+    if (error := errors.get(None)) is not None:
+        raise error
+    raise_broker_errors({broker: each for broker, each in errors.items() if broker is not None}, answers)
 
 
 def _entries(result: DescribeConfigsResult, documentation: bool) -> list[ConfigEntry]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from tidelog.client.admin.base import AdminBase, error_of, is_final, run_all
+from tidelog.client.admin.base import AdminBase, error_of, is_final, outcomes_of, run_all
 from tidelog.client.model import BrokerErrors, Node
 from tidelog.client.network.cluster import COORDINATOR, Cluster
 from tidelog.client.network.connection import Connection
@@ -33,25 +32,42 @@ class CoordinatorAdmin(AdminBase):
         request_for: Callable[[list[str]], Message],
         response_class: type[Response],
         rows: Callable[[Response], Mapping[str, tuple[int, Row]]],
-    ) -> dict[str, tuple[Node | None, int, Row]]:
-        """For each key its coordinator, error code and row, with one request to each coordinator.
+    ) -> dict[str, tuple[Node | None, int, Row] | KafkaError]:
+        """For each key its coordinator, error code and row, with one request to each coordinator; an error where the
+        coordinator of the key has failed. Raises KafkaError where all have.
 
         Retriable errors, such as a moved coordinator, are retried.
         """
-        results: dict[str, tuple[Node | None, int, Row]] = {}
+        results: dict[str, tuple[Node | None, int, Row] | KafkaError] = {}
+        errors: dict[str, KafkaError] = {}
         unique_ids = list(dict.fromkeys(keys))
 
+        def named(key: str, error: KafkaError) -> KafkaError:
+            return KafkaError(error.code, f"{_NOUNS[key_type]} {key!r}: {error.message or error.code.name}")
+
+        def note(key: str, error: KafkaError) -> None:
+            (results if is_final(error) else errors)[key] = named(key, error)
+
         async def call(cluster: Cluster, node_id: int, part: list[str]) -> None:
-            response = await cluster.call(node_id, request_for(part), response_class, purpose=COORDINATOR)
-            last_error: KafkaError | None = None
-            for key, (code, row) in rows(response).items():
-                error = error_of(code, None, f"{_NOUNS[key_type]} {key!r}")
-                if error is not None and error.retriable:
-                    last_error = error
+            try:
+                response = await cluster.call(node_id, request_for(part), response_class, purpose=COORDINATOR)
+            except KafkaError as error:
+                for key in part:
+                    note(key, error)
+                return
+            answers = rows(response)
+            for key in part:
+                if key not in answers:
+                    note(
+                        key, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the coordinator's answer does not mention it")
+                    )
+                    continue
+                code, row = answers[key]
+                refusal = error_of(code, None, f"{_NOUNS[key_type]} {key!r}")
+                if refusal is not None and refusal.retriable:
+                    errors[key] = refusal
                 else:
                     results[key] = (cluster.metadata.nodes.get(node_id), code, row)
-            if last_error is not None:
-                raise last_error
 
         async def attempt() -> None:
             cluster = await self._connected_cluster()
@@ -59,15 +75,23 @@ class CoordinatorAdmin(AdminBase):
             by_node: dict[int, list[str]] = {}
             for start in range(0, len(missing), LOOKUPS_AT_ONCE):
                 part = missing[start : start + LOOKUPS_AT_ONCE]
-                nodes = await asyncio.gather(*(cluster.find_coordinator(key, key_type) for key in part))
-                for key, node_id in zip(part, nodes):
+                nodes, failures = await outcomes_of({key: cluster.find_coordinator(key, key_type) for key in part})
+                for key, failure in failures.items():
+                    note(key, failure)
+                for key, node_id in nodes.items():
                     by_node.setdefault(node_id, []).append(key)
             await run_all(call(cluster, node_id, part) for node_id, part in by_node.items())
+            for key in missing:
+                if key not in results:
+                    raise errors[key]
 
-        await self._retry(attempt)
-        if missing := [key for key in unique_ids if key not in results]:
-            text = f"the coordinator's answer does not mention {_NOUNS[key_type]} {missing[0]!r}"
-            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text)
+        try:
+            await self._retry(attempt)
+        except KafkaError as error:
+            if not results:
+                raise
+            for key in unique_ids:
+                results.setdefault(key, errors.get(key) or named(key, error))
         return {key: results[key] for key in unique_ids}
 
     async def _ask_every_broker(

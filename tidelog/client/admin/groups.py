@@ -117,14 +117,19 @@ class GroupAdmin(CoordinatorAdmin):
             DescribeGroupsResponse,
             lambda response: {group.group_id: (group.error_code, group) for group in response.groups},
         )
+        described: dict[str, tuple[Node | None, int, DescribedGroup]] = {}
+        for group_id, result in results.items():
+            if isinstance(result, KafkaError):
+                raise result
+            described[group_id] = result
         # Brokers before 4.0 report a missing group as Dead.
         codes = {
             group_id: ErrorCode.GROUP_ID_NOT_FOUND if not code and group.group_state == DEAD else code
-            for group_id, (_, code, group) in results.items()
+            for group_id, (_, code, group) in described.items()
         }
         missing = [group_id for group_id, code in codes.items() if code == ErrorCode.GROUP_ID_NOT_FOUND]
         descriptions = await self._describe_consumer_groups(missing) if missing else {}
-        for group_id, (node, _, group) in results.items():
+        for group_id, (node, _, group) in described.items():
             if group_id not in descriptions:
                 raise_on_error(codes[group_id], group.error_message, f"group {group_id!r}")
                 descriptions[group_id] = _to_description(group, node)
@@ -132,20 +137,20 @@ class GroupAdmin(CoordinatorAdmin):
 
     async def _describe_consumer_groups(self, group_ids: list[str]) -> dict[str, GroupDescription]:
         """Those of these groups that have the protocol of KIP-848."""
-        try:
-            results = await self._call_coordinators(
-                GROUP,
-                group_ids,
-                lambda groups: ConsumerGroupDescribeRequest(group_ids=groups),
-                ConsumerGroupDescribeResponse,
-                lambda response: {group.group_id: (group.error_code, group) for group in response.groups},
-            )
-        except KafkaError as error:
-            if error.code is not ErrorCode.UNSUPPORTED_VERSION:
-                raise
-            return {}  # a broker that does not know the protocol
+        results = await self._call_coordinators(
+            GROUP,
+            group_ids,
+            lambda groups: ConsumerGroupDescribeRequest(group_ids=groups),
+            ConsumerGroupDescribeResponse,
+            lambda response: {group.group_id: (group.error_code, group) for group in response.groups},
+        )
         descriptions: dict[str, GroupDescription] = {}
-        for group_id, (node, code, group) in results.items():
+        for group_id, result in results.items():
+            if isinstance(result, KafkaError):
+                if result.code is not ErrorCode.UNSUPPORTED_VERSION:
+                    raise result
+                continue  # a broker that does not know the protocol
+            node, code, group = result
             if code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
                 raise_on_error(code, group.error_message, f"group {group_id!r}")
                 descriptions[group_id] = _to_description_of_consumer_group(group, node)
@@ -154,7 +159,7 @@ class GroupAdmin(CoordinatorAdmin):
     async def delete_groups(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
         """Delete groups without members and their committed offsets.
 
-        The result of a deleted group is None.
+        The result of a deleted group is None. Raises KafkaError where no coordinator answers.
         """
         results = await self._call_coordinators(
             GROUP,
@@ -163,7 +168,10 @@ class GroupAdmin(CoordinatorAdmin):
             DeleteGroupsResponse,
             lambda response: {result.group_id: (result.error_code, None) for result in response.results},
         )
-        return {group_id: error_of(code, None, f"group {group_id!r}") for group_id, (_, code, _) in results.items()}
+        return {
+            group_id: result if isinstance(result, KafkaError) else error_of(result[1], None, f"group {group_id!r}")
+            for group_id, result in results.items()
+        }
 
     @in_one_limit
     async def remove_group_members(

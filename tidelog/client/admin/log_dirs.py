@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tidelog.client.admin.base import AdminBase, Response, error_of, in_one_limit, raise_on_error
+from tidelog.client.admin.base import (
+    WAIT_SHARE,
+    AdminBase,
+    Response,
+    error_of,
+    in_one_limit,
+    outcomes_of,
+    raise_broker_errors,
+    raise_on_error,
+)
 from tidelog.client.arguments import as_broker_ids, as_list_of, as_mapping, as_replica, as_text, as_topic_names
 from tidelog.client.model import LogDirDescription, Replica, ReplicaLogDirs, ReplicaSize, TopicPartition
 from tidelog.protocol.codec.schema import Message
@@ -37,32 +46,40 @@ class LogDirsAdmin(AdminBase):
         """The log directories of these brokers and the replicas in them, of all topics or of
         `topics`.
 
-        Raises the KafkaError of a broker that does not answer, BROKER_NOT_AVAILABLE where there is none.
+        Raises the KafkaError of a broker that does not answer, BROKER_NOT_AVAILABLE where there is none;
+        BrokerErrors, with the log directories of the others, where some have answered.
         """
         topic_names = None if topics is None else set(as_topic_names("topics", topics))
-        descriptions: dict[int, list[LogDirDescription]] = {}
-        for broker_id in as_broker_ids("broker_ids", broker_ids):
-            answer = await self._call_broker(broker_id, DescribeLogDirsRequest(topics=None), DescribeLogDirsResponse)
-            raise_on_error(answer.error_code, None, f"log directories of broker {broker_id}")
-            descriptions[broker_id] = [_to_description(directory, topic_names) for directory in answer.results]
+        requests = {
+            broker_id: DescribeLogDirsRequest(topics=None) for broker_id in as_broker_ids("broker_ids", broker_ids)
+        }
+        answers, errors = await self._describe_log_dirs(requests)
+        descriptions = {
+            broker_id: [_to_description(directory, topic_names) for directory in answer.results]
+            for broker_id, answer in answers.items()
+        }
+        raise_broker_errors(errors, descriptions)
         return descriptions
 
     @in_one_limit
     async def describe_replica_log_dirs(self, replicas: Iterable[Replica]) -> dict[Replica, ReplicaLogDirs]:
         """The current directory of each replica and the target of its move.
 
-        Omits replicas not on their broker.
+        Omits replicas not on their broker. Raises KafkaError; BrokerErrors, with the replicas of the other brokers,
+        where some have failed.
         """
         by_broker: dict[int, dict[str, list[int]]] = {}
         for topic, number, broker_id in as_list_of("replicas", replicas, "Replicas", as_replica):
             by_broker.setdefault(broker_id, {}).setdefault(topic, []).append(number)
-        log_dirs: dict[Replica, ReplicaLogDirs] = {}
-        for broker_id, topics in by_broker.items():
-            request = DescribeLogDirsRequest(
+        requests = {
+            broker_id: DescribeLogDirsRequest(
                 topics=[DescribableLogDirTopic(topic=topic, partitions=numbers) for topic, numbers in topics.items()]
             )
-            response = await self._call_broker(broker_id, request, DescribeLogDirsResponse)
-            raise_on_error(response.error_code, None, f"log directories of broker {broker_id}")
+            for broker_id, topics in by_broker.items()
+        }
+        log_dirs: dict[Replica, ReplicaLogDirs] = {}
+        answers, errors = await self._describe_log_dirs(requests)
+        for broker_id, response in answers.items():
             for directory in response.results:
                 for dir_topic in directory.topics:
                     for entry in dir_topic.partitions:
@@ -70,33 +87,50 @@ class LogDirsAdmin(AdminBase):
                         field = "future" if entry.is_future_key else "current"
                         previous = log_dirs.get(replica, ReplicaLogDirs())
                         log_dirs[replica] = previous._replace(**{field: directory.log_dir})
+        raise_broker_errors(errors, log_dirs)
         return log_dirs
+
+    async def _describe_log_dirs(
+        self, requests: Mapping[int, DescribeLogDirsRequest]
+    ) -> tuple[dict[int, DescribeLogDirsResponse], dict[int, KafkaError]]:
+        deadline = self._deadline(WAIT_SHARE)
+
+        async def ask(broker_id: int, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+            answer = await self._call_broker(broker_id, request, DescribeLogDirsResponse, deadline)
+            raise_on_error(answer.error_code, None, f"log directories of broker {broker_id}")
+            return answer
+
+        return await outcomes_of({broker_id: ask(broker_id, request) for broker_id, request in requests.items()})
 
     @in_one_limit
     async def alter_replica_log_dirs(self, paths: Mapping[Replica, str]) -> dict[Replica, KafkaError | None]:
         """Move each replica to a directory of its broker.
 
-        The result is None for a replica whose move has started or that is there already.
+        The result is None for a replica whose move has started or that is there already. Raises the KafkaError of a
+        broker where none answers.
         """
         by_broker: dict[int, dict[str, dict[str, list[int]]]] = {}
         for replica, path in as_mapping("paths", paths, "paths by Replica").items():
             topic, number, broker_id = as_replica("a key of paths", replica)
             path = as_text(f"paths: {topic}-{number}", path)
             by_broker.setdefault(broker_id, {}).setdefault(path, {}).setdefault(topic, []).append(number)
-        results: dict[Replica, KafkaError | None] = {}
-        for broker_id, by_path in by_broker.items():
-            request = AlterReplicaLogDirsRequest(
-                dirs=[
-                    AlterReplicaLogDir(
-                        path=path,
-                        topics=[
-                            AlterReplicaLogDirTopic(name=name, partitions=numbers) for name, numbers in topics.items()
-                        ],
-                    )
-                    for path, topics in by_path.items()
-                ]
-            )
-            response = await self._call_broker(broker_id, request, AlterReplicaLogDirsResponse)
+        deadline = self._deadline(WAIT_SHARE)
+        answers, errors = await outcomes_of(
+            {
+                broker_id: self._call_broker(broker_id, _moves(by_path), AlterReplicaLogDirsResponse, deadline)
+                for broker_id, by_path in by_broker.items()
+            }
+        )
+        if not answers:
+            raise_broker_errors(errors, answers)
+        results: dict[Replica, KafkaError | None] = {
+            Replica(name, number, broker_id): error
+            for broker_id, error in errors.items()
+            for topics in by_broker[broker_id].values()
+            for name, numbers in topics.items()
+            for number in numbers
+        }
+        for broker_id, response in answers.items():
             for topic_result in response.results:
                 for result in topic_result.partitions:
                     partition = TopicPartition(topic_result.topic_name, result.partition_index)
@@ -104,12 +138,25 @@ class LogDirsAdmin(AdminBase):
                     results[Replica(*partition, broker_id)] = error
         return results
 
-    async def _call_broker(self, broker_id: int, request: Message, answer: type[Response]) -> Response:
+    async def _call_broker(self, broker_id: int, request: Message, answer: type[Response], deadline: float) -> Response:
         async def attempt() -> Response:
             connection = await self._connection_to(broker_id)
             return await connection.call(request, answer, self._config.request_timeout_ms)
 
-        return await self._retry(attempt)
+        return await self._retry(attempt, deadline=deadline)
+
+
+def _moves(by_path: Mapping[str, Mapping[str, list[int]]]) -> AlterReplicaLogDirsRequest:
+    """The request to move replicas, numbers by topic and path."""
+    return AlterReplicaLogDirsRequest(
+        dirs=[
+            AlterReplicaLogDir(
+                path=path,
+                topics=[AlterReplicaLogDirTopic(name=name, partitions=numbers) for name, numbers in topics.items()],
+            )
+            for path, topics in by_path.items()
+        ]
+    )
 
 
 def _to_description(result: DescribeLogDirsResult, topics: set[str] | None) -> LogDirDescription:

@@ -134,7 +134,11 @@ class TransactionAdmin(CoordinatorAdmin, ProducersAdmin):
             },
         )
         descriptions: dict[str, TransactionDescription | KafkaError] = {}
-        for name, (node, code, state) in results.items():
+        for name, result in results.items():
+            if isinstance(result, KafkaError):
+                descriptions[name] = result
+                continue
+            node, code, state = result
             error = error_of(code, None, f"transactional id {name!r}")
             descriptions[name] = error or _to_description(state, -1 if node is None else node.node_id)
         return descriptions
