@@ -79,6 +79,14 @@ async def test_a_group_of_either_protocol_is_looked_for_within_one_limit(monkeyp
         assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
 
 
+async def test_offsets_of_a_missing_topic_are_not_for_want_of_a_leader():
+    missing = TopicPartition("missing", 0)
+    async with FakeCluster(t=1) as cluster, admin(cluster) as administrator:
+        with pytest.raises(PartitionErrors, match="UNKNOWN_TOPIC_OR_PARTITION: topic 'missing'") as caught:
+            await administrator.list_offsets({T0: "latest", missing: "latest"})
+        assert set(caught.value.answers) == {T0}
+
+
 @pytest.mark.parametrize(
     "call",
     [

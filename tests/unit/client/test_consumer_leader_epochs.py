@@ -373,7 +373,7 @@ class TestATopicCreatedAnew:
     """Under its old name, and as long as the old one, so that the positions exist again in the same leader epoch."""
 
     @RESETS
-    async def test_it_is_read_from_its_beginning(self, reset):
+    async def test_it_is_read_from_its_beginning(self, reset, caplog):
         async with FakeCluster(t=1) as cluster:
             fill(cluster, "t", 0, 9)
             async with consumer(cluster, auto_offset_reset=reset, metadata_max_age_ms=20) as consuming:
@@ -383,6 +383,8 @@ class TestATopicCreatedAnew:
                 cluster.create("t", 1)
                 fill(cluster, "t", 0, 12)
                 assert await read(consuming, 12) == list(range(12))
+        said = "t-0 was truncated below 9 when its topic was deleted and created anew: back to 0"
+        assert [record.getMessage() for record in caplog.records if "t-0" in record.getMessage()] == [said]
 
     async def test_without_a_reset_policy_it_is_an_error_until_a_seek(self):
         async with FakeCluster(t=1) as cluster:

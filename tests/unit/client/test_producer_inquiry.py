@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
 from tests.unit.client.test_producer import handled, numbered, producer, values
 from tests.unit.client.transacting import limited
 from tidelog.client import Producer
-from tidelog.client.model import RecordMetadata
+from tidelog.client.model import RecordMetadata, TopicPartition
+from tidelog.client.network.backoff import ExponentialBackoff
+from tidelog.client.producing.log_inquirer import LogInquirer
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -184,3 +188,28 @@ async def test_a_log_without_the_producer_has_lost_its_records_and_they_are_sent
         assert values(cluster) == [b"0", b"after"]
         assert partition.producers[producer_id][0] == 1
         assert len(cluster.sent(InitProducerIdRequest)) == 1
+
+
+async def test_a_leader_that_does_not_answer_does_not_keep_the_inquiries_at_others_from_a_retry():
+    asked: list[int] = []
+
+    class ClusterOfLeaders:
+        metadata = SimpleNamespace(leader=lambda partition: partition.partition)
+        retry_backoff = ExponentialBackoff(1, 2, random.Random(0))
+
+        def request_refresh(self) -> None:
+            pass
+
+        async def call(self, node_id: int, *_: object) -> None:
+            asked.append(node_id)
+            if node_id == 1:
+                await asyncio.get_running_loop().create_future()
+            raise KafkaError(ErrorCode.NETWORK_EXCEPTION)
+
+    cluster: Any = ClusterOfLeaders()
+    session: Any = SimpleNamespace(is_open=lambda *_: True)
+    inquirer = LogInquirer(cluster, session, lambda _: None, lambda *_: None)
+    inquirer.start([(TopicPartition("t", leader), 1) for leader in (1, 2)])
+    await until(lambda: asked.count(2) > 2)
+    assert asked.count(1) == 1
+    inquirer.close()

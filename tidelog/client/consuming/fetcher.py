@@ -351,7 +351,9 @@ class Fetcher:
         self._buffer.add(completed_fetch)
         return completed_fetch
 
-    def handle_divergence(self, partition: TopicPartition, epoch: int, end_offset: int) -> None:
+    def handle_divergence(
+        self, partition: TopicPartition, epoch: int, end_offset: int, cause: str = "by an unclean election"
+    ) -> None:
         """Act on a leader whose log differs before the position (see
         `Subscription.handle_divergence`).
         """
@@ -366,7 +368,7 @@ class Fetcher:
             self.discard((partition,))
             policy = self._config.auto_offset_reset
             target = f"back to {new_position}" if new_position >= 0 else f"reset to {policy}"
-            logger.warning("%s was truncated below %d by an unclean election: %s", partition, old_position, target)
+            logger.warning("%s was truncated below %d %s: %s", partition, old_position, cause, target)
             self._on_update()
 
     def fail(self, partition: TopicPartition, error: KafkaError) -> None:

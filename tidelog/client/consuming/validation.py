@@ -71,9 +71,8 @@ class PositionValidator:
             self._fetcher.discard(self._subscription.update_leader_epochs(state[0].leader_epoch))
             for partition in self._subscription.update_topic_ids(state[0].topic_id):
                 # The new topic of this name holds other records, and all of them are unread.
-                logger.warning("the topic of %s was deleted and created anew", partition)
                 self._fetcher.discard((partition,))
-                self._fetcher.handle_divergence(partition, 0, 0)
+                self._fetcher.handle_divergence(partition, 0, 0, "when its topic was deleted and created anew")
         self._start(self._partitions_to_validate(), 0)
 
     async def close(self) -> None:

@@ -126,8 +126,16 @@ async def list_offsets_once(
         if error is not None:
             raise error
     raise_for_missing_partitions(cluster, leaderless, refreshes_before)
-    errors.update({each: KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(each)) for each in leaderless})
+    errors.update({each: _no_leader(cluster, each) for each in leaderless})
     return errors
+
+
+def _no_leader(cluster: Cluster, partition: TopicPartition) -> KafkaError:
+    """Why the metadata has no leader of this partition: its topic may not exist."""
+    topic = cluster.metadata.topics.get(partition.topic)
+    if topic is not None and topic.error is not ErrorCode.NONE:
+        return KafkaError(topic.error, f"topic {partition.topic!r}")
+    return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
 
 
 def raise_for_missing_partitions(cluster: Cluster, leaderless: Iterable[TopicPartition], refreshes_before: int) -> None:

@@ -51,9 +51,13 @@ class LogInquirer:
         if not new_inquiries:
             return
         self._open_inquiries.update(new_inquiries)
-        task = start_task(self._inquire_until_settled(new_inquiries))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        by_leader: dict[int, list[Inquiry]] = {}
+        for inquiry in new_inquiries:
+            by_leader.setdefault(self._cluster.metadata.leader(inquiry[0]), []).append(inquiry)
+        for part in by_leader.values():  # one that does not answer must not hold back those of others
+            task = start_task(self._inquire_until_settled(part))
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
 
     def close(self) -> None:
         """Cancel the running inquiries."""
