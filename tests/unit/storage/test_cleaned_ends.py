@@ -183,6 +183,34 @@ def test_gaps_of_a_topic_that_became_another_meanwhile_are_no_damage(
         served(made.open())
 
 
+@pytest.mark.parametrize("ending", ["after a kill", "after a loss of power"])
+def test_what_is_lost_after_a_topic_has_ceased_to_be_compacted_is_damage(tmp_path: Path, ending: str) -> None:
+    """Also without a clean stop since: a flush has put what explains the gaps on the device."""
+    made = Logs(tmp_path / "logs", CONFIG)
+    for _ in range(20):
+        made.append(batch(key=b"key", value=b"." * 100))
+    made.config = replace(CONFIG, cleanup_policy=frozenset({"delete"}))
+    made.log.set_config(made.config)
+    made.log.explain_gaps(made.log.log_end_offset, sync=False)
+    made.directory.write_checkpoints()
+    assert "t 0" in (made.path / CLEANER_OFFSET_FILE).read_text()
+    task = made.log.begin_flush()
+    made.append(batch(key=b"key"))
+    made.log.explain_gaps(made.log.log_end_offset, sync=False)  # not in the flush
+    task.run()
+    made.log.finish_flush(task)
+    assert made.log.has_unsynced_gaps
+    for _ in range(60):
+        made.append(batch(key=b"key", value=b"." * 100))
+    made.log.flush()
+    made.directory.write_checkpoints()
+    assert (made.path / CLEANER_OFFSET_FILE).read_text() == "0\n0\n"
+    made.kill()
+    all_files(made.folder / made.files("*.log")[-3])
+    with pytest.raises(DamagedRecords):
+        served(made.open(machine_ran_on=ending == "after a kill"))
+
+
 def test_a_missing_checkpoint_of_the_cleaner_leaves_a_compacted_log_as_it_is(made: Logs) -> None:
     """The ends of its segments are still known."""
     expected = contents(made.log)

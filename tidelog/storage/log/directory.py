@@ -614,7 +614,6 @@ class LogDirectory:
         is_wanted = also_unchanged or cleaned != before or not self._cleaned_is_written
         self._cleaned_is_written = not is_wanted
         return {
-            **({CLEANER_OFFSET_FILE: cleaned} if is_wanted else {}),
             RECOVERY_POINT_FILE: self._with_kept(
                 RECOVERY_POINT_FILE, {key: log.recovery_point for key, log in logs.items()}
             ),
@@ -622,6 +621,8 @@ class LogDirectory:
             HIGH_WATERMARK_FILE: self._with_kept(
                 HIGH_WATERMARK_FILE, {key: log.high_watermark for key, log in logs.items()}
             ),
+            # Last: a start needs the recovery points of the flushes after which it does not name a log any more.
+            **({CLEANER_OFFSET_FILE: cleaned} if is_wanted else {}),
         }
 
     def _with_kept(self, file: str, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:

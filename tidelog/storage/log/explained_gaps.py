@@ -18,7 +18,7 @@ from tidelog.storage.files.checkpoints import (
     replace_file,
 )
 from tidelog.storage.files.disk import Disk
-from tidelog.storage.log.flush import Durability
+from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.segments.segments import Segments
 
 logger = logging.getLogger("tidelog.storage")
@@ -44,15 +44,23 @@ def explain_gaps(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
     replace_file(log.disk, log.directory, EXPLAINED_GAPS_FILE, encode_end_offset(end_offset), sync=sync)
     log.has_unsynced_gaps = not sync
     log.gaps_explained_below = end_offset
+    let_flush_sync(log)
     for segment in log.segments:
         segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset
 
 
-def note_before_close(log: LogWithGaps) -> None:
-    """Let the last flush sync the file."""
+def let_flush_sync(log: LogWithGaps) -> None:
+    """Let the next flush sync the file."""
     if log.has_unsynced_gaps:
         log.durability.note_path(f"{log.directory}/{EXPLAINED_GAPS_FILE}")
         log.durability.note_directory(log.directory)
+
+
+def note_flush(log: LogWithGaps, task: FlushTask) -> None:
+    """The flush has succeeded. While the cleaner's checkpoint names the log, a lost segment is taken for cleaned."""
+    path = f"{log.directory}/{EXPLAINED_GAPS_FILE}"
+    if log.has_unsynced_gaps and path in task.paths and not log.durability.is_noted(path):
+        log.has_unsynced_gaps = False
 
 
 def read_end_offset(disk: Disk, directory: str, name: str) -> int:

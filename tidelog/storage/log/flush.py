@@ -188,6 +188,9 @@ class Durability:
         """A small file was written. The next flush syncs it."""
         self._paths[path] = None
 
+    def is_noted(self, path: str) -> bool:
+        return path in self._paths
+
     def note_directory(self, path: str) -> None:
         """A file was created, renamed or removed in the directory. The next flush syncs it."""
         self._directories[path] = None

@@ -570,6 +570,7 @@ class PartitionLog:
             if not is_exhaustion(error):
                 self.failure = f"{self.directory}: {error}"
             raise
+        explained_gaps.note_flush(self, task)
         self.flush_at = self.durability.flush_at
 
     def flush(self) -> None:
@@ -788,7 +789,7 @@ class PartitionLog:
         if snapshot is not None:
             durability.note_path(snapshot)
             durability.note_directory(self.directory)
-        explained_gaps.note_before_close(self)
+        explained_gaps.let_flush_sync(self)
         has_new_sums = durability.note_sums(self.segments, with_active=True)
         is_settled = durability.is_settled(self.log_end_offset) and active.synced_bytes >= 0 and not has_new_sums
         return None if is_settled and not self.leader_epochs.is_dirty else self.begin_flush()
