@@ -128,6 +128,25 @@ async def test_every_compacted_log_is_cleaned_once(node: Node) -> None:
     await node.cleaner.close()
 
 
+async def test_a_look_that_fails_is_followed_by_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stayed under way for ever, and no log was cleaned any more."""
+    bad, good = node.fill("t", 50), node.fill("u", 60)
+
+    def look(log: Any, now_ms: int) -> Any:
+        assert log is not bad
+        return find_cleanable(log, now_ms)
+
+    def fail(log: Any) -> None:
+        raise AssertionError(log)
+
+    monkeypatch.setattr(log_cleaner, "find_cleanable", look)
+    node.start()
+    node.cleaner.on_uncleanable = fail
+    await node.until(lambda: node.cleaner.totals.cleanings == 1)
+    assert (len(contents(good)), list(node.cleaner.uncleanable)) == (3, [bad])
+    await node.cleaner.close()
+
+
 async def test_many_logs_are_looked_at_in_turns_of_the_loop(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """All logs were looked at in one turn, and again after each cleaning: 5,000 logs held the loop for a second."""
     logs = [node.fill(f"t{number}", 4) for number in range(30)]

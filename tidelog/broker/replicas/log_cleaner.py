@@ -183,10 +183,13 @@ class LogCleaner:
         if self._is_closing or self._round is None:
             return
         ends_s = self._loop.time() + TURN_S
-        for _ in self._round:
-            if self._loop.time() > ends_s:
-                self._loop.call_soon(self._go_on)
-                return
+        try:
+            for _ in self._round:
+                if self._loop.time() > ends_s:
+                    self._loop.call_soon(self._go_on)
+                    return
+        except Exception:  # a bug here: the next look begins anew
+            logger.exception("the look for logs to clean failed")
         self._round = None
         self._begin_due()
 
