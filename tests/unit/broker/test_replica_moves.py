@@ -16,11 +16,11 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode
 from tests.unit.broker.faulty_disk import FaultyDisk
 from tests.unit.broker.test_disk_failures import error_of_fetch, send
-from tests.unit.broker.test_node import fetch, fetched
+from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.broker.config.node_config import NodeConfig
 from tidelog.broker.node import Node
 from tidelog.broker.node_ports import os_ports
-from tidelog.broker.replicas import replica_moves
+from tidelog.broker.replicas import flushes, replica_moves
 from tidelog.client import Admin
 from tidelog.client.model import Replica, ReplicaLogDirs
 from tidelog.protocol.errors import ErrorCode
@@ -45,6 +45,7 @@ from tidelog.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.replication.future_replica import FutureReplica, MoveState
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
@@ -616,3 +617,20 @@ async def test_the_errors_of_a_former_log_fail_no_directory(moving: Moving, make
     assert await send(moving.wire, "u", make_batch(b"a")) == (0, 0)
     if end == "moved":
         assert await send(moving.wire, "t", make_batch(b"b")) == (0, 1)
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+async def test_a_produce_that_waits_for_a_sync_that_was_put_off_is_answered_after_the_move(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, acks: int
+) -> None:
+    """The new log has nothing to sync: the request waited until its timeout, and the client sent it again."""
+    monkeypatch.setattr(flushes, "SHORTAGE_PAUSE_S", 0.5)
+    moving.disk.fail(moving.home, errno.EMFILE, "sync")
+    request = produce("t", make_batch(b"a"), acks=acks)
+    wire = await moving.running.connect()
+    pending = asyncio.ensure_future(wire.call(request, 9, ProduceResponse))
+    await until(lambda: bool(moving.partition.log.durability.is_wanted))
+    target = moving.other
+    assert await moving.order(target) == 0
+    await moving.arrived(target)
+    assert produced(await asyncio.wait_for(pending, PATIENCE_S)) == [(0, 0)]

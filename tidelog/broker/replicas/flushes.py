@@ -85,15 +85,18 @@ class Flushes:
                     return
             if partition.offline or not self._is_hosted(partition):
                 return
-            # From here on use the partition's present log: it may have moved to another directory meanwhile.
-            partition.advance_high_watermark()
-            self._settle(partition.watch.syncs.take_reached(partition.log.committable_offset), None)
+            self.acknowledge(partition)
             if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
                 self.on_flushed(partition)
             if partition.log.flush_due:
                 self.flush(partition)
 
         future.add_done_callback(flushed)
+
+    def acknowledge(self, partition: Partition) -> None:
+        """Of the partition's present log, which may have moved to another directory since the records were appended."""
+        partition.advance_high_watermark()
+        self._settle(partition.watch.syncs.take_reached(partition.log.committable_offset), None)
 
     def _cannot_sync(self, partition: Partition, log: PartitionLog, error: OSError | CorruptLog) -> bool:
         """Whether the sync is only deferred: it stays due, and the waiting requests are not acknowledged yet."""

@@ -438,6 +438,7 @@ class ReplicaMoves:
         self._is_over(partition)
         logger.info("%s-%d is now in %s", partition.topic, partition.index, directory.path)
         self.on_promoted(partition, directory)
+        self._partitions.flushes.acknowledge(partition)  # what waited for a sync of the present log that was put off
         self._partitions.flushes.flush_if_due(partition)
 
     def _cannot_be_written(self, partition: Partition, directory: LogDirectory, error: Exception) -> None:
