@@ -16,9 +16,11 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Seque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidelog.client.config import ConsumerConfig
+from tidelog.client.config import ConsumerConfig, ProducerConfig
 from tidelog.client.model import BrokerErrors
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.kernel_loading import KernelLoading
+from tidelog.client.producing.arrow_batches import ArrowBatches
 from tidelog.client.producing.detached_transactions import DetachedTransaction, end_transaction
 from tidelog.client.producing.producer import Producer
 from tidelog.client.sync.loop_thread import LoopThread
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _END_TIMEOUT_MS = 60_000
+_LOAD_TIMEOUT_S = 300
 _ENDED_ERRORS = frozenset(
     (
         ErrorCode.INVALID_TXN_STATE,
@@ -163,6 +166,8 @@ class _Writer:
     def __init__(self, options: SinkOptions, **producer_options: str) -> None:
         self._options = options
         self._producer = Producer(**options.producer, **producer_options)
+        load = ArrowBatches(ProducerConfig.from_options(options.producer)).load_kernel
+        self._kernel = KernelLoading(load, lambda: None)
         self._rows = 0
         self._topics: set[str] = set()
         self._unsettled = 0
@@ -185,6 +190,8 @@ class _Writer:
             future.add_done_callback(self._on_done)
 
     async def _start(self) -> None:
+        # Compiled for the first time on a machine, the loops may take longer than `max_block_ms`, which is for brokers.
+        await self._kernel.load_within(_LOAD_TIMEOUT_S)
         await start_within(self._producer.start, self._options.max_block_ms)
 
     def _on_done(self, future: asyncio.Future[Any]) -> None:
@@ -208,6 +215,7 @@ class _Writer:
 
     async def close(self) -> None:
         """End the producer. A transaction that is not detached is aborted."""
+        await self._kernel.close()
         await self._producer.close()
 
 

@@ -16,6 +16,7 @@ from tests.patience import wait_until
 from tidelog import EmbeddedBroker
 from tidelog.client.model import NewTopic, TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.producing.arrow_batches import ArrowBatches
 from tidelog.client.producing.producer import Producer
 from tidelog.client.sync import Admin, Consumer
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
@@ -609,3 +610,19 @@ def test_brokers_that_stay_away_fail_a_task_after_its_max_block_ms(options, monk
     with pytest.raises(KafkaError, match="no broker reached"):
         MicroBatch(replace(options, max_block_ms=300), "gone", 0).write(0)
     assert absence.met > 1
+
+
+def test_loops_that_are_compiled_for_the_first_time_take_none_of_the_time_for_brokers(broker, topic, monkeypatch):
+    loaded: list[bool] = []
+    load = ArrowBatches.load_kernel
+
+    def load_slowly(self: ArrowBatches) -> None:
+        if not loaded:
+            time.sleep(3)
+        load(self)
+        loaded.append(True)
+
+    monkeypatch.setattr(ArrowBatches, "load_kernel", load_slowly)
+    given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "topic": topic, "kafka.max.block.ms": "2000"}
+    write_task(SinkOptions.parse(given), TaskId("slow", 0, -1), rows("a"))
+    assert len(loaded) == 2
