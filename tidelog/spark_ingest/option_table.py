@@ -190,6 +190,8 @@ FORBIDDEN: Final[Mapping[str, str]] = {
     "kafka.value.serializer": "values come as binary columns; cast them afterwards",
     "kafka.enable.auto.commit": "the source commits nothing by itself; commitOffsetsToGroup does in a stream",
     "kafka.interceptor.classes": "there is no JVM to run them",
+    "path": "the option subscribe names the topics; write load() without a path",
+    "topic": "the option subscribe names the topics to read",
     "provider": "Spark hands the options of a table to no source in Python; create a temporary view instead",
 }
 

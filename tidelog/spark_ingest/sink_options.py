@@ -110,6 +110,7 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
     "kafka.interceptor.classes": "there is no JVM to run them",
     "kafka.partitioner.class": "there is no JVM to run it; a column `partition` chooses for each row",
     "kafka.transactional.id": "exactlyOnce chooses one for each task; set transactionalIdPrefix",
+    "subscribe": "the option topic names where rows go. A view that reads a topic cannot be written to",
     "path": "rows go to a topic, which the option topic names; write save() and start() without a path",
 }
 _COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -102,6 +102,12 @@ def test_topics_are_split_at_commas_and_named_once():
     assert "no topic" in refusal(subscribe=" , ")
 
 
+@pytest.mark.parametrize("name", ["topic", "path"])
+def test_the_sinks_ways_to_name_a_topic_lead_to_the_sources(name):
+    """Spark gives `load("t")` as a path."""
+    assert "the option subscribe names the topics" in refusal(**{name: "t"})
+
+
 def test_a_pattern_must_be_one():
     assert parsed(subscribePattern="flights-.*").pattern == "flights-.*"
     assert "regular expression" in refusal(subscribePattern="(")

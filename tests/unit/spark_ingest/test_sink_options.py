@@ -67,6 +67,11 @@ def test_options_without_effect_are_taken_and_noted():
     ProducerConfig.from_options(options.producer)
 
 
+def test_an_insert_into_a_view_that_reads_a_topic_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match=r"option 'subscribe' is not allowed.*A view .* cannot be written to"):
+        parsed(subscribe="flights")
+
+
 def test_a_path_is_refused_rather_than_passed_over():
     with pytest.raises(ConfigError, match=r"option 'path' is not allowed.*the option topic"):
         parsed(path="flights")
