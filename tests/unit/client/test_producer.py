@@ -200,6 +200,7 @@ async def test_the_delivery_timeout_ends_retries(caplog):
                 await sending.send_and_wait("t", b"0")
             assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
             assert "delivery_timeout_ms=1500" in str(caught.value)
+            assert str(caught.value).endswith(" attempts: NOT_ENOUGH_REPLICAS"), "what to mend"
             assert "1 record was not delivered" in caplog.text
             await asyncio.sleep(0.02)  # a request may still be on its way, and would then be served
             cluster.scripts.clear()

@@ -48,6 +48,7 @@ class ProducerBatch(Generic[Ticket]):
         "parts",
         "producer_epoch",
         "producer_id",
+        "refusal",
         "retry_at_ms",
         "tickets",
         "timestamps",
@@ -74,6 +75,8 @@ class ProducerBatch(Generic[Ticket]):
         """For the records that are observed through it. A batch of a group needs none."""
         self.charged_bytes = 0
         self.attempts = 0
+        self.refusal = ""
+        """How the last attempt ended, for the error of a batch whose time is over."""
         self.retry_at_ms = 0.0
         self.in_flight = False
         self.is_complete = False

@@ -456,6 +456,7 @@ class Sender:
             if code is ErrorCode.CONCURRENT_TRANSACTIONS:
                 wait_ms = min(wait_ms, CONCURRENT_TRANSACTIONS_WAIT_MS)
             logger.debug("%s: sending again in %.0f ms after %s", batch.partition, wait_ms, code.name)
+            batch.refusal = f"{code.name}: {message}" if message else code.name
             self._accumulator.put_back(batch, now_ms + wait_ms)
             self.wake()
         elif code in _TOO_LARGE and batch.record_count > 1 and (batch.group is None or batch.group.is_divisible):
@@ -483,13 +484,15 @@ class Sender:
         self.wake()
 
     def _expire(self, now_ms: float) -> None:
+        refusals: dict[TopicPartition, str] = {}
         for batch in self._accumulator.expired_batches(now_ms):
+            refusal = refusals[batch.partition] = batch.refusal or refusals.get(batch.partition, "")
             limit = self._config.delivery_timeout_ms
             text = (
                 f"{batch.partition}: not delivered within delivery_timeout_ms={limit}, after {batch.attempts} attempts"
             )
             leader = self._cluster.metadata.leader(batch.partition)
-            cause = self._cluster.failure_of(leader) if leader >= 0 else "the partition has no leader"
+            cause = self._cluster.failure_of(leader) or refusal if leader >= 0 else "the partition has no leader"
             self._fail(batch, KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{text}: {cause}" if cause else text))
 
     def _fail(self, batch: Batch, error: KafkaError) -> None:
