@@ -346,6 +346,29 @@ def test_a_failure_without_an_answer_closes_the_connection_behind_the_answers_th
     assert owner.frames == [*before, failing]
 
 
+def test_a_request_that_is_found_malformed_later_closes_the_connection() -> None:
+    """Behind the answers before it, as one that is at once."""
+    owner = _Logged()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"p-first.", b"e-broken", b"a-never."))
+    owner.parked[b"e-broken"].complete(MalformedMessage("as asked"))
+    assert owner.warnings == ["malformed"]
+    assert not transport.closed
+    owner.parked[b"p-first."].complete(b"p-first.")
+    assert transport.closed
+    assert transport.written == b"p-first."
+    assert owner.frames == [b"p-first.", b"e-broken"]
+
+
+def test_a_request_that_is_found_malformed_when_the_client_is_gone_changes_nothing() -> None:
+    owner = _Logged()
+    connection, transport = connect(owner)
+    feed(connection, transport, framed(b"e-broken"))
+    connection.connection_lost(None)
+    owner.parked[b"e-broken"].complete(MalformedMessage("as asked"))
+    assert owner.warnings == []
+
+
 @pytest.mark.parametrize("is_released", [False, True])
 @pytest.mark.parametrize("size", [3, 2**31 - 1])
 def test_a_frame_of_an_impossible_size_has_its_turn_behind_an_exclusive_request(size: int, is_released: bool) -> None:

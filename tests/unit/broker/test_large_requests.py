@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import RunningNode, Wire, served_meanwhile
+from tests.unit.broker.largest_requests import largest_requests
 from tidelog.broker.apis import config_changes, dispatch
+from tidelog.broker.apis.api_tables import BROKER_APIS, CONTROLLER_APIS
 from tidelog.broker.apis.cluster import alter_replica_log_dirs, elect_leaders
 from tidelog.broker.apis.records import delete_records, fetch, list_offsets, offset_for_leader_epoch, produce
 from tidelog.broker.apis.topics import create_topics
@@ -40,8 +43,11 @@ from tidelog.protocol.messages.delete_records import (
     DeleteRecordsTopic,
 )
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from tidelog.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse, TopicPartitions
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tidelog.protocol.messages.headers import RequestHeader
+from tidelog.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -529,3 +535,85 @@ async def test_requests_for_the_controller_wait_undecoded_and_are_answered_in_st
     assert waiting >= 2
     elements = getattr(request, "topics", None) or request.topic_partitions[0].partitions
     assert [count(each.result()) for each in answers] == [len(elements)] * 4
+
+
+def with_names(count: int) -> DescribeGroupsRequest:
+    return DescribeGroupsRequest(groups=[f"{number}-{'x' * 32}" for number in range(count)])
+
+
+@pytest.mark.slow
+async def test_a_large_request_is_decoded_between_those_of_others(running: RunningNode, wire: Wire) -> None:
+    """Its decoding was one turn of the loop, 50 ms for 45,000 members."""
+    members = [MemberIdentity(member_id=f"member-{number}") for number in range(45_000)]
+    request = LeaveGroupRequest(group_id="none", members=members)
+    assert await served_meanwhile(running, wire, request, 5, LeaveGroupResponse) > len(request.encode(5)) / 50_000
+
+
+async def test_answers_leave_in_the_order_of_the_requests_where_a_large_one_is_decoded_in_steps(
+    running: RunningNode, wire: Wire
+) -> None:
+    sent = [wire.send(with_names(3_000), 5), wire.send(MetadataRequest(topics=[]), 9), wire.send(with_names(1), 5)]
+    assert len(with_names(3_000).encode(5)) > dispatch.DECODED_AT_ONCE_BYTES_MAX
+    first = await wire.receive(DescribeGroupsResponse, 5)
+    received = [wire.last_correlation_id]
+    await wire.receive(MetadataResponse, 9)
+    received.append(wire.last_correlation_id)
+    await wire.receive(DescribeGroupsResponse, 5)
+    assert [*received, wire.last_correlation_id] == sent
+    assert [each.group_id for each in first.groups] == with_names(3_000).groups
+
+
+async def test_a_large_request_that_cannot_be_decoded_closes_its_connection(
+    running: RunningNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = await running.connect()
+    request = with_names(3_000).encode(5)
+    head = RequestHeader(request_api_key=15, request_api_version=5, correlation_id=1, client_id="test").encode(2)
+    frame = head + request[:-100]
+    wire.writer.write(struct.pack(">i", len(frame)) + frame)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await wire.reader.read() == b""
+    assert "closing connection from 127.0.0.1: DescribeGroupsRequest version 5" in caplog.text
+    await until(lambda: running.node._dispatchers[-1].tasks_under_way == 0)
+    assert running.node._dispatchers[-1]._scheduler._request_bytes == 0
+
+
+async def test_a_large_request_is_given_up_when_its_client_is_gone(
+    running: RunningNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = await running.connect()
+    dispatcher = running.node._dispatchers[-1]
+    scheduler = dispatcher._scheduler
+    pauses = asyncio.Event()
+
+    async def stay(*, for_records: bool = False) -> None:
+        pauses.set()
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(fair_scheduler.FairScheduler, "pause", lambda self, **known: stay(**known))
+    wire.send(with_names(3_000), 5)
+    await asyncio.wait_for(pauses.wait(), PATIENCE_S)
+    assert (dispatcher.tasks_under_way, scheduler._request_bytes) == (1, len(with_names(3_000).encode(5)) + 15)
+    server = running.node._broker_server
+    assert server is not None
+    for connection in list(server.connections):
+        connection.abort()
+    await until(lambda: dispatcher.tasks_under_way == 0)
+    assert scheduler._request_bytes == 0
+
+
+@pytest.mark.slow
+def test_every_large_request_is_decoded_to_the_same_in_steps() -> None:
+    for message in (api.REQUEST for api in (*BROKER_APIS, *CONTROLLER_APIS)):
+        for large in largest_requests(message, max(message.VERSIONS), 0.05):
+            data = large.request.encode(large.version)
+            steps = type(large.request).read_in_steps(data, 0, large.version)
+            assert outcome(steps) == (large.request, len(data))
+
+
+def outcome(steps: Generator[None, None, Any]) -> Any:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value

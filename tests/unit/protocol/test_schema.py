@@ -13,6 +13,7 @@ from tidelog.protocol.codec.decoding import (
     ELEMENT_COST,
     ELEMENTS_MAX,
     REQUEST_BUDGET,
+    STEP_BYTES,
     TAGGED_FIELDS_MAX,
     DecoderSource,
     minimum_size,
@@ -167,6 +168,43 @@ def test_steps_write_the_encoded_bytes(version: int, berths: int, steps: int):
     out = bytearray(b"head")
     assert len(list(harbour.write_in_steps(out, version))) == steps
     assert out == b"head" + harbour.encode(version)
+
+
+def in_steps(data: bytes, version: int) -> tuple[Harbour, int, int]:
+    """A decoded message, its end, and the number of pauses."""
+    steps, count = Harbour.read_in_steps(data, 4, version), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return *end.value, count
+        count += 1
+
+
+@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("berths", [0, 1, 5000])
+def test_steps_read_what_was_encoded(version: int, berths: int):
+    harbour = full(version)
+    harbour.berths = [Berth(name=f"b{number}", depth=number) for number in range(berths)]
+    data = harbour.encode(version)
+    decoded, end, pauses = in_steps(b"head" + data + b"tail", version)
+    assert (decoded, end) == (harbour, 4 + len(data))
+    assert abs(pauses - len(data) / STEP_BYTES) <= 1
+    for stop in range(4, 4 + len(data), max(1, len(data) // 20)):
+        with pytest.raises(MalformedMessage):
+            in_steps((b"head" + data)[:stop], version)
+
+
+def test_long_names_are_read_and_written_one_after_the_other():
+    """3,000 names of 32 KB were read in one turn of the loop."""
+    harbour = Harbour(nicknames=["x" * 32_000] * 50, berths=[Berth(name="y" * 32_000)] * 50)
+    data = harbour.encode(2)
+    decoded, _, pauses = in_steps(b"head" + data, 2)
+    assert decoded == harbour
+    assert pauses >= 98
+    out = bytearray()
+    assert len(list(harbour.write_in_steps(out, 2))) >= 5
+    assert out == data
 
 
 def test_the_bytes_of_an_old_and_a_flexible_version():

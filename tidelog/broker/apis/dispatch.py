@@ -11,12 +11,12 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from struct import Struct
 from struct import error as StructError
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidelog.broker.apis.delegated import CONTROLLER_ROWS, DelegatedApi
 from tidelog.broker.apis.error_counts import count_errors, count_errors_in_steps
@@ -31,7 +31,7 @@ from tidelog.broker.scheduling.large_answers import AnswerInPieces
 from tidelog.broker.scheduling.pieces import UNCOUNTED_BYTES_MAX, WHOLE_BYTES_MAX, Arrays, is_large, join, split
 from tidelog.protocol.api import ApiKey, api_name, request_header_version, response_header_version
 from tidelog.protocol.errors import ErrorCode, KafkaError, MalformedMessage
-from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM, decode_alike
+from tidelog.protocol.hot import FETCH_FLEXIBLE_FROM, PRODUCE_FLEXIBLE_FROM, Buffer, decode_alike
 
 logger = logging.getLogger("tidelog.dispatch")
 
@@ -49,6 +49,8 @@ KEYS_OF_NODES = frozenset({ApiKey.BROKER_HEARTBEAT, *(row.REQUEST.API_KEY for ro
 # Of a request for the active controller. Larger ones begin, and have their answers encoded, one in a turn of the loop:
 # very many may wait for the same commit.
 AT_ONCE_BYTES_MAX = 256
+# A larger request of an API other than Produce and Fetch, which is not one of nodes, is decoded in steps.
+DECODED_AT_ONCE_BYTES_MAX = 32 * 1024
 # Its decision and answer hold several times what other large requests do, and the garbage collector walks all of it.
 CONTROLLER_WEIGHT = 4
 # For what one answer has no room for: clients ask for it again.
@@ -72,7 +74,7 @@ class Dispatcher:
         self._stopwatch = services.requests.stopwatch
         self._apis = {module.REQUEST.API_KEY: _Api(module, services.requests, forwarded) for module in apis}
         self._forwarded = frozenset(forwarded)
-        self._tasks: dict[asyncio.Task[None], int] = {}  # with the bytes of a large request, otherwise 0
+        self._tasks: dict[asyncio.Task[bool | None], int] = {}  # with the bytes of a large request, otherwise 0
         self._tasks_of_host: dict[str, int] = {}
 
     @property
@@ -190,9 +192,13 @@ class Dispatcher:
             error = KafkaError(ErrorCode.UNSUPPORTED_VERSION)
             context = RequestContext(key, 0, correlation_id, None, connection.host, connection.listener_name)
             return _frame(api.refuse(None, error, 0), context)
-        if len(frame) > api.counted_above_bytes and not self._scheduler.has_room:
+        in_steps = len(frame) > DECODED_AT_ONCE_BYTES_MAX and not api.is_of_nodes
+        if (in_steps or len(frame) > api.counted_above_bytes) and not self._scheduler.has_room:
             return NOT_YET
         began = api.counters.begun(version)
+        if in_steps and self._has_place(api, connection.host):
+            head = _Head(version, correlation_id, client_id_bytes)
+            return _timed(self._decode_and_answer(bytes(frame), api, head, connection), api.counters, began)
         client_id, request = api.parse(frame, version, client_id_bytes)
         context = RequestContext(
             key, version, correlation_id, client_id, connection.host, connection.listener_name, connection
@@ -201,7 +207,54 @@ class Dispatcher:
         self._add_work(self._stopwatch() - began, connection)
         return _timed(answer, api.counters, began)
 
-    def _answer(self, frame: memoryview, api: _Api, context: RequestContext, request: Any) -> Answer:
+    def _decode_and_answer(self, frame: bytes, api: _Api, head: _Head, connection: Peer) -> Deferred:
+        """Decode a large request in steps, between which others are served, and answer it."""
+        answer = _DeferredMessage(None, exclusive=True)
+
+        async def run() -> bool:
+            REQUEST_HOST.set(connection.host)
+            await self._scheduler.begin()
+            try:
+                client_id, request = await self._decoded(frame, api, head.version, head.client_id_bytes)
+            except MalformedMessage as error:
+                answer.complete(error.with_traceback(None))  # whose frames may keep the answer
+                return True
+            answer.wait_as_stated(request)
+            context = RequestContext(
+                api.key, head.version, head.correlation_id, client_id, connection.host, connection.listener_name,
+                connection,
+            )  # fmt: skip
+            answer.complete_as(self._answer(frame, api, context, request))
+            self._end_large_request()  # its answer has begun another, in a task of its own
+            return True
+
+        task = self._start(run(), answer, len(frame) * api.weight, connection.host)
+
+        def abandoned() -> None:
+            task.cancel()
+
+        answer.on_abandon = abandoned
+        return answer
+
+    async def _decoded(self, frame: bytes, api: _Api, version: int, client_id_bytes: int) -> tuple[str | None, Any]:
+        """As `api.parse`, with a pause after each step."""
+        steps = api.parse_in_steps(frame, version, client_id_bytes)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                client_id, request = end.value
+                break
+            await self._scheduler.pause()
+        await self._scheduler.pause()
+        return client_id, request
+
+    def _has_place(self, api: _Api, host: str) -> bool:
+        """Whether one more task of this host may begin."""
+        left = api.tasks_max - len(self._tasks)
+        return left > 0 and (api.is_of_nodes or self._tasks_of_host.get(host, 0) < left)
+
+    def _answer(self, frame: Buffer, api: _Api, context: RequestContext, request: Any) -> Answer:
         if api.is_forwarded:
             return self._run(
                 self._by_controller(bytes(frame), api, context, request), api, context, request, len(frame)
@@ -244,10 +297,8 @@ class Dispatcher:
         answer = _DeferredMessage(request, exclusive=True)
         large_bytes = size_bytes if size_bytes > api.counted_above_bytes else 0
         takes_turns = api.takes_turns and size_bytes > AT_ONCE_BYTES_MAX
-        if takes_turns:
-            large_bytes *= CONTROLLER_WEIGHT
-        left = api.tasks_max - len(self._tasks)
-        if left <= 0 or (not api.is_of_nodes and self._tasks_of_host.get(context.client_host, 0) >= left):
+        large_bytes *= api.weight
+        if not self._has_place(api, context.client_host):
             coroutine.close()
             error = KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "too many requests are under way")
             answer.response = api.framed(error, context, request)
@@ -274,10 +325,7 @@ class Dispatcher:
 
     async def _completed(self, response: Deferred, answer: Deferred) -> Any:
         """As `completed`, in the task of a request. While it waits for others it takes no room from large requests."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._scheduler.end_request(self._tasks[task])
-        self._tasks[task] = 0
+        task = self._end_large_request()
         abandon = response.on_abandon
         if abandon is not None:
 
@@ -291,18 +339,28 @@ class Dispatcher:
         finally:
             answer.on_abandon = None
 
+    def _end_large_request(self) -> asyncio.Task[Any]:
+        """The task that runs, whose request takes no room from large ones any more."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._scheduler.end_request(self._tasks[task])
+        self._tasks[task] = 0
+        return task
+
     def _start(
         self,
-        steps: Coroutine[Any, Any, None],
+        steps: Coroutine[Any, Any, bool | None],
         answer: Deferred,
         large_bytes: int,
         host: str,
         handling: Coroutine[Any, Any, Any] | None = None,
-    ) -> None:
-        """Start the task that completes the answer. `handling`: a coroutine that it awaits."""
+    ) -> asyncio.Task[bool | None]:
+        """Start the task that completes the answer, or returns True where another one will. `handling`: a coroutine
+        that it awaits.
+        """
         of_host = self._tasks_of_host
 
-        def ended(done: asyncio.Task[None]) -> None:
+        def ended(done: asyncio.Task[bool | None]) -> None:
             if of_host[host] == 1:
                 del of_host[host]
             else:
@@ -314,6 +372,8 @@ class Dispatcher:
                 return
             error = None if done.cancelled() else done.exception()
             if error is None:
+                if not done.cancelled() and done.result():
+                    return
                 answer.complete(None)  # for instance, the node is stopping
             else:
                 answer.failed(error)
@@ -323,6 +383,7 @@ class Dispatcher:
         of_host[host] = of_host.get(host, 0) + 1
         self._scheduler.begin_request(large_bytes)
         task.add_done_callback(ended)
+        return task
 
     async def _piece_by_piece(self, arrays: Arrays, api: _Api, context: RequestContext, request: Any) -> Any:
         """Handle a large request in pieces, with pauses in which other requests run."""
@@ -379,9 +440,12 @@ class Dispatcher:
         if key not in self._forwarded:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"API key {key} cannot be forwarded")
         began = api.counters.begun(version)
-        client_id, request = api.parse(view, version, client_id_bytes)
-        context = RequestContext(key, version, correlation_id, client_id, client_host, "")
         REQUEST_HOST.set(client_host)
+        if len(frame) > DECODED_AT_ONCE_BYTES_MAX:
+            client_id, request = await self._decoded(frame, api, version, client_id_bytes)
+        else:
+            client_id, request = api.parse(view, version, client_id_bytes)
+        context = RequestContext(key, version, correlation_id, client_id, client_host, "")
         response = await self._outcome(api, context, request)
         if _lost_the_lead(response):
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
@@ -427,6 +491,12 @@ def _lost_the_lead(response: Any) -> bool:
     return ErrorCode.NOT_CONTROLLER in errors
 
 
+class _Head(NamedTuple):
+    version: int
+    correlation_id: int
+    client_id_bytes: int
+
+
 class _Api:
     __slots__ = (
         "answers_may_be_large",
@@ -440,10 +510,12 @@ class _Api:
         "key",
         "name",
         "read",
+        "read_in_steps",
         "refuse",
         "takes_turns",
         "tasks_max",
         "versions",
+        "weight",
     )
 
     def __init__(
@@ -454,12 +526,15 @@ class _Api:
         # Forward the frame unchanged. An API with FORWARDS_ITSELF checks the request first and forwards the rest.
         self.is_forwarded = self.key in forwarded and not getattr(module, "FORWARDS_ITSELF", False)
         self.takes_turns = self.key in forwarded or self.key == ApiKey.ENVELOPE
+        self.weight = CONTROLLER_WEIGHT if self.takes_turns else 1
+        """How often the bytes of a large request count."""
         self.is_of_nodes = self.key in KEYS_OF_NODES
         self.tasks_max = NODES_TASKS_MAX if self.is_of_nodes else COLD_TASKS_MAX
         self.name: str = request.__name__.removesuffix("Request")
         self.counters = requests.of(self.name, request.VERSIONS)
         self.versions: range = request.VERSIONS
         self.read: Callable[[memoryview, int, int], tuple[Any, int]] = request.read
+        self.read_in_steps: Callable[[bytes, int, int], Generator[None, None, tuple[Any, int]]] = request.read_in_steps
         self.handle: Callable[[Services, RequestContext, Any], Any] = module.handle
         self.refuse: Callable[[Any, KafkaError, int], Any] = module.refuse
         self.in_pieces: Arrays | None = getattr(module, "IN_PIECES", None)
@@ -481,15 +556,27 @@ class _Api:
 
     def parse(self, frame: memoryview, version: int, client_id_bytes: int) -> tuple[str | None, Any]:
         """The client id and the request of a frame whose first fields are known. Raises MalformedMessage."""
+        client_id, position = self._parse_head(frame, version, client_id_bytes)
+        # As in Kafka, bytes after the request are ignored, because librdkafka sends some.
+        request, _ = self.read(frame, position, version)
+        return client_id, request
+
+    def parse_in_steps(
+        self, frame: bytes, version: int, client_id_bytes: int
+    ) -> Generator[None, None, tuple[str | None, Any]]:
+        """As `parse`; others may run at each yield."""
+        client_id, position = self._parse_head(memoryview(frame), version, client_id_bytes)
+        request, _ = yield from self.read_in_steps(frame, position, version)
+        return client_id, request
+
+    def _parse_head(self, frame: memoryview, version: int, client_id_bytes: int) -> tuple[str | None, int]:
+        """The client id, and where the request begins."""
         end = 10 + max(client_id_bytes, 0)
         if end > len(frame):
             raise MalformedMessage("client id runs past the request")
         # As in Kafka, a client id in another encoding does not refuse the request.
         client_id = str(frame[10:end], "utf-8", "replace") if client_id_bytes >= 0 else None
-        position = _skip_header_tags(frame, end) if request_header_version(self.key, version) == 2 else end
-        # As in Kafka, bytes after the request are ignored, because librdkafka sends some.
-        request, _ = self.read(frame, position, version)
-        return client_id, request
+        return client_id, _skip_header_tags(frame, end) if request_header_version(self.key, version) == 2 else end
 
     def framed(self, response: Any, context: RequestContext, request: Any) -> bytearray:
         """The frame of a response or KafkaError. If this version cannot encode the response, the frame has an error."""
@@ -528,7 +615,11 @@ class _DeferredMessage(Deferred):
 
     def __init__(self, request: Any, exclusive: bool = False) -> None:
         super().__init__(exclusive)
-        self._patience_s: float = max(getattr(request, name, 0) for name in _PATIENCE_FIELDS) / 1000
+        self._patience_s = 0.0
+        self.wait_as_stated(request)
+
+    def wait_as_stated(self, request: Any) -> None:
+        self._patience_s = max(getattr(request, name, 0) for name in _PATIENCE_FIELDS) / 1000
 
     def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
         return waited_s - self._patience_s

@@ -339,7 +339,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         which reads the next request after them): records that are in the log are not sent again.
         """
         if isinstance(error, MalformedMessage):
-            self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
+            self._warn_malformed(error)
         else:
             logger.error("a request from %s failed", self.host, exc_info=error)
             self._owner.warn("failed", f"closing connection from {self.host}: the broker failed at its request")
@@ -348,6 +348,9 @@ class KafkaConnection(asyncio.BufferedProtocol):
             if self._out:
                 self._flush()
             self._update_reading()
+
+    def _warn_malformed(self, error: MalformedMessage) -> None:
+        self._owner.warn("malformed", f"closing connection from {self.host}: {error}")
 
     def _process_pipelined(self, start: int, end: int, request_budget: int) -> tuple[int, int]:
         """Dispatch frames of the buffer together. Returns where the rest begins, and the number of handled frames."""
@@ -512,9 +515,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._drain()
 
     def _completed_exclusively(self, frames: Any) -> None:
-        if frames is None:
+        if frames is None or self._transport is None:
             self.close()
             return
+        if isinstance(frames, MalformedMessage):
+            self._warn_malformed(frames)
+            frames = self._pending[-1].response = CLOSED
         self._exclusive = frames is CLOSED  # then no later request is served
         self._hold(frames)
 

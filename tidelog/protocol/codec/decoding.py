@@ -9,7 +9,7 @@ is checked against the remaining bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from struct import Struct, unpack_from
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ from tidelog.protocol.codec.primitives import continue_uvarint, read_uvarint, sk
 from tidelog.protocol.errors import MalformedMessage
 
 Decoder = Callable[[Any, int], tuple[Any, int]]
+StepDecoder = Callable[[Any, int], Generator[None, None, tuple[Any, int]]]
 
 PREPARED_COUNT = 17
 """Arrays with fewer integers than this are read by a Struct made in advance."""
@@ -36,6 +37,9 @@ ELEMENTS_MAX = 1_000_000
 """The maximum number of elements of one array, at any cost."""
 TAGGED_FIELDS_MAX = 10_000
 """The maximum number of tagged fields in one section."""
+STEP_BYTES = 8 * 1024
+"""A decoder in steps pauses before the next element of an array when it has read so many bytes, which take some
+milliseconds at most: the smallest elements take three or four bytes, and a microsecond each."""
 PREPARED = {width: [Struct(f">{count}{width}").unpack_from for count in range(PREPARED_COUNT)] for width in "?bhHiIqd"}
 
 
@@ -73,8 +77,9 @@ class DecoderSource:
     `run` holds the pending fixed-width values: (struct format, assignment target) pairs.
     """
 
-    def __init__(self, message: type[Declaration], version: int, *, views: bool) -> None:
+    def __init__(self, message: type[Declaration], version: int, *, views: bool, in_steps: bool = False) -> None:
         self.version = version
+        self.in_steps = in_steps
         self.flexible = version >= message.FLEXIBLE_FROM
         self.views = views  # True: the buffer may be a memoryview; False: it is bytes
         self.lines: list[str] = []
@@ -93,11 +98,15 @@ class DecoderSource:
         self.counter = 0
         self.emit("end = len(b)")
         self.emit(f"left = {REQUEST_BUDGET if message.__name__.endswith('Request') else BUDGET}")
+        if in_steps:
+            self.emit(f"mark = p + {STEP_BYTES}")
         if message.HAS_RECORDS:
             self.emit("view = memoryview(b)")
         root = self.message(message)
         self.flush()
         self.emit(f"return {root}, p")
+        if in_steps:
+            self.emit("yield")  # also without an array it is a generator
         self.source = "def decode(b, p):\n" + "\n".join(self.lines) + "\n"
 
     # -- statements
@@ -292,6 +301,10 @@ class DecoderSource:
             self.emit(f"{append} = {items}.append")
             self.emit(f"for _ in range({count}):")
             self.depth += 1
+            if self.in_steps:
+                self.emit("if p > mark:")
+                self.emit(f"    mark = p + {STEP_BYTES}")
+                self.emit("    yield")
             if isinstance(element, type):
                 item = self.message(element)
             else:
@@ -303,11 +316,20 @@ class DecoderSource:
 
 
 def compile_decoder(message: type[Declaration], version: int, *, views: bool) -> Decoder:
-    decoder_source = DecoderSource(message, version, views=views)
+    decoder: Decoder = _compile(DecoderSource(message, version, views=views), message, version)
+    return decoder
+
+
+def compile_step_decoder(message: type[Declaration], version: int, *, views: bool) -> StepDecoder:
+    """A decoder that is a generator, and yields after each STEP_BYTES."""
+    decoder: StepDecoder = _compile(DecoderSource(message, version, views=views, in_steps=True), message, version)
+    return decoder
+
+
+def _compile(decoder_source: DecoderSource, message: type[Declaration], version: int) -> Any:
     code = compile(decoder_source.source, f"<decoder of {message.__name__} version {version}>", "exec")
     exec(code, decoder_source.names)  # noqa: S102 - our own text, made of declarations only
-    decoder: Decoder = decoder_source.names["decode"]
-    return decoder
+    return decoder_source.names["decode"]
 
 
 def _null(target: str) -> NoReturn:

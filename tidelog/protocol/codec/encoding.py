@@ -26,6 +26,8 @@ CUT_BYTES = 4096
 
 STEP_ELEMENTS = 2_000
 """An encoder in steps pauses after so many messages in arrays, which take a millisecond or two."""
+STEP_BYTES = 256 * 1024
+"""And after so many bytes: a name may have 32 KB."""
 
 PREPARED_COUNT = 17
 """Arrays with fewer integers than this are packed by a Struct made in advance."""
@@ -62,6 +64,7 @@ class EncoderSource:
         self.counter = 0
         if in_steps:
             self.emit("elements = 0")
+            self.emit(f"mark = len(out) + {STEP_BYTES}")
         self.message("m", message)
         self.flush()
         if in_pieces:
@@ -237,7 +240,9 @@ class EncoderSource:
                 self.flush()
                 if self.in_steps:
                     self.emit("elements += 1")
-                    self.emit(f"if not elements % {STEP_ELEMENTS}: yield")
+                    self.emit(f"if not elements % {STEP_ELEMENTS} or len(out) > mark:")
+                    self.emit(f"    mark = len(out) + {STEP_BYTES}")
+                    self.emit("    yield")
             else:
                 self.sized(item, element, False, compact)
             self.depth -= 1

@@ -10,11 +10,11 @@ Encoders and decoders are compiled on first use, one per (message, version); `de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from struct import error as StructError
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
-from tidelog.protocol.codec.decoding import Decoder, compile_decoder
+from tidelog.protocol.codec.decoding import Decoder, StepDecoder, compile_decoder, compile_step_decoder
 from tidelog.protocol.codec.encoding import (
     Buffer,
     Encoder,
@@ -90,6 +90,10 @@ def _compile_decoder(message: type[Message], version: int) -> Decoder:
     return compile_decoder(message, version, views=message.READS_IN_PLACE)
 
 
+def _compile_step_decoder(message: type[Message], version: int) -> StepDecoder:
+    return compile_step_decoder(message, version, views=message.READS_IN_PLACE)
+
+
 def _check_version(message: type[Message], version: int) -> None:
     if version not in message.VERSIONS:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{message.__name__} has no version {version}")
@@ -124,6 +128,7 @@ class MessageType(type):
             namespace["__init__"] = _build_on_first_use
         message_class: Any = super().__new__(mcls, name, bases, namespace)
         message_class.DECODERS = _ByVersion(message_class, _compile_decoder)
+        message_class.STEP_DECODERS = _ByVersion(message_class, _compile_step_decoder)
         message_class.ENCODERS = _ByVersion(message_class, compile_encoder)
         message_class.PIECE_ENCODERS = _ByVersion(message_class, compile_piece_encoder)
         message_class.STEP_ENCODERS = _ByVersion(message_class, compile_step_encoder)
@@ -190,6 +195,7 @@ class Message(metaclass=MessageType):
     HAS_RECORDS: ClassVar[bool]
     READS_IN_PLACE: ClassVar[bool]
     DECODERS: ClassVar[_ByVersion[Decoder]]
+    STEP_DECODERS: ClassVar[_ByVersion[StepDecoder]]
     ENCODERS: ClassVar[_ByVersion[Encoder]]
     PIECE_ENCODERS: ClassVar[_ByVersion[PieceEncoder]]
     STEP_ENCODERS: ClassVar[_ByVersion[StepEncoder]]
@@ -217,6 +223,18 @@ class Message(metaclass=MessageType):
             buffer = bytes(buffer)
         try:
             message, end = decoder(buffer, position)
+        except _UNDECODABLE as error:
+            raise MalformedMessage(f"{cls.__name__} version {version}: {error}") from error
+        if end > len(buffer):
+            raise MalformedMessage(f"{cls.__name__} version {version} ends {end - len(buffer)} bytes early")
+        return message, end
+
+    @classmethod
+    def read_in_steps(cls, buffer: bytes, position: int, version: int) -> Generator[None, None, tuple[Self, int]]:
+        """As `read`; others may run at each yield. The generator returns what `read` does."""
+        decoder = cls.STEP_DECODERS[version]
+        try:
+            message, end = yield from decoder(buffer, position)
         except _UNDECODABLE as error:
             raise MalformedMessage(f"{cls.__name__} version {version}: {error}") from error
         if end > len(buffer):
