@@ -308,3 +308,19 @@ def test_a_kill_in_the_swap_of_what_kafka_has_cleaned_leaves_no_damage(
     assert log.damaged_ranges() == []
     assert {key: value for _, key, value in contents(log)} == expected
     assert made.files("*.swap") == made.files("*.cleaned") == []
+
+
+@pytest.mark.parametrize("wrong", [16, 18])
+def test_a_base_offset_that_is_too_low_says_nothing_against_the_batch_before_it(tmp_path: Path, wrong: int) -> None:
+    """That one begins where it must. It counted as damaged, and the records of the wrong one had its offsets."""
+    made = Logs(tmp_path / "logs", CONFIG)
+    for _ in range(4):
+        made.append(batch(10, key=b"key"))
+    made.close()
+    path = made.folder / made.files("*.log")[0]
+    data = bytearray(path.read_bytes())
+    position = next(position for position, header in iter_headers(data) if header.base_offset == 20)
+    data[position + 7] = wrong
+    path.write_bytes(data)
+    (damage,) = (each for segment in made.open().segments for each in segment.examine().damage)
+    assert (damage.first_offset, damage.end_offset, damage.position) == (20, 30, position)

@@ -216,7 +216,8 @@ class Examiner:
             return f"leader epoch {header.partition_leader_epoch}, another replica has {confirmed}"
         if following is None:
             return ""
-        if self._may_have_gaps and self._expected <= following.base_offset < header.next_offset:
+        # Without a gap before it, this one is right, and the next one is wrong.
+        if self._expected < header.base_offset and self._expected <= following.base_offset < header.next_offset:
             return f"base offset {header.base_offset} before {following.base_offset}"
         return ""
 
