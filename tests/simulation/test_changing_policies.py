@@ -6,6 +6,7 @@ that takes the file which explains them. And what explains gaps must not hide th
 
 from __future__ import annotations
 
+import errno
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from tests.simulation.compaction_history import CompactionHistory
 from tests.unit.storage.batches import NOW, Logs, batch
 from tests.unit.storage.cleaning import clean, contents
 from tidelog.broker.replicas.hosting import _set_config
-from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE
+from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE, EXPLAINED_GAPS_FILE
+from tidelog.storage.log import explained_gaps
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
@@ -45,15 +47,24 @@ class PolicyHistory(CompactionHistory):
         self.actions.append((self.change_policy, 5))
 
     def open(self) -> None:
+        self.epoch += 1
+        if self.rng.random() < 0.2:  # while the node was down
+            self.draw_policy()
         super().open()
-        self.directory.write_checkpoints()
 
-    def change_policy(self) -> None:
+    def draw_policy(self) -> None:
         policy = frozenset(self.rng.choice(({"compact"}, {"delete"}, {"compact", "delete"})))
         self.config = replace(self.config, cleanup_policy=policy)
-        _set_config(self.log, self.config)
-        if self.config.is_compacted:
-            self.directory.write_checkpoints()  # as a node does every 5 s: they name the log before it is cleaned
+
+    def checkpoint(self) -> None:
+        """As a node does: what is put in place is not synced."""
+        task = self.directory.begin_checkpoints()
+        task.run()
+        self.directory.finish_checkpoints(task)
+
+    def change_policy(self) -> None:
+        self.draw_policy()
+        _set_config(self.log, self.config, self.directory)
         if self.compaction is not None and self.compaction.is_given_up:
             self.compaction.run()
             self.compaction.advance()
@@ -61,6 +72,8 @@ class PolicyHistory(CompactionHistory):
 
     def clean_a_little(self) -> None:
         if self.compaction is not None or self.log.config.is_compacted:
+            if self.compaction is None:
+                self.directory.name_cleaned(self.log)  # as the node's cleaner does
             super().clean_a_little()
 
 
@@ -79,7 +92,7 @@ def compacted(tmp_path: Path) -> Logs:
     clean(logs.log)
     logs.append(batch(key=b"b"))
     logs.directory.write_checkpoints()
-    _set_config(logs.log, DELETED)
+    _set_config(logs.log, DELETED, logs.directory)
     logs.config = DELETED
     return logs
 
@@ -97,11 +110,61 @@ def test_what_explains_the_gaps_may_be_lost(tmp_path: Path):
         assert not logs.directory._cleaned  # the start has written the file anew, and synced it
 
 
+@pytest.mark.parametrize("changes", ["while the node runs", "while it is down"])
+def test_a_log_is_named_on_the_device_before_it_has_gaps(tmp_path: Path, changes: str):
+    """Where a topic was compacted for a few seconds, no checkpoint named its log. Records that had been flushed were
+    cut off with all behind them, or counted as damaged for good.
+    """
+    logs = Logs(tmp_path / "logs", DELETED)
+    for _ in range(3):
+        logs.append(batch(key=b"a"))
+    logs.log.roll(NOW)
+    logs.directory.write_checkpoints()
+    _set_config(logs.log, COMPACTED, logs.directory)
+    task = logs.directory.begin_checkpoints()
+    task.run()
+    unsynced = (logs.path / CLEANER_OFFSET_FILE).read_bytes()
+    logs.directory.finish_checkpoints(task)
+    (logs.path / CLEANER_OFFSET_FILE).write_bytes(unsynced)  # so a loss of power may leave it
+    logs.directory.name_cleaned(logs.log)
+    clean(logs.log)
+    logs.append(batch(key=b"b"))
+    logs.log.flush()
+    if changes == "while the node runs":
+        _set_config(logs.log, DELETED, logs.directory)
+        (logs.folder / EXPLAINED_GAPS_FILE).write_bytes(b"")  # a loss of power: it was not synced
+    log = logs.kill_and_open()
+    assert [offset for offset, _, _ in contents(log)] == [2, 3]
+    assert not log.damaged_ranges()
+
+
 def test_a_clean_stop_has_the_file_on_the_device(tmp_path: Path):
     logs = compacted(tmp_path)
     log = logs.close_and_open()
     assert (log.gaps_explained_below, logs.directory._cleaned) == (4, {})
     assert [offset for offset, _, _ in contents(log)] == [2, 3]
+
+
+def test_a_clean_stop_after_a_full_volume_keeps_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The file of before was taken for the one that there was no space for: later gaps counted as damage."""
+    logs = compacted(tmp_path)
+    logs.log.flush()
+    _set_config(logs.log, COMPACTED, logs.directory)
+    logs.log.roll(NOW)
+    for _ in range(8):
+        logs.append(batch(key=b"a", value=b"." * 300))
+    logs.log.roll(NOW)
+    clean(logs.log)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as full:
+        full.setattr(explained_gaps, "replace_file", refuse)
+        _set_config(logs.log, DELETED, logs.directory)
+    log = logs.close_and_open()
+    assert [offset for offset, _, _ in contents(log)] == [3, 11]
+    assert not log.damaged_ranges()
 
 
 def test_what_explains_gaps_explains_no_loss(tmp_path: Path):

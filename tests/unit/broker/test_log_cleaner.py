@@ -128,6 +128,26 @@ async def test_every_compacted_log_is_cleaned_once(node: Node) -> None:
     await node.cleaner.close()
 
 
+async def test_a_log_is_named_on_the_device_before_it_is_cleaned(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that, a start takes its gaps for damage where the topic has ceased to be compacted meanwhile."""
+    log, advance = node.fill("u", 50), Compaction.advance
+
+    def named() -> str:
+        return (node.logs.path / "cleaner-offset-checkpoint").read_text()
+
+    def look(compaction: Compaction) -> bool:
+        seen.append("u 0 0" in named())
+        return advance(compaction)
+
+    assert "u" not in named()
+    seen: list[bool] = []
+    monkeypatch.setattr(Compaction, "advance", look)
+    node.start()
+    await node.until(lambda: log.cleaned_offset == 50)
+    assert all(seen)
+    await node.cleaner.close()
+
+
 async def test_a_look_that_fails_is_followed_by_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stayed under way for ever, and no log was cleaned any more."""
     bad, good = node.fill("t", 50), node.fill("u", 60)

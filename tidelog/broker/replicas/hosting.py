@@ -342,7 +342,7 @@ class Hosting:
         directory, log = location
         config = self._log_config(topic.name)
         if log.config is not config:  # the log was opened with the settings of an earlier image
-            _set_config(log, config)
+            _set_config(log, config, directory)
         if self._is_former_copy(log, assignment):
             logger.info("%s-%d is added again: its copy begins again", topic.name, index)
             try:
@@ -460,7 +460,7 @@ class Hosting:
     def _on_promoted(self, partition: Partition, directory: LogDirectory) -> None:
         """The partition has a new log, in this directory; delete the old one."""
         source, self._directory_of[partition] = self._directory_of[partition], directory
-        _set_config(partition.log, self._log_config(partition.topic))
+        _set_config(partition.log, self._log_config(partition.topic), directory)
         try:
             source.delete_log(partition.topic, partition.index, self._clock_ms())
         except OSError as error:
@@ -642,7 +642,8 @@ class Hosting:
         for partition in self._partitions.hosted():
             if affects_all or partition.topic in names:
                 try:
-                    _set_config(partition.log, self._log_config(partition.topic))
+                    home = self._directory_of[partition]
+                    _set_config(partition.log, self._log_config(partition.topic), home)
                 except OSError as error:
                     self._directories.failed(self._directory_of[partition], error)
                 self._configure(partition)
@@ -655,7 +656,7 @@ class Hosting:
             self._set_throttle_rates()
 
 
-def _set_config(log: PartitionLog, config: LogConfig) -> None:
+def _set_config(log: PartitionLog, config: LogConfig, home: LogDirectory) -> None:
     """Apply changed settings. What compaction has left out here, or in a log that this one was copied from, is gone for
     good: it must not count as damage where the topic is not compacted any more. A cleaning ends then, as in Kafka.
 
@@ -663,9 +664,11 @@ def _set_config(log: PartitionLog, config: LogConfig) -> None:
     """
     if log.config.is_compacted and not config.is_compacted:
         try:
+            home.name_cleaned(log)
             # Not synced, as a topic may have thousands of partitions. Until then the cleaner's checkpoint names it.
             log.explain_gaps(log.log_end_offset, sync=False)
         except OSError as error:
+            log.has_unsynced_gaps = True
             logger.warning("%s: cannot note that it was compacted: %s", log.directory, error)
     log.set_config(config)
     if log.compaction is not None and not config.is_compacted:

@@ -117,6 +117,7 @@ class LogDirectory:
         self._checkpoints = OffsetCheckpoints(disk, path)
         self._cleaned: dict[TopicPartition, int] | None = None  # as last checkpointed, or about to be
         self._cleaned_is_written = True
+        self._named: Collection[TopicPartition] = ()  # in the cleaner's checkpoint, whatever a loss of power takes
         if is_new:
             self._write_cleaned()
         self._is_loaded = is_new  # before `load`, the checkpoints and the marker are about logs that are not open yet
@@ -206,6 +207,7 @@ class LogDirectory:
         cleaned = self._checkpoints.read(CLEANER_OFFSET_FILE)
         if self._disk.exists(f"{self.path}/{CLEANER_OFFSET_FILE}"):
             self._cleaned = cleaned
+            self._named = cleaned.keys()
         entries = self._disk.list_directory(self.path)
         for entry in entries:
             if self.failure is not None:
@@ -548,7 +550,7 @@ class LogDirectory:
         """Write the recovery points, log start offsets and high watermarks, each in one atomic, synced file."""
         write_epochs(self._epochs_of_new_starts())
         self._checkpoints.write(self._offsets(also_unchanged=True))
-        self._cleaned_is_written = True
+        self._cleaned_is_on_device()
         self._removed_logs.clear()
         self._still_named.clear()
 
@@ -571,6 +573,8 @@ class LogDirectory:
         is_in_place = self._checkpoints.finish(task)
         if is_in_place:
             self._cleaned_is_written = True
+            if CLEANER_OFFSET_FILE in task.files:  # it is not synced
+                self._named = {*self._named} & task.files[CLEANER_OFFSET_FILE].keys()
             self._still_named -= task.unnamed
         self._require_present(task.present)
         if len(self._removed_logs) > REMOVED_LOGS_MAX and self._is_loaded:
@@ -737,7 +741,20 @@ class LogDirectory:
     def _write_cleaned(self) -> None:
         self._cleaned = self._cleaned_offsets()
         self._checkpoints.write({CLEANER_OFFSET_FILE: self._cleaned})
+        self._cleaned_is_on_device()
+
+    def _cleaned_is_on_device(self) -> None:
         self._cleaned_is_written = True
+        self._named = (self._cleaned or {}).keys()
+
+    def name_cleaned(self, log: PartitionLog) -> None:
+        """Have the cleaner's checkpoint on the device name a log before it gets gaps, or before its topic ceases to be
+        compacted. Raises OSError.
+
+        A start would take the gaps of a log that is not compacted any more for damage, or for a torn end.
+        """
+        if (log.topic, log.partition) not in self._named:
+            self._write_cleaned()
 
     def _log_starts(self) -> dict[TopicPartition, int]:
         logs = {**self.futures, **self.logs}

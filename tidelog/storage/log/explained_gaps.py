@@ -44,16 +44,11 @@ def explain_gaps(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
     replace_file(log.disk, log.directory, EXPLAINED_GAPS_FILE, encode_end_offset(end_offset), sync=sync)
     log.has_unsynced_gaps = not sync
     log.gaps_explained_below = end_offset
-    let_flush_sync(log)
-    for segment in log.segments:
-        segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset
-
-
-def let_flush_sync(log: LogWithGaps) -> None:
-    """Let the next flush sync the file."""
-    if log.has_unsynced_gaps:
+    if not sync:
         log.durability.note_path(f"{log.directory}/{EXPLAINED_GAPS_FILE}")
         log.durability.note_directory(log.directory)
+    for segment in log.segments:
+        segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset
 
 
 def note_flush(log: LogWithGaps, task: FlushTask) -> None:

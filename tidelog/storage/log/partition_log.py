@@ -789,7 +789,6 @@ class PartitionLog:
         if snapshot is not None:
             durability.note_path(snapshot)
             durability.note_directory(self.directory)
-        explained_gaps.let_flush_sync(self)
         has_new_sums = durability.note_sums(self.segments, with_active=True)
         is_settled = durability.is_settled(self.log_end_offset) and active.synced_bytes >= 0 and not has_new_sums
         return None if is_settled and not self.leader_epochs.is_dirty else self.begin_flush()
@@ -800,7 +799,6 @@ class PartitionLog:
             if task is not None:
                 self.finish_flush(task)
             self.is_closed = self.failure is None
-            self.has_unsynced_gaps = self.has_unsynced_gaps and not (self.is_closed and self.gaps_explained_below)
         finally:
             self.segments.release()
 
