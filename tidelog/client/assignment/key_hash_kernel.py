@@ -6,7 +6,8 @@ Only numba code. The caller has checked that every key lies in its data.
 from __future__ import annotations
 
 from tidelog.client.assignment.partitioner import MURMUR2_MULTIPLIER, MURMUR2_SEED
-from tidelog.protocol.batches.columnar_kernel import Array, compiled
+from tidelog.protocol.batches.columnar_kernel import Array
+from tidelog.protocol.batches.compiled import compiled
 
 _MASK = 0xFFFFFFFF
 

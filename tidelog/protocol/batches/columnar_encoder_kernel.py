@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tidelog.protocol.batches.columnar_kernel import Array, compiled, copy_bytes
+from tidelog.protocol.batches.columnar_kernel import Array, copy_bytes
+from tidelog.protocol.batches.compiled import compiled
 from tidelog.protocol.batches.record_batch import HEADER_SIZE
 
 

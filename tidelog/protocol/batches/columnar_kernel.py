@@ -8,29 +8,21 @@ property test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tidelog.protocol.batches.compiled import compiled
+
 Array = np.ndarray[Any, Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 PLACE_FIELDS: Final = 7
 """The output of `scan` per record: key start and size, value start and size, headers' start, end,
 count.
 """
-
-
-def compiled(function: Function) -> Function:
-    """Compile on first use and cache on disk for later processes where a directory is writable."""
-    try:
-        return cast(Function, njit(cache=True)(function))
-    except RuntimeError:  # neither the package's directory nor the user's cache is writable
-        return cast(Function, njit(function))
 
 
 @compiled

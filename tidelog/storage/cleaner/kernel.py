@@ -8,12 +8,12 @@ every record with the end of its section, before use. A property test compares t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
-from numba import njit
 
+from tidelog.protocol.batches.compiled import compiled
 from tidelog.protocol.batches.record import wrapped
 from tidelog.protocol.batches.record_batch import BatchHeader
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -22,21 +22,13 @@ from tidelog.storage.cleaner.keys import KeptRecords
 BYTES_PER_SLOT: Final = 24
 
 Array = np.ndarray[Any, Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _FIRST_SLOTS: Final = 1 << 14
 _WHOLE, _MALFORMED = 0, 2
+_compiled = partial(compiled, nogil=True)
 
 
-def compiled(function: Function) -> Function:
-    """Compile on first use. The result is cached on disk for later processes, if a directory is writable."""
-    try:
-        return cast(Function, njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # neither the package's directory nor the user's cache can be written
-        return cast(Function, njit(nogil=True)(function))
-
-
-@compiled
+@_compiled
 def _varint(data: Array, position: int, end: int) -> tuple[int, int]:
     """A zigzag varint and the position after it; position -1 if it passes `end` or ten bytes."""
     number = np.uint64(0)
@@ -54,7 +46,7 @@ def _varint(data: Array, position: int, end: int) -> tuple[int, int]:
     return (~half if number & np.uint64(1) else half), position
 
 
-@compiled
+@_compiled
 def _record(data: Array, position: int, limit: int) -> tuple[int, int, int, int, int]:
     """(end of the record, timestamp delta, offset delta, key start, key size); end -1 for an invalid record."""
     size, position = _varint(data, position, limit)
@@ -74,12 +66,12 @@ def _record(data: Array, position: int, limit: int) -> tuple[int, int, int, int,
     return end, timestamp, offset, position, key_size
 
 
-@compiled
+@_compiled
 def _rotate(value: Any, by: int) -> Any:
     return (value << np.uint64(by)) | (value >> np.uint64(64 - by))
 
 
-@compiled
+@_compiled
 def _round(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:
     a += b
     b = _rotate(b, 13) ^ a
@@ -94,7 +86,7 @@ def _round(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any]:
     return a, b, c, d
 
 
-@compiled
+@_compiled
 def siphash(data: Array, start: int, size: int, k0: Any, k1: Any) -> tuple[Any, Any]:
     """SipHash-2-4 of 128 bits, as two words."""
     a = k0 ^ np.uint64(0x736F6D6570736575)
@@ -127,7 +119,7 @@ def siphash(data: Array, start: int, size: int, k0: Any, k1: Any) -> tuple[Any, 
     return low, a ^ b ^ c ^ d
 
 
-@compiled
+@_compiled
 def _slot(table: Array, low: Any, high: Any) -> Any:
     """The slot of the key: the first one from its hash position on that holds the key or is empty."""
     slots = np.uint64(table.shape[0])
@@ -141,7 +133,7 @@ def _slot(table: Array, low: Any, high: Any) -> Any:
     return at
 
 
-@compiled
+@_compiled
 def _note(
     data: Array, count: int, base_offset: int, from_offset: int, table: Array, entries: int, entries_max: int,
     k0: Any, k1: Any,
@@ -170,7 +162,7 @@ def _note(
     return 0, entries, latest
 
 
-@compiled
+@_compiled
 def _keep(
     data: Array, count: int, base_offset: int, latest: int, drop_tombstones: bool, table: Array, k0: Any, k1: Any,
     runs: Array,
@@ -212,7 +204,7 @@ def _keep(
     return 0, run_count, records, largest, has_tombstone, keyless
 
 
-@compiled
+@_compiled
 def _move(table: Array, larger: Array) -> None:
     for number in range(table.shape[0]):
         if table[number, 2] != np.uint64(0):

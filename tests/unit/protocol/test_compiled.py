@@ -1,0 +1,65 @@
+"""The cache of compiled loops: a file that is empty or damaged, as after a loss of power, costs a compilation."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+numba = pytest.importorskip("numba")
+caching = pytest.importorskip("numba.core.caching")
+
+
+@pytest.fixture
+def double(tmp_path, monkeypatch):
+    """A function to compile, from a file as numba's cache needs it."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "loops.py"
+    source.write_text("def double(x):\n    return 2 * x\n")
+    spec = importlib.util.spec_from_file_location("loops", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.double
+
+
+def cache_hits(function) -> int:
+    from tidelog.protocol.batches.compiled import compiled
+
+    loop = compiled(function)  # a new one each time, as in a later process
+    assert loop(21) == 42
+    return sum(loop.stats.cache_hits.values())
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize("damage", [empty, zero, cut])
+@pytest.mark.parametrize("pattern", ["*.nbi", "*.nbc"])
+def test_a_damaged_cache_is_made_anew(double, tmp_path, pattern, damage):
+    assert [cache_hits(double) for _ in range(2)] == [0, 1]
+    files = list((tmp_path / "cache").rglob(pattern))
+    assert files
+    for path in files:
+        damage(path)
+    assert [cache_hits(double) for _ in range(2)] == [0, 1]
+
+
+def test_a_cache_that_cannot_be_written_is_none(double, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", refuse)
+    assert [cache_hits(double) for _ in range(2)] == [0, 0]
