@@ -22,6 +22,7 @@ from tests.unit.storage.batches import NOW, batch
 from tidelog.protocol.batches.record_batch import BatchHeader
 from tidelog.storage.files.checkpoints import CLEAN_SHUTDOWN_FILE, RECOVERY_POINT_FILE
 from tidelog.storage.log import loader
+from tidelog.storage.log.checkpointed import CheckpointedOffsets
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.log.partition_log import PartitionLog
@@ -181,7 +182,13 @@ def checkpoint_the_end_of_an_open_segment(patch: pytest.MonkeyPatch) -> None:
 
 
 def delete_before_the_log_start_is_checkpointed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LogDirectory, "_log_starts", lambda directory: {})
+    add = CheckpointedOffsets.add
+
+    def forgetful(offsets: CheckpointedOffsets, *log: Any) -> None:
+        add(offsets, *log)
+        offsets.log_starts.clear()
+
+    patch.setattr(CheckpointedOffsets, "add", forgetful)
 
 
 def keep_epochs_of_a_lost_tail(patch: pytest.MonkeyPatch) -> None:

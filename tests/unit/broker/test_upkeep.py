@@ -134,6 +134,30 @@ async def test_the_logs_are_looked_after_in_turns_of_the_loop(monkeypatch: pytes
     assert sorted(node.disk.removed) == ["d/t-0/1.log.deleted", "d/t-0/2.log.deleted"]
 
 
+async def test_a_checkpoint_takes_its_steps_in_turns_of_the_loop() -> None:
+    """All logs in one turn held the clients up, for the longer the more logs there are."""
+    node = Node()
+    task = SimpleNamespace(run=lambda: None)
+    directory: Any = node.directory
+    directory.checkpoint_steps = lambda: iter([None, None, task])
+    directory.finish_checkpoints = lambda ended: False
+    node.upkeep.checkpoint()
+    node.upkeep.checkpoint()  # one is under way
+    turns = 0
+    while not node.executor.given:
+        turns += 1
+        assert turns < 10
+        await asyncio.sleep(0)
+    assert turns == 2
+    await node.executor.run()
+    assert not node.executor.given
+    node.upkeep.checkpoint()
+    node.upkeep.close()
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert not node.executor.given, "its logs are being closed"
+
+
 async def test_no_log_is_looked_after_when_the_node_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "TURN_S", -1.0)
     node = Node()

@@ -127,9 +127,18 @@ class Upkeep:
     def _checkpoint(self, directory: LogDirectory) -> None:
         if directory not in self._checkpointing:
             self._checkpointing.add(directory)
-            task = directory.begin_checkpoints()
-            written = self._run_in_executor(task.run)
-            written.add_done_callback(partial(self._checkpointed, directory, task))
+            self._begin_checkpoint(directory, directory.checkpoint_steps())
+
+    def _begin_checkpoint(self, directory: LogDirectory, steps: Iterator[CheckpointTask | None]) -> None:
+        """One step of it. It does not end where the logs are being closed, which writes the checkpoints."""
+        if self._is_closed:
+            return
+        task = next(steps)
+        if task is None:
+            self._loop.call_soon(self._begin_checkpoint, directory, steps)
+            return
+        written = self._run_in_executor(task.run)
+        written.add_done_callback(partial(self._checkpointed, directory, task))
 
     def _checkpointed(self, directory: LogDirectory, task: CheckpointTask, written: asyncio.Future[None]) -> None:
         try:

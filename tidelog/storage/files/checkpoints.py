@@ -129,7 +129,8 @@ class OffsetCheckpoints:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._directory = directory
-        self._number = 0
+        self.number = 0
+        """Of the newest content that was written."""
         self.unreadable: set[str] = set()
         """The files that `read` could not parse."""
         self._in_force: dict[str, Offsets] = {}  # the present content; unchanged content is not written again
@@ -147,22 +148,25 @@ class OffsetCheckpoints:
     def write(self, offsets: Mapping[str, Offsets]) -> None:
         """Write and sync the files. `offsets`: file name -> its offsets."""
         require_formatted(self._disk, self._directory)
-        self._number += 1
+        self.number += 1
         for name, each in offsets.items():
             self._in_force.pop(name, None)
             replace_file(self._disk, self._directory, name, encode_offsets(each))
             self._in_force[name] = each
 
-    def begin(self, offsets: Mapping[str, Offsets], write_first: Callable[[], None]) -> CheckpointTask:
-        """A task for the files that change. The caller must not change the mappings, because a thread encodes them."""
+    def begin(self, offsets: Mapping[str, Offsets], write_first: Callable[[], None], number: int) -> CheckpointTask:
+        """A task for the files that change. The caller must not change the mappings, because a thread encodes them.
+
+        `number`: of the newest content when the caller began to collect these offsets.
+        """
         changed = {name: each for name, each in offsets.items() if self._in_force.get(name) != each}
-        return CheckpointTask(self._disk, self._directory, changed, self._number, write_first)
+        return CheckpointTask(self._disk, self._directory, changed, number, write_first)
 
     def finish(self, task: CheckpointTask) -> bool:
         """Put the task's files in place, unless newer ones were written meanwhile. Whether it did."""
         if task.error is not None:
             raise task.error
-        if task.number != self._number:
+        if task.number != self.number:
             return False
         task.put_in_place()
         self._in_force.update(task.files)

@@ -33,7 +33,7 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock, is_full
 from tidelog.storage.files.incarnation import INCARNATION_FILE
-from tidelog.storage.files.log_files import EpochContent, write_epochs
+from tidelog.storage.files.log_files import write_epochs
 from tidelog.storage.files.log_names import (
     DELETE_SUFFIX,
     FUTURE_SUFFIX,
@@ -53,6 +53,7 @@ from tidelog.storage.files.meta_properties import (
     make_durably,
 )
 from tidelog.storage.files.usurped_names import free_names
+from tidelog.storage.log.checkpointed import CheckpointedOffsets, cleaned_offset
 from tidelog.storage.log.closing import close_logs
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
@@ -67,6 +68,8 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 LOCK_FILE: Final = ".lock"
 # The bound of the logs that are gone while the checkpoints on the device may still name them.
 REMOVED_LOGS_MAX = 10_000
+# The logs of which a checkpoint takes the offsets in one turn of the loop.
+LOGS_AT_ONCE: Final = 1_000
 _FAILED: Final = "is in a log directory that failed"
 _CHECKPOINT_FILES: Final = frozenset({RECOVERY_POINT_FILE, LOG_START_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE})
 _FILES: Final = _CHECKPOINT_FILES | {CLEAN_SHUTDOWN_FILE, INCARNATION_FILE}
@@ -548,19 +551,36 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Write the recovery points, log start offsets and high watermarks, each in one atomic, synced file."""
-        write_epochs(self._epochs_of_new_starts())
-        self._checkpoints.write(self._offsets(also_unchanged=True))
+        named = CheckpointedOffsets(self._kept_offsets)
+        for _ in self._name_logs(named):
+            pass
+        write_epochs(named.epochs)
+        self._checkpoints.write(self._offsets(named, also_unchanged=True) if self._is_loaded else {})
         self._cleaned_is_on_device()
         self._removed_logs.clear()
         self._still_named.clear()
 
     def begin_checkpoints(self) -> CheckpointTask:
         """`write_checkpoints` as a task: `run` waits for the device on any thread, then call `finish_checkpoints`."""
-        epochs = self._epochs_of_new_starts()
-        task = self._checkpoints.begin(self._offsets(also_unchanged=False), lambda: write_epochs(epochs))
-        task.retiring = [(log, log.log_start_offset) for log in self.logs.values() if log.segments.condemned]
-        task.unnamed = frozenset(self._still_named)
+        (task,) = filter(None, self.checkpoint_steps())
         return task
+
+    def checkpoint_steps(self) -> Iterator[CheckpointTask | None]:
+        """`begin_checkpoints` in steps, which yield None, between which others may run. The task comes last."""
+        number, unnamed, is_loaded = self._checkpoints.number, frozenset(self._still_named), self._is_loaded
+        named = CheckpointedOffsets(self._kept_offsets)
+        yield from self._name_logs(named)
+        offsets = self._offsets(named, also_unchanged=False) if is_loaded else {}
+        task = self._checkpoints.begin(offsets, lambda: write_epochs(named.epochs), number)
+        task.retiring = named.retiring
+        task.unnamed = unnamed
+        yield task
+
+    def _name_logs(self, named: CheckpointedOffsets) -> Iterator[None]:
+        for count, key in enumerate({**self.futures, **self.logs}, 1):
+            named.add(key, self.logs.get(key), self.futures.get(key))
+            if not count % LOGS_AT_ONCE:
+                yield
 
     def finish_checkpoints(self, task: CheckpointTask) -> bool:
         """Put the checkpoints in place, unless newer ones were written.
@@ -604,34 +624,22 @@ class LogDirectory:
             if log.directory not in present and not self._disk.exists(log.directory):
                 raise FileNotFoundError(errno.ENOENT, "the directory of an open log has vanished", log.directory)
 
-    def _offsets(self, *, also_unchanged: bool) -> dict[str, dict[TopicPartition, int]]:
-        """The content of the checkpoints; none before `load`.
+    def _offsets(self, named: CheckpointedOffsets, *, also_unchanged: bool) -> dict[str, dict[TopicPartition, int]]:
+        """The content of the checkpoints; after `load`.
 
         The metadata log is opened, and may be truncated, before the other logs. Checkpoints without them would replace
         theirs: their high watermarks and log starts would be lost. The metadata log has no entry.
         """
-        if not self._is_loaded:
-            return {}
-        logs = {**self.futures, **self.logs}
-        cleaned, before = self._cleaned_offsets(), self._cleaned
-        self._cleaned = cleaned
-        is_wanted = also_unchanged or cleaned != before or not self._cleaned_is_written
+        before, self._cleaned = self._cleaned, named.cleaned
+        is_wanted = also_unchanged or named.cleaned != before or not self._cleaned_is_written
         self._cleaned_is_written = not is_wanted
         return {
-            RECOVERY_POINT_FILE: self._with_kept(
-                RECOVERY_POINT_FILE, {key: log.recovery_point for key, log in logs.items()}
-            ),
-            LOG_START_FILE: self._log_starts(),
-            HIGH_WATERMARK_FILE: self._with_kept(
-                HIGH_WATERMARK_FILE, {key: log.high_watermark for key, log in logs.items()}
-            ),
+            RECOVERY_POINT_FILE: named.recovery_points,
+            LOG_START_FILE: named.log_starts,
+            HIGH_WATERMARK_FILE: named.high_watermarks,
             # Last: a start needs the recovery points of the flushes after which it does not name a log any more.
-            **({CLEANER_OFFSET_FILE: cleaned} if is_wanted else {}),
+            **({CLEANER_OFFSET_FILE: named.cleaned} if is_wanted else {}),
         }
-
-    def _with_kept(self, file: str, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The content of this checkpoint: the offsets of open logs, and what it says of logs that are not open."""
-        return {**self._kept_offsets.get(file, {}), **offsets}
 
     def maintain(self, now_ms: int) -> None:
         """Maintain every log. Files that are due are removed, which waits for the device."""
@@ -716,30 +724,16 @@ class LogDirectory:
     def _sync_all(self, logs: list[PartitionLog]) -> bool:
         return self._disk.sync_all([self.path, *(log.directory for log in logs)], self._lock)
 
-    def _epochs_of_new_starts(self) -> list[EpochContent]:
-        """The epoch files of the logs whose start has moved. They are written before the log start checkpoint.
-
-        The first epoch begins at the log start offset. A start uses the lower offset of both files: neither has a
-        checksum, and a damaged one must not delete records.
-        """
-        logs = (*self.logs.values(), *self.futures.values())
-        moved = [log for log in logs if log.start_moved()]
-        return [log.durability.files.epochs(log.leader_epochs) for log in moved]
-
     def _write_log_starts(self) -> None:
-        write_epochs(self._epochs_of_new_starts())
-        self._checkpoints.write({LOG_START_FILE: self._log_starts()})
-
-    def _cleaned_offsets(self) -> dict[TopicPartition, int]:
-        """Of each compacted log, 0 where it was never cleaned: it may have been copied from a cleaned one.
-
-        And of each that was one, until what explains its gaps is on the device.
-        """
-        named = ((key, log) for key, log in self.logs.items() if log.config.is_compacted or log.has_unsynced_gaps)
-        return {key: max(log.cleaned_offset, 0) for key, log in named}
+        named = CheckpointedOffsets(self._kept_offsets)
+        for _ in self._name_logs(named):
+            pass
+        write_epochs(named.epochs)
+        self._checkpoints.write({LOG_START_FILE: named.log_starts})
 
     def _write_cleaned(self) -> None:
-        self._cleaned = self._cleaned_offsets()
+        cleaned = ((key, cleaned_offset(log)) for key, log in self.logs.items())
+        self._cleaned = {key: offset for key, offset in cleaned if offset is not None}
         self._checkpoints.write({CLEANER_OFFSET_FILE: self._cleaned})
         self._cleaned_is_on_device()
 
@@ -755,12 +749,6 @@ class LogDirectory:
         """
         if (log.topic, log.partition) not in self._named:
             self._write_cleaned()
-
-    def _log_starts(self) -> dict[TopicPartition, int]:
-        logs = {**self.futures, **self.logs}
-        # Kafka omits logs that start at their first segment. Here the removal of earlier segments may not be durable.
-        log_starts = {key: log.log_start_offset for key, log in logs.items() if log.log_start_offset > 0}
-        return self._with_kept(LOG_START_FILE, log_starts)
 
 
 def _is_file_name(name: str) -> bool:
