@@ -180,7 +180,7 @@ class BrokerSide:
         self.cleaner.on_uncleanable = self.scrubber.look_soon
         self._upkeep.on_doubt = self.scrubber.look_soon
         self.repairs.on_repaired = self.cleaner.try_again
-        self.repairs.on_replaced = self.moves.begin_again
+        self.repairs.whole_copies.on_replaced = self.moves.begin_again
 
     def _is_on_all_replicas(self, log: PartitionLog) -> bool:
         """`Hosting.is_on_all_replicas`. False while no controller hears of this broker: the metadata may be old then,

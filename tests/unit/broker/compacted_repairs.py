@@ -55,7 +55,7 @@ class CompactedRepairs(RepairedReplica):
         super().__init__(self.copies[1].log, lambda: self.order)
         self.order = [2, 3]
         in_sync: Any = lambda partition: {2, 3}  # noqa: E731
-        self.repairs._in_sync = in_sync
+        self.repairs.in_sync = in_sync
 
     async def fetch(
         self, partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20

@@ -77,7 +77,7 @@ class Replica:
     async def explains(self) -> bool:
         """Whether all that the leader lacks counts as compacted."""
         self.repairs.report_gap(self.partition, UnexplainedGap(2, 7))
-        await until(lambda: not self.repairs._waiting)
+        await until(lambda: not self.repairs._queue.waiting)
         await self.repairs.close()
         return self.explained == 7
 

@@ -142,5 +142,5 @@ async def test_other_damage_is_a_reason_to_ask_at_once_and_the_same_is_not(waiti
 async def test_a_partition_that_is_whole_again_is_not_looked_at_any_more(waiting: Waiting) -> None:
     waiting.ranges = []
     await waiting.pass_time(1)
-    await until(lambda: not waiting.repairs._waiting)
+    await until(lambda: not waiting.repairs._queue.waiting)
     assert waiting.repairs._task is None

@@ -234,7 +234,7 @@ async def test_the_end_of_a_damage_is_taken_as_committed_where_the_epoch_file_sa
         )
 
     cluster.repairs.fetch = fetch
-    cluster.repairs._in_sync = lambda partition: in_sync
+    cluster.repairs.in_sync = lambda partition: in_sync
     await cluster.repair()
     assert cluster.here.lacks() == (set() if is_repaired else set(range(8, 12)))
     if is_repaired:
@@ -421,7 +421,7 @@ async def test_records_that_were_cut_once_and_came_back_with_an_old_copy_give_wa
     here.open().assign_epoch(2)
     cluster.partition.log = here.log
     assert here.log.damaged_ranges()
-    cluster.repairs._in_sync = lambda partition: {1, 2}
+    cluster.repairs.in_sync = lambda partition: {1, 2}
     for _ in range(4):
         await cluster.repair()
     assert not here.log.damaged_ranges()

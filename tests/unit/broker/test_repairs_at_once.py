@@ -11,8 +11,9 @@ from unittest.mock import Mock
 import pytest
 
 from tests.patience import until
-from tidelog.broker.replicas import repairs as module
-from tidelog.broker.replicas.repairs import REPAIRED_AT_ONCE_MAX, WHOLE_COPIES_MAX, Repairs
+from tidelog.broker.replicas import repair_queue as module
+from tidelog.broker.replicas.repair_queue import REPAIRED_AT_ONCE_MAX, WHOLE_COPIES_MAX
+from tidelog.broker.replicas.repairs import Repairs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 
@@ -56,9 +57,9 @@ async def test_a_repair_that_takes_long_holds_up_no_other(node: Node) -> None:
     slow = node.damaged(0, ends=False)
     await until(lambda: node.begun == [0])
     others = [node.damaged(number, ends=True) for number in range(1, 6)]
-    await until(lambda: not {*others} & {*node.repairs._waiting})
+    await until(lambda: not {*others} & {*node.repairs._queue.waiting})
     assert node.begun == [0, 1, 2, 3, 4, 5]
-    assert slow in node.repairs._waiting
+    assert slow in node.repairs._queue.waiting
     node.ends[0].set()
     await until(lambda: node.repairs._task is None)
 
@@ -72,7 +73,7 @@ async def test_only_some_are_repaired_at_once(node: Node) -> None:
     node.ends[0].set()
     await until(lambda: len(node.begun) == REPAIRED_AT_ONCE_MAX + 1)
     await node.repairs.close()
-    assert not node.repairs._under_way
+    assert not node.repairs._queue.lanes
     assert len(node.begun) == REPAIRED_AT_ONCE_MAX + 1
 
 
@@ -82,7 +83,7 @@ async def test_the_one_that_waits_longest_is_the_next(node: Node, monkeypatch: p
     node.is_fixed, node.least_s = False, 0.03
     numbers = [*range(3 * REPAIRED_AT_ONCE_MAX)]
     for number in numbers:
-        node.repairs._waiting[node.damaged(number, ends=True)].pause_s = 0.01
+        node.repairs._queue.waiting[node.damaged(number, ends=True)].pause_s = 0.01
     await until(lambda: len(node.begun) >= 2 * len(numbers))
     assert node.begun[: len(numbers)] == numbers
 
@@ -123,7 +124,7 @@ async def test_the_copies_of_whole_logs_leave_room_for_other_repairs(node: Node)
         raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
 
     repairs: Any = node.repairs
-    repairs._copy_prefix, repairs._in_sync = copy, lambda partition: {2}
+    repairs.whole_copies._copy, repairs.in_sync = copy, lambda partition: {2}
     repairs.others = lambda partition: [2]
     repair: Any = SimpleNamespace(is_obsolete=True)
     call: Callable[[int], Any] = lambda number: repairs._copy_cleaned(  # noqa: E731
@@ -133,7 +134,7 @@ async def test_the_copies_of_whole_logs_leave_room_for_other_repairs(node: Node)
     await until(lambda: len(begun) == WHOLE_COPIES_MAX)
     assert await asyncio.wait_for(call(9), 10)
     assert 9 not in begun
-    assert len(repairs._want_whole_copies) == 1
+    assert len(repairs._queue.want_whole_copies) == 1
     may_end.set()
     await asyncio.wait_for(asyncio.gather(*tasks), 10)
     assert await asyncio.wait_for(call(9), 10)
@@ -144,18 +145,18 @@ async def test_one_that_waits_for_a_whole_copy_takes_no_turn_of_others(node: Nod
     """Each of its attempts fetched and scanned all again: of a thousand these held up every other repair."""
     node.is_fixed = False
     waits = node.damaged(0, ends=True)
-    await until(lambda: node.begun == [0] and not node.repairs._under_way)
-    node.repairs._whole_copies = WHOLE_COPIES_MAX
-    node.repairs._want_whole_copies.add(waits)
+    await until(lambda: node.begun == [0] and not node.repairs._queue.lanes)
+    node.repairs._queue.whole_copies = WHOLE_COPIES_MAX
+    node.repairs._queue.want_whole_copies.add(waits)
     node.damaged(1, ends=True)
     await until(lambda: node.begun.count(1) >= 4)
     assert node.begun.count(0) == 1
     delta: Any = Mock(changed_brokers={2}, changed_partitions={})
     node.repairs.on_image(delta)
     await until(lambda: node.begun.count(0) == 2)  # perhaps the range alone is right now
-    await until(lambda: not node.repairs._under_way)
-    node.repairs._want_whole_copies.add(waits)
-    node.repairs._whole_copies = 0
+    await until(lambda: not node.repairs._queue.lanes)
+    node.repairs._queue.want_whole_copies.add(waits)
+    node.repairs._queue.whole_copies = 0
     await until(lambda: node.begun.count(0) == 3)
 
 

@@ -17,7 +17,7 @@ from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
 from tests.unit.storage.test_damage import copy_of
 from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a, fetch, replicas
-from tidelog.broker.replicas import repairs
+from tidelog.broker.replicas import repair_queue, whole_copies
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.cleaner.filter import CleanedBatch
@@ -39,7 +39,7 @@ class Cluster(RepairedReplica):
         self.fetches: list[int] = []
         self.fault: Callable[[int], object] = lambda offset: None
         super().__init__(self.here.log, lambda: list(self.copies))
-        self.repairs._in_sync = lambda partition: self.in_sync
+        self.repairs.in_sync = lambda partition: self.in_sync
 
     def use(self, here: Logs, other: Logs) -> None:
         self.here, self.cleaned = here, other
@@ -62,7 +62,7 @@ class Cluster(RepairedReplica):
 
 @pytest.fixture(autouse=True)
 def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repairs, "WHOLE_COPY_PATIENCE_S", 0.0)
+    monkeypatch.setattr(whole_copies, "WHOLE_COPY_PATIENCE_S", 0.0)
 
 
 PASSING = ("it is not in sync", "another one does not answer")
@@ -178,7 +178,7 @@ async def test_what_passes_brings_no_deleted_key_back(tmp_path: Path, why: str) 
     cluster.copies.pop(3, None)
     assert await cluster.repair()
     assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
-    assert not cluster.repairs._whole_copy_waits
+    assert not cluster.repairs.whole_copies.waits_since_s
 
 
 @pytest.mark.parametrize("why", PASSING)
@@ -190,7 +190,7 @@ async def test_the_last_resort_is_the_whole_copy_of_one_that_is_not_in_sync(
     damage(cluster.here, 1)
     begin(cluster, why)
     assert not await cluster.repair()
-    monkeypatch.setattr(repairs, "WHOLE_COPY_WAIT_S", 0.0)
+    monkeypatch.setattr(whole_copies, "WHOLE_COPY_WAIT_S", 0.0)
     assert await cluster.repair()
     assert (cluster.table(), cluster.here.log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
 
@@ -201,7 +201,7 @@ async def test_a_replica_that_moves_takes_a_whole_copy_and_the_move_begins_again
     damage(cluster.here, 1)
     cluster.here.log.keep_uncleaned()
     replaced: list[object] = []
-    cluster.repairs.on_replaced = replaced.append
+    cluster.repairs.whole_copies.on_replaced = replaced.append
     cluster.fault = lambda offset: fail(len(cluster.fetches) == 2)
     assert not await cluster.repair()
     assert not replaced, "it was not replaced"
@@ -483,11 +483,11 @@ async def test_two_replicas_that_are_damaged_in_different_places_do_not_wait_for
     cluster.fault = refuse
     for _ in range(3):
         assert not await cluster.repair()
-    monkeypatch.setattr(repairs, "WHOLE_COPY_WAIT_S", 0.0)
+    monkeypatch.setattr(whole_copies, "WHOLE_COPY_WAIT_S", 0.0)
     assert await cluster.repair()
     assert (cluster.here.log.damaged_ranges(), cluster.refused) == ([], [])
     assert newest_values(cluster.here.log).items() >= before.items()
-    assert not cluster.repairs._whole_copy_waits
+    assert not cluster.repairs.whole_copies.waits_since_s
 
 
 async def test_the_wait_for_a_replica_that_is_damaged_too_begins_anew_after_another_answer(tmp_path: Path) -> None:
@@ -504,8 +504,8 @@ async def test_the_wait_for_a_replica_that_is_damaged_too_begins_anew_after_anot
 
     cluster.fault = refuse
     assert not await cluster.repair()
-    (partition,) = cluster.repairs._whole_copy_waits
-    cluster.repairs._whole_copy_waits[partition] -= 3600.0
+    (partition,) = cluster.repairs.whole_copies.waits_since_s
+    cluster.repairs.whole_copies.waits_since_s[partition] -= 3600.0
     answer = PeerUnreachable("it is down")
     assert not await cluster.repair()
     answer = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
@@ -524,10 +524,10 @@ async def test_a_turn_that_comes_late_is_no_wait_for_the_other_replica(tmp_path:
 
     cluster.fault = refuse
     assert not await cluster.repair()
-    cluster.repairs._whole_copies = repairs.WHOLE_COPIES_MAX
-    cluster.repairs._whole_copy_waits[cluster.partition] -= 3600.0
+    cluster.repairs._queue.whole_copies = repair_queue.WHOLE_COPIES_MAX
+    cluster.repairs.whole_copies.waits_since_s[cluster.partition] -= 3600.0
     assert not await cluster.repair()
-    cluster.repairs._whole_copies = 0
+    cluster.repairs._queue.whole_copies = 0
     assert not await cluster.repair()
     cluster.fault = lambda offset: None
     assert await cluster.repair()
@@ -539,8 +539,8 @@ async def test_a_copy_that_is_under_way_waits_for_the_next_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """After each fetch without an answer in time it began again, and the copy of a large log never came to its end."""
-    monkeypatch.setattr(repairs, "WHOLE_COPY_PATIENCE_S", 60.0)
-    monkeypatch.setattr(repairs, "COPY_PAUSE_S", 0.0)
+    monkeypatch.setattr(whole_copies, "WHOLE_COPY_PATIENCE_S", 60.0)
+    monkeypatch.setattr(whole_copies, "COPY_PAUSE_S", 0.0)
     cluster = Cluster(tmp_path)
     ahead(cluster, 3)
     lose_headers(cluster.here)

@@ -1,10 +1,10 @@
 """Replaces damaged records with copies from other replicas, while the node goes on working.
 
 `storage/segments/damage.py` records the damaged ranges, and `storage/log/repair.py` checks and writes the copies. This
-module decides which replica to fetch from, when, and what to do if no replica has a complete copy. A leader is repaired
-from its followers in the same way. Several partitions are repaired at once, because a copy of a whole log takes hours.
-Invariant: it repairs one range of a partition at a time, and gives up no range before every replica that may have it
-has answered.
+module decides which replica to fetch from, and what to do if no replica has a complete copy. `repair_queue.py` decides
+which partition is the next one, `whole_copies.py` when a log is replaced as a whole. A leader is repaired from its
+followers in the same way. Invariant: it repairs one range of a partition at a time, and gives up no range before every
+replica that may have it has answered.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.replicas.damaged_leaders import DamagedLeaders
+from tidelog.broker.replicas.repair_queue import RepairQueue
+from tidelog.broker.replicas.whole_copies import ABSENT, Outcome, WholeCopies
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.replication.threads import until_done
-from tidelog.storage.log.compaction import CleaningFailed
 from tidelog.storage.log.damage_behind import begin_segment_at_damage
 from tidelog.storage.log.damaged_end import move_damaged_end
 from tidelog.storage.log.gap_scan import GapScan
-from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.log.repair import (
     CopyRefused,
     EpochBegins,
@@ -42,7 +41,6 @@ from tidelog.storage.log.repair import (
     is_present,
 )
 from tidelog.storage.segments.damage import DamagedRange, describe
-from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
@@ -62,32 +60,11 @@ REPAIR_COMMITTED_REPLICA_ID: Final = -2
 """Kafka's DEBUGGING_CONSUMER_ID: reads up to the high watermark and is not a follower."""
 FETCH_BYTES_MAX: Final = 1024 * 1024
 FETCH_TIMEOUT_MS: Final = 5000
-PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 5.0
 SPACE_PAUSE_S_MAX: Final = 30.0
 """The longest pause while the volume has no space for the copy, which each attempt fetches again."""
 LOST_PAUSE_S_MAX: Final = 300.0
 """The longest pause for records that no replica has: only a change of the replicas or their files can restore them."""
-REPAIRED_AT_ONCE_MAX: Final = 4
-"""The partitions that are repaired at once, of which each may have a copy in memory."""
-WHOLE_COPIES_MAX: Final = 2
-"""How many of them may copy another replica's whole log, so that these do not hold up the others."""
-_LANES: Final = tuple(f"repair-{number}" for number in range(REPAIRED_AT_ONCE_MAX))
-WHOLE_COPY_WAIT_S: Final = 60.0
-"""The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one, or that
-is not in sync."""
-WHOLE_COPY_PATIENCE_S: Final = 60.0
-"""The longest wait for the next batches of a copy of a whole log that is under way."""
-COPY_PAUSE_S: Final = 0.5
-_ABSENT: Final = (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE)
-
-
-@dataclass(slots=True)
-class _Attempts:
-    """The time of a partition's next repair attempt, on the loop's clock, and the pause after it."""
-
-    due_s: float
-    pause_s: float = PAUSE_S_MIN
 
 
 @dataclass(slots=True)
@@ -115,8 +92,6 @@ class Repairs:
         self.counters = RepairCounters()
         self.on_repaired: Callable[[PartitionLog], None] = lambda log: None
         """Called when a range of the log is repaired."""
-        self.on_replaced: Callable[[Partition], None] = lambda partition: None
-        """Called when the partition's log has become that of another replica up to an offset."""
         self._node_id = node_id
         self._partitions = partitions
         self._image = image
@@ -125,7 +100,8 @@ class Repairs:
         self._exchange = exchange
         self._loop = loop
         self._run_in_executor = run_in_executor
-        self._waiting: dict[Partition, _Attempts] = {}
+        self._queue = RepairQueue()
+        self.whole_copies = WholeCopies(self, self._queue, loop.time, run_in_executor)
         self._gaps: dict[Partition, tuple[int, int]] = {}
         self._lost_ranges: set[tuple[Partition, int]] = set()
         """(partition, first offset) of the ranges without a complete copy on any replica."""
@@ -133,14 +109,7 @@ class Repairs:
         """The first offsets of the damaged ranges that were counted."""
         self._without_space: set[Partition] = set()
         """The partitions whose last attempt found no space for the copy."""
-        self._whole_copy_waits: dict[Partition, float] = {}
-        """Since when no replica can replace the whole log, and one may do so soon."""
-        self._under_way: dict[Partition, asyncio.Task[None]] = {}
-        self._lanes: dict[Partition, str] = {}
-        """A connection for each repair: a fetch without an answer in time closes it, and a whole copy begins again."""
-        self._whole_copies = 0
-        self._want_whole_copies: set[Partition] = set()
-        """The partitions that wait for the end of one of others: each attempt would fetch and scan all again."""
+        self._under_way: set[asyncio.Task[None]] = set()
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -163,24 +132,17 @@ class Repairs:
         """The leader's log has a gap in its offsets. Check whether the other replicas have the missing records."""
         self._gaps[partition] = gap.first_offset, gap.end_offset
         self._wait_for(partition)
-        attempts = self._waiting.get(partition)
-        soon_s = self._loop.time() + PAUSE_S_MAX
-        if attempts is not None and attempts.due_s > soon_s:
-            attempts.due_s = soon_s
+        if self._queue.hurry_until(partition, self._loop.time() + PAUSE_S_MAX):
             self._is_due.set()
 
     def on_image(self, delta: MetadataDelta) -> None:
         """The brokers or the partition's replicas have changed: try again at once."""
-        for partition in self._waiting:
+        for partition in self._queue.waiting:
             if delta.changed_brokers or partition.index in delta.changed_partitions.get(partition.topic_id, ()):
                 self._hurry(partition)
 
     def _hurry(self, partition: Partition) -> None:
-        self._want_whole_copies.discard(partition)
-        now_s, before = self._loop.time(), self._waiting.get(partition)
-        # One that is due already keeps its turn: otherwise a broker that comes and goes takes it from the last ones.
-        is_due = before is not None and before.due_s < now_s and partition not in self._under_way
-        self._waiting[partition] = _Attempts(before.due_s if before is not None and is_due else now_s)
+        self._queue.hurry(partition, self._loop.time())
         self._is_due.set()
 
     def has_unsettled(self, partition: Partition) -> bool:
@@ -194,7 +156,7 @@ class Repairs:
     def _wait_for(self, partition: Partition) -> None:
         if self._is_closed:
             return
-        if self._count(partition) or partition not in self._waiting:
+        if self._count(partition) or partition not in self._queue.waiting:
             self._hurry(partition)
         if self._task is None:
             self._task = self._loop.create_task(self._run(), name="repairs")
@@ -212,7 +174,7 @@ class Repairs:
 
     async def close(self) -> None:
         self._is_closed = True
-        tasks = [*self._under_way.values(), *([] if self._task is None else [self._task])]
+        tasks = [*self._under_way, *([] if self._task is None else [self._task])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -221,29 +183,16 @@ class Repairs:
 
     async def _run(self) -> None:
         try:
-            while self._waiting:
+            while self._queue.waiting:
                 self._is_due.clear()
-                due_s = self._begin_due()
-                await self._sleep_until(due_s)
+                for partition in self._queue.begin_due(self._loop.time()):
+                    name = f"repair of {partition.topic}-{partition.index}"
+                    task = self._loop.create_task(self._attempt(partition), name=name)
+                    self._under_way.add(task)
+                    task.add_done_callback(self._under_way.discard)
+                await self._sleep_until(self._queue.next_due_s())
         finally:
             self._task = None
-
-    def _begin_due(self) -> float | None:
-        """Begin the attempts that are due, the first of them first, as far as they may be under way at once. When the
-        next one is due; None if it waits for the end of another one.
-        """
-        free = REPAIRED_AT_ONCE_MAX - len(self._under_way)
-        held = self._want_whole_copies if self._whole_copies >= WHOLE_COPIES_MAX else ()
-        waiting = [each for each in self._waiting.items() if each[0] not in self._under_way and each[0] not in held]
-        for partition, attempts in nsmallest(free + 1, waiting, key=lambda each: each[1].due_s):
-            if len(self._under_way) >= REPAIRED_AT_ONCE_MAX:
-                return None
-            if attempts.due_s > self._loop.time():
-                return attempts.due_s
-            name = f"repair of {partition.topic}-{partition.index}"
-            self._lanes[partition] = next(each for each in _LANES if each not in self._lanes.values())
-            self._under_way[partition] = self._loop.create_task(self._attempt(partition, attempts), name=name)
-        return None
 
     async def _sleep_until(self, due_s: float | None) -> None:
         """Sleep until `due_s`, or until a partition is due sooner, or an attempt has ended."""
@@ -254,32 +203,21 @@ class Repairs:
             if timer is not None:
                 timer.cancel()
 
-    async def _attempt(self, partition: Partition, attempts: _Attempts) -> None:
+    async def _attempt(self, partition: Partition) -> None:
         try:
             before = partition.log.damaged_ranges()
             self._without_space.discard(partition)
-            self._want_whole_copies.discard(partition)
             is_done = await self._repair(partition)
-            self._plan_next(partition, attempts, before, is_done=is_done)
+            pause_s_max = SPACE_PAUSE_S_MAX if partition in self._without_space else PAUSE_S_MAX
+            if self._is_lost(partition):
+                pause_s_max = LOST_PAUSE_S_MAX
+            has_changed = partition.log.damaged_ranges() != before
+            self._queue.plan_next(
+                partition, self._loop.time(), is_done=is_done, has_changed=has_changed, pause_s_max=pause_s_max
+            )
         finally:
-            del self._under_way[partition], self._lanes[partition]
+            self._queue.end(partition)
             self._is_due.set()
-
-    def _plan_next(
-        self, partition: Partition, attempts: _Attempts, before: list[tuple[Segment, DamagedRange]], *, is_done: bool
-    ) -> None:
-        if self._waiting.get(partition) is not attempts:
-            return  # it was reported again meanwhile
-        if is_done:
-            del self._waiting[partition]
-            return
-        if partition.log.damaged_ranges() != before:
-            attempts.pause_s = PAUSE_S_MIN
-        pause_s_max = SPACE_PAUSE_S_MAX if partition in self._without_space else PAUSE_S_MAX
-        if self._is_lost(partition):
-            pause_s_max = LOST_PAUSE_S_MAX
-        attempts.due_s = self._loop.time() + attempts.pause_s
-        attempts.pause_s = min(2 * attempts.pause_s, pause_s_max)
 
     async def _repair(self, partition: Partition) -> bool:
         """Try to repair a partition. Whether nothing is left to do."""
@@ -287,7 +225,7 @@ class Repairs:
             self._gaps.pop(partition, None)
             self._lost_ranges = {each for each in self._lost_ranges if each[0] is not partition}
             self._known.pop(partition, None)
-            self._whole_copy_waits.pop(partition, None)
+            self.whole_copies.forget(partition)
             self._damaged_leaders.forget(partition)
             return True
         try:
@@ -309,7 +247,7 @@ class Repairs:
             return False
         self._count(partition)
         if not partition.log.damaged_ranges():
-            self._whole_copy_waits.pop(partition, None)
+            self.whole_copies.forget(partition)
             self._damaged_leaders.forget(partition)
             return True
         return not self.others(partition)
@@ -345,8 +283,8 @@ class Repairs:
                 logger.info("%s: broker %d does not help: %s", name, source, refused)
             except KafkaError as error:
                 gap_is_shared = False
-                everyone_lacks_it = everyone_lacks_it and error.code in _ABSENT
-                if error.code in _ABSENT:
+                everyone_lacks_it = everyone_lacks_it and error.code in ABSENT
+                if error.code in ABSENT:
                     lacking[source] = damage.first_offset
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             except PeerUnreachable as error:
@@ -386,94 +324,16 @@ class Repairs:
         by a replica's copy, or one may do so later. Otherwise the range alone is repaired. Raises OSError.
         """
         name = f"{partition.topic}-{partition.index}"
-        waits_since_s = self._whole_copy_waits.pop(partition, self._loop.time())
-        if partition.log.is_under_cleaning:
-            return True  # it was given up, and has not ended: both would write the same files
-        in_sync, may_help = self._in_sync(partition), False
-        may_help_soon = not in_sync >= {*sources} or bool(in_sync & {*self.others(partition)} - {*sources})
-        for source in sorted(sources, key=lambda each: each not in in_sync):
-            is_in_sync = source in in_sync
-            if not is_in_sync and (may_help or self._waits_for_whole_copy(partition, waits_since_s)):
-                return True  # its copy is the last resort before the range alone
-            if self._whole_copies >= WHOLE_COPIES_MAX:
-                self._want_whole_copies.add(partition)
-                return True
-            self._whole_copies += 1
-            try:
-                if await self._copy_prefix(partition, repair, source):
-                    self._note_repaired(partition, repair.damage, name)
-                return True  # also where it was given up, as for a truncation: the next attempt looks again
-            except (KafkaError, PeerUnreachable) as error:
-                code = error.code if isinstance(error, KafkaError) else None
-                may_help_soon = may_help_soon or code == ErrorCode.KAFKA_STORAGE_ERROR
-                may_help = may_help or (is_in_sync and code not in (ErrorCode.KAFKA_STORAGE_ERROR, *_ABSENT))
-                logger.info("%s: broker %d does not help: %s", name, source, error)
-            except (CleaningFailed, CorruptTransactionIndex) as error:
-                logger.warning("%s: the copy of broker %d cannot take its place: %s", name, source, error)
-            finally:
-                self._whole_copies -= 1
-            if repair.is_obsolete:
-                return True
-        if may_help or (may_help_soon and self._waits_for_whole_copy(partition, waits_since_s)):
+        outcome = await self.whole_copies.replace(partition, repair, sources)
+        if outcome is Outcome.REPLACED:
+            self._note_repaired(partition, repair.damage, name)
+        if outcome is not Outcome.NONE_HELPS:
             return True
         logger.warning("%s: records that were deleted or aborted may be back: %s", name, describe(repair.damage))
         repair.lacks_below = None
         with suppress(CopyRefused, KafkaError, PeerUnreachable):
             await self._copy_committed_if_refused(partition, repair, sources[0])
         return False
-
-    def _waits_for_whole_copy(self, partition: Partition, since_s: float) -> bool:
-        """Whether the time is not over for which to wait for a replica that may soon send its whole log."""
-        self._whole_copy_waits[partition] = since_s
-        return self._loop.time() - since_s < WHOLE_COPY_WAIT_S
-
-    async def _copy_prefix(self, partition: Partition, repair: RangeRepair, source: int) -> bool:
-        """Replace the log up to the last segment that lacks records. False if it has changed meanwhile. Raises
-        KafkaError, PeerUnreachable, CleaningFailed, OSError.
-        """
-        log = partition.log
-        lacks_below = await self._find_gaps(log, repair)
-        if repair.is_obsolete:
-            return False
-        last = log.segments.from_offset(max(lacks_below - 1, repair.segment.base_offset))[0]
-        if last is log.segments.active:
-            log.roll(log.clock_ms)
-        copy = PrefixCopy(log, last, log.clock_ms)
-        logger.info("%s: copying all up to offset %d from broker %d", partition, copy.chosen.end_offset, source)
-        try:
-            while True:
-                if copy.wants_from >= 0:
-                    copy.data = await self._fetch_for_copy(partition, source, copy)
-                await until_done(self._run_in_executor(copy.run))
-                if not copy.advance():
-                    break
-                if copy.is_short:
-                    await asyncio.sleep(PAUSE_S_MIN)
-        except BaseException:
-            copy.take_back()
-            raise
-        finally:
-            if copy.is_in_place:
-                self.on_replaced(partition)
-        partition.watch.tail.clear()
-        return not copy.is_given_up
-
-    async def _fetch_for_copy(self, partition: Partition, source: int, copy: PrefixCopy) -> bytes:
-        """The next batches of a whole copy. After the first ones it waits for them: the copy would begin again from its
-        start. Raises KafkaError, PeerUnreachable.
-        """
-        until_s = self._loop.time() + WHOLE_COPY_PATIENCE_S
-        while True:
-            try:
-                data = await self.fetch(partition, source, copy.wants_from, up_to_log_end=False)
-                if data:
-                    return data
-                raise PeerUnreachable("it has not come that far yet")
-            except (KafkaError, PeerUnreachable) as error:
-                is_gone = isinstance(error, KafkaError) and error.code in _ABSENT
-                if is_gone or not copy.data or copy.is_given_up or self._loop.time() >= until_s:
-                    raise
-            await asyncio.sleep(COPY_PAUSE_S)
 
     async def _repair_end(self, partition: Partition, whole: RangeRepair, sources: dict[int, int]) -> bool:
         """Copy the end of the range from a replica that lacks its start. Whether the log has changed.
@@ -537,7 +397,7 @@ class Repairs:
                 data = await self.fetch(partition, source, offset, up_to_log_end=up_to_log_end, bytes_max=1)
                 first_offset = int.from_bytes(data[:8], "big") if data else -1
             except KafkaError as error:
-                if error.code not in _ABSENT:
+                if error.code not in ABSENT:
                     raise
             if lowest <= first_offset <= offset:  # even below `lacked`, where the replica's log starts in the batch
                 readable = first_offset
@@ -632,11 +492,11 @@ class Repairs:
                     raise PeerUnreachable("it has not come that far yet")
             except (KafkaError, PeerUnreachable) as error:
                 logger.info("%s: broker %d does not answer about a gap: %s", partition, source, error)
-                if source in self._in_sync(partition):
+                if source in self.in_sync(partition):
                     return None
                 continue
             base_offset = min(max(int.from_bytes(data[:8], "big"), first_offset), end_offset)
-            if source in self._in_sync(partition):
+            if source in self.in_sync(partition):
                 batches.append((source, base_offset, data))
             elif base_offset < min((each[1] for each in batches), default=end_offset):
                 logger.error(
@@ -653,7 +513,7 @@ class Repairs:
         topic = self._image().topics_by_id.get(partition.topic_id)
         return None if topic is None else topic.partitions.get(partition.index)
 
-    def _in_sync(self, partition: Partition) -> set[int]:
+    def in_sync(self, partition: Partition) -> set[int]:
         assignment = self.assignment_of(partition)
         return set() if assignment is None else set(assignment.isr)
 
@@ -673,7 +533,7 @@ class Repairs:
         try:
             await self._copy(partition, repair, source, first_fetch_offset)
         except CopyRefused as refused:
-            if not refused.is_of_other_epoch or source not in self._in_sync(partition):
+            if not refused.is_of_other_epoch or source not in self.in_sync(partition):
                 raise
             repair.is_committed = True
             try:
@@ -689,9 +549,7 @@ class Repairs:
         """Copy the range from one replica. Raises CopyRefused, KafkaError, PeerUnreachable, OSError."""
         log = partition.log
         up_to_log_end = self._is_up_to_log_end(partition, repair.damage) and not repair.is_committed
-        repair.compares_before = repair.damage.first_offset > log.log_start_offset and source in self._in_sync(
-            partition
-        )
+        repair.compares_before = repair.damage.first_offset > log.log_start_offset and source in self.in_sync(partition)
         while not repair.is_complete and not repair.is_obsolete:
             offset = repair.next_offset if first_fetch_offset is None else first_fetch_offset
             first_fetch_offset = None
@@ -708,12 +566,12 @@ class Repairs:
                 await self._compare_before(partition, repair, source)
                 continue
             except GapsUnknown:
-                await self._find_gaps(log, repair)
+                await self.find_gaps(log, repair)
                 continue
             if repair.next_offset == before:
                 raise CopyRefused("it sends no whole batch")
 
-    async def _find_gaps(self, log: PartitionLog, repair: RangeRepair) -> int:
+    async def find_gaps(self, log: PartitionLog, repair: RangeRepair) -> int:
         """The offset from which on the log has all records, also for `repair.accept`. Raises OSError."""
         if not repair.knows_gaps or repair.lacks_below is None:
             scan = GapScan(log, repair.segment, repair.damage, lambda: self._is_closed)
@@ -763,7 +621,7 @@ class Repairs:
                 )
             ],
         )
-        lane = self._lanes.get(partition, "repair")
+        lane = self._queue.lanes.get(partition, "repair")
         response = await self._exchange(endpoint, request, FETCH_VERSION, timeout_ms=FETCH_TIMEOUT_MS, lane=lane)
         if response.error_code or not response.responses:
             raise PeerUnreachable(f"it answers {ErrorCode.of(response.error_code).name}")
