@@ -16,6 +16,7 @@ class RepairedReplica:
 
     def __init__(self, log: Any, others: Callable[[], Sequence[int]]) -> None:
         self.refused: list[Exception] = []
+        self.brokers: dict[int, Any] = {}
         self.partition: Any = Mock(topic="t", index=0, log=log, offline=False, leads=False)
         partitions: Any = SimpleNamespace(
             find=lambda topic, index: self.partition,
@@ -23,7 +24,7 @@ class RepairedReplica:
             reported_values_changed=lambda partition: None,
         )
         unused: Any = None
-        image: Any = lambda: SimpleNamespace(topics_by_id={})  # noqa: E731
+        image: Any = lambda: SimpleNamespace(topics_by_id={}, brokers=self.brokers)  # noqa: E731
         repairs: Any = Repairs(1, partitions, image, unused, unused, asyncio.get_running_loop(), self.run)
         repairs.others = lambda partition: list(others())
         repairs.fetch = self.fetch

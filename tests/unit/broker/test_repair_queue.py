@@ -79,5 +79,9 @@ def test_one_that_wants_to_copy_a_whole_log_waits_for_the_end_of_a_copy() -> Non
     assert [queue.begin_whole_copy(each) for each in partitions] == [*[True] * WHOLE_COPIES_MAX, False]
     end(queue, partitions[-1], 9.0)
     assert (queue.begin_due(99.0), queue.next_due_s()) == ([], None)
-    queue.end_whole_copy()
+    assert queue.hurry_until(partitions[-1], 99.0), "for a gap"
     assert queue.begin_due(99.0) == partitions[-1:]
+    assert not queue.begin_whole_copy(partitions[-1])
+    end(queue, partitions[-1], 99.0)
+    queue.end_whole_copy()
+    assert queue.begin_due(999.0) == partitions[-1:]

@@ -53,12 +53,16 @@ class RepairQueue:
         self.waiting[partition] = Attempts(before.due_s if before is not None and is_due else now_s, PAUSE_S_MIN)
 
     def hurry_until(self, partition: Partition, due_s: float) -> bool:
-        """Its next attempt is due at `due_s` at the latest. Whether that is sooner than before."""
+        """Its next attempt is due at `due_s` at the latest, for another reason than a whole copy. Whether that may be
+        sooner than before.
+        """
         attempts = self.waiting.get(partition)
-        if attempts is None or attempts.due_s <= due_s:
+        if attempts is None:
             return False
-        attempts.due_s = due_s
-        return True
+        may_be_sooner = attempts.due_s > due_s or partition in self.want_whole_copies
+        self.want_whole_copies.discard(partition)
+        attempts.due_s = min(attempts.due_s, due_s)
+        return may_be_sooner
 
     def begin_due(self, now_s: float) -> list[Partition]:
         """The partitions whose attempts begin now, the one that is due longest first."""

@@ -232,16 +232,9 @@ class Repairs:
             gap = self._gaps.pop(partition, None)
             if gap is not None:
                 await self._explain(partition, *gap)
-            log = partition.log
-            for segment, damage in log.damaged_ranges():
-                if partition.log is log and is_present(log, segment, damage):
-                    await self._repair_range(partition, segment, damage)
+            await self._repair_ranges(partition)
         except asyncio.CancelledError:
             raise
-        except NoSpace as error:  # says nothing against the device: the log is as it was
-            logger.warning("%s-%d cannot be repaired now: %s", partition.topic, partition.index, error)
-            self._without_space.add(partition)
-            return False
         except Exception as error:
             self._partitions.refusal(partition, error)
             return False
@@ -250,7 +243,28 @@ class Repairs:
             self.whole_copies.forget(partition)
             self._damaged_leaders.forget(partition)
             return True
-        return not self.others(partition)
+        return partition not in self._without_space and not self.others(partition)
+
+    async def _repair_ranges(self, partition: Partition) -> None:
+        """Try each damaged range. One without space, or that waits for a whole copy, holds up no other. OSError."""
+        log, wanting = partition.log, self._queue.want_whole_copies
+        waits_for_copy = may_be_repaired = False
+        for segment, damage in log.damaged_ranges():
+            if partition.log is not log or not is_present(log, segment, damage):
+                continue
+            wanting.discard(partition)
+            try:
+                await self._repair_range(partition, segment, damage)
+            except NoSpace as error:  # says nothing against the device: the log is as it was
+                logger.warning("%s-%d cannot be repaired now: %s", partition.topic, partition.index, error)
+                self._without_space.add(partition)
+            if partition in wanting:
+                waits_for_copy = True
+            elif is_present(log, segment, damage) and (partition, damage.first_offset) not in self._lost_ranges:
+                may_be_repaired = True
+        wanting.discard(partition)
+        if waits_for_copy and not may_be_repaired:
+            wanting.add(partition)
 
     async def _repair_range(self, partition: Partition, segment: Segment, damage: DamagedRange) -> None:
         log = partition.log
@@ -524,6 +538,11 @@ class Repairs:
             return []
         in_sync_first = sorted(assignment.replicas, key=lambda replica: replica not in assignment.isr)
         return [replica for replica in in_sync_first if replica != self._node_id]
+
+    def process_of(self, partition: Partition, source: int) -> bytes | None:
+        """What is another one after a start of the broker; None where it has no replica."""
+        broker = self._image().brokers.get(source)
+        return None if broker is None or source not in self.others(partition) else broker.incarnation_id
 
     async def _copy_committed_if_refused(
         self, partition: Partition, repair: RangeRepair, source: int, first_fetch_offset: int | None = None

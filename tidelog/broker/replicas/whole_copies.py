@@ -50,6 +50,7 @@ class Replicas(Protocol):
     """The access to a partition's replicas on other nodes (`repairs.Repairs`)."""
 
     def others(self, partition: Partition) -> list[int]: ...
+    def process_of(self, partition: Partition, source: int) -> bytes | None: ...
     def in_sync(self, partition: Partition) -> set[int]: ...
     async def fetch(self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool) -> bytes: ...
     async def find_gaps(self, log: PartitionLog, repair: RangeRepair) -> int: ...
@@ -130,10 +131,11 @@ class WholeCopies:
             log.roll(log.clock_ms)
         copy = PrefixCopy(log, last, log.clock_ms)
         logger.info("%s: copying all up to offset %d from broker %d", partition, copy.chosen.end_offset, source)
+        process = self._replicas.process_of(partition, source)
         try:
             while True:
                 if copy.wants_from >= 0:
-                    copy.data = await self._fetch(partition, source, copy)
+                    copy.data = await self._fetch(partition, source, process, copy)
                 await until_done(self._run_in_executor(copy.run))
                 if not copy.advance():
                     break
@@ -146,21 +148,28 @@ class WholeCopies:
             if copy.is_in_place:
                 self.on_replaced(partition)
         partition.watch.tail.clear()
-        return not copy.is_given_up
+        if copy.is_in_place and copy.is_given_up and log.failure is None and not log.is_closed:
+            log.after_repair()  # what has given the copy up has finished its swap
+        return copy.is_in_place
 
-    async def _fetch(self, partition: Partition, source: int, copy: PrefixCopy) -> bytes:
+    async def _fetch(self, partition: Partition, source: int, process: bytes | None, copy: PrefixCopy) -> bytes:
         """The next batches of the copy. After the first ones it waits for them: the copy would begin again from its
-        start. Raises KafkaError, PeerUnreachable.
+        start. So it does where the replica may have another log, of another cleaning. Raises KafkaError,
+        PeerUnreachable.
         """
         until_s = self._now_s() + WHOLE_COPY_PATIENCE_S
         while True:
             try:
                 data = await self._replicas.fetch(partition, source, copy.wants_from, up_to_log_end=False)
-                if data:
-                    return data
-                raise PeerUnreachable("it has not come that far yet")
+                if not data:
+                    raise PeerUnreachable("it has not come that far yet")
             except (KafkaError, PeerUnreachable) as error:
                 is_gone = isinstance(error, KafkaError) and error.code in ABSENT
                 if is_gone or not copy.data or copy.is_given_up or self._now_s() >= until_s:
                     raise
+                data = b""
+            if self._replicas.process_of(partition, source) != process:
+                raise PeerUnreachable("it has started again, or had no replica meanwhile")
+            if data:
+                return data
             await asyncio.sleep(COPY_PAUSE_S)
