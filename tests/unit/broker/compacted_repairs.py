@@ -21,6 +21,7 @@ from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.log.compaction import find_cleanable
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
@@ -37,10 +38,16 @@ Table = dict[bytes, bytes]
 class CompactedRepairs(RepairedReplica):
     """Copy 1 is damaged. Needs a running loop."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Path, seed: int, *, is_cleaned_meanwhile: bool = False) -> None:
+        """`is_cleaned_meanwhile`: the source of a whole copy, perhaps before each of its segments."""
         self.rng = rng = Random(seed)
+        self.rng_meanwhile = Random(seed) if is_cleaned_meanwhile else None
+        self.copied_segments = 0
+        self.cleaned_meanwhile = 0
         self.path = path
         self.config = replace(CONFIG, delete_retention_ms=rng.choice(RETENTIONS_MS))
+        if is_cleaned_meanwhile:  # otherwise it is copied in one
+            self.config = replace(self.config, segment_bytes=250)
         self.now_ms = NOW
         self.copies = {number: Logs(path / f"{number}", self.config) for number in (1, 2, 3)}
         self.keys = [b"%d" % number * rng.choice((1, 1, 7)) for number in range(rng.choice((2, 4, 8)))]
@@ -61,6 +68,7 @@ class CompactedRepairs(RepairedReplica):
         self, partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20
     ) -> bytes:
         await asyncio.sleep(0)
+        self.clean_meanwhile(source)
         log = self.copies[source].log
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -69,6 +77,17 @@ class CompactedRepairs(RepairedReplica):
         except DamagedRecords:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR) from None
         return b"".join(bytes(region) for region in regions)
+
+    def clean_meanwhile(self, source: int) -> None:
+        copy, rng = self.copies[1].log.compaction, self.rng_meanwhile
+        if rng is None or not isinstance(copy, PrefixCopy) or len(copy._copied) == self.copied_segments:
+            return
+        self.copied_segments = len(copy._copied)
+        for _ in range(rng.choice((0, 1, 2, 3))):
+            self.now_ms += rng.choice((1, 2_000))
+            self.roll([source])
+            self.cleaned_meanwhile += bool(find_cleanable(self.copies[source].log, self.now_ms).cleanable_bytes)
+            self.clean(source)
 
     # ------------------------------------------------------------------------------------------------------ the history
 

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from tidelog.broker.replicas.repairs import Repairs
+from tidelog.storage.segments.log_config import INT64_MAX
 
 
 class RepairedReplica:
@@ -27,7 +28,7 @@ class RepairedReplica:
         image: Any = lambda: SimpleNamespace(topics_by_id={}, brokers=self.brokers)  # noqa: E731
         repairs: Any = Repairs(1, partitions, image, unused, unused, asyncio.get_running_loop(), self.run)
         repairs.others = lambda partition: list(others())
-        repairs.fetch = self.fetch
+        repairs.fetch, repairs.ask = self.fetch, self.ask
         self.repairs = repairs
 
     async def run(self, work: Callable[[], None]) -> None:
@@ -37,3 +38,12 @@ class RepairedReplica:
         self, partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20
     ) -> bytes:
         raise NotImplementedError
+
+    async def ask(
+        self, partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20
+    ) -> Any:
+        records = await self.fetch(partition, source, offset, up_to_log_end=up_to_log_end, bytes_max=bytes_max)
+        return SimpleNamespace(records=records, high_watermark=self.high_watermark_of(source))
+
+    def high_watermark_of(self, source: int) -> int:
+        return INT64_MAX

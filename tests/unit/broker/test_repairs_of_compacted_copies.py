@@ -30,3 +30,15 @@ async def test_every_repair_leaves_the_newest_value_of_every_key(tmp_path: Path,
         history = CompactedRepairs(tmp_path / f"{seed}", seed)
         await history.live_and_repair()
         history.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(20_000, 20_200, 100))
+async def test_a_replica_may_be_cleaned_during_the_copy_of_its_log(tmp_path: Path, first: int) -> None:
+    cleaned = 0
+    for seed in range(first, first + 100):
+        history = CompactedRepairs(tmp_path / f"{seed}", seed, is_cleaned_meanwhile=True)
+        await history.live_and_repair()
+        history.close()
+        cleaned += history.cleaned_meanwhile
+    assert cleaned

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.patience import until
-from tests.unit.broker.test_thinned_repairs import WITHOUT_A, Cluster, ahead, lose_headers
+from tests.unit.broker.test_thinned_repairs import WITHOUT_A, Cluster, ahead, lose_headers, newest_values
 from tests.unit.storage.batches import NOW, Logs
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
@@ -26,45 +26,54 @@ def has_a(log: Any) -> bool:
     return any(key == b"a" and value is not None for _, key, value in contents(log))
 
 
-@pytest.mark.parametrize("change", ["a start", "a reassignment away and back"])
+@pytest.mark.parametrize("is_cleaned_first", [True, False])
+@pytest.mark.parametrize("change", ["a start", "a reassignment away and back", "an unclean election"])
+@pytest.mark.parametrize("number", [2, 4])
 async def test_a_copy_begins_again_where_the_other_replica_has_another_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, change: str, is_cleaned_first: bool
 ) -> None:
-    """It came back without its directory, and was filled again from one that was cleaned further. The record of a
-    deleted key was in the first half of the copy, and its tombstone gone from the second."""
-    monkeypatch.setattr(whole_copies, "WHOLE_COPY_PATIENCE_S", 60.0)
+    """It came back without its directory, and was filled again from another one. The record of a deleted key was in one
+    part of the copy, and its tombstone gone from the other."""
     monkeypatch.setattr(whole_copies, "COPY_PAUSE_S", 0.0)
     cluster = Cluster(tmp_path)
     ahead(cluster, 3)
+    before = newest_values(cluster.here.log)
     lose_headers(cluster.here)
-    other = cleaned_further(tmp_path)
+    logs = [cleaned_further(tmp_path).log, cluster.cleaned.log]
+    first, second = logs if is_cleaned_first else reversed(logs)
     cluster.brokers[2] = SimpleNamespace(incarnation_id=b"first")
     replicas = [2]
     cluster.repairs.others = lambda partition: replicas
-    begun = 0
+    high_watermarks = [second.log_end_offset]
+    copied = 0
 
     def go(offset: int) -> None:
-        nonlocal begun
-        begun += offset == 0
-        if begun < 2 or offset == 0:
+        nonlocal copied
+        if cluster.here.log.compaction is None:
             return
-        if cluster.copies[2] is other.log:
+        copied += 1
+        if copied == 1:
+            cluster.copies[2] = first
+        elif copied > number + 1:
             replicas[:] = [2]
-            return
-        cluster.copies[2] = other.log
-        if change == "a start":
-            cluster.brokers[2] = SimpleNamespace(incarnation_id=b"second")
-        else:
-            replicas.clear()
-        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+        elif copied == number + 1:
+            cluster.copies[2] = second
+            if change == "a start":
+                cluster.brokers[2] = SimpleNamespace(incarnation_id=b"second")
+            elif change == "an unclean election":
+                high_watermarks[:] = [second.log_end_offset - 1, 0]
+            else:
+                replicas.clear()
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
 
     cluster.fault = go
+    cluster.high_watermark_of = lambda source: high_watermarks[-1]  # type: ignore[method-assign]
     await cluster.repair()
     assert cluster.here.log.damaged_ranges()
-    replicas[:] = [2]
+    replicas[:], high_watermarks[:] = [2], [second.log_end_offset]
     assert await cluster.repair()
     assert cluster.here.log.damaged_ranges() == []
-    assert not has_a(cluster.here.log)
+    assert newest_values(cluster.here.log) == before
 
 
 def cleaned_further(tmp_path: Path) -> Logs:
@@ -82,6 +91,92 @@ def cleaned_further(tmp_path: Path) -> Logs:
         other.append(keyed(("z", "1")))
     assert not has_a(other.log)
     return other
+
+
+@pytest.mark.parametrize("number", range(2, 8))
+async def test_the_other_replica_may_be_cleaned_during_the_copy(tmp_path: Path, number: int) -> None:
+    """The record of a deleted key was in what had been copied before, and the tombstone gone from the rest."""
+    cluster = Cluster(tmp_path)
+    ahead(cluster, 3)
+    before = newest_values(cluster.here.log)
+    lose_headers(cluster.here)
+    copied = 0
+
+    def clean_other(offset: int) -> None:
+        nonlocal copied
+        if cluster.here.log.compaction is None:
+            return
+        copied += 1
+        if copied != number:
+            return
+        for _ in range(3):
+            cluster.cleaned.append(keyed(("z", "1")))
+            cluster.cleaned.log.roll(NOW)
+            clean(cluster.cleaned.log)
+        cluster.cleaned.append(keyed(("z", "1")))
+
+    cluster.fault = clean_other
+    assert await cluster.repair()
+    assert (cluster.here.log.damaged_ranges(), cluster.refused) == ([], [])
+    assert newest_values(cluster.here.log) == before
+    assert not has_a(cluster.cleaned.log) or copied < number
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("appended", ["nothing", "less", "more"])
+async def test_a_replica_that_has_not_truncated_after_an_unclean_election_does_not_give_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool, appended: str
+) -> None:
+    """Its cleaner had removed a record because of a later one, which the election took from this log."""
+    monkeypatch.setattr(whole_copies, "WHOLE_COPY_WAIT_S", 0.0)
+    cluster = Cluster(tmp_path)
+    here, other = (Logs(tmp_path / name, GONE) for name in ("elected", "other"))
+    for made in (here, other):
+        made.append(keyed(("k", "1"), ("c", "1")), keyed(("d", None)), keyed(("b", "1")))
+        made.log.roll(NOW)
+        made.append(keyed(("z", "1")))
+        made.log.roll(NOW)
+    other.append(keyed(("k", "2")))
+    other.log.roll(NOW)
+    for _ in range(3):
+        other.append(keyed(("z", "1")))
+        other.log.roll(NOW)
+        clean(other.log)
+
+    def append(count: int) -> None:
+        for _ in range(count):
+            here.log.append_as_leader(memoryview(bytearray(keyed(("z", "1")))), 1, NOW)
+        here.log.set_high_watermark(here.log.log_end_offset)
+        cluster.partition.high_watermark = here.log.high_watermark
+
+    missing = other.log.log_end_offset - here.log.log_end_offset
+    append({"nothing": 0, "less": missing - 1, "more": missing + 1}[appended])
+    cluster.use(here, other)
+    cluster.partition.leads = leads
+    cluster.in_sync = set()
+    damage(here, 1)
+    await cluster.repair()
+    await cluster.repair()
+    if not leads and appended != "more":  # its leader may still send the same
+        assert here.log.damaged_ranges()
+        append(missing)
+        await cluster.repair()
+    assert here.log.damaged_ranges() == []
+    assert (b"k", b"1") in cluster.table()
+
+
+async def test_a_replica_that_is_not_in_sync_and_lags_behind_gives_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_copies, "WHOLE_COPY_WAIT_S", 0.0)
+    cluster = Cluster(tmp_path)
+    for _ in range(3):
+        cluster.here.append(keyed(("y", "1")))
+    cluster.partition.leads, cluster.partition.high_watermark = True, cluster.here.log.high_watermark
+    cluster.in_sync = set()
+    damage(cluster.here, 1)
+    assert await cluster.repair()
+    assert cluster.table() == {*WITHOUT_A, (b"y", b"1")}
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])

@@ -44,6 +44,7 @@ from tidelog.storage.segments.damage import DamagedRange, describe
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.partitions import Partitions
+    from tidelog.protocol.messages.fetch import PartitionData
     from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage, PartitionImage
     from tidelog.replication.partition import Partition
     from tidelog.replication.ports import Endpoint, Exchange
@@ -623,6 +624,13 @@ class Repairs:
         self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = FETCH_BYTES_MAX
     ) -> bytes:
         """A replica's records from `offset` to its log end or high watermark. Raises KafkaError, PeerUnreachable."""
+        answer = await self.ask(partition, source, offset, up_to_log_end=up_to_log_end, bytes_max=bytes_max)
+        return bytes(answer.records or b"")
+
+    async def ask(
+        self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = FETCH_BYTES_MAX
+    ) -> PartitionData:
+        """`fetch` with the replica's high watermark."""
         endpoint = self._endpoint_of(source)
         if endpoint is None:
             raise PeerUnreachable("it is not registered")
@@ -644,7 +652,7 @@ class Repairs:
         response = await self._exchange(endpoint, request, FETCH_VERSION, timeout_ms=FETCH_TIMEOUT_MS, lane=lane)
         if response.error_code or not response.responses:
             raise PeerUnreachable(f"it answers {ErrorCode.of(response.error_code).name}")
-        answer = response.responses[0].partitions[0]
+        answer: PartitionData = response.responses[0].partitions[0]
         if answer.error_code:
             raise KafkaError(ErrorCode.of(answer.error_code))
-        return bytes(answer.records or b"")
+        return answer

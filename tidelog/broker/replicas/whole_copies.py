@@ -15,6 +15,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.broker.replicas.repair_queue import PAUSE_S_MIN, RepairQueue
+from tidelog.protocol.batches.record_batch import HEADER_SIZE, read_header
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.replication.threads import until_done
@@ -23,6 +24,7 @@ from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
 if TYPE_CHECKING:
+    from tidelog.protocol.messages.fetch import PartitionData
     from tidelog.replication.partition import Partition
     from tidelog.storage.log.partition_log import PartitionLog
     from tidelog.storage.log.repair import RangeRepair
@@ -52,7 +54,9 @@ class Replicas(Protocol):
     def others(self, partition: Partition) -> list[int]: ...
     def process_of(self, partition: Partition, source: int) -> bytes | None: ...
     def in_sync(self, partition: Partition) -> set[int]: ...
-    async def fetch(self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool) -> bytes: ...
+    async def ask(
+        self, partition: Partition, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = ...
+    ) -> PartitionData: ...
     async def find_gaps(self, log: PartitionLog, repair: RangeRepair) -> int: ...
 
 
@@ -95,6 +99,8 @@ class WholeCopies:
             if not self._queue.begin_whole_copy(partition):
                 return Outcome.LATER
             try:
+                if not is_in_sync and not await self._continues(partition, source):
+                    return Outcome.LATER
                 is_replaced = await self._copy(partition, repair, source)
                 # Where it was given up, as for a truncation, the next attempt looks again.
                 return Outcome.REPLACED if is_replaced else Outcome.LATER
@@ -117,6 +123,30 @@ class WholeCopies:
         """Whether the time is not over for which to wait for a replica that may soon send its whole log."""
         self.waits_since_s[partition] = since_s
         return self._now_s() - since_s < WHOLE_COPY_WAIT_S
+
+    async def _continues(self, partition: Partition, source: int) -> bool:
+        """Whether this log has all that the replica has committed. A follower that has not yet may have it later.
+
+        One that is not in sync may have what an unclean election has taken from this log, and its cleaner may have
+        removed records because of that. Raises PeerUnreachable then, KafkaError.
+        """
+        log = partition.log
+        answer = await self._replicas.ask(partition, source, log.log_start_offset, up_to_log_end=False, bytes_max=1)
+        end_offset = answer.high_watermark
+        if end_offset > log.log_end_offset:
+            if partition.leads:
+                raise PeerUnreachable("it has committed records behind the end of this log, which leads")
+            return False
+        last_offset = end_offset - 1
+        answer = await self._replicas.ask(partition, source, last_offset, up_to_log_end=False, bytes_max=1)
+        epoch, batch = log.leader_epochs.epoch_for_offset(last_offset), memoryview(answer.records or b"")
+        if len(batch) < HEADER_SIZE:
+            return True
+        header = read_header(batch)  # perhaps that of a later batch: leader epochs never fall
+        of_same = header.partition_leader_epoch == epoch
+        if epoch >= 0 and not of_same and (header.base_offset <= last_offset or header.partition_leader_epoch < epoch):
+            raise PeerUnreachable(f"it has committed a record of another leader epoch at offset {last_offset}")
+        return True
 
     async def _copy(self, partition: Partition, repair: RangeRepair, source: int) -> bool:
         """Replace the log up to the last segment that lacks records. False if it has changed meanwhile. Raises
@@ -154,18 +184,19 @@ class WholeCopies:
 
     async def _fetch(self, partition: Partition, source: int, process: bytes | None, copy: PrefixCopy) -> bytes:
         """The next batches of the copy. After the first ones it waits for them: the copy would begin again from its
-        start. So it does where the replica may have another log, of another cleaning. Raises KafkaError,
-        PeerUnreachable.
+        start. So it does where the replica has another log, perhaps of another cleaning: in a process that has started
+        again, or emptied by a truncation, and not filled so far. Raises KafkaError, PeerUnreachable.
         """
-        until_s = self._now_s() + WHOLE_COPY_PATIENCE_S
+        until_s, has_all = self._now_s() + WHOLE_COPY_PATIENCE_S, True
         while True:
             try:
-                data = await self._replicas.fetch(partition, source, copy.wants_from, up_to_log_end=False)
-                if not data:
+                answer = await self._replicas.ask(partition, source, copy.wants_from, up_to_log_end=False)
+                data, has_all = bytes(answer.records or b""), answer.high_watermark >= copy.chosen.end_offset
+                if not data or not has_all:
                     raise PeerUnreachable("it has not come that far yet")
             except (KafkaError, PeerUnreachable) as error:
                 is_gone = isinstance(error, KafkaError) and error.code in ABSENT
-                if is_gone or not copy.data or copy.is_given_up or self._now_s() >= until_s:
+                if is_gone or not has_all or not copy.data or copy.is_given_up or self._now_s() >= until_s:
                     raise
                 data = b""
             if self._replicas.process_of(partition, source) != process:

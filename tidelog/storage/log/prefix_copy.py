@@ -4,15 +4,16 @@ A repair needs it where two cleaners have removed different records, and the dam
 transaction's marker, may be missing in the copy of the damaged range, and what it ended is in the segments before. Or
 the copy has a record that this log's cleaner has removed, and the tombstone is missing here, in the segments behind.
 The other replica's copy is true as a whole, up to the last offset that may be missing here: behind it this log has
-every tombstone. Invariants: the other replica has all of the copy committed; all segments are replaced at once
-(`swap.py`), so that no end of the copy leaves a mixture of two cleanings, in which a deleted key may be back. What is
-larger there than a segment may be becomes several.
+every tombstone. Invariants: the other replica has all of the copy committed; no mixture of two cleanings, in which a
+deleted key may be back. So all segments are replaced at once (`swap.py`), and the last ones are copied first: the other
+replica may be cleaned meanwhile, and what a tombstone deletes is gone there before the tombstone. What is larger there
+than a segment may be becomes several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidelog.protocol.batches.record_batch import BatchHeader, CorruptRecord, check_crc, check_magic, iter_headers
 from tidelog.storage.cleaner.choice import CleanableRange
@@ -20,16 +21,20 @@ from tidelog.storage.cleaner.filter import CleanedBatch, filler
 from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import is_full
-from tidelog.storage.log.compaction import Compaction, write_batches
+from tidelog.storage.log.compaction import CleaningFailed, Compaction, write_batches
 from tidelog.storage.log.hidden_transactions import aborted
 from tidelog.storage.log.recovery import read_marker
 from tidelog.storage.log.repair import NoSpace, require_space
 from tidelog.storage.producers.producer_state import ProducerState
+from tidelog.storage.segments.damage import CorruptIndex
 from tidelog.storage.segments.log_config import MAX_POSITION
+from tidelog.storage.segments.reader import headers
 from tidelog.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
+
+_REPLAYED_AT_ONCE: Final = 1000
 
 
 class PrefixCopy(Compaction):
@@ -47,6 +52,7 @@ class PrefixCopy(Compaction):
         self.data = b""
         self._copied: list[tuple[list[Segment], list[Segment]]] = []
         self._size_max = min(self._config.segment_bytes, MAX_POSITION)
+        self._has_aborted = False
         self._producers = ProducerState()
         self._producers.load((), log.log_start_offset)
 
@@ -80,8 +86,16 @@ class PrefixCopy(Compaction):
         # The replaced files stay for `file.delete.delay.ms`, so that all of the copy comes on top of them.
         require_space(self._disk, self._segments[-1], sum(segment.size_bytes for segment in self._segments))
         yield from self._sync_log()
-        for start, stop in self._groups(self._segments):
+        self.wants_from = self.log.log_start_offset  # only to learn that it is there: it is copied last
+        yield
+        self.wants_from = -1
+        for start, stop in reversed(self._groups(self._segments)):
             yield from self._copy(self._segments[start:stop], self._ends[stop - 1])
+        self._copied.reverse()
+        if self._has_aborted:
+            for new in [segment for _, segments in self._copied for segment in segments]:
+                yield from self._note_aborted(new)
+        self._remove_strays()
         self.log.durability.files.remove(CLEANED_ENDS_FILE)
         self._ready = self._copied
         yield
@@ -107,9 +121,11 @@ class PrefixCopy(Compaction):
                     self._end_segment(new[-1], parts, written, written_end)
                     new.append(self._begin_segment(written_end))
                     written, size_bytes, parts = 0, 0, []
-                self._note_aborted(new[-1], batch, header)
                 parts.append(CleanedBatch(batch, header.last_offset, header.max_timestamp))
                 size_bytes += len(batch)
+                if header.is_control:
+                    marker = read_marker(batch, header)
+                    self._has_aborted = self._has_aborted or (marker is not None and marker.is_abort)
                 next_offset, written_end, epoch = header.next_offset, header.next_offset, header.partition_leader_epoch
             if next_offset == before:
                 raise CorruptRecord("the other replica sends no whole batch")
@@ -118,8 +134,6 @@ class PrefixCopy(Compaction):
                 parts.append(filler(end_offset - 1, epoch))
                 written_end = end_offset
             written = self._write(new[-1], parts, written)
-        if old[-1] is self._segments[-1]:
-            self._remove_strays()
         self._end_segment(new[-1], [], written, end_offset)
         self._copied.append((old, new))
 
@@ -148,8 +162,23 @@ class PrefixCopy(Compaction):
         ):
             raise CorruptRecord(f"the other replica's batch of offset {header.base_offset} does not belong here")
 
-    def _note_aborted(self, new: Segment, batch: memoryview, header: BatchHeader) -> None:
-        completed = self._producers.replay(header, read_marker(batch, header) if header.is_control else None)
-        self._producers.on_high_watermark(header.next_offset)
-        if completed is not None and completed.is_abort:
-            new.transaction_index.append(aborted(completed))
+    def _note_aborted(self, new: Segment) -> Iterator[None]:
+        """Make the index of the copied transactions that were aborted: segment by segment, from the first one on."""
+        new.transaction_index.begin_rebuild()
+        try:
+            for number, (position, header) in enumerate(headers(new)):
+                marker = None
+                if header.is_control:
+                    marker = read_marker(new.file.read_at(header.size_bytes, position), header)
+                completed = self._producers.replay(header, marker)
+                self._producers.on_high_watermark(header.next_offset)
+                if completed is not None and completed.is_abort:
+                    new.transaction_index.append(aborted(completed))
+                if number % _REPLAYED_AT_ONCE == _REPLAYED_AT_ONCE - 1:
+                    yield
+        except CorruptIndex as error:
+            raise CleaningFailed(f"what was copied is not there any more: {error}") from error
+        if new.transaction_index.settle():
+            new.sync_indexes()
+        new.release()
+        yield
