@@ -245,6 +245,8 @@ async def measure(directory: str, counts_calls: bool, only: str) -> dict[str, An
         port = node._sockets[0][1].getsockname()[1]
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, create, port, [NewTopic(name, 1, 1, {}) for name in TOPICS])
+        for partition in node._broker.partitions.hosted():
+            partition.log.flush()  # the first records of a new log wait for its first flush
         connection, transport = connected(node, Transport())
         now_ms = int(time.time() * 1000)
         one = frames.produce(frames.ProducePlan("still", {0: frames.record_batch([b"v" * 200], now_ms)}), 1)
