@@ -134,6 +134,20 @@ async def test_the_logs_are_looked_after_in_turns_of_the_loop(monkeypatch: pytes
     assert sorted(node.disk.removed) == ["d/t-0/1.log.deleted", "d/t-0/2.log.deleted"]
 
 
+async def test_a_look_that_fails_is_followed_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+
+    def fail(directory: Any) -> None:
+        raise AssertionError(directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.upkeep, "_remove", fail)
+        node.look("d/t-0/1.log.deleted")
+    node.look("d/t-0/2.log.deleted")
+    await node.executor.run()
+    assert sorted(node.disk.removed) == ["d/t-0/1.log.deleted", "d/t-0/2.log.deleted"]
+
+
 async def test_a_checkpoint_takes_its_steps_in_turns_of_the_loop() -> None:
     """All logs in one turn held the clients up, for the longer the more logs there are."""
     node = Node()

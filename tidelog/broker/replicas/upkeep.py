@@ -179,10 +179,13 @@ class Upkeep:
         if self._is_closed or self._round is None:
             return
         ends_s = self._loop.time() + TURN_S
-        for _ in self._round:
-            if self._loop.time() > ends_s:
-                self._loop.call_soon(self._go_on)
-                return
+        try:
+            for _ in self._round:
+                if self._loop.time() > ends_s:
+                    self._loop.call_soon(self._go_on)
+                    return
+        except Exception:  # a bug here: the next round begins anew
+            logger.exception("the maintenance of the logs failed")
         self._round = None
         self._time_removals()
         if self._looks_again:

@@ -760,6 +760,9 @@ def _is_harmless(name: str) -> bool:
 
 
 def _await_first_flush(log: PartitionLog) -> None:
-    """Let the next append wait for a flush: after a loss of power, records without the topic id are any topic's."""
+    """The next append waits for a flush.
+
+    After a loss of power, records without a topic id could be served as those of another topic of that name.
+    """
     log.durability.is_new = True
     log.flush_at = log.durability.flush_at
