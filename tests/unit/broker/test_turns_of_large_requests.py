@@ -48,9 +48,9 @@ REQUESTS: Final[list[Any]] = [*HOT, *(api.REQUEST for api in BROKER_APIS)]
 SHARE: Final = 0.1
 CALLS_MAX: Final = 14
 """The function calls of one turn for each element of the request: to sort, to count."""
-CALLS_OF: Final = {"Fetch": 30, "OffsetFetch": 18, "TxnOffsetCommit": 20, "WriteTxnMarkers": 18}
-"""Fetch has a codec of its own, OffsetFetch reads one group in one turn, the answer of TxnOffsetCommit is encoded in
-one, and a piece of WriteTxnMarkers is a quarter of these markers."""
+CALLS_OF: Final = {"Produce": 12, "Fetch": 30, "OffsetFetch": 18, "TxnOffsetCommit": 20, "WriteTxnMarkers": 18}
+"""Produce and Fetch have codecs of their own, OffsetFetch reads one group in one turn, the answer of TxnOffsetCommit is
+encoded in one, and a piece of WriteTxnMarkers is a quarter of these markers."""
 CALLS_OF_PIECES: Final = 2_500
 
 COMMITTED: Final = 10_000
