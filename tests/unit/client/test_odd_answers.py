@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.fake_broker import HANDLERS, FakeCluster
 from tests.unit.client.test_consumer import T0, consumer, until
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.admin.configs import ConfigResource
@@ -14,6 +14,8 @@ from tidelog.client.network.metadata import EMPTY, merge_metadata
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import DescribeConfigsResponse, DescribeConfigsResult
+from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from tidelog.protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from tidelog.protocol.messages.list_config_resources import ConfigResource as ListedResource
 from tidelog.protocol.messages.list_config_resources import ListConfigResourcesResponse
 from tidelog.protocol.messages.metadata import (
@@ -59,10 +61,18 @@ async def test_an_assignment_that_cannot_be_read_is_an_error_of_one_poll(assignm
         await until(lambda: consuming.assignment() == {T0}, consuming)
 
 
-@pytest.mark.parametrize("call", ["describe_groups", "describe_transactions"])
-async def test_a_coordinator_whose_answer_lacks_the_key_is_an_error(call):
-    with pytest.raises(KafkaError, match=r"does not mention .* 'g'"):
-        await getattr(AdminWithAnswer(), call)(["g"])
+@pytest.mark.parametrize(
+    ("call", "request_class", "answer"),
+    [
+        ("describe_groups", DescribeGroupsRequest, DescribeGroupsResponse()),
+        ("describe_transactions", DescribeTransactionsRequest, DescribeTransactionsResponse()),
+    ],
+)
+async def test_a_coordinator_whose_answer_lacks_the_key_is_an_error(monkeypatch, call, request_class, answer):
+    monkeypatch.setitem(HANDLERS, request_class.API_KEY, (request_class, type(answer), lambda request, node: answer))
+    async with FakeCluster() as cluster, Admin(bootstrap_servers=cluster.bootstrap) as client:
+        with pytest.raises(KafkaError, match=r" 'g': the coordinator's answer does not mention it"):
+            await getattr(client, call)(["g"])
 
 
 async def test_config_resources_of_a_type_that_the_client_does_not_know_are_listed():
