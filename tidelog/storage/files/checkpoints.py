@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final, Protocol
 
 from tidelog.protocol.batches.crc import crc32c
@@ -92,6 +92,8 @@ class CheckpointTask:
         """(log, its start in these files) of each log with segments to remove."""
         self.unnamed: frozenset[str] = frozenset()
         """Directories of deleted logs, which these files do not name any more."""
+        self.cleaned: Set[tuple[str, int]] = frozenset()
+        """The logs that the cleaner's checkpoint names before and after it."""
         self.present: set[str] = set()
         """The paths of the directories that `run` found in the log directory."""
 

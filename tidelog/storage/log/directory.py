@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -120,7 +120,7 @@ class LogDirectory:
         self._checkpoints = OffsetCheckpoints(disk, path)
         self._cleaned: dict[TopicPartition, int] | None = None  # as last checkpointed, or about to be
         self._cleaned_is_written = True
-        self._named: Collection[TopicPartition] = ()  # in the cleaner's checkpoint, whatever a loss of power takes
+        self._named: Set[TopicPartition] = frozenset()  # in the cleaner's checkpoint, whatever a loss of power takes
         if is_new:
             self._write_cleaned()
         self._is_loaded = is_new  # before `load`, the checkpoints and the marker are about logs that are not open yet
@@ -568,12 +568,15 @@ class LogDirectory:
     def checkpoint_steps(self) -> Iterator[CheckpointTask | None]:
         """`begin_checkpoints` in steps, which yield None, between which others may run. The task comes last."""
         number, unnamed, is_loaded = self._checkpoints.number, frozenset(self._still_named), self._is_loaded
+        before, self._named = self._named, frozenset()  # until its end the task may put a file without a log in place
         named = CheckpointedOffsets(self._kept_offsets)
         yield from self._name_logs(named)
         offsets = self._offsets(named, also_unchanged=False) if is_loaded else {}
         task = self._checkpoints.begin(offsets, lambda: write_epochs(named.epochs), number)
         task.retiring = named.retiring
         task.unnamed = unnamed
+        # The cleaner's checkpoint is not synced, so that a loss of power may bring the one before it back.
+        task.cleaned = before & task.files[CLEANER_OFFSET_FILE].keys() if CLEANER_OFFSET_FILE in task.files else before
         yield task
 
     def _name_logs(self, named: CheckpointedOffsets) -> Iterator[None]:
@@ -593,8 +596,7 @@ class LogDirectory:
         is_in_place = self._checkpoints.finish(task)
         if is_in_place:
             self._cleaned_is_written = True
-            if CLEANER_OFFSET_FILE in task.files:  # it is not synced
-                self._named = {*self._named} & task.files[CLEANER_OFFSET_FILE].keys()
+            self._named = task.cleaned
             self._still_named -= task.unnamed
         self._require_present(task.present)
         if len(self._removed_logs) > REMOVED_LOGS_MAX and self._is_loaded:
