@@ -46,7 +46,14 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
-@pytest.mark.parametrize("damage", [empty, zero, cut])
+def hole(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [empty, zero, cut, hole])
 @pytest.mark.parametrize("pattern", ["*.nbi", "*.nbc"])
 def test_a_damaged_cache_is_made_anew(double, tmp_path, pattern, damage):
     assert [cache_hits(double) for _ in range(2)] == [0, 1]
@@ -55,6 +62,20 @@ def test_a_damaged_cache_is_made_anew(double, tmp_path, pattern, damage):
     for path in files:
         damage(path)
     assert [cache_hits(double) for _ in range(2)] == [0, 1]
+
+
+def test_code_of_another_kind_is_not_run(double, tmp_path):
+    """numba may give two processes that compile at once, for other types or processors, the same file."""
+    from tidelog.protocol.batches.compiled import compiled
+
+    assert compiled(double)(21) == 42
+    (whole,) = (tmp_path / "cache").rglob("*.nbc")
+    assert compiled(double)(1.25) == 2.5
+    (fraction,) = set((tmp_path / "cache").rglob("*.nbc")) - {whole}
+    fraction.write_bytes(whole.read_bytes())
+    loop = compiled(double)
+    assert loop(1.25) == 2.5
+    assert not loop.stats.cache_hits
 
 
 def test_a_cache_that_cannot_be_written_is_none(double, monkeypatch):
