@@ -172,6 +172,34 @@ async def test_a_checkpoint_takes_its_steps_in_turns_of_the_loop() -> None:
     assert not node.executor.given, "its logs are being closed"
 
 
+def step_that_fails(task: Any) -> Iterator[Any]:
+    yield None
+    raise AssertionError(task)
+
+
+@pytest.mark.parametrize("part", ["step", "end", "retirement"])
+async def test_a_checkpoint_that_fails_is_followed_by_others(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stayed under way for ever: no offsets were written any more, and no segment was deleted."""
+    node = Node()
+    task = SimpleNamespace(run=lambda: None, sync=lambda: None)
+    directory: Any = node.directory
+
+    def fail(*_: object) -> bool:
+        raise AssertionError(part)
+
+    directory.checkpoint_steps = lambda: step_that_fails(task) if part == "step" else iter([task])
+    directory.finish_checkpoints = fail if part == "end" else lambda ended: True
+    directory.finish_retiring = fail
+    node.upkeep.checkpoint()
+    for _ in range(3):
+        await asyncio.sleep(0)
+        if node.executor.given:
+            await node.executor.run()
+    directory.checkpoint_steps = lambda: iter([task])
+    node.upkeep.checkpoint()
+    assert node.executor.given
+
+
 async def test_no_log_is_looked_after_when_the_node_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "TURN_S", -1.0)
     node = Node()

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ from tests.patience import PATIENCE_S
 from tests.simulation.simulated_disk import SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, records_of
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
+from tidelog.storage.files import checkpoints
 from tidelog.storage.files.checkpoints import (
     HIGH_WATERMARK_FILE,
     LOG_START_FILE,
@@ -557,6 +559,28 @@ class TestCheckpoints:
         task = next(steps)
         assert task is not None
         made.directory.finish_checkpoints(_run(task))
+        assert (made.path / HIGH_WATERMARK_FILE).read_text() == "0\n1\nt 0 3\n"
+
+    def test_files_that_a_bug_left_unwritten_are_not_put_in_place(
+        self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Nor those of an earlier task, which newer ones had overtaken."""
+        made = logs()
+        _run(made.directory.begin_checkpoints())
+        made.append(batch(3))
+        made.directory.write_checkpoints()
+        made.append(batch(3))
+        task = made.directory.begin_checkpoints()
+
+        def fail(offsets: object) -> bytes:
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints, "encode_offsets", fail)
+            with suppress(MemoryError):
+                task.run()
+        with suppress(MemoryError):
+            made.directory.finish_checkpoints(task)
         assert (made.path / HIGH_WATERMARK_FILE).read_text() == "0\n1\nt 0 3\n"
 
     def test_the_directory_of_a_log_has_vanished(self, logs: MakeLogs):

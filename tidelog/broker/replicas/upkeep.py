@@ -133,7 +133,11 @@ class Upkeep:
         """One step of it. It does not end where the logs are being closed, which writes the checkpoints."""
         if self._is_closed:
             return
-        task = next(steps)
+        try:
+            task = next(steps)
+        except Exception as error:
+            self._checkpoint_failed(directory, error)
+            return
         if task is None:
             self._loop.call_soon(self._begin_checkpoint, directory, steps)
             return
@@ -146,18 +150,25 @@ class Upkeep:
                 synced = self._run_in_executor(task.sync)
                 synced.add_done_callback(partial(self._retire, directory, task))
                 return
-        except OSError as error:
-            self._directories.failed(directory, error)
+        except Exception as error:
+            self._checkpoint_failed(directory, error)
         self._checkpointing.discard(directory)
         self._time_removals()  # includes files deleted since the last call
+
+    def _checkpoint_failed(self, directory: LogDirectory, error: Exception) -> None:
+        self._checkpointing.discard(directory)
+        if isinstance(error, OSError):
+            self._directories.failed(directory, error)
+        else:  # a bug here, or no memory: the next checkpoint begins anew
+            logger.error("a checkpoint of %s failed", directory.path, exc_info=error)
 
     def _retire(self, directory: LogDirectory, task: CheckpointTask, synced: asyncio.Future[None]) -> None:
         if self._is_closed:
             return  # another process may have the directory by now
         try:
             directory.finish_retiring(task, self._clock_ms())
-        except OSError as error:
-            self._directories.failed(directory, error)
+        except Exception as error:
+            self._checkpoint_failed(directory, error)
         self._checkpointing.discard(directory)
         self._time_removals()
 

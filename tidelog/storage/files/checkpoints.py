@@ -87,7 +87,7 @@ class CheckpointTask:
         self._write_first = write_first
         self.files = files
         self.number = number
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self.retiring: Sequence[tuple[RetiringLog, int]] = ()
         """(log, its start in these files) of each log with segments to remove."""
         self.unnamed: frozenset[str] = frozenset()
@@ -109,14 +109,14 @@ class CheckpointTask:
             self._write_first()
             for name, offsets in self.files.items():
                 self._disk.write_file(f"{self._directory}/{name}.next.tmp", encode_offsets(offsets), sync=True)
-        except OSError as error:
+        except Exception as error:
             self.error = error
 
     def sync(self) -> None:
         """Have the files on the device, once they are in place. On any thread."""
         try:
             self._disk.sync_directory(self._directory)
-        except OSError as error:
+        except Exception as error:
             self.error = error
 
     def put_in_place(self) -> None:
