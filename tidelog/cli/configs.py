@@ -14,6 +14,7 @@ import click
 from tidelog.broker.config.node_config import FREE_PREFIXES
 from tidelog.cli.common import (
     HELP,
+    answered_by_brokers,
     as_json,
     client_options,
     connecting,
@@ -82,7 +83,7 @@ def describe(
     everything: bool,
     keys: tuple[str, ...],
     json_wanted: bool,
-) -> None:
+) -> int:
     """Print the dynamic configs of NAMES, or of all resources of that kind.
 
     \b
@@ -96,19 +97,20 @@ def describe(
 
     warn_of_unknown(kind, keys)
 
-    async def ask() -> dict[ConfigResource, dict[str, ConfigEntry]]:
+    async def ask() -> tuple[dict[ConfigResource, dict[str, ConfigEntry]], int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             resources = _named_resources(kind, names, for_all) or await _all_of(admin, _KINDS[kind])
             await _require_brokers(admin, resources)
-            return await admin.describe_config_resources(resources, keys=keys or None)
+            return await answered_by_brokers(admin.describe_config_resources(resources, keys=keys or None))
 
+    described, status = run(ask())
     configs = {
         resource: [each for each in entries.values() if everything or each.source in _SET_HERE[resource.type]]
-        for resource, entries in run(ask()).items()
+        for resource, entries in described.items()
     }
     if json_wanted:
         print_json([_as_dict(resource, entries) for resource, entries in configs.items()])
-        return
+        return status
     rows = [
         (resource.name or "(all)", each.name, _shown(each), _SOURCES.get(each.source, "unknown"))
         for resource, entries in configs.items()
@@ -117,6 +119,7 @@ def describe(
     print_table((_KINDS[kind].upper(), "CONFIG", "VALUE", "FROM"), rows)
     if not rows and not everything:
         click.echo("nothing is set at run time; --all prints every value", err=True)
+    return status
 
 
 @command.command("alter")

@@ -105,7 +105,7 @@ def test_a_quorum_without_a_leader_does_not_hide_the_brokers(cluster: EmbeddedCl
     assert next(each["state"] for each in json.loads(out)["brokers"]) == "running"
 
 
-def test_a_broker_that_hangs_does_not_hide_the_sizes_of_the_others(cluster: EmbeddedCluster, cli: Cli):
+def test_a_broker_that_hangs_does_not_hide_what_the_others_have(cluster: EmbeddedCluster, cli: Cli):
     cluster.pause(2)
     try:
         status, out, problem = cli("topics", "describe", "flights", "--sizes", "--json")
@@ -114,6 +114,9 @@ def test_a_broker_that_hangs_does_not_hide_the_sizes_of_the_others(cluster: Embe
         assert problem.startswith("tidelog: without broker 2: ")
         status, out, problem = cli("log-dirs", "describe", "--broker-list", "1,2", "--json")
         assert (status, [each["broker"] for each in json.loads(out)["brokers"]]) == (1, [1])
+        assert problem.startswith("tidelog: without broker 2: ")
+        status, out, problem = cli("configs", "describe", "brokers", "--all", "-k", "log.retention.ms", "--json")
+        assert (status, [each["name"] for each in json.loads(out)]) == (1, ["1", "3"])
         assert problem.startswith("tidelog: without broker 2: ")
     finally:
         cluster.resume(2)
