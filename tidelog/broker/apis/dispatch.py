@@ -543,7 +543,7 @@ class _Api:
             self.in_pieces is not None and self.in_pieces.response_elements is not None
         )
         # Requests with many elements take their turns: the bytes under way have a bound. Not those of nodes, and with
-        # COUNTED_ABOVE_BYTES not those that wait for large requests of other nodes.
+        # COUNTED_ABOVE_BYTES, once they are decoded, not those that wait for large requests of other nodes.
         above_bytes = UNCOUNTED_BYTES_MAX if self.in_pieces is not None or self.takes_turns else WHOLE_BYTES_MAX
         if self.is_of_nodes:
             above_bytes = sys.maxsize

@@ -159,7 +159,7 @@ class GroupAdmin(CoordinatorAdmin):
     async def delete_groups(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
         """Delete groups without members and their committed offsets.
 
-        The result of a deleted group is None. Raises KafkaError where no coordinator answers.
+        The result of a deleted group is None. Raises KafkaError where no coordinator answers in time.
         """
         results = await self._call_coordinators(
             GROUP,
