@@ -39,7 +39,8 @@ def test_the_json_tells_what_failed():
 
 @pytest.mark.slow
 def test_every_step_is_taken_by_one_broker():
-    result = scale_node.run(OURS, 30, 20, waits=SHORT)
+    # The memory of fewer connections may come from what the node has free.
+    result = scale_node.run(OURS, 30, 300, waits=SHORT)
     assert result.failure == ""
     assert result.figures["start after a stop, all led, s"] > 0
     assert result.figures["memory per connection, KiB"] > 0
