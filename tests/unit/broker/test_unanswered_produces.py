@@ -65,3 +65,25 @@ async def test_what_a_client_sent_before_it_disconnected_is_appended(
     await until(lambda: partition.log.log_end_offset == COUNT)
     await until(lambda: len(connections_of(node)) == 1)
     assert node.node._broker.partitions.acknowledgements.waiting_count == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 50])
+async def test_a_sync_that_lasts_longer_than_the_timeout_ends_the_wait_alone(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, timeout_ms: int
+) -> None:
+    """Kafka has no timeout for acks=0. A closed connection would lose the requests behind, unnoticed."""
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t")
+    gate = hold_flushes(monkeypatch)
+    try:
+        for _ in range(COUNT):
+            wire.send(produce("t", keyed(1), acks=0, timeout_ms=timeout_ms), 9)
+        (partition,) = partitions_of(node)
+        await until(lambda: partition.log.log_end_offset == COUNT)
+    finally:
+        gate.set()
+    await until(lambda: partition.log.high_watermark == COUNT)
+    wire.send(fetch("t"), 11)
+    answer = await asyncio.wait_for(wire.receive(FetchResponse, 11), PATIENCE_S)
+    assert len(fetched(answer)) == COUNT

@@ -3,9 +3,9 @@
 Versions 0-2 are advertised but refused, as in Kafka 4, because otherwise old librdkafka drops compression.
 `protocol/hot.py` decodes and encodes. An acks=all request is answered when the high watermark has passed its batches.
 An acks=1 request is answered after its append (and after the sync that `flush.messages` or a new log demands). An
-acks=0 request gets no answer: an error closes the connection. Until its sync the next request waits: in Kafka it finds
-the records. The first batch of a transaction in a partition waits until the transaction coordinator has confirmed the
-partition, or has added it (from version 12 on, KIP-890). Later requests of the connection wait too.
+acks=0 request gets no answer: an error closes the connection. Until its sync, or its timeout, the next request waits:
+in Kafka it finds the records. The first batch of a transaction in a partition waits until the transaction coordinator
+has confirmed the partition, or has added it (from version 12 on, KIP-890). Later requests of the connection wait too.
 Deviation: requests pipelined behind one that waits for its acknowledgement are appended meanwhile (Kafka stops reading
 the connection). Answers still leave in order.
 """
@@ -692,7 +692,7 @@ class _ParkedProduce(Deferred):
             self._finish()
 
     def _expired(self) -> None:
-        for number in self._open:
+        for number in self._open if self._acks != 0 else ():  # a closed connection would lose the requests behind it
             self._fail(number, KafkaError(ErrorCode.REQUEST_TIMED_OUT))
         self._open.clear()
         self._finish()
