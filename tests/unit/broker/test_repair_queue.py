@@ -85,3 +85,14 @@ def test_one_that_wants_to_copy_a_whole_log_waits_for_the_end_of_a_copy() -> Non
     end(queue, partitions[-1], 99.0)
     queue.end_whole_copy()
     assert queue.begin_due(999.0) == partitions[-1:]
+
+
+def test_one_that_is_hurried_during_its_attempt_waits_for_no_copy() -> None:
+    """A broker that is back may have the range, and the attempt has not asked it."""
+    queue, partitions = of(WHOLE_COPIES_MAX + 1)
+    queue.begin_due(9.0)
+    assert all(queue.begin_whole_copy(each) for each in partitions[:-1])
+    queue.hurry(partitions[-1], 9.0)
+    assert not queue.begin_whole_copy(partitions[-1])
+    end(queue, partitions[-1], 9.5)
+    assert queue.begin_due(9.5) == partitions[-1:]

@@ -81,7 +81,9 @@ class RepairQueue:
         return min(map(self._due_s, self._ready()), default=None)
 
     def end(self, partition: Partition) -> None:
-        """The attempt is over."""
+        """The attempt is over. One that was hurried meanwhile waits for no copy: another replica may help now."""
+        if self.waiting.get(partition) is not self._begun[partition]:
+            self.want_whole_copies.discard(partition)
         del self.lanes[partition], self._begun[partition]
 
     def plan_next(
