@@ -118,14 +118,14 @@ async def test_the_copies_of_whole_logs_leave_room_for_other_repairs(node: Node)
     may_end = asyncio.Event()
     begun: list[int] = []
 
-    async def copy(partition: Any, repair: object, source: int) -> bool:
+    async def copy(partition: Any, repair: object, source: int, process: object) -> bool:
         begun.append(partition.index)
         await may_end.wait()
         raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
 
     repairs: Any = node.repairs
     repairs.whole_copies._copy, repairs.in_sync = copy, lambda partition: {2}
-    repairs.others = lambda partition: [2]
+    repairs.others, repairs.process_of = lambda partition: [2], lambda partition, source: b""
     repair: Any = SimpleNamespace(is_obsolete=True)
     call: Callable[[int], Any] = lambda number: repairs._copy_cleaned(  # noqa: E731
         Mock(topic="t", index=number, log=Mock(is_under_cleaning=False)), repair, [2]

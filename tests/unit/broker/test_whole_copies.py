@@ -179,6 +179,46 @@ async def test_a_replica_that_is_not_in_sync_and_lags_behind_gives_its_log(
     assert cluster.table() == {*WITHOUT_A, (b"y", b"1")}
 
 
+@pytest.mark.parametrize("change", ["a start", "a truncation"])
+async def test_what_the_check_of_a_replica_has_seen_holds_until_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The scan for gaps lies between them, and may be long."""
+    monkeypatch.setattr(whole_copies, "WHOLE_COPY_WAIT_S", 0.0)
+    cluster = Cluster(tmp_path)
+    for _ in range(3):
+        cluster.here.append(keyed(("y", "1")))
+    cluster.partition.leads, cluster.partition.high_watermark = True, cluster.here.log.high_watermark
+    cluster.in_sync = set()
+    cluster.brokers[2] = SimpleNamespace(incarnation_id=b"first")
+    damage(cluster.here, 1)
+    find_gaps, ask, changes = cluster.repairs.find_gaps, cluster.repairs.ask, 0
+
+    async def start_again(*arguments: Any) -> int:
+        cluster.brokers[2] = SimpleNamespace(incarnation_id=b"second")
+        return int(await find_gaps(*arguments))
+
+    async def truncated(partition: Any, source: int, offset: int, **options: Any) -> Any:
+        nonlocal changes
+        answer = await ask(partition, source, offset, **options)
+        if options.get("bytes_max") == 1 and offset > 0:
+            changes += 1
+            answer.records = None
+        return answer
+
+    began = []
+    monkeypatch.setattr(PrefixCopy, "take_back", lambda copy: began.append(copy))
+    if change == "a start":
+        cluster.repairs.find_gaps = start_again
+        await cluster.repair()
+        assert len(began) == 1
+    else:
+        cluster.repairs.ask = truncated
+        await cluster.repair()
+        assert changes == 1
+    assert cluster.table() != {*WITHOUT_A, (b"y", b"1")}, "not the other replica's copy"
+
+
 @pytest.mark.parametrize("turns", [1, 2, 3])
 async def test_a_copy_whose_swap_is_finished_by_something_else_is_a_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int

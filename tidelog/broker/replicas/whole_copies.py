@@ -99,9 +99,10 @@ class WholeCopies:
             if not self._queue.begin_whole_copy(partition):
                 return Outcome.LATER
             try:
+                process = self._replicas.process_of(partition, source)
                 if not is_in_sync and not await self._continues(partition, source):
                     return Outcome.LATER
-                is_replaced = await self._copy(partition, repair, source)
+                is_replaced = await self._copy(partition, repair, source, process)
                 # Where it was given up, as for a truncation, the next attempt looks again.
                 return Outcome.REPLACED if is_replaced else Outcome.LATER
             except (KafkaError, PeerUnreachable) as error:
@@ -141,16 +142,16 @@ class WholeCopies:
         answer = await self._replicas.ask(partition, source, last_offset, up_to_log_end=False, bytes_max=1)
         epoch, batch = log.leader_epochs.epoch_for_offset(last_offset), memoryview(answer.records or b"")
         if len(batch) < HEADER_SIZE:
-            return True
+            raise PeerUnreachable(f"it has no record at offset {last_offset} any more")
         header = read_header(batch)  # perhaps that of a later batch: leader epochs never fall
         of_same = header.partition_leader_epoch == epoch
         if epoch >= 0 and not of_same and (header.base_offset <= last_offset or header.partition_leader_epoch < epoch):
             raise PeerUnreachable(f"it has committed a record of another leader epoch at offset {last_offset}")
         return True
 
-    async def _copy(self, partition: Partition, repair: RangeRepair, source: int) -> bool:
-        """Replace the log up to the last segment that lacks records. False if it has changed meanwhile. Raises
-        KafkaError, PeerUnreachable, CleaningFailed, OSError.
+    async def _copy(self, partition: Partition, repair: RangeRepair, source: int, process: bytes | None) -> bool:
+        """Replace the log up to the last segment that lacks records, by the copy of this process of the source. False
+        if it has changed meanwhile. Raises KafkaError, PeerUnreachable, CleaningFailed, OSError.
         """
         log = partition.log
         lacks_below = await self._replicas.find_gaps(log, repair)
@@ -161,7 +162,6 @@ class WholeCopies:
             log.roll(log.clock_ms)
         copy = PrefixCopy(log, last, log.clock_ms)
         logger.info("%s: copying all up to offset %d from broker %d", partition, copy.chosen.end_offset, source)
-        process = self._replicas.process_of(partition, source)
         try:
             while True:
                 if copy.wants_from >= 0:
