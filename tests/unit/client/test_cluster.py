@@ -19,6 +19,7 @@ from tidelog.client.network.connection import Connection
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
+from tidelog.protocol.messages.metadata import MetadataRequest
 
 
 def connections(fake: FakeCluster) -> int:
@@ -176,3 +177,18 @@ async def test_nodes_that_have_changed_their_addresses_with_each_other_are_found
                 read = 0
                 while read < 4:
                     read += sum(map(len, (await consumer.poll(100)).values()))
+
+
+async def test_a_broker_that_hangs_does_not_hide_what_the_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
+    async with FakeCluster(t=2, nodes=3) as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, request_timeout_ms=3_600_000))
+        await cluster.start()
+        hanging = next(node for node, _, each in fake.requests if isinstance(each, MetadataRequest))
+        fake.script(
+            MetadataRequest,
+            *[lambda request, node: SILENCE if node.node_id == hanging else node.on_metadata(request)] * 99,
+        )
+        assert await cluster.wait_for_metadata(PATIENCE_S * 1000)
+        await cluster.close()
+        await until(lambda: connections(fake) == 0)

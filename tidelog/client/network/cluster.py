@@ -41,6 +41,8 @@ not.
 """
 _BROKER_WAIT_S = 1.0
 """The time that one broker has before the next one is tried as well: a host that is down may not even refuse."""
+_ANSWER_WAIT_S = 3.0
+"""The time that a broker has for metadata before another one is asked as well: it may hang."""
 _UNREACHABLE_S = 3.0
 """A broker that cannot be reached for so long is logged: a poll waits for it without an error."""
 _SAID_AGAIN_S = 60.0
@@ -466,7 +468,7 @@ class Cluster:
         topic_names = None if self.all_topics else list(self._topics)
         self.refreshes_begun += 1
         refresh = self.refreshes_begun
-        response = await self.fetch_metadata(topic_names, create=self._auto_create_topics)
+        response = await self._first_metadata_answer(topic_names)
         if not response.brokers:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster named no brokers")
         self.metadata_refresh = refresh
@@ -478,6 +480,28 @@ class Cluster:
             self._refresh_future.set_result(None)
         if self.on_metadata is not None:
             self.on_metadata()
+
+    async def _first_metadata_answer(self, topics: list[str] | None) -> MetadataResponse:
+        """The response of any broker; another one is asked, too, whenever none comes for `_ANSWER_WAIT_S`: a broker
+        that hangs must not hide what the others know until the request's timeout.
+        """
+        others = list(self.metadata.nodes)
+        self.rng.shuffle(others)
+        asked = {start_task(self.fetch_metadata(topics, create=self._auto_create_topics))}
+        try:
+            while True:
+                wait_s = _ANSWER_WAIT_S if others else None
+                done, asked = await asyncio.wait(asked, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if task.exception() is None or not asked:
+                        return task.result()
+                if not done:
+                    other = self.fetch_metadata(topics, create=self._auto_create_topics, node_id=others.pop())
+                    asked.add(start_task(other))
+        finally:
+            for task in asked:
+                task.cancel()
+                task.add_done_callback(retrieve_exception)
 
     async def fetch_metadata(
         self, topics: list[str] | None, *, create: bool = False, node_id: int | None = None
