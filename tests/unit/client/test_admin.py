@@ -296,3 +296,18 @@ class TestBlocking:
                 with pytest.raises(RuntimeError, match="closed"):
                     client.start()
         assert threading.active_count() == before
+
+
+async def test_topics_are_created_when_a_broker_can_be_reached_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeCluster() as cluster, Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        open_connection, refusals = Cluster._open_connection, iter([True, True])
+
+        async def refuse_first(self: Cluster, host: str, port: int) -> Any:
+            if next(refusals, False):
+                raise KafkaError(ErrorCode.NETWORK_EXCEPTION, "refused")
+            return await open_connection(self, host, port)
+
+        monkeypatch.setattr(Cluster, "_open_connection", refuse_first)
+        (await admin._connected_cluster()).close_connections()
+        await admin.create_topics([NewTopic("new")])
+        assert len(cluster.sent(CreateTopicsRequest)) == 1

@@ -40,6 +40,10 @@ class _NotYetKnown(KafkaError):
     """UNKNOWN_TOPIC_OR_PARTITION for a topic that this client has just created."""
 
 
+class _NotSent(KafkaError):
+    """NETWORK_EXCEPTION of a request that no broker can have got: there was no connection."""
+
+
 def in_one_limit(
     call: Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Result]]:
@@ -140,7 +144,7 @@ class AdminBase:
         """Run `attempt` until it succeeds or fails for good, until `deadline` (None: `_deadline`). A call of several
         such steps is `in_one_limit`.
 
-        A request that is not repeatable is sent again only after an error response.
+        A request that is not repeatable is sent again only after an error response, or where it was not sent.
         """
         loop = asyncio.get_running_loop()
         deadline = self._deadline() if deadline is None else deadline
@@ -156,7 +160,8 @@ class AdminBase:
                 failures += 1
                 wait_s = cluster.retry_backoff.wait_ms(failures) / 1000
                 is_unanswered = error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
-                if is_final(error) or (is_unanswered and not repeatable) or loop.time() + wait_s >= deadline:
+                may_be_done = is_unanswered and not repeatable and not isinstance(error, _NotSent)
+                if is_final(error) or may_be_done or loop.time() + wait_s >= deadline:
                     raise
                 await asyncio.sleep(wait_s)
 
@@ -182,9 +187,14 @@ class AdminBase:
         """
         cluster = await self._connected_cluster()
         controller_id = cluster.metadata.controller_id
-        if self._uses_forwarding or controller_id not in cluster.metadata.nodes:
-            return await cluster.any_connection()
-        return await cluster.connection(controller_id)
+        try:
+            if self._uses_forwarding or controller_id not in cluster.metadata.nodes:
+                return await cluster.any_connection()
+            return await cluster.connection(controller_id)
+        except KafkaError as error:
+            if error.code is ErrorCode.NETWORK_EXCEPTION:
+                raise _NotSent(error.code, error.message) from None
+            raise
 
     async def _connection_to(self, broker_id: int) -> Connection:
         """In an attempt: the connection to this broker. Raises KafkaError: BROKER_NOT_AVAILABLE once fresh metadata
