@@ -493,8 +493,10 @@ class Cluster:
                 wait_s = _ANSWER_WAIT_S if others else None
                 done, asked = await asyncio.wait(asked, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    if task.exception() is None or not asked:
+                    if task.exception() is None:
                         return task.result()
+                if done and not asked:
+                    return done.pop().result()
                 if not done:
                     other = self.fetch_metadata(topics, create=self._auto_create_topics, node_id=others.pop())
                     asked.add(start_task(other))
