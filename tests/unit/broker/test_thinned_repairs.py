@@ -81,15 +81,20 @@ async def test_the_log_is_the_other_ones_up_to_the_damage(tmp_path: Path) -> Non
     assert cluster.repairs.counters.ranges_repaired == 1
 
 
-async def test_a_whole_copy_of_the_range_is_taken_where_there_is_one(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+def uncleaned(tmp_path: Path) -> Logs:
+    """A copy that no cleaner has touched."""
     whole = Logs(tmp_path / "whole", GONE)
     deletes_a(whole)
     whole.log.roll(NOW)
     for _ in range(3):
         whole.append(keyed(("z", "1")))
         whole.log.roll(NOW)
-    cluster.copies[3] = whole.log
+    return whole
+
+
+async def test_a_whole_copy_of_the_range_is_taken_where_there_is_one(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.copies[3] = uncleaned(tmp_path).log
     before = len(cluster.here.log.segments)
     damage(cluster.here, 1)
     assert await cluster.repair()

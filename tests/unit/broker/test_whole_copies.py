@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.patience import until
-from tests.unit.broker.test_thinned_repairs import WITHOUT_A, Cluster, ahead, lose_headers, newest_values
+from tests.unit.broker.test_thinned_repairs import WITHOUT_A, Cluster, ahead, lose_headers, newest_values, uncleaned
 from tests.unit.storage.batches import NOW, Logs
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
-from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a
+from tests.unit.storage.test_prefix_copy import GONE, damage
 from tidelog.broker.replicas import repair_queue, whole_copies
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
@@ -165,15 +165,21 @@ async def test_a_replica_that_has_not_truncated_after_an_unclean_election_does_n
     assert (b"k", b"1") in cluster.table()
 
 
-async def test_a_replica_that_is_not_in_sync_and_lags_behind_gives_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_replica_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """The only other replica is not in sync, and lacks what was appended last."""
     monkeypatch.setattr(whole_copies, "WHOLE_COPY_WAIT_S", 0.0)
     cluster = Cluster(tmp_path)
     for _ in range(3):
         cluster.here.append(keyed(("y", "1")))
     cluster.partition.leads, cluster.partition.high_watermark = True, cluster.here.log.high_watermark
     cluster.in_sync = set()
+    return cluster
+
+
+async def test_a_replica_that_is_not_in_sync_and_lags_behind_gives_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = with_replica_behind(tmp_path, monkeypatch)
     damage(cluster.here, 1)
     assert await cluster.repair()
     assert cluster.table() == {*WITHOUT_A, (b"y", b"1")}
@@ -184,12 +190,7 @@ async def test_what_the_check_of_a_replica_has_seen_holds_until_its_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """The scan for gaps lies between them, and may be long."""
-    monkeypatch.setattr(whole_copies, "WHOLE_COPY_WAIT_S", 0.0)
-    cluster = Cluster(tmp_path)
-    for _ in range(3):
-        cluster.here.append(keyed(("y", "1")))
-    cluster.partition.leads, cluster.partition.high_watermark = True, cluster.here.log.high_watermark
-    cluster.in_sync = set()
+    cluster = with_replica_behind(tmp_path, monkeypatch)
     cluster.brokers[2] = SimpleNamespace(incarnation_id=b"first")
     damage(cluster.here, 1)
     find_gaps, ask, changes = cluster.repairs.find_gaps, cluster.repairs.ask, 0
@@ -254,13 +255,7 @@ async def test_a_copy_whose_swap_is_finished_by_something_else_is_a_repair(
 def damage_two_ranges(cluster: Cluster, tmp_path: Path) -> int:
     """The first one needs a whole copy; broker 3 has all of the second one, and nothing before. Its first offset."""
     damage(cluster.here, 1)
-    whole = Logs(tmp_path / "whole", GONE)
-    deletes_a(whole)
-    whole.log.roll(NOW)
-    for _ in range(3):
-        whole.append(keyed(("z", "1")))
-        whole.log.roll(NOW)
-    cluster.copies[3] = whole.log
+    cluster.copies[3] = uncleaned(tmp_path).log
     damage(cluster.here, 0, 2)
     second = cluster.here.log.damaged_ranges()[1][1].first_offset
 
