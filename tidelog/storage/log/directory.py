@@ -551,9 +551,7 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Write the recovery points, log start offsets and high watermarks, each in one atomic, synced file."""
-        named = CheckpointedOffsets(self._kept_offsets)
-        for _ in self._name_logs(named):
-            pass
+        named = self._name_all()
         write_epochs(named.epochs)
         self._checkpoints.write(self._offsets(named, also_unchanged=True) if self._is_loaded else {})
         self._cleaned_is_on_device()
@@ -578,6 +576,12 @@ class LogDirectory:
         # The cleaner's checkpoint is not synced, so that a loss of power may bring the one before it back.
         task.cleaned = before & task.files[CLEANER_OFFSET_FILE].keys() if CLEANER_OFFSET_FILE in task.files else before
         yield task
+
+    def _name_all(self) -> CheckpointedOffsets:
+        named = CheckpointedOffsets(self._kept_offsets)
+        for _ in self._name_logs(named):
+            pass
+        return named
 
     def _name_logs(self, named: CheckpointedOffsets) -> Iterator[None]:
         for count, key in enumerate({**self.futures, **self.logs}, 1):
@@ -727,9 +731,7 @@ class LogDirectory:
         return self._disk.sync_all([self.path, *(log.directory for log in logs)], self._lock)
 
     def _write_log_starts(self) -> None:
-        named = CheckpointedOffsets(self._kept_offsets)
-        for _ in self._name_logs(named):
-            pass
+        named = self._name_all()
         write_epochs(named.epochs)
         self._checkpoints.write({LOG_START_FILE: named.log_starts})
 

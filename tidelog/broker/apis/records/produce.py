@@ -713,8 +713,8 @@ class _ParkedProduce(Deferred):
         discard_all(self._waiters)
         self._to.services.partitions.acknowledgements.waiting_count -= len(self._waiting)
         try:
-            is_failed = any(results[position].error_code for *_, results, position in self._waiting)
-            frame = self._to.encode(self._topics) if self._acks != 0 else CLOSED if is_failed else []
+            codes = (results[position].error_code for *_, results, position in self._waiting)
+            frame = self._to.encode(self._topics) if self._acks != 0 else CLOSED if any(codes) else []
         except Exception as failure:
             self.failed(failure)
         else:
