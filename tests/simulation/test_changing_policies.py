@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.doses import seeds
 from tests.simulation.compaction_history import CompactionHistory
-from tests.unit.storage.batches import NOW, Logs, batch
+from tests.simulation.simulated_disk import SimulatedDisk
+from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch
 from tests.unit.storage.cleaning import clean, contents
 from tidelog.broker.replicas.hosting import _set_config
-from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE, EXPLAINED_GAPS_FILE
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.storage.files import checkpoints
+from tidelog.storage.files.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    CLEANER_OFFSET_FILE,
+    EXPLAINED_GAPS_FILE,
+    RECOVERY_POINT_FILE,
+    CheckpointTask,
+    OffsetCheckpoints,
+)
 from tidelog.storage.log import explained_gaps
+from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
@@ -35,6 +48,15 @@ def quiet():
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+def write_as_a_node_does(directory: LogDirectory, now_ms: int = NOW) -> None:
+    """The checkpoints that are put in place are synced only where something waits for that."""
+    task = directory.begin_checkpoints()
+    task.run()
+    if directory.finish_checkpoints(task):
+        task.sync()
+        directory.finish_synced_checkpoints(task, now_ms)
 
 
 class PolicyHistory(CompactionHistory):
@@ -57,10 +79,7 @@ class PolicyHistory(CompactionHistory):
         self.config = replace(self.config, cleanup_policy=policy)
 
     def checkpoint(self) -> None:
-        """As a node does: what is put in place is not synced."""
-        task = self.directory.begin_checkpoints()
-        task.run()
-        self.directory.finish_checkpoints(task)
+        write_as_a_node_does(self.directory, self.now_ms)
 
     def change_policy(self) -> None:
         self.draw_policy()
@@ -73,7 +92,7 @@ class PolicyHistory(CompactionHistory):
     def clean_a_little(self) -> None:
         if self.compaction is not None or self.log.config.is_compacted:
             if self.compaction is None:
-                self.directory.name_cleaned(self.log)  # as the node's cleaner does
+                self.directory.enter_in_cleaner_checkpoint(self.log)  # as the node's cleaner does
             super().clean_a_little()
 
 
@@ -126,7 +145,7 @@ def test_a_log_is_named_on_the_device_before_it_has_gaps(tmp_path: Path, changes
     unsynced = (logs.path / CLEANER_OFFSET_FILE).read_bytes()
     logs.directory.finish_checkpoints(task)
     (logs.path / CLEANER_OFFSET_FILE).write_bytes(unsynced)  # so a loss of power may leave it
-    logs.directory.name_cleaned(logs.log)
+    logs.directory.enter_in_cleaner_checkpoint(logs.log)
     clean(logs.log)
     logs.append(batch(key=b"b"))
     logs.log.flush()
@@ -181,3 +200,83 @@ def test_what_explains_gaps_explains_no_loss(tmp_path: Path):
     assert logs.directory.ending is Ending.POWER_LOSS
     log = logs.directory.load(lambda topic: DELETED, NOW)["t", 0]
     assert log.log_end_offset == 1
+
+
+PATH = "/data"
+
+
+def directory_cleaned_by_kafka(disk: SimulatedDisk) -> LogDirectory:
+    """All is on the device, but nothing says so: the recovery point is 0. Two segments end early."""
+
+    def opened(config: LogConfig) -> LogDirectory:
+        directory = LogDirectory.open(disk, PATH, node_id=1, cluster_id=None)
+        directory.load(lambda topic: config, NOW)
+        return directory
+
+    directory = opened(COMPACTED)
+    log = directory.create_log("t", 0, TOPIC_ID, COMPACTED, NOW)
+    for offset in range(0, 60, 3):
+        fetched = batch(key=b"%d" % offset, value=b"." * 100, base_offset=offset, leader_epoch=0)
+        log.append_as_follower(fetched, NOW)
+    log.set_high_watermark(log.log_end_offset)
+    paths = [segment.path for segment in log.segments]
+    assert len(paths) > 3
+    directory.close()
+    for path in paths[1:3]:
+        data = disk.read_file(path)
+        *_, (last, _) = iter_headers(data)
+        disk.write_file(path, data[:last], sync=True)
+    disk.write_file(f"{PATH}/{CLEANER_OFFSET_FILE}", b"0\n1\nt 0 58\n", sync=True)
+    disk.write_file(f"{PATH}/{RECOVERY_POINT_FILE}", b"0\n1\nt 0 0\n", sync=True)
+    disk.remove(f"{PATH}/{CLEAN_SHUTDOWN_FILE}")
+    disk.sync_everything()
+    disk.end_process()
+    return opened(COMPACTED)
+
+
+def periodic(directory: LogDirectory) -> None:
+    write_as_a_node_does(directory)
+
+
+def of_another_log(directory: LogDirectory) -> None:
+    """It is to be cleaned, and the checkpoint does not name it yet."""
+    directory.enter_in_cleaner_checkpoint(directory.create_log("t", 1, TOPIC_ID, COMPACTED, NOW))
+
+
+def before_a_truncation(directory: LogDirectory) -> None:
+    directory.write_checkpoints()
+
+
+def survives(checkpoint: Callable[[LogDirectory], None], seed: int) -> bool:
+    """Whether the flushed records are there after a loss of power behind the first checkpoint without the log."""
+    disk = SimulatedDisk(Random(seed))
+    directory = directory_cleaned_by_kafka(disk)
+    log = directory.logs["t", 0]
+    expected = contents(log)
+    _set_config(log, DELETED, directory)
+    log.flush()
+    checkpoint(directory)
+    disk.lose_power()
+    directory = LogDirectory.open(disk, PATH, node_id=1, cluster_id=None)
+    log = directory.load(lambda topic: DELETED, NOW)["t", 0]
+    return not log.damaged_ranges() and contents(log) == expected
+
+
+@pytest.mark.parametrize("checkpoint", [periodic, of_another_log, before_a_truncation])
+def test_a_log_leaves_the_cleaners_checkpoint_when_its_recovery_point_is_on_the_device(
+    checkpoint: Callable[[LogDirectory], None],
+):
+    """A loss of power kept the rename of that checkpoint without that of the recovery points: what was flushed was cut
+    off at the first segment that ends early.
+    """
+    assert all(survives(checkpoint, seed) for seed in range(40))
+
+
+def test_it_is_seen_where_one_does_not_wait_for_the_other(monkeypatch: pytest.MonkeyPatch):
+    def finish(of: OffsetCheckpoints, task: CheckpointTask) -> bool:
+        for name in task.files:
+            task.put_in_place(name)
+        return False
+
+    monkeypatch.setattr(checkpoints.OffsetCheckpoints, "finish", finish)
+    assert not all(survives(periodic, seed) for seed in range(40))

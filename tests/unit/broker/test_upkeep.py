@@ -189,7 +189,7 @@ async def test_a_checkpoint_that_fails_is_followed_by_others(part: str, monkeypa
 
     directory.checkpoint_steps = lambda: step_that_fails(task) if part == "step" else iter([task])
     directory.finish_checkpoints = fail if part == "end" else lambda ended: True
-    directory.finish_retiring = fail
+    directory.finish_synced_checkpoints = fail
     node.upkeep.checkpoint()
     for _ in range(3):
         await asyncio.sleep(0)

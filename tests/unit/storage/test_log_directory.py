@@ -525,9 +525,15 @@ class TestCheckpoints:
         assert task.files[RECOVERY_POINT_FILE]["t", 0] == 0
         assert [*task.files][-1] == "cleaner-offset-checkpoint"
 
+    @pytest.mark.parametrize("is_in_place", [True, False])
     @pytest.mark.parametrize(("steps_before", "is_before_task"), [(1, True), (1, False), (3, False)])
     def test_a_log_that_is_cleaned_during_a_checkpoint_is_named_after_it(
-        self, logs: MakeLogs, monkeypatch: pytest.MonkeyPatch, steps_before: int, is_before_task: bool
+        self,
+        logs: MakeLogs,
+        monkeypatch: pytest.MonkeyPatch,
+        steps_before: int,
+        is_before_task: bool,
+        is_in_place: bool,
     ):
         """Its topic was not compacted for a moment, in which the checkpoint began. A start needs the name."""
         monkeypatch.setattr(log_directory, "LOGS_AT_ONCE", 1)
@@ -539,12 +545,15 @@ class TestCheckpoints:
         taken = [next(steps) for _ in range(steps_before)]
         made.log.config = compacted
         if is_before_task:
-            made.directory.name_cleaned(made.log)
+            made.directory.enter_in_cleaner_checkpoint(made.log)
         task = [*taken, *steps][-1]
         assert task is not None
         task.run()
-        made.directory.name_cleaned(made.log)
+        if not is_in_place:
+            made.directory.enter_in_cleaner_checkpoint(made.log)
         made.directory.finish_checkpoints(task)
+        made.directory.enter_in_cleaner_checkpoint(made.log)
+        made.directory.finish_synced_checkpoints(task, NOW)
         assert (made.path / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 0\n"
 
     def test_newer_checkpoints_that_were_written_between_its_steps_stay(
@@ -617,7 +626,9 @@ class TestCheckpoints:
         made.directory.finish_checkpoints(overtaken)
         task = made.directory.begin_checkpoints()
         task.run()
-        made.directory.finish_checkpoints(task)
+        assert made.directory.finish_checkpoints(task)
+        task.sync()
+        made.directory.finish_synced_checkpoints(task, NOW)
         assert (made.path / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 1\n"
         assert "cleaner-offset-checkpoint" not in made.directory.begin_checkpoints().files
 

@@ -45,7 +45,7 @@ def test_their_files_go_when_the_checkpoint_is_synced(tmp_path: Path) -> None:
     assert made.directory.finish_checkpoints(task)
     assert bases(made) == BASES, "a loss of power could bring back the log start of before"
     task.sync()
-    made.directory.finish_retiring(task, NOW)
+    made.directory.finish_synced_checkpoints(task, NOW)
     assert bases(made) == [3]
     assert not made.directory.has_condemned
     assert made.files("*.snapshot") == [f"{3:020d}.snapshot"]
@@ -79,7 +79,7 @@ def test_one_that_failed_is_none(tmp_path: Path) -> None:
     assert made.directory.finish_checkpoints(task)
     task.error = OSError("no")
     with pytest.raises(OSError, match="no"):
-        made.directory.finish_retiring(task, NOW)
+        made.directory.finish_synced_checkpoints(task, NOW)
     assert bases(made) == BASES
 
 
@@ -91,7 +91,7 @@ def test_what_expired_after_it_began_stays(tmp_path: Path) -> None:
     list(made.directory.maintained(NOW, []))
     assert made.directory.finish_checkpoints(task)
     task.sync()
-    made.directory.finish_retiring(task, NOW)
+    made.directory.finish_synced_checkpoints(task, NOW)
     assert bases(made) == [3, 4]
     assert made.directory.has_condemned
 
@@ -104,7 +104,7 @@ def test_a_log_that_was_deleted_meanwhile_is_passed_over(tmp_path: Path) -> None
     again = made.directory.create_log("t", 0, bytes(15) + b"\x09", LogConfig(), NOW)
     assert again.topic_id != TOPIC_ID
     task.sync()
-    made.directory.finish_retiring(task, NOW)
+    made.directory.finish_synced_checkpoints(task, NOW)
     assert bases(made) == [0]
 
 
@@ -116,6 +116,6 @@ def test_a_log_that_is_emptied_meanwhile_may_begin_at_one_of_them(tmp_path: Path
     made.append(batch(timestamp=NOW))
     made.directory.finish_checkpoints(task)
     task.sync()
-    made.directory.finish_retiring(task, NOW)
+    made.directory.finish_synced_checkpoints(task, NOW)
     assert bases(made) == [1]
     assert made.kill_and_open().log_end_offset == 2

@@ -664,7 +664,7 @@ def _set_config(log: PartitionLog, config: LogConfig, home: LogDirectory) -> Non
     """
     if log.config.is_compacted and not config.is_compacted:
         try:
-            home.name_cleaned(log)
+            home.enter_in_cleaner_checkpoint(log)
             # Not synced, as a topic may have thousands of partitions. Until then the cleaner's checkpoint names it.
             log.explain_gaps(log.log_end_offset, sync=False)
         except OSError as error:

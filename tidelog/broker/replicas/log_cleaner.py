@@ -264,7 +264,7 @@ class LogCleaner:
         )
         piece_bytes = max(_PIECE_BYTES_MIN, settings.integer("log.cleaner.io.buffer.size") // threads // 2)
         try:
-            directory.name_cleaned(log)
+            directory.enter_in_cleaner_checkpoint(log)
             compaction = Compaction(
                 log, chosen, make_keys, now_ms, piece_bytes=piece_bytes,
                 removes_until_ms=now_ms if self._is_on_all_replicas(log) else now_ms - ABSENCE_MS_MAX,

@@ -148,7 +148,7 @@ class Upkeep:
         try:
             if directory.finish_checkpoints(task) and not self._is_closed:
                 synced = self._run_in_executor(task.sync)
-                synced.add_done_callback(partial(self._retire, directory, task))
+                synced.add_done_callback(partial(self._synced, directory, task))
                 return
         except Exception as error:
             self._checkpoint_failed(directory, error)
@@ -162,11 +162,11 @@ class Upkeep:
         else:  # a bug here, or no memory: the next checkpoint begins anew
             logger.error("a checkpoint of %s failed", directory.path, exc_info=error)
 
-    def _retire(self, directory: LogDirectory, task: CheckpointTask, synced: asyncio.Future[None]) -> None:
+    def _synced(self, directory: LogDirectory, task: CheckpointTask, synced: asyncio.Future[None]) -> None:
         if self._is_closed:
             return  # another process may have the directory by now
         try:
-            directory.finish_retiring(task, self._clock_ms())
+            directory.finish_synced_checkpoints(task, self._clock_ms())
         except Exception as error:
             self._checkpoint_failed(directory, error)
         self._checkpointing.discard(directory)

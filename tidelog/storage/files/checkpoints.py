@@ -90,6 +90,8 @@ class CheckpointTask:
         self.error: Exception | None = None
         self.retiring: Sequence[tuple[RetiringLog, int]] = ()
         """(log, its start in these files) of each log with segments to remove."""
+        self.is_in_place = False
+        """Whether `finish` has put the files in place, except that of the cleaner."""
         self.unnamed: frozenset[str] = frozenset()
         """Directories of deleted logs, which these files do not name any more."""
         self.cleaned: Set[tuple[str, int]] = frozenset()
@@ -119,10 +121,8 @@ class CheckpointTask:
         except Exception as error:
             self.error = error
 
-    def put_in_place(self) -> None:
-        # After a crash the old and the new content are both right, so the directory is not synced here.
-        for name in self.files:
-            self._disk.rename(f"{self._directory}/{name}.next.tmp", f"{self._directory}/{name}")
+    def put_in_place(self, name: str) -> None:
+        self._disk.rename(f"{self._directory}/{name}.next.tmp", f"{self._directory}/{name}")
 
 
 class OffsetCheckpoints:
@@ -165,14 +165,32 @@ class OffsetCheckpoints:
         return CheckpointTask(self._disk, self._directory, changed, number, write_first)
 
     def finish(self, task: CheckpointTask) -> bool:
-        """Put the task's files in place, unless newer ones were written meanwhile. Whether it did."""
+        """Put the task's files in place, unless newer ones were written meanwhile. Whether it did.
+
+        After a crash the old and the new content of each are right, so the directory is not synced here. The cleaner's
+        file waits for `finish_cleaner`: a loss of power may keep any of these renames, and a start that reads of no
+        cleaned log needs the recovery point of the flush behind that.
+        """
         if task.error is not None:
             raise task.error
-        if task.number != self.number:
+        if task.number == self.number:
+            for name in task.files:
+                if name != CLEANER_OFFSET_FILE:
+                    self._put_in_place(task, name)
+            task.is_in_place = True
+        return task.is_in_place
+
+    def finish_cleaner(self, task: CheckpointTask) -> bool:
+        """Put the cleaner's file in place, when the others are on the device. Whether the newest content is there."""
+        if not task.is_in_place or task.number != self.number:
             return False
-        task.put_in_place()
-        self._in_force.update(task.files)
+        if CLEANER_OFFSET_FILE in task.files:
+            self._put_in_place(task, CLEANER_OFFSET_FILE)
         return True
+
+    def _put_in_place(self, task: CheckpointTask, name: str) -> None:
+        task.put_in_place(name)
+        self._in_force[name] = task.files[name]
 
 
 def encode_offsets(offsets: Mapping[tuple[str, int], int]) -> bytes:

@@ -53,7 +53,7 @@ from tidelog.storage.files.meta_properties import (
     make_durably,
 )
 from tidelog.storage.files.usurped_names import free_names
-from tidelog.storage.log.checkpointed import CheckpointedOffsets, cleaned_offset
+from tidelog.storage.log.checkpointed import CheckpointedOffsets
 from tidelog.storage.log.closing import close_logs
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
@@ -120,9 +120,9 @@ class LogDirectory:
         self._checkpoints = OffsetCheckpoints(disk, path)
         self._cleaned: dict[TopicPartition, int] | None = None  # as last checkpointed, or about to be
         self._cleaned_is_written = True
-        self._named: Set[TopicPartition] = frozenset()  # in the cleaner's checkpoint, whatever a loss of power takes
+        self._in_cleaner_checkpoint: Set[TopicPartition] = frozenset()  # whatever a loss of power takes
         if is_new:
-            self._write_cleaned()
+            self._checkpoints.write({CLEANER_OFFSET_FILE: {}})
         self._is_loaded = is_new  # before `load`, the checkpoints and the marker are about logs that are not open yet
         self.metadata_log: PartitionLog | None = None
         self._doomed: list[tuple[int, str]] = []
@@ -210,7 +210,7 @@ class LogDirectory:
         cleaned = self._checkpoints.read(CLEANER_OFFSET_FILE)
         if self._disk.exists(f"{self.path}/{CLEANER_OFFSET_FILE}"):
             self._cleaned = cleaned
-            self._named = cleaned.keys()
+            self._in_cleaner_checkpoint = cleaned.keys()
         entries = self._disk.list_directory(self.path)
         for entry in entries:
             if self.failure is not None:
@@ -314,7 +314,7 @@ class LogDirectory:
         log = self._create(topic, partition, topic_id, config, now_ms)
         self.logs[key] = log
         if self._cleaned and key in self._cleaned:
-            self._write_cleaned()  # the old entry is about an earlier log of this name
+            self.write_checkpoints()  # the old entry is about an earlier log of this name
         return log
 
     def open_metadata_log(
@@ -551,70 +551,84 @@ class LogDirectory:
 
     def write_checkpoints(self) -> None:
         """Write the recovery points, log start offsets and high watermarks, each in one atomic, synced file."""
-        named = self._name_all()
-        write_epochs(named.epochs)
-        self._checkpoints.write(self._offsets(named, also_unchanged=True) if self._is_loaded else {})
-        self._cleaned_is_on_device()
+        collected = self._collect()
+        write_epochs(collected.epochs)
+        self._in_cleaner_checkpoint = frozenset()  # until it is written
+        self._checkpoints.write(self._offsets(collected, also_unchanged=True) if self._is_loaded else {})
+        self._cleaned_is_written = True
+        self._in_cleaner_checkpoint = (self._cleaned or {}).keys()
         self._removed_logs.clear()
         self._still_named.clear()
 
     def begin_checkpoints(self) -> CheckpointTask:
-        """`write_checkpoints` as a task: `run` waits for the device on any thread, then call `finish_checkpoints`."""
+        """`write_checkpoints` as a task: `run` waits for the device on any thread, then call `finish_checkpoints`.
+
+        If that says so, then `task.sync` on any thread, and `finish_synced_checkpoints`.
+        """
         (task,) = filter(None, self.checkpoint_steps())
         return task
 
     def checkpoint_steps(self) -> Iterator[CheckpointTask | None]:
         """`begin_checkpoints` in steps, which yield None, between which others may run. The task comes last."""
         number, unnamed, is_loaded = self._checkpoints.number, frozenset(self._still_named), self._is_loaded
-        before, self._named = self._named, frozenset()  # until its end the task may put a file without a log in place
-        named = CheckpointedOffsets(self._kept_offsets)
-        yield from self._name_logs(named)
-        offsets = self._offsets(named, also_unchanged=False) if is_loaded else {}
-        task = self._checkpoints.begin(offsets, lambda: write_epochs(named.epochs), number)
-        task.retiring = named.retiring
+        # Until its end the task may put a file without a log in place.
+        before, self._in_cleaner_checkpoint = self._in_cleaner_checkpoint, frozenset()
+        collected = CheckpointedOffsets(self._kept_offsets)
+        yield from self._collect_in_steps(collected)
+        offsets = self._offsets(collected, also_unchanged=False) if is_loaded else {}
+        task = self._checkpoints.begin(offsets, lambda: write_epochs(collected.epochs), number)
+        task.retiring = collected.retiring
         task.unnamed = unnamed
         # The cleaner's checkpoint is not synced, so that a loss of power may bring the one before it back.
         task.cleaned = before & task.files[CLEANER_OFFSET_FILE].keys() if CLEANER_OFFSET_FILE in task.files else before
         yield task
 
-    def _name_all(self) -> CheckpointedOffsets:
-        named = CheckpointedOffsets(self._kept_offsets)
-        for _ in self._name_logs(named):
+    def _collect(self) -> CheckpointedOffsets:
+        collected = CheckpointedOffsets(self._kept_offsets)
+        for _ in self._collect_in_steps(collected):
             pass
-        return named
+        return collected
 
-    def _name_logs(self, named: CheckpointedOffsets) -> Iterator[None]:
+    def _collect_in_steps(self, collected: CheckpointedOffsets) -> Iterator[None]:
         for count, key in enumerate({**self.futures, **self.logs}, 1):
-            named.add(key, self.logs.get(key), self.futures.get(key))
+            collected.add(key, self.logs.get(key), self.futures.get(key))
             if not count % LOGS_AT_ONCE:
                 yield
 
     def finish_checkpoints(self, task: CheckpointTask) -> bool:
-        """Put the checkpoints in place, unless newer ones were written.
+        """Put the checkpoints in place, except that of the cleaner, unless newer ones were written.
 
-        Whether segments can go: then call `task.sync` on any thread, and `finish_retiring`. Raises OSError if the task
-        failed, or if the directory of a log has vanished.
+        Whether there is more to do when they are synced: then call `task.sync` on any thread, and
+        `finish_synced_checkpoints`. Raises OSError if the task failed, or if the directory of a log has vanished.
         """
         if self.failure is not None:
             return False
-        is_in_place = self._checkpoints.finish(task)
-        if is_in_place:
-            self._cleaned_is_written = True
-            self._named = task.cleaned
+        waits_for_sync = self._checkpoints.finish(task) and (bool(task.retiring) or CLEANER_OFFSET_FILE in task.files)
+        if task.is_in_place:
             self._still_named -= task.unnamed
+            if not waits_for_sync:
+                self._finish_cleaner(task)
         self._require_present(task.present)
         if len(self._removed_logs) > REMOVED_LOGS_MAX and self._is_loaded:
             self.write_checkpoints()  # the task's files are not synced, so the old content could come back
-        return is_in_place and bool(task.retiring)
+        return waits_for_sync
 
-    def finish_retiring(self, task: CheckpointTask, now_ms: int) -> None:
-        """Rename the files of the segments that retention took out before the checkpoints. Raises OSError."""
+    def finish_synced_checkpoints(self, task: CheckpointTask, now_ms: int) -> None:
+        """Put the cleaner's checkpoint in place, and rename the files of the segments that retention took out before
+        the checkpoints. Raises OSError.
+        """
         if self.failure is not None:
             return
         if task.error is not None:
             raise task.error
+        self._finish_cleaner(task)
         for log, log_start_offset in task.retiring:
             log.rename_condemned(log_start_offset, now_ms)
+
+    def _finish_cleaner(self, task: CheckpointTask) -> None:
+        if self._checkpoints.finish_cleaner(task):
+            self._cleaned_is_written = True
+            self._in_cleaner_checkpoint = task.cleaned
 
     @property
     def has_condemned(self) -> bool:
@@ -630,21 +644,21 @@ class LogDirectory:
             if log.directory not in present and not self._disk.exists(log.directory):
                 raise FileNotFoundError(errno.ENOENT, "the directory of an open log has vanished", log.directory)
 
-    def _offsets(self, named: CheckpointedOffsets, *, also_unchanged: bool) -> dict[str, dict[TopicPartition, int]]:
+    def _offsets(self, collected: CheckpointedOffsets, *, also_unchanged: bool) -> dict[str, dict[TopicPartition, int]]:
         """The content of the checkpoints; after `load`.
 
         The metadata log is opened, and may be truncated, before the other logs. Checkpoints without them would replace
         theirs: their high watermarks and log starts would be lost. The metadata log has no entry.
         """
-        before, self._cleaned = self._cleaned, named.cleaned
-        is_wanted = also_unchanged or named.cleaned != before or not self._cleaned_is_written
+        before, self._cleaned = self._cleaned, collected.cleaned
+        is_wanted = also_unchanged or collected.cleaned != before or not self._cleaned_is_written
         self._cleaned_is_written = not is_wanted
         return {
-            RECOVERY_POINT_FILE: named.recovery_points,
-            LOG_START_FILE: named.log_starts,
-            HIGH_WATERMARK_FILE: named.high_watermarks,
+            RECOVERY_POINT_FILE: collected.recovery_points,
+            LOG_START_FILE: collected.log_starts,
+            HIGH_WATERMARK_FILE: collected.high_watermarks,
             # Last: a start needs the recovery points of the flushes after which it does not name a log any more.
-            **({CLEANER_OFFSET_FILE: named.cleaned} if is_wanted else {}),
+            **({CLEANER_OFFSET_FILE: collected.cleaned} if is_wanted else {}),
         }
 
     def maintain(self, now_ms: int) -> None:
@@ -731,28 +745,18 @@ class LogDirectory:
         return self._disk.sync_all([self.path, *(log.directory for log in logs)], self._lock)
 
     def _write_log_starts(self) -> None:
-        named = self._name_all()
-        write_epochs(named.epochs)
-        self._checkpoints.write({LOG_START_FILE: named.log_starts})
+        collected = self._collect()
+        write_epochs(collected.epochs)
+        self._checkpoints.write({LOG_START_FILE: collected.log_starts})
 
-    def _write_cleaned(self) -> None:
-        cleaned = ((key, cleaned_offset(log)) for key, log in self.logs.items())
-        self._cleaned = {key: offset for key, offset in cleaned if offset is not None}
-        self._checkpoints.write({CLEANER_OFFSET_FILE: self._cleaned})
-        self._cleaned_is_on_device()
-
-    def _cleaned_is_on_device(self) -> None:
-        self._cleaned_is_written = True
-        self._named = (self._cleaned or {}).keys()
-
-    def name_cleaned(self, log: PartitionLog) -> None:
+    def enter_in_cleaner_checkpoint(self, log: PartitionLog) -> None:
         """Have the cleaner's checkpoint on the device name a log before it gets gaps, or before its topic ceases to be
         compacted. Raises OSError.
 
         A start would take the gaps of a log that is not compacted any more for damage, or for a torn end.
         """
-        if (log.topic, log.partition) not in self._named:
-            self._write_cleaned()
+        if (log.topic, log.partition) not in self._in_cleaner_checkpoint:
+            self.write_checkpoints()  # it may name another log no more, for which a start needs the recovery point
 
 
 def _is_file_name(name: str) -> bool:
