@@ -186,6 +186,46 @@ def test_a_clean_stop_after_a_full_volume_keeps_the_name(tmp_path: Path, monkeyp
     assert not log.damaged_ranges()
 
 
+def test_what_there_was_no_space_for_explains_no_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The file of an earlier change, which a flush had put on the device, was taken for that of the last one."""
+    logs = compacted(tmp_path)
+    _set_config(logs.log, COMPACTED, logs.directory)
+    logs.log.roll(NOW)
+    for _ in range(8):
+        logs.append(batch(key=b"a", value=b"." * 300))
+    logs.log.roll(NOW)
+    clean(logs.log)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as full:
+        full.setattr(explained_gaps, "replace_file", refuse)
+        _set_config(logs.log, DELETED, logs.directory)
+    logs.log.flush()
+    logs.directory.write_checkpoints()
+    log = logs.kill_and_open()
+    assert [offset for offset, _, _ in contents(log)] == [3, 11]
+    assert not log.damaged_ranges()
+
+
+def test_a_log_that_moves_is_named_in_its_new_directory_before_it_takes_over(tmp_path: Path):
+    """The next checkpoint named it, so that a loss of power before that could end it at a gap."""
+    logs = Logs(tmp_path / "logs", COMPACTED)
+    directory = logs.directory
+    directory.create_future("moved", 0, TOPIC_ID, COMPACTED, NOW)
+    future = directory.futures["moved", 0]
+    future.append_as_follower(batch(key=b"a", base_offset=0, leader_epoch=0), NOW, may_have_gaps=True)
+    future.append_as_follower(batch(key=b"b", base_offset=5, leader_epoch=0), NOW, may_have_gaps=True)
+    future.flush()
+    directory.promote_future("moved", 0)
+    logs.config = DELETED
+    logs.kill_and_open()
+    log = logs.directory.logs["moved", 0]
+    assert [offset for offset, _, _ in contents(log)] == [0, 5]
+    assert not log.damaged_ranges()
+
+
 def test_what_explains_gaps_explains_no_loss(tmp_path: Path):
     """A segment that had lost its end counted as cleaned: the records behind it stayed, without those before them."""
     logs = Logs(tmp_path / "logs", DELETED)

@@ -199,7 +199,7 @@ def test_what_is_lost_after_a_topic_has_ceased_to_be_compacted_is_damage(tmp_pat
     made.log.explain_gaps(made.log.log_end_offset, sync=False)  # not in the flush
     task.run()
     made.log.finish_flush(task)
-    assert made.log.has_unsynced_gaps
+    assert made.log.unsynced_gaps_below
     for _ in range(60):
         made.append(batch(key=b"key", value=b"." * 100))
     made.log.flush()
@@ -321,6 +321,46 @@ def test_a_base_offset_that_is_too_low_says_nothing_against_the_batch_before_it(
     data = bytearray(path.read_bytes())
     position = next(position for position, header in iter_headers(data) if header.base_offset == 20)
     data[position + 7] = wrong
+    path.write_bytes(data)
+    (damage,) = (each for segment in made.open().segments for each in segment.examine().damage)
+    assert (damage.first_offset, damage.end_offset, damage.position) == (20, 30, position)
+
+
+@pytest.mark.parametrize("wrong", [5, 10, 13])
+def test_a_base_offset_that_is_too_low_behind_a_gap_leaves_neither_batch(tmp_path: Path, wrong: int) -> None:
+    """Only the right one before it counted as damaged. The records of the wrong one had the offsets of others, and no
+    copy of another replica could be put in the place of the damage.
+    """
+    made = Logs(tmp_path / "logs", CONFIG)
+    for base_offset in (0, 10, 40, 60):
+        fetched = batch(5, key=b"key", base_offset=base_offset, leader_epoch=0)
+        made.log.append_as_follower(fetched, NOW)
+    made.log.set_high_watermark(made.log.log_end_offset)
+    copy, expected = copy_of(made), contents(made.log)
+    made.close()
+    path = made.folder / made.files("*.log")[0]
+    data = bytearray(path.read_bytes())
+    positions = {header.base_offset: position for position, header in iter_headers(data)}
+    data[positions[40] + 7] = wrong
+    path.write_bytes(data)
+    made.open()
+    (damage,) = (each for segment in made.log.segments for each in segment.examine().damage)
+    assert (damage.first_offset, damage.end_offset, damage.position) == (5, 60, positions[10])
+    with pytest.raises(DamagedRecords):
+        served(made.log)
+    repair(made.log, copy)
+    assert contents(made.log) == expected
+
+
+def test_a_base_offset_that_is_too_high_leaves_the_batch_behind_it(tmp_path: Path) -> None:
+    made = Logs(tmp_path / "logs", CONFIG)
+    for _ in range(4):
+        made.append(batch(10, key=b"key"))
+    made.close()
+    path = made.folder / made.files("*.log")[0]
+    data = bytearray(path.read_bytes())
+    position = next(position for position, header in iter_headers(data) if header.base_offset == 20)
+    data[position + 7] = 24
     path.write_bytes(data)
     (damage,) = (each for segment in made.open().segments for each in segment.examine().damage)
     assert (damage.first_offset, damage.end_offset, damage.position) == (20, 30, position)

@@ -512,12 +512,12 @@ class TestCheckpoints:
         monkeypatch.setattr(log_directory, "LOGS_AT_ONCE", 1)
         made = logs()
         made.append(batch(3))
-        made.log.has_unsynced_gaps, made.log.cleaned_offset = True, 2
+        made.log.unsynced_gaps_below, made.log.cleaned_offset = 3, 2
         made.directory.create_log("t", 1, TOPIC_ID, CONFIG, NOW)
         steps = made.directory.checkpoint_steps()
         assert next(steps) is None
         made.log.flush()
-        made.log.has_unsynced_gaps = False
+        made.log.unsynced_gaps_below = 0
         assert next(steps) is None
         task = next(steps)
         assert task is not None

@@ -668,7 +668,7 @@ def _set_config(log: PartitionLog, config: LogConfig, home: LogDirectory) -> Non
             # Not synced, as a topic may have thousands of partitions. Until then the cleaner's checkpoint names it.
             log.explain_gaps(log.log_end_offset, sync=False)
         except OSError as error:
-            log.has_unsynced_gaps = True
+            log.unsynced_gaps_below = log.log_end_offset
             logger.warning("%s: cannot note that it was compacted: %s", log.directory, error)
     log.set_config(config)
     if log.compaction is not None and not config.is_compacted:

@@ -362,6 +362,7 @@ class ReplicaMoves:
         if not self._is_current(replica) or partition.log.is_under_cleaning:
             return
         if replica.state is MoveState.COPYING:
+            directory.enter_in_cleaner_checkpoint(replica.log)  # once it is assigned, a start may let it take over
             replica.state = MoveState.ASSIGNING
             self._assignments.report(
                 partition.topic_id, partition.index, replica.destination_id, lambda: self._on_assigned(replica)

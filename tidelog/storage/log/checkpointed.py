@@ -46,11 +46,9 @@ class CheckpointedOffsets:
         # Kafka omits logs that start at their first segment. Here the removal of earlier segments may not be durable.
         if named.log_start_offset > 0:
             self.log_starts[key] = named.log_start_offset
-        if log is None:
-            return
-        if log.segments.condemned:
+        if log is not None and log.segments.condemned:
             self.retiring.append((log, log.log_start_offset))
-        cleaned = cleaned_offset(log)
+        cleaned = cleaned_offset(named)
         if cleaned is not None:
             self.cleaned[key] = cleaned
 
@@ -61,4 +59,4 @@ def cleaned_offset(log: PartitionLog) -> int | None:
     And of one that was compacted, until what explains its gaps is on the device, or a flush has its recovery point
     above them. None for any other.
     """
-    return max(log.cleaned_offset, 0) if log.config.is_compacted or log.has_unsynced_gaps else None
+    return max(log.cleaned_offset, 0) if log.config.is_compacted or log.unsynced_gaps_below else None

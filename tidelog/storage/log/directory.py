@@ -53,7 +53,7 @@ from tidelog.storage.files.meta_properties import (
     make_durably,
 )
 from tidelog.storage.files.usurped_names import free_names
-from tidelog.storage.log.checkpointed import CheckpointedOffsets
+from tidelog.storage.log.checkpointed import CheckpointedOffsets, cleaned_offset
 from tidelog.storage.log.closing import close_logs
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
@@ -268,7 +268,9 @@ class LogDirectory:
 
     def _keep_gaps(self, log: PartitionLog) -> None:
         """What compaction left out of a log whose topic has become another while the node was down is no damage."""
-        log.has_unsynced_gaps = True  # also where there is a file: the last process may not have synced it
+        log.unsynced_gaps_below = (
+            log.log_end_offset
+        )  # also where there is a file: the last process may not have synced it
         try:
             log.explain_gaps(log.log_end_offset)
         except OSError as error:
@@ -416,6 +418,7 @@ class LogDirectory:
         key = (topic, partition)
         self._move_away(key, self.futures[key].clock_ms)
         log, target = self.futures[key], f"{self.path}/{topic}-{partition}"
+        self.enter_in_cleaner_checkpoint(log)  # it may have been copied from a cleaned one
         with log.durability.files.lock:  # a checkpoint writes its epochs either before this or to the new path
             self._disk.rename(log.directory, target)
             self.logs[key] = self.futures.pop(key)
@@ -750,12 +753,12 @@ class LogDirectory:
         self._checkpoints.write({LOG_START_FILE: collected.log_starts})
 
     def enter_in_cleaner_checkpoint(self, log: PartitionLog) -> None:
-        """Have the cleaner's checkpoint on the device name a log before it gets gaps, or before its topic ceases to be
-        compacted. Raises OSError.
+        """Have the cleaner's checkpoint on the device name a compacted log before it gets gaps or takes the place of
+        another, or before its topic ceases to be compacted. Raises OSError.
 
         A start would take the gaps of a log that is not compacted any more for damage, or for a torn end.
         """
-        if (log.topic, log.partition) not in self._in_cleaner_checkpoint:
+        if cleaned_offset(log) is not None and (log.topic, log.partition) not in self._in_cleaner_checkpoint:
             self.write_checkpoints()  # it may name another log no more, for which a start needs the recovery point
 
 

@@ -31,20 +31,21 @@ class LogWithGaps(Protocol):
     directory: str
     durability: Durability
     gaps_explained_below: int
-    has_unsynced_gaps: bool
+    unsynced_gaps_below: int
     segments: Segments
 
 
 def explain_gaps(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
     """Record that the gaps below `end_offset` are no damage, also for later starts. Raises OSError."""
-    if end_offset <= log.gaps_explained_below and not (sync and log.has_unsynced_gaps):
+    if end_offset <= log.gaps_explained_below and not (sync and log.unsynced_gaps_below):
         return
     end_offset = max(end_offset, log.gaps_explained_below)
-    log.has_unsynced_gaps = True
+    log.unsynced_gaps_below = max(log.unsynced_gaps_below, end_offset)  # also where there is no space for the file
     replace_file(log.disk, log.directory, EXPLAINED_GAPS_FILE, encode_end_offset(end_offset), sync=sync)
-    log.has_unsynced_gaps = not sync
     log.gaps_explained_below = end_offset
-    if not sync:
+    if sync:
+        _note_synced(log)
+    else:
         log.durability.note_path(f"{log.directory}/{EXPLAINED_GAPS_FILE}")
         log.durability.note_directory(log.directory)
     for segment in log.segments:
@@ -54,8 +55,13 @@ def explain_gaps(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
 def note_flush(log: LogWithGaps, task: FlushTask) -> None:
     """The flush has succeeded. While the cleaner's checkpoint names the log, a lost segment is taken for cleaned."""
     path = f"{log.directory}/{EXPLAINED_GAPS_FILE}"
-    if log.has_unsynced_gaps and path in task.paths and not log.durability.is_noted(path):
-        log.has_unsynced_gaps = False
+    if log.unsynced_gaps_below and path in task.paths and not log.durability.is_noted(path):
+        _note_synced(log)
+
+
+def _note_synced(log: LogWithGaps) -> None:
+    if log.unsynced_gaps_below <= log.gaps_explained_below:
+        log.unsynced_gaps_below = 0
 
 
 def read_end_offset(disk: Disk, directory: str, name: str) -> int:

@@ -65,10 +65,10 @@ class PartitionLog:
     __slots__ = (
         "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "accepted_losses", "cleaned_offset", "clock_ms",
         "compaction", "config", "directory", "disk", "durability", "failure", "flush_at", "gaps_explained_below",
-        "has_unsynced_gaps", "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "is_under_cleaning",
+        "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "is_under_cleaning",
         "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned",
         "partition", "producers", "rules", "segment_bytes", "segments", "snapshots", "topic", "topic_id",
-        "topic_id_has_checksum", "write_checkpoint",
+        "topic_id_has_checksum", "unsynced_gaps_below", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -108,8 +108,9 @@ class PartitionLog:
         self.is_closed = self.is_doubtful = False  # doubtful: retention has met a wrong index, and has the log scrubbed
         self.gaps_explained_below = loaded.gaps_explained_below
         """Below this offset, fetched batches may have gaps without compaction, because all replicas have them."""
-        self.has_unsynced_gaps = False
-        """The file that explains them may not be on the device: the cleaner's checkpoint names the log until it is."""
+        self.unsynced_gaps_below = 0
+        """The file on the device may not explain the gaps below: the cleaner's checkpoint names the log until it does.
+        """
         self.cleaned_offset = -1
         """The end of the part that the cleaner has cleaned (compaction), -1 unknown."""
         self.may_be_cleaned = True
