@@ -172,8 +172,10 @@ class Examiner:
         while position < self._size_bytes:
             batch = self._window.whole(position)
             reason = self._defect(position) if batch is None else self._mismatch(batch)
+            overlap = "" if batch is None or reason else self._overlap(batch)
+            reason = reason or overlap
             if batch is None or reason:
-                following = self._resume(position, batch)
+                following = self._resume_behind_both(batch) if batch and overlap else self._resume(position, batch)
                 if following is None:
                     yield DamagedRange(position, self._size_bytes, self._expected, self._end_offset, reason)
                     return
@@ -214,10 +216,18 @@ class Examiner:
                 return reason
         elif confirmed != header.partition_leader_epoch:
             return f"leader epoch {header.partition_leader_epoch}, another replica has {confirmed}"
-        if following is None:
+        return ""
+
+    def _overlap(self, batch: WholeBatch) -> str:
+        """Why the base offset of this batch, or that of the next one, is wrong; empty if none is.
+
+        Without a gap before it, this one is right, and the next one is wrong.
+        """
+        header = batch.header
+        following = self._window.header(batch.position + header.size_bytes)
+        if following is None or header.base_offset == self._expected:
             return ""
-        # Without a gap before it, this one is right, and the next one is wrong.
-        if self._expected < header.base_offset and self._expected <= following.base_offset < header.next_offset:
+        if self._expected <= following.base_offset < header.next_offset:
             return f"base offset {header.base_offset} before {following.base_offset}"
         return ""
 
@@ -256,6 +266,19 @@ class Examiner:
             if candidate is not None and self._fits(candidate) and self._connects(candidate):
                 return candidate
         return self._search(position, position + 1 if batch is None else position + batch.header.size_bytes)
+
+    def _resume_behind_both(self, batch: WholeBatch) -> WholeBatch | None:
+        """The first whole batch behind two of which one has a wrong base offset: at its offsets readers would get the
+        records of others. The second one is right if what follows it begins where it ends.
+        """
+        following = self._window.whole(batch.position + batch.header.size_bytes)
+        if following is None or self._is_confirmed(following):
+            return self._resume(batch.position, batch)
+        behind = following.position + following.header.size_bytes
+        candidate = self._window.whole(behind)
+        if candidate is not None and self._fits(candidate) and self._connects(candidate):
+            return candidate
+        return self._search(following.position, behind)
 
     def _fits(self, batch: WholeBatch) -> bool:
         """Whether the batch can be the first one after destroyed bytes, or after missing records."""
