@@ -110,6 +110,9 @@ class FutureReplica:
         """Copy the present log's state besides its records, and become the partition's log."""
         log, present = self.log, self.partition.log
         assert self.has_caught_up, (log, present)
+        if present.committable_offset < log.log_end_offset:
+            # After a loss of power that takes the new name of the directory, the present log counts.
+            log.durability.block_from(present.committable_offset)
         log.set_high_watermark(present.high_watermark)
         for epoch, start_offset in present.leader_epochs:
             if epoch > log.leader_epochs.latest:

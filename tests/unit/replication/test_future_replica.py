@@ -121,6 +121,34 @@ def test_what_is_known_besides_the_records_comes_along() -> None:
     assert (found.log_start_offset, found.log_end_offset) == (1, 7)
 
 
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_what_was_acknowledged_survives_a_loss_of_power_right_after_the_move(seed: int, is_flushed: bool) -> None:
+    """The copy was synced before it took over, but not the new name of its directory: a start used the log of before,
+    in which the last records were not.
+    """
+    world = World(seed, config=replace(SMALL, flush_messages=1))
+    world.append()
+    world.present.flush()
+    world.append()
+    world.finish()
+    world.future.log.flush()
+    world.homes[1].promote_future("t", 0)
+    world.future.take_over()
+    world.homes[0].delete_log("t", 0, NOW)
+    log = world.partition.log
+    assert log.flush_due
+    if is_flushed:
+        log.flush()
+    acknowledged_end = log.committable_offset
+    assert acknowledged_end == (4 if is_flushed else 2)
+    world.disk.lose_power()
+    homes = [LogDirectory.open(world.disk, path, node_id=1, cluster_id=None) for path in ("/b", "/a")]
+    found = [log for home in homes for log in home.load(lambda topic: SMALL, NOW).values()]
+    chosen, *_ = [*found, *homes[0].futures.values()]  # as a start does where the metadata names the second directory
+    assert chosen.log_end_offset >= acknowledged_end
+
+
 def test_a_transaction_that_is_being_verified_begins_in_the_other_directory() -> None:
     world = World(config=replace(SMALL, verifies_transactions=True))
     world.append()

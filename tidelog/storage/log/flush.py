@@ -165,6 +165,11 @@ class Durability:
         if self.blocked_from < 0 and log_end_offset >= self.flush_at:
             self.blocked_from = first_offset
 
+    def block_from(self, offset: int) -> None:
+        """Acknowledge no record from `offset` on before the next flush, which is due now."""
+        if not 0 <= self.blocked_from <= offset:
+            self.blocked_from = offset
+
     def is_due(self, log_end_offset: int) -> bool:
         if self._task is not None:
             return False
