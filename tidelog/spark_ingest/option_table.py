@@ -128,7 +128,13 @@ SOURCE_OPTIONS: Final = (
         "remaining records are read",
         "false",
     ),
-    SourceOption("minPartitions", BOTH, "", "the least number of tasks; larger ranges are divided", "64"),
+    SourceOption(
+        "minPartitions",
+        BOTH,
+        "",
+        "the number of tasks to reach: larger ranges are divided. Rounding may miss it by one for each partition",
+        "64",
+    ),
     SourceOption("maxRecordsPerPartition", BOTH, "", "the largest number of offsets in a task", "500000"),
     SourceOption(
         "minRecordsPerPartition",

@@ -1,7 +1,10 @@
 """Divides offset ranges among tasks: enough ranges, and none too large; small ones may share a task.
 
 Pure. Invariant: the resulting ranges cover exactly the input offsets, without overlap, and none is
-empty. The rules are those of Spark's KafkaOffsetRangeCalculator, which lets no ranges share a task.
+empty. The number of ranges is that of Spark's KafkaOffsetRangeCalculator, which lets no ranges share a
+task, with one exception. Where both limits are given, Spark divides each piece of the first limit by itself
+again. So it gives 100 tasks where 149 are asked for and 1,000 offsets have pieces of 10. Here each
+partition is divided once, and gives 149.
 """
 
 from __future__ import annotations
