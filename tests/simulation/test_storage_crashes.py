@@ -116,6 +116,30 @@ def test_a_loss_of_power_in_a_clean_stop_of_many_logs_gives_no_deleted_record_ba
         assert log.log_start_offset == 4
 
 
+def test_what_is_flushed_stays_though_retention_took_out_segments_before_their_sync():
+    """Their log start was not checkpointed yet: a start scanned them, and ended the log in the first that was lost."""
+    config = LogConfig(retention_bytes=1, file_delete_delay_ms=0)
+    for seed in range(20):
+        disk = SimulatedDisk(Random(seed))
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id=None)
+        directory.load(lambda topic: config, NOW)
+        log = directory.create_log("t", 0, bytes(15) + b"\x07", config, NOW)
+        log.flush()
+        for _ in range(3):
+            log.append_as_leader(batch(), 0, NOW)
+            log.roll(NOW)
+        log.append_as_leader(batch(), 0, NOW)
+        log.set_high_watermark(4)
+        list(directory.maintained(NOW, []))
+        assert directory.has_condemned
+        log.flush()
+        disk.lose_power()
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id=None)
+        (log,) = directory.load(lambda topic: config, NOW).values()
+        assert log.log_end_offset == 4
+        assert not log.damaged_ranges()
+
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 

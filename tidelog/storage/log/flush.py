@@ -225,6 +225,10 @@ class Durability:
         first = self.checkpointable
         self._seal_in_task, self._unsynced_seal = self._unsynced_seal, INT64_MAX
         try:
+            for segment in segments.condemned:
+                # A start scans them where the log start behind them is not checkpointed: the log would end in one.
+                if segment.next_offset > first and segment.synced_bytes < segment.size_bytes:
+                    task.add_segment(segment)
             for segment in segments.from_offset(first):
                 if segment.synced_bytes < segment.size_bytes:
                     task.add_segment(segment)
