@@ -15,6 +15,7 @@ from tests.unit.broker.test_abandoned_produces import connections_of, partitions
 from tests.unit.broker.test_inspections import LONG, keyed
 from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce
 from tidelog.broker.apis.records import produce as produce_api
+from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchResponse
 
 COUNT = 6
@@ -87,3 +88,33 @@ async def test_a_sync_that_lasts_longer_than_the_timeout_ends_the_wait_alone(
     wire.send(fetch("t"), 11)
     answer = await asyncio.wait_for(wire.receive(FetchResponse, 11), PATIENCE_S)
     assert len(fetched(answer)) == COUNT
+
+
+@pytest.mark.parametrize("kind", ["one partition", "one of several"])
+async def test_a_leader_change_during_the_sync_loses_no_request_behind(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The append has succeeded: Kafka serves the next requests. The connection was closed, and they were lost."""
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t", 2)
+    await wire.create_topic("u")
+    gate = hold_flushes(monkeypatch)
+    broker = node.node._broker
+    assert broker is not None
+    led, other, behind = (broker.partitions.find(*key) for key in (("t", 0), ("t", 1), ("u", 0)))
+    assert led is not None
+    assert other is not None
+    assert behind is not None
+    batches = [keyed(1)] if kind == "one partition" else [keyed(1), keyed(1)]
+    try:
+        wire.send(produce("t", *batches, acks=0), 9)
+        wire.send(produce("u", keyed(1), acks=0), 9)
+        await until(lambda: led.log.log_end_offset == 1)
+        await asyncio.sleep(0.05)
+        assert not behind.log.log_end_offset, "it waits"
+        broker.partitions.fail_waiting_requests(led, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    finally:
+        gate.set()
+    await until(lambda: behind.log.log_end_offset == 1)
+    assert len(connections_of(node)) == 1

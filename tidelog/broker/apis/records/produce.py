@@ -163,8 +163,7 @@ def _verify_one(
     )
     if verification is None:
         return _NOT_VERIFIED
-    given = TransactionAppend(verification)
-    key = (partition.topic, index)
+    given, key = TransactionAppend(verification), (partition.topic, index)
     answer = services.verifier.verify(transactional_id, producer_id, producer_epoch, (key,), adds=adds)
     if isinstance(answer, dict):
         error = answer.get(key, ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -314,8 +313,7 @@ def _append_all(
 ) -> tuple[_Progress, list[_Uninspected]]:
     """Append these batches. Returns the new state, and the batches that need an inspection first."""
     services, version = to.services, to.version
-    partitions = services.partitions
-    now_ms = services.clock_ms()
+    partitions, now_ms = services.partitions, services.clock_ms()
     _, acks, _, topics, waiting, failed, transaction = progress
     is_doubtful = version < ZSTD_FROM or acks not in ACKS
     uninspected: list[_Uninspected] = []
@@ -692,13 +690,15 @@ class _ParkedProduce(Deferred):
             self._finish()
 
     def _expired(self) -> None:
-        for number in self._open if self._acks != 0 else ():  # a closed connection would lose the requests behind it
+        for number in self._open:
             self._fail(number, KafkaError(ErrorCode.REQUEST_TIMED_OUT))
         self._open.clear()
         self._finish()
 
     def _fail(self, number: int, error: Exception) -> None:
         assert isinstance(error, KafkaError)
+        if self._acks == 0 and error.code != ErrorCode.KAFKA_STORAGE_ERROR:
+            return  # a later leader or a slow device: as in Kafka, the requests behind are not lost for it
         *_, results, position = self._waiting[number]
         results[position] = _refused(self._to.services, results[position].partition_index, error, self._to.version)
 
