@@ -14,6 +14,7 @@ from tests.unit.broker.test_thinned_repairs import WITHOUT_A, Cluster, ahead, lo
 from tests.unit.storage.batches import NOW, Logs
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
+from tests.unit.storage.test_damage import copy_of
 from tests.unit.storage.test_prefix_copy import GONE, damage
 from tidelog.broker.replicas import repair_queue, whole_copies
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -120,6 +121,43 @@ async def test_the_other_replica_may_be_cleaned_during_the_copy(tmp_path: Path, 
     assert (cluster.here.log.damaged_ranges(), cluster.refused) == ([], [])
     assert newest_values(cluster.here.log) == before
     assert not has_a(cluster.cleaned.log) or copied < number
+
+
+def over_two_epochs(path: Path) -> Logs:
+    """Leader epoch 1 begins behind the tombstone of k."""
+    made = Logs(path, GONE)
+    made.append(keyed(("k", "1"), ("c", "1")), keyed(("x", "1")), keyed(("k", None)))
+    made.log.assign_epoch(1)
+    made.append(keyed(("x", "2")), keyed(("e", "1")), epoch=1)
+    made.log.roll(NOW)
+    return made
+
+
+async def test_a_replica_that_was_copied_from_a_cleaned_one_has_other_starts_of_leader_epochs(tmp_path: Path) -> None:
+    """Another replica's copy was refused for its epochs, and the range alone was repaired: a deleted key was back."""
+    cluster = Cluster(tmp_path)
+    leader, other, here = over_two_epochs(tmp_path / "l"), over_two_epochs(tmp_path / "o"), Logs(tmp_path / "h", GONE)
+    for _ in range(3):
+        for made in (leader, other):
+            made.append(keyed(("z", "1")), epoch=1)
+            made.log.roll(NOW)
+        clean(leader.log)
+    for _, batch in sorted(copy_of(leader).items()):
+        here.log.append_as_follower(memoryview(bytearray(batch)), NOW)
+        if len(here.log.segments) < 3:
+            here.log.roll(NOW)
+    here.log.set_high_watermark(here.log.log_end_offset)
+    assert [*here.log.leader_epochs] == [(0, 0), (1, 2)]
+    cluster.use(here, other)
+    before = newest_values(here.log)
+    lose_headers(here)
+    assert await cluster.repair()
+    for log in (here.log, here.close_and_open()):
+        for segment in log.segments:
+            segment.findings = segment.examine()
+            log.adopt_findings(segment)
+        assert (newest_values(log), log.damaged_ranges()) == (before, [])
+        assert [*log.leader_epochs] == [(0, 0), (1, 4)]
 
 
 @pytest.mark.parametrize("leads", [True, False])

@@ -506,3 +506,19 @@ def test_a_truncation_that_finishes_a_swap_waits_for_the_device_once_per_step(tm
     compaction.give_up()
     assert disk.syncs <= before + 4
     assert (made.log.segment_count, made.files("*.swap")) == (2, [])
+
+
+@pytest.mark.parametrize("epochs", [(0, 2), (1, 0), (2, 2)])
+def test_a_copy_of_leader_epochs_that_cannot_be_there_is_refused(tmp_path: Path, epochs: tuple[int, int]) -> None:
+    """They would contradict each other, or what follows here."""
+    here, other = Logs(tmp_path / "here", GONE), Logs(tmp_path / "other", GONE)
+    for made, batches in ((here, (0, 1)), (other, epochs)):
+        for epoch in batches:
+            made.append(keyed(("a", "1")), epoch=epoch)
+            made.log.roll(NOW)
+    here.append(keyed(("z", "1")), epoch=1)
+    here.log.roll(NOW)
+    before = [*here.log.leader_epochs], contents(here.log)
+    with pytest.raises(CleaningFailed):
+        copy_prefix(here.log, other.log, 1)
+    assert ([*here.log.leader_epochs], contents(here.log)) == before

@@ -7,13 +7,15 @@ The other replica's copy is true as a whole, up to the last offset that may be m
 every tombstone. Invariants: the other replica has all of the copy committed; no mixture of two cleanings, in which a
 deleted key may be back. So all segments are replaced at once (`swap.py`), and the last ones are copied first: the other
 replica may be cleaned meanwhile, and what a tombstone deletes is gone there before the tombstone. What is larger there
-than a segment may be becomes several.
+than a segment may be becomes several. The other replica also has the right leader epochs: what a cleaner had removed
+before this copy of the log was made is missing in this one's epoch file, too.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog.protocol.batches.record_batch import BatchHeader, CorruptRecord, check_crc, check_magic, iter_headers
 from tidelog.storage.cleaner.choice import CleanableRange
@@ -34,7 +36,21 @@ from tidelog.storage.segments.segment import Segment
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
 
+logger = logging.getLogger("tidelog.storage")
+
 _REPLAYED_AT_ONCE: Final = 1000
+
+
+class EpochBatches(NamedTuple):
+    """Copied batches of one leader epoch, which follow each other: the base offset of the first and of the last one.
+
+    `earliest`: the end of the batch before. The epoch begins there at the earliest.
+    """
+
+    epoch: int
+    earliest: int
+    first: int
+    last: int
 
 
 class PrefixCopy(Compaction):
@@ -52,6 +68,10 @@ class PrefixCopy(Compaction):
         self.data = b""
         self._copied: list[tuple[list[Segment], list[Segment]]] = []
         self._size_max = min(self._config.segment_bytes, MAX_POSITION)
+        behind = log.segments.epoch_behind(last)
+        self._epoch_max = max(behind, log.leader_epochs.epoch_for_offset(end_offset))
+        """The leader epoch behind what is copied next."""
+        self._epochs: list[EpochBatches] = []
         self._has_aborted = False
         self._producers = ProducerState()
         self._producers.load((), log.log_start_offset)
@@ -76,7 +96,29 @@ class PrefixCopy(Compaction):
                     raise
                 self.take_back()
                 raise NoSpace(error.errno, error.strerror, error.filename) from error
-        return super().advance()
+        has_more = super().advance()
+        self._correct_epochs()
+        return has_more
+
+    def give_up(self) -> None:
+        super().give_up()
+        self._correct_epochs()
+
+    def _correct_epochs(self) -> None:
+        """In the turn in which the copy takes its place. The batches of an epoch may begin later than the epoch."""
+        epochs, known = self._epochs, self.log.leader_epochs
+        if not epochs or not self.is_in_place:
+            return
+        self._epochs = []
+        starts = dict(known)
+        if any(known.epoch_for_offset(offset) != each.epoch for each in epochs for offset in (each.first, each.last)):
+            seen: dict[int, int] = {}
+            for each in epochs:
+                start = starts.get(each.epoch, -1)
+                seen.setdefault(each.epoch, start if each.earliest <= start <= each.first else each.earliest)
+            logger.warning("%s: taking the leader epochs of another replica's copy", self.log.directory)
+            start = max(epochs[0].earliest, self.log.log_start_offset)
+            known.correct([*seen.items()], start, self.chosen.end_offset)
 
     def _finish(self) -> None:
         super()._finish()
@@ -103,7 +145,8 @@ class PrefixCopy(Compaction):
 
     def _copy(self, old: list[Segment], end_offset: int) -> Iterator[None]:
         new = [self._begin_segment(old[0].base_offset)]
-        written, written_end, epoch = 0, new[0].base_offset, -1
+        written, written_end = 0, new[0].base_offset
+        epochs: list[EpochBatches] = []
         next_offset = max(written_end, self.log.log_start_offset)
         while next_offset < end_offset:
             self.wants_from = next_offset
@@ -117,6 +160,7 @@ class PrefixCopy(Compaction):
                     break
                 batch = memoryview(self.data)[position : position + header.size_bytes]
                 self._check(batch, header, next_offset, old[0].base_offset, end_offset)
+                self._note_epoch(epochs, header.partition_leader_epoch, next_offset, header.base_offset)
                 if size_bytes and size_bytes + len(batch) > self._size_max:
                     self._end_segment(new[-1], parts, written, written_end)
                     new.append(self._begin_segment(written_end))
@@ -126,16 +170,20 @@ class PrefixCopy(Compaction):
                 if header.is_control:
                     marker = read_marker(batch, header)
                     self._has_aborted = self._has_aborted or (marker is not None and marker.is_abort)
-                next_offset, written_end, epoch = header.next_offset, header.next_offset, header.partition_leader_epoch
+                next_offset = written_end = header.next_offset
             if next_offset == before:
                 raise CorruptRecord("the other replica sends no whole batch")
             if written_end < end_offset == next_offset:
-                epoch = max(epoch, self.log.leader_epochs.epoch_for_offset(end_offset - 1))
+                known = min(self.log.leader_epochs.epoch_for_offset(end_offset - 1), self._epoch_max)
+                epoch = max(epochs[-1].epoch, known) if epochs else known
+                self._note_epoch(epochs, epoch, written_end, end_offset - 1)
                 parts.append(filler(end_offset - 1, epoch))
                 written_end = end_offset
             written = self._write(new[-1], parts, written)
         self._end_segment(new[-1], [], written, end_offset)
         self._copied.append((old, new))
+        self._epochs[:0] = epochs
+        self._epoch_max = epochs[0].epoch if epochs else self._epoch_max
 
     def _write(self, new: Segment, parts: list[CleanedBatch], written: int) -> int:
         """The position behind them. Raises NoSpace, OSError."""
@@ -153,14 +201,21 @@ class PrefixCopy(Compaction):
     ) -> None:
         """Raises CorruptRecord if the batch cannot be the next one between these offsets."""
         check_magic(header)
-        known_epoch = self.log.leader_epochs.epoch_for_offset(header.base_offset)
         if (
             not check_crc(batch, 0, header)
             or not base_offset <= header.base_offset
             or not next_offset < header.next_offset <= end_offset
-            or 0 <= known_epoch != header.partition_leader_epoch
         ):
             raise CorruptRecord(f"the other replica's batch of offset {header.base_offset} does not belong here")
+
+    def _note_epoch(self, epochs: list[EpochBatches], epoch: int, earliest: int, base_offset: int) -> None:
+        """Raises CorruptRecord if the batch is of another leader epoch than can be between those around it."""
+        if (epochs and epoch < epochs[-1].epoch) or epoch > self._epoch_max >= 0:
+            raise CorruptRecord(f"the other replica's batch of offset {base_offset} is of leader epoch {epoch}")
+        if epochs and epoch == epochs[-1].epoch:
+            epochs[-1] = epochs[-1]._replace(last=base_offset)
+        else:
+            epochs.append(EpochBatches(epoch, earliest, base_offset, base_offset))
 
     def _note_aborted(self, new: Segment) -> Iterator[None]:
         """Make the index of the copied transactions that were aborted: segment by segment, from the first one on."""
