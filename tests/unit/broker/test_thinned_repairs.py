@@ -153,6 +153,8 @@ async def test_without_a_copy_of_all_the_range_alone_is_repaired(
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
 
         cluster.fault = refuse
+    assert not await cluster.repair()
+    monkeypatch.setattr(whole_copies, "WHOLE_COPY_WAIT_S", 0.0)
     assert await cluster.repair()
     assert cluster.here.log.damaged_ranges() == []
     assert {(b"a", b"1"), (b"b", b"1")} <= cluster.table(), "what was not damaged is as it was"

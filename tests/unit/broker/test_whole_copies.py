@@ -123,6 +123,33 @@ async def test_the_other_replica_may_be_cleaned_during_the_copy(tmp_path: Path, 
     assert not has_a(cluster.cleaned.log) or copied < number
 
 
+@pytest.mark.parametrize("how", ["it sends damaged bytes", "it has found damage late", "its log start has moved"])
+async def test_a_copy_that_was_not_whole_in_the_end_is_tried_again(tmp_path: Path, how: str) -> None:
+    """The range alone was repaired at once, also where the copy had taken longer than the wait."""
+    cluster = Cluster(tmp_path)
+    damage(cluster.here, 1)
+    fetch, now_s, failures = cluster.fetch, 0.0, 0
+    cluster.repairs.whole_copies._now_s = lambda: now_s
+
+    async def fail(partition: object, source: int, offset: int, **options: Any) -> bytes:
+        nonlocal now_s, failures
+        data = await fetch(partition, source, offset, **options)
+        copy: Any = cluster.here.log.compaction
+        if failures or copy is None or not copy.data:
+            return data
+        failures, now_s = 1, 2 * whole_copies.WHOLE_COPY_WAIT_S
+        if how == "it sends damaged bytes":
+            return data[:64] + bytes([data[64] ^ 1]) + data[65:]
+        code = ErrorCode.KAFKA_STORAGE_ERROR if how == "it has found damage late" else ErrorCode.OFFSET_OUT_OF_RANGE
+        raise KafkaError(code)
+
+    cluster.fetch = cluster.repairs.fetch = fail  # type: ignore[method-assign]
+    assert not await cluster.repair()
+    assert failures
+    assert await cluster.repair()
+    assert (cluster.table(), cluster.here.log.damaged_ranges()) == (WITHOUT_A, [])
+
+
 def over_two_epochs(path: Path) -> Logs:
     """Leader epoch 1 begins behind the tombstone of k."""
     made = Logs(path, GONE)

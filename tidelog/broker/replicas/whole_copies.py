@@ -3,7 +3,7 @@
 Two cleaners may have removed different records of the range, and a mixture may have a deleted key without its
 tombstone. `storage/log/prefix_copy.py` says why the whole copy is right, checks it and puts it in place. This module
 decides which replica gives it, and how long to wait for one that may do so later: first those in sync; in the end one
-that is not; and the range alone only if none can give its log. Each copy takes a slot of the `RepairQueue`.
+that is not; and the range alone only if for a while none can give its log. Each copy takes a slot of the `RepairQueue`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.repairs")
 
 WHOLE_COPY_WAIT_S: Final = 60.0
-"""The longest wait for the whole copy of a replica that is damaged elsewhere, because it may wait for this one, or that
-is not in sync."""
+"""The longest wait for the whole copy of a replica that could not give it: one that is damaged elsewhere may wait for
+this one. Then one that is not in sync may give its copy."""
 WHOLE_COPY_PATIENCE_S: Final = 60.0
 """The longest wait for the next batches of a copy that is under way."""
 COPY_PAUSE_S: Final = 0.5
@@ -73,7 +73,7 @@ class WholeCopies:
         self.on_replaced: Callable[[Partition], None] = lambda partition: None
         """Called when the partition's log has become that of another replica up to an offset."""
         self.waits_since_s: dict[Partition, float] = {}
-        """Since when no replica can replace the whole log, and one may do so soon."""
+        """Since when no replica could replace the whole log."""
         self._replicas = replicas
         self._queue = queue
         self._now_s = now_s
@@ -87,14 +87,13 @@ class WholeCopies:
         """Replace the log by the copy of one of the sources, whose cleaners may have removed other records of the
         range. Raises OSError.
         """
-        waits_since_s = self.waits_since_s.pop(partition, self._now_s())
+        since_s = self.waits_since_s.pop(partition, None)
         if partition.log.is_under_cleaning:
             return Outcome.LATER  # it was given up, and has not ended: both would write the same files
         in_sync, may_help = self._replicas.in_sync(partition), False
-        may_help_soon = not in_sync >= {*sources} or bool(in_sync & {*self._replicas.others(partition)} - {*sources})
         for source in sorted(sources, key=lambda each: each not in in_sync):
             is_in_sync = source in in_sync
-            if not is_in_sync and (may_help or self._waits(partition, waits_since_s)):
+            if not is_in_sync and (may_help or self._waits(partition, since_s)):
                 return Outcome.LATER  # its copy is the last resort before the range alone
             if not self._queue.begin_whole_copy(partition):
                 return Outcome.LATER
@@ -107,7 +106,6 @@ class WholeCopies:
                 return Outcome.REPLACED if is_replaced else Outcome.LATER
             except (KafkaError, PeerUnreachable) as error:
                 code = error.code if isinstance(error, KafkaError) else None
-                may_help_soon = may_help_soon or code == ErrorCode.KAFKA_STORAGE_ERROR
                 may_help = may_help or (is_in_sync and code not in (ErrorCode.KAFKA_STORAGE_ERROR, *ABSENT))
                 logger.info("%s: broker %d does not help: %s", partition, source, error)
             except (CleaningFailed, CorruptTransactionIndex) as error:
@@ -116,12 +114,16 @@ class WholeCopies:
                 self._queue.end_whole_copy()
             if repair.is_obsolete:
                 return Outcome.LATER
-        if may_help or (may_help_soon and self._waits(partition, waits_since_s)):
+        if may_help or self._waits(partition, since_s):
             return Outcome.LATER
         return Outcome.NONE_HELPS
 
-    def _waits(self, partition: Partition, since_s: float) -> bool:
-        """Whether the time is not over for which to wait for a replica that may soon send its whole log."""
+    def _waits(self, partition: Partition, since_s: float | None) -> bool:
+        """Whether the time is not over for which to wait for a replica that may soon send its whole log.
+
+        It begins now without `since_s`: the attempt may have taken longer, with a copy that was not whole in the end.
+        """
+        since_s = self._now_s() if since_s is None else since_s
         self.waits_since_s[partition] = since_s
         return self._now_s() - since_s < WHOLE_COPY_WAIT_S
 
