@@ -74,8 +74,6 @@ class FutureReplica:
         if base_offset < log.log_end_offset == log.log_start_offset:
             check_first_holds(batches, log.log_end_offset)
             log.truncate_fully_and_start_at(base_offset)  # the present log starts inside a batch
-        if not log.config.is_compacted:
-            log.explain_gaps(max(present.gaps_explained_below, present.cleaned_offset))
         log.append_as_follower(batches, now_ms, may_have_gaps=True)  # the present log explains its gaps
         log.set_high_watermark(max(present.high_watermark, present.log_start_offset))
         if log.log_start_offset < present.log_start_offset:
@@ -84,8 +82,12 @@ class FutureReplica:
     def align(self) -> None:
         """Truncate the records that the present log does not have. Begin anew at the present log's start if it is after
         this log's end, or if this log is empty and begins later: the present log may have begun anew in between.
+
+        Explain the gaps here, too. The topic may have ceased to be compacted since the last records were copied.
         """
         log, present = self.log, self.partition.log
+        if not log.config.is_compacted:
+            log.explain_gaps(max(present.gaps_explained_below, present.cleaned_offset))
         if self.begins_again:
             log.truncate_fully_and_start_at(present.log_start_offset)
             self.begins_again = False

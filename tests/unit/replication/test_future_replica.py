@@ -149,6 +149,26 @@ def test_what_was_acknowledged_survives_a_loss_of_power_right_after_the_move(see
     assert chosen.log_end_offset >= acknowledged_end
 
 
+def test_gaps_from_while_the_topic_was_compacted_during_the_move_are_explained() -> None:
+    """The copy has the settings of its beginning. The gaps behind the cleaned part counted as damage."""
+    world = World()
+    world.append()
+    world.finish()
+    compacted = replace(SMALL, cleanup_policy=frozenset({"compact"}))
+    world.present.set_config(compacted)
+    fetched = batch(base_offset=7, leader_epoch=0)
+    world.present.append_as_follower(fetched, NOW)
+    while world.copy():
+        pass
+    world.present.explain_gaps(world.present.log_end_offset)
+    world.present.set_config(SMALL)
+    world.finish()
+    world.homes[1].promote_future("t", 0)
+    world.future.take_over()
+    assert len(content(world.partition.log)) == 2
+    assert not world.partition.log.damaged_ranges()
+
+
 def test_a_transaction_that_is_being_verified_begins_in_the_other_directory() -> None:
     world = World(config=replace(SMALL, verifies_transactions=True))
     world.append()
