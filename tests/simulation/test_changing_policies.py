@@ -226,6 +226,28 @@ def test_a_log_that_moves_is_named_in_its_new_directory_before_it_takes_over(tmp
     assert not log.damaged_ranges()
 
 
+def test_a_loss_of_power_leaves_no_hole_in_a_segment_that_was_cut_after_its_cleaning(tmp_path: Path):
+    """Its end counted as cleaned, though records were appended behind the cut: those in the next segment stayed."""
+    logs = Logs(tmp_path / "logs", COMPACTED)
+    for number in range(4):
+        logs.append(batch(key=b"%d" % number))
+    logs.log.roll(NOW)
+    clean(logs.log)
+    logs.directory.write_checkpoints()
+    logs.log.high_watermark = 2
+    logs.log.truncate_to(2)
+    logs.log.flush()
+    logs.directory.write_checkpoints()
+    cut_at = (logs.folder / f"{0:020d}.log").stat().st_size
+    logs.append(batch(key=b"a"), batch(key=b"b"))
+    logs.log.roll(NOW)
+    logs.append(batch(key=b"c"))
+    first = logs.folder / f"{0:020d}.log"
+    first.write_bytes(first.read_bytes()[:cut_at])  # a loss of power: what was behind was not synced
+    log = logs.kill_and_open()
+    assert (log.log_end_offset, [offset for offset, _, _ in contents(log)]) == (2, [0, 1])
+
+
 def test_what_explains_gaps_explains_no_loss(tmp_path: Path):
     """A segment that had lost its end counted as cleaned: the records behind it stayed, without those before them."""
     logs = Logs(tmp_path / "logs", DELETED)

@@ -410,12 +410,14 @@ class _Loader:
     def _may_end_early(self, base_offset: int, end_offset: int) -> bool:
         """Whether cleaning may have removed the last batches of a segment.
 
-        What it has cleaned is on the device. Elsewhere a loss of power may have taken them above the recovery point.
+        What it has cleaned is on the device. A loss of power may have taken what was appended there after a truncation.
         """
         checkpoints = self.checkpoints
-        if self.may_end_early and base_offset < checkpoints.cleaned_offset:
+        if self.may_end_early and end_offset <= checkpoints.cleaned_offset:
             return True
-        is_explained = base_offset < self.gaps_explained_below or (self.may_end_early and checkpoints.was_compacted)
+        is_explained = base_offset < self.gaps_explained_below or (
+            self.may_end_early and (checkpoints.was_compacted or base_offset < checkpoints.cleaned_offset)
+        )
         return is_explained and not (self._explains_loss and end_offset > checkpoints.recovery_point)
 
     def _open_segment(self, base_offset: int, size_bytes: int, *, has_transaction_index: bool) -> Segment:
