@@ -285,6 +285,46 @@ async def test_what_the_check_of_a_replica_has_seen_holds_until_its_copy(
     assert cluster.table() != {*WITHOUT_A, (b"y", b"1")}, "not the other replica's copy"
 
 
+async def test_a_replica_that_is_not_in_sync_and_is_filled_again_during_the_copy_does_not_give_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unclean election had cut it, and its cleaner then removed a record because of one that is not here."""
+    monkeypatch.setattr(whole_copies, "WHOLE_COPY_WAIT_S", 0.0)
+    cluster = Cluster(tmp_path)
+    here, before, later = (Logs(tmp_path / name, GONE) for name in ("elected", "before", "later"))
+    for made in (here, before, later):
+        first = {0: [keyed(("c", "1")), keyed(("d", None)), keyed(("b", "1"))], 1: [keyed(("k", "1"), ("e", "1"))]}
+        for number in range(4):
+            made.append(*first.get(number, []), keyed((f"{number}", "x" * 900)), keyed(("y", None)))
+            made.log.roll(NOW)
+    later.log.assign_epoch(1)
+    later.append(keyed(("k", "2")), epoch=1)
+    later.log.roll(NOW)
+    for number in range(3):
+        for made in (here, before, later):
+            made.append(keyed(("z", "1")), epoch=1 if made is later else 0)
+            made.log.roll(NOW)
+            if made is not here or not number:
+                clean(made.log)
+    assert (b"k", b"1") not in {(key, value) for _, key, value in contents(later.log)}
+    cluster.use(here, before)
+    cluster.partition.leads, cluster.partition.high_watermark = True, here.log.high_watermark
+    cluster.in_sync = set()
+    lose_headers(here)
+
+    def cut(offset: int) -> None:
+        copy: Any = here.log.compaction
+        if copy is not None and copy._copied:
+            cluster.copies[2] = later.log
+
+    cluster.fault = cut
+    await cluster.repair()
+    assert cluster.copies[2] is later.log
+    assert (b"k", b"1") in cluster.table()
+    assert here.log.compaction is None
+    assert here.files("*.cleaned") == []
+
+
 @pytest.mark.parametrize("turns", [1, 2, 3])
 async def test_a_copy_whose_swap_is_finished_by_something_else_is_a_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int

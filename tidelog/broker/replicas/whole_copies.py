@@ -155,7 +155,7 @@ class WholeCopies:
         """Replace the log up to the last segment that lacks records, by the copy of this process of the source. False
         if it has changed meanwhile. Raises KafkaError, PeerUnreachable, CleaningFailed, OSError.
         """
-        log = partition.log
+        log, was_in_sync = partition.log, source in self._replicas.in_sync(partition)
         lacks_below = await self._replicas.find_gaps(log, repair)
         if repair.is_obsolete:
             return False
@@ -169,6 +169,9 @@ class WholeCopies:
                 if copy.wants_from >= 0:
                     copy.data = await self._fetch(partition, source, process, copy)
                 await until_done(self._run_in_executor(copy.run))
+                if copy.is_copied and not was_in_sync and not await self._continues(partition, source):
+                    copy.take_back()  # it was cut during the copy, and filled again
+                    return False
                 if not copy.advance():
                     break
                 if copy.is_short:

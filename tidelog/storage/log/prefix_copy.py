@@ -77,6 +77,11 @@ class PrefixCopy(Compaction):
         self._producers.load((), log.log_start_offset)
 
     @property
+    def is_copied(self) -> bool:
+        """Whether the next `advance` begins to put the whole copy in place."""
+        return bool(self._ready)
+
+    @property
     def is_in_place(self) -> bool:
         """Whether the log has the copy's segments."""
         return bool(self._copied) and any(each is self._copied[0][1][0] for each in self.log.segments)
