@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tests.unit.client.fake_broker import SILENCE, FakeCluster
+from tests.unit.client.fake_broker import SILENCE, FakeCluster, FakeNode
+from tests.unit.client.test_silent_leader import answered_but_by
 from tidelog.client import Consumer, Producer
 from tidelog.client.config import ClientConfig
 from tidelog.client.model import Node, TopicPartition
@@ -17,8 +20,11 @@ from tidelog.client.network import cluster as cluster_module
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.offsets import list_offsets
+from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest
+from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest
+from tidelog.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tidelog.protocol.messages.metadata import MetadataRequest
 
 
@@ -192,3 +198,24 @@ async def test_a_broker_that_hangs_does_not_hide_what_the_others_know(monkeypatc
         assert await cluster.wait_for_metadata(PATIENCE_S * 1000)
         await cluster.close()
         await until(lambda: connections(fake) == 0)
+
+
+async def test_a_broker_that_hangs_does_not_hold_what_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
+    async with FakeCluster(nodes=3) as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, request_timeout_ms=3_600_000))
+        await cluster.start()
+        hanging = next(node for node, _, each in fake.requests if isinstance(each, MetadataRequest))
+        handlers: dict[type[Message], Callable[[FakeNode, Any], Any]] = {
+            MetadataRequest: FakeNode.on_metadata,
+            FindCoordinatorRequest: FakeNode.on_find_coordinator,
+            InitProducerIdRequest: FakeNode.on_init_producer_id,
+        }
+        for kind, handler in handlers.items():
+            fake.script(kind, *[answered_but_by(hanging, handler)] * 99)
+        cluster.keeps_broker = True  # the one that hangs
+        async with asyncio.timeout(PATIENCE_S):
+            assert await cluster.find_coordinator("g") == fake.coordinator
+            assert len((await cluster.fetch_metadata([])).brokers) == 3
+            assert (await cluster.call_any(InitProducerIdRequest(), InitProducerIdResponse)).producer_id >= 0
+        await cluster.close()

@@ -32,6 +32,7 @@ from tidelog.client.model import (
     QuorumReplica,
     TopicPartition,
 )
+from tidelog.client.network.connection import Connection
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import add_raft_voter, alter_partition_reassignments, describe_quorum
 from tidelog.protocol.messages.create_partitions import (
@@ -64,12 +65,13 @@ class ClusterAdmin(AdminBase):
 
         as_flag("include_fenced", include_fenced)
 
-        async def attempt() -> DescribeClusterResponse:
-            cluster = await self._connected_cluster()
-            connection = await cluster.any_connection()
+        async def ask(connection: Connection) -> DescribeClusterResponse:
             includes_fenced = include_fenced and connection.supports(DescribeClusterRequest, 2)
             request = DescribeClusterRequest(include_fenced_brokers=includes_fenced)
             return await connection.call(request, DescribeClusterResponse, self._config.request_timeout_ms)
+
+        async def attempt() -> DescribeClusterResponse:
+            return await (await self._connected_cluster()).ask_any(ask)
 
         response = await self._retry(attempt)
         raise_on_error(response.error_code, response.error_message, "the cluster")

@@ -36,6 +36,7 @@ from tidelog.client.arguments import (
     shown,
 )
 from tidelog.client.model import BrokerErrors, ConfigEntry
+from tidelog.client.network.connection import Connection
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -161,8 +162,7 @@ class ConfigAdmin(AdminBase):
         request = ListConfigResourcesRequest(resource_types=[TYPES[name] for name in names])
 
         async def attempt() -> ListConfigResourcesResponse:
-            connection = await (await self._connected_cluster()).any_connection()
-            return await connection.call(request, ListConfigResourcesResponse, self._config.request_timeout_ms)
+            return await (await self._connected_cluster()).call_any(request, ListConfigResourcesResponse)
 
         response = await self._retry(attempt)
         raise_on_error(response.error_code, None, "the list of resources")
@@ -217,12 +217,14 @@ class ConfigAdmin(AdminBase):
     async def _fetch_configs(
         self, broker: int | None, request: DescribeConfigsRequest, deadline: float
     ) -> Sequence[DescribeConfigsResult]:
-        async def attempt() -> DescribeConfigsResponse:
-            cluster = await self._connected_cluster()
-            connection = await (cluster.any_connection() if broker is None else self._connection_to(broker))
+        async def ask(connection: Connection) -> DescribeConfigsResponse:
             if not connection.supports(DescribeConfigsRequest, 3):
                 request.include_documentation = False
-            response = await connection.call(request, DescribeConfigsResponse, self._config.request_timeout_ms)
+            return await connection.call(request, DescribeConfigsResponse, self._config.request_timeout_ms)
+
+        async def attempt() -> DescribeConfigsResponse:
+            cluster = await self._connected_cluster()
+            response = await (cluster.ask_any(ask) if broker is None else ask(await self._connection_to(broker)))
             for result in response.results:
                 if result.resource_type == TYPES["topic"]:
                     self._retry_if_new(result.resource_name, result.error_code)

@@ -137,10 +137,8 @@ class CoordinatorAdmin(AdminBase):
         """The brokers that are not fenced. Metadata names one that was fenced a moment ago, too, and a call to it would
         only fail.
         """
-        connection = await cluster.any_connection()
-        if connection.supports(DescribeClusterRequest, 0):
-            timeout_ms = self._config.request_timeout_ms
-            answer = await connection.call(DescribeClusterRequest(), DescribeClusterResponse, timeout_ms)
+        if (await cluster.any_connection()).supports(DescribeClusterRequest, 0):
+            answer = await cluster.call_any(DescribeClusterRequest(), DescribeClusterResponse)
             if answer.brokers:
                 return [broker.broker_id for broker in answer.brokers]
         return [broker.node_id for broker in (await cluster.fetch_metadata([])).brokers]

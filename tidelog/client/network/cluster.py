@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from tidelog.client.config import ClientConfig
@@ -42,7 +42,7 @@ not.
 _BROKER_WAIT_S = 1.0
 """The time that one broker has before the next one is tried as well: a host that is down may not even refuse."""
 _ANSWER_WAIT_S = 3.0
-"""The time that a broker has for metadata before another one is asked as well: it may hang."""
+"""The time that a broker has for what any broker answers before another one is asked as well: it may hang."""
 _UNREACHABLE_S = 3.0
 """A broker that cannot be reached for so long is logged: a poll waits for it without an error."""
 _SAID_AGAIN_S = 60.0
@@ -468,7 +468,7 @@ class Cluster:
         topic_names = None if self.all_topics else list(self._topics)
         self.refreshes_begun += 1
         refresh = self.refreshes_begun
-        response = await self._first_metadata_answer(topic_names)
+        response = await self.fetch_metadata(topic_names, create=self._auto_create_topics)
         if not response.brokers:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster named no brokers")
         self.metadata_refresh = refresh
@@ -481,42 +481,21 @@ class Cluster:
         if self.on_metadata is not None:
             self.on_metadata()
 
-    async def _first_metadata_answer(self, topics: list[str] | None) -> MetadataResponse:
-        """The response of any broker; another one is asked, too, whenever none comes for `_ANSWER_WAIT_S`: a broker
-        that hangs must not hide what the others know until the request's timeout.
-        """
-        others = list(self.metadata.nodes)
-        self.rng.shuffle(others)
-        asked = {start_task(self.fetch_metadata(topics, create=self._auto_create_topics))}
-        try:
-            while True:
-                wait_s = _ANSWER_WAIT_S if others else None
-                done, asked = await asyncio.wait(asked, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    if task.exception() is None:
-                        return task.result()
-                if done and not asked:
-                    return done.pop().result()
-                if not done:
-                    other = self.fetch_metadata(topics, create=self._auto_create_topics, node_id=others.pop())
-                    asked.add(start_task(other))
-        finally:
-            for task in asked:
-                task.cancel()
-                task.add_done_callback(retrieve_exception)
-
     async def fetch_metadata(
         self, topics: list[str] | None, *, create: bool = False, node_id: int | None = None
     ) -> MetadataResponse:
         """One Metadata response for these topics, or for all (None), of this node or of any. `metadata` does not
         change.
         """
-        connection = await (self.any_connection() if node_id is None else self.connection(node_id, COORDINATOR))
-        request = MetadataRequest(
-            topics=None if topics is None else [MetadataRequestTopic(name=topic) for topic in topics],
-            allow_auto_topic_creation=create or not connection.supports(MetadataRequest, 4),
-        )
-        return await connection.call(request, MetadataResponse, self.config.request_timeout_ms)
+
+        async def ask(connection: Connection) -> MetadataResponse:
+            request = MetadataRequest(
+                topics=None if topics is None else [MetadataRequestTopic(name=topic) for topic in topics],
+                allow_auto_topic_creation=create or not connection.supports(MetadataRequest, 4),
+            )
+            return await connection.call(request, MetadataResponse, self.config.request_timeout_ms)
+
+        return await (self.ask_any(ask) if node_id is None else self._ask(ask, node_id))
 
     async def fetch_metadata_within(self, topics: list[str] | None, timeout_ms: float) -> MetadataResponse:
         """As `fetch_metadata`, with retries for `timeout_ms`."""
@@ -564,25 +543,54 @@ class Cluster:
         connection = await self.connection(node_id, purpose)
         return await connection.call(request, response, timeout_ms or self.config.request_timeout_ms, max_version)
 
+    async def ask_any(self, ask: Callable[[Connection], Awaitable[Response]]) -> Response:
+        """What `ask` returns for any broker; another one is asked, too, whenever none has answered for
+        `_ANSWER_WAIT_S`: a broker that hangs must not hide what the others know until the request's timeout. Only for
+        what may be asked twice.
+        """
+        others = list(self.metadata.nodes)
+        self.rng.shuffle(others)
+        asked = {start_task(self._ask(ask, None))}
+        try:
+            while True:
+                wait_s = _ANSWER_WAIT_S if others else None
+                done, asked = await asyncio.wait(asked, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if task.exception() is None:
+                        return task.result()
+                if done and not asked:
+                    return done.pop().result()
+                if not done:
+                    asked.add(start_task(self._ask(ask, others.pop())))
+        finally:
+            for task in asked:
+                task.cancel()
+                task.add_done_callback(retrieve_exception)
+
+    async def _ask(self, ask: Callable[[Connection], Awaitable[Response]], node_id: int | None) -> Response:
+        return await ask(await (self.any_connection() if node_id is None else self.connection(node_id, COORDINATOR)))
+
     async def call_any(self, request: Message, response: type[Response], *, max_version: int = 32767) -> Response:
-        """Send a request to any broker and wait."""
-        connection = await self.any_connection()
-        return await connection.call(request, response, self.config.request_timeout_ms, max_version)
+        """Send a request that may be asked twice to any broker and wait."""
+        timeout_ms = self.config.request_timeout_ms
+        return await self.ask_any(lambda connection: connection.call(request, response, timeout_ms, max_version))
 
     async def find_coordinator(self, key: str, key_type: int = 0) -> int:
         """The node that coordinates a group (key type 0) or a transactional id (1).
 
         Raises KafkaError.
         """
-        connection = await self.any_connection()
-        batched = connection.supports(FindCoordinatorRequest, 4)
-        request = (
-            FindCoordinatorRequest(key_type=key_type, coordinator_keys=[key])
-            if batched
-            else FindCoordinatorRequest(key=key, key_type=key_type)
-        )
-        response = await connection.call(request, FindCoordinatorResponse, self.config.request_timeout_ms)
-        if batched and response.coordinators:
+
+        async def ask(connection: Connection) -> FindCoordinatorResponse:
+            request = (
+                FindCoordinatorRequest(key_type=key_type, coordinator_keys=[key])
+                if connection.supports(FindCoordinatorRequest, 4)
+                else FindCoordinatorRequest(key=key, key_type=key_type)
+            )
+            return await connection.call(request, FindCoordinatorResponse, self.config.request_timeout_ms)
+
+        response = await self.ask_any(ask)
+        if response.coordinators:
             first = response.coordinators[0]
             code, message, node = first.error_code, first.error_message, Node(first.node_id, first.host, first.port)
         else:
