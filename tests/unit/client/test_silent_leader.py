@@ -6,11 +6,20 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tests.patience import PATIENCE_S
-from tests.unit.client.fake_broker import SILENCE, FakeCluster, FakeNode
-from tests.unit.client.test_consumer import T0, T1, consumer, fill, read, until
-from tidelog.client import OffsetAndMetadata
-from tidelog.protocol.errors import KafkaError
+import pytest
+
+from tests.patience import PATIENCE_S, until
+from tests.unit.client.fake_broker import HANDLERS, SILENCE, FakeCluster, FakeNode
+from tests.unit.client.test_consumer import T0, T1, consumer, fill, read
+from tests.unit.client.test_consumer import until as until_consumed
+from tidelog.client import Admin, OffsetAndMetadata
+from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.messages.delete_records import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest
 from tidelog.protocol.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
@@ -29,7 +38,7 @@ async def test_a_partition_that_comes_later_is_looked_up():
         cluster.script(ListOffsetsRequest, *[find] * 9)
         async with consumer(cluster, request_timeout_ms=LONG_MS) as consuming:
             consuming.assign([T0])
-            await until(lambda: cluster.sent(ListOffsetsRequest), consuming)
+            await until_consumed(lambda: cluster.sent(ListOffsetsRequest), consuming)
             consuming.assign([T0, T1])
             assert await read(consuming, 5) == list(range(5))
         assert len(cluster.sent(ListOffsetsRequest)) == 2, "the silent leader is not asked again"
@@ -55,7 +64,7 @@ async def test_a_position_is_validated_with_another_new_leader():
             ask = answered_but_by(3, FakeNode.on_offset_for_leader_epoch)
             cluster.script(OffsetForLeaderEpochRequest, *[ask] * 9)
             cluster.move_leader("t", 0, 3)
-            await until(lambda: cluster.sent(OffsetForLeaderEpochRequest), consuming)
+            await until_consumed(lambda: cluster.sent(OffsetForLeaderEpochRequest), consuming)
             cluster.move_leader("t", 1, 1)
             fill(cluster, "t", 1, 2)
             assert await read(consuming, 2) == [5, 6]
@@ -99,10 +108,40 @@ async def test_an_offset_of_an_earlier_time_with_the_partition_is_not_used():
         async with consumer(cluster, group_id="g") as consuming:
             consuming.assign([T0])
             await consuming.commit({T0: OffsetAndMetadata(1)})
-            await until(entered.is_set, consuming)
+            await until_consumed(entered.is_set, consuming)
             consuming.assign([])
             (group,) = cluster.groups.groups.values()
             group.offsets[T0] = (5, "")
             consuming.assign([T0])
             gate.set()
             assert await read(consuming, 4) == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("call", ["list_offsets", "delete_records"])
+async def test_a_partition_that_moves_is_asked_for_again_before_another_leader_answers(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    async with (
+        FakeCluster(t=2, nodes=3) as cluster,
+        Admin(bootstrap_servers=cluster.bootstrap, request_timeout_ms=LONG_MS) as administrator,
+    ):
+
+        def answer(request: Any, node: FakeNode) -> object:
+            if node.node_id == cluster.topics["t"][0].leader:
+                return SILENCE
+            if node.node_id == 2:
+                cluster.move_leader("t", 1, 3)
+            if isinstance(request, ListOffsetsRequest):
+                return node.on_list_offsets(request)
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER if node.node_id == 2 else ErrorCode.NONE
+            result = DeleteRecordsPartitionResult(partition_index=1, low_watermark=5, error_code=code)
+            return DeleteRecordsResponse(topics=[DeleteRecordsTopicResult(name="t", partitions=[result])])
+
+        monkeypatch.setitem(HANDLERS, 21, (DeleteRecordsRequest, DeleteRecordsResponse, None))
+        kind = ListOffsetsRequest if call == "list_offsets" else DeleteRecordsRequest
+        cluster.script(kind, *[answer] * 9)
+        targets = {T0: -1, T1: -1}
+        calling = asyncio.ensure_future(getattr(administrator, call)(targets))
+        await until(lambda: any(node == 3 for node, _, each in cluster.requests if isinstance(each, kind)))
+        calling.cancel()
+        await asyncio.wait([calling])

@@ -58,12 +58,12 @@ def in_one_limit(
         except TimeoutError:
             if self._cluster is None:
                 await self._shared_start.wait_within(0, "default_api_timeout_ms")  # raises with the addresses
-            raise _timed_out(limit_ms) from None
+            raise timed_out(limit_ms) from None
 
     return limited
 
 
-def _timed_out(limit_ms: int, *, repeatable: bool = True) -> KafkaError:
+def timed_out(limit_ms: int, *, repeatable: bool = True) -> KafkaError:
     outcome = "" if repeatable else ": it may be under way"
     return KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"no answer within default_api_timeout_ms={limit_ms}{outcome}")
 
@@ -155,7 +155,7 @@ class AdminBase:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError:
-                raise _timed_out(self._config.default_api_timeout_ms, repeatable=repeatable) from None
+                raise timed_out(self._config.default_api_timeout_ms, repeatable=repeatable) from None
             except KafkaError as error:
                 failures += 1
                 wait_s = cluster.retry_backoff.wait_ms(failures) / 1000

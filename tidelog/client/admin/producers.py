@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
-from tidelog.client.admin.base import WAIT_SHARE, AdminBase, error_of, in_one_limit, is_final, run_all
+from tidelog.client.admin.base import WAIT_SHARE, AdminBase, error_of, in_one_limit, is_final, timed_out
 from tidelog.client.arguments import as_partitions
 from tidelog.client.model import PartitionErrors, ProducerState, TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.leaders import ask_leaders
 from tidelog.client.network.offsets import raise_for_missing_partitions
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
@@ -64,16 +65,26 @@ class ProducersAdmin(AdminBase):
         KafkaError, PartitionErrors where leaders fail: a little before that limit, which knows no answers.
         """
         targets = list(partitions)
-        missing = dict.fromkeys(targets)
         deadline = self._deadline(WAIT_SHARE)
         cluster = await self._connected_cluster()
         refreshes_before = cluster.refreshes_begun
-        await self._await_topics(cluster, (partition.topic for partition in missing))
+        await self._await_topics(cluster, (partition.topic for partition in targets))
         answers: dict[TopicPartition, Answer] = {}
         errors: dict[TopicPartition, KafkaError] = {}
         refused: dict[TopicPartition, KafkaError] = {}
 
-        async def ask_leader(leader: int, led: list[TopicPartition]) -> None:
+        async def ask_led(led: list[TopicPartition]) -> list[TopicPartition]:
+            again: list[TopicPartition] = []
+            leader = cluster.metadata.leader(led[0])
+            if leader < 0:
+                for partition in led:
+                    try:
+                        raise_for_missing_partitions(cluster, [partition], refreshes_before)
+                        errors[partition] = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
+                        again.append(partition)
+                    except KafkaError as error:
+                        refused[partition] = error
+                return again
             try:
                 results = await ask(cluster, leader, led)
             except KafkaError as error:
@@ -81,54 +92,30 @@ class ProducersAdmin(AdminBase):
             silence = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the leader's answer does not mention it")
             for partition in led:
                 result = results.get(partition, silence)
-                if isinstance(result, KafkaError) and result.code.invalidates_metadata:
-                    cluster.request_refresh()
                 if not isinstance(result, KafkaError):
                     answers[partition] = result
                 elif is_final(result):
                     refused[partition] = result
                 else:
                     errors[partition] = result
-                    continue
-                del missing[partition]
+                    again.append(partition)
+            return again
 
-        async def attempt() -> None:
-            errors.clear()
-            by_leader = self._by_leader(cluster, missing, refreshes_before)
-            for partition in by_leader.pop(-1, ()):
-                errors[partition] = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(partition))
-                cluster.request_refresh()
-            await run_all(ask_leader(leader, led) for leader, led in by_leader.items())
-            if errors:
-                raise next(iter(errors.values()))
-
-        problem: KafkaError | None = None
-        try:
-            await self._retry(attempt, deadline=deadline)
-        except KafkaError as error:
+        leaderless = [each for each in targets if cluster.metadata.leader(each) < 0]
+        raise_for_missing_partitions(cluster, leaderless, refreshes_before)
+        await ask_leaders(cluster, targets, ask_led, deadline)
+        missing = [each for each in targets if each not in answers and each not in refused]
+        errors = {each: errors[each] for each in missing if each in errors}
+        problem = next(iter(errors.values()), timed_out(self._config.default_api_timeout_ms)) if missing else None
+        if problem is not None:
             if not answers and not errors and not refused:
-                raise  # before any leader was asked, or none has answered
-            problem = error
+                raise problem  # no leader has answered
             for each in missing:
-                errors.setdefault(each, KafkaError(error.code, f"{each}: {error.message}"))
+                errors.setdefault(each, KafkaError(problem.code, f"{each}: {problem.message}"))
         problem = next(iter(refused.values()), problem)
         if problem is not None:
             raise PartitionErrors(problem.code, problem.message, answers, refused | errors)
         return {partition: answers[partition] for partition in targets}
-
-    @staticmethod
-    def _by_leader(
-        cluster: Cluster, partitions: Iterable[TopicPartition], refreshes_before: int
-    ) -> dict[int, list[TopicPartition]]:
-        """Partitions by leader (-1: none), for a call that began after `refreshes_before` refreshes.
-
-        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION.
-        """
-        by_leader: dict[int, list[TopicPartition]] = {}
-        for partition in partitions:
-            by_leader.setdefault(cluster.metadata.leader(partition), []).append(partition)
-        raise_for_missing_partitions(cluster, by_leader.get(-1, ()), refreshes_before)
-        return by_leader
 
 
 def _producer(state: DescribeProducersResponseProducerState) -> ProducerState:

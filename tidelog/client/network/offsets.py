@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tidelog.client.model import OffsetAndTimestamp, PartitionErrors, TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.leaders import ask_leaders
 from tidelog.protocol.errors import ErrorCode, KafkaError, counted, join_some
 from tidelog.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -35,38 +36,28 @@ async def list_offsets(
     Timestamp -1 means the end, -2 the beginning, -3 the record with the latest timestamp. Raises
     KafkaError, at the latest PartitionErrors with REQUEST_TIMED_OUT after `timeout_ms`.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_ms / 1000
+    deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
     refreshes_before = cluster.refreshes_begun
     offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     errors: dict[TopicPartition, KafkaError] = {}
-    failures = 0
-    while True:
-        missing = {partition: timestamp for partition, timestamp in timestamps.items() if partition not in offsets}
-        if not missing:
-            return offsets
-        try:
-            async with asyncio.timeout_at(deadline):
-                errors = await list_offsets_once(
-                    cluster,
-                    missing,
-                    isolation_level=isolation_level,
-                    on_offsets=offsets.update,
-                    refreshes_before=refreshes_before,
-                )
-        except TimeoutError:
-            pass  # the errors before say more
-        if len(offsets) == len(timestamps):
-            return offsets
-        failures += 1
-        wait_ms = cluster.retry_backoff.wait_ms(failures)
-        remaining_ms = (deadline - loop.time()) * 1000
-        if remaining_ms <= wait_ms:
-            raise _not_answered(offsets, [each for each in missing if each not in offsets], errors, timeout_ms)
-        # Leave time for another attempt, also when no broker answers.
-        await cluster.wait_for_metadata(remaining_ms - wait_ms)
-        if failures > 1:
-            await asyncio.sleep(wait_ms / 1000)
+
+    async def ask(partitions: list[TopicPartition]) -> Iterable[TopicPartition]:
+        refused = await list_offsets_once(
+            cluster,
+            {partition: timestamps[partition] for partition in partitions},
+            isolation_level=isolation_level,
+            on_offsets=offsets.update,
+            refreshes_before=refreshes_before,
+        )
+        errors.update(refused)
+        return [partition for partition in partitions if partition not in offsets]
+
+    cluster.track({partition.topic for partition in timestamps})
+    await ask_leaders(cluster, timestamps, ask, deadline)
+    missing = [partition for partition in timestamps if partition not in offsets]
+    if missing:
+        raise _not_answered(offsets, missing, errors, timeout_ms)
+    return offsets
 
 
 def _not_answered(
