@@ -17,6 +17,7 @@ from tests.unit.broker.test_hostile_requests import waiting_count
 from tests.unit.broker.test_inspections import LONG, keyed
 from tests.unit.broker.test_node import hold_flushes, produce, produced
 from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.apis.records import produce_waits
 from tidelog.broker.scheduling import acknowledgements
 from tidelog.broker.scheduling.inspections import Inspection, Inspections
 from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX
@@ -199,7 +200,8 @@ async def test_those_of_many_partitions_wait_one_at_a_time(
     start_node: StartNode, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     node, wire = await begin(start_node)
-    monkeypatch.setattr(produce_api, "PIECE_ELEMENTS_MAX", pieces)
+    for module in (produce_api, produce_waits):
+        monkeypatch.setattr(module, "PIECE_ELEMENTS_MAX", pieces)
     request, version = await request_of("in pieces", wire)
     gate = hold_flushes(monkeypatch)
     other = await node.connect()
@@ -272,7 +274,8 @@ async def test_those_of_many_partitions_end_soon_after_their_client_has_disconne
 ) -> None:
     """Their connection is not read. It was closed as idle, after ten minutes or never."""
     node, _ = await begin(start_node)
-    monkeypatch.setattr(produce_api, "PIECE_ELEMENTS_MAX", 1)
+    for module in (produce_api, produce_waits):
+        monkeypatch.setattr(module, "PIECE_ELEMENTS_MAX", 1)
     gate = hold_flushes(monkeypatch)
     clients = [await node.connect() for _ in range(2)]
     for each in clients:

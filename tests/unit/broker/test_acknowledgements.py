@@ -11,7 +11,7 @@ import pytest
 
 from tests.patience import PATIENCE_S, until
 from tests.unit.broker.test_node import hold_flushes, produce, produced
-from tidelog.broker.apis.records.produce import _ParkedOne
+from tidelog.broker.apis.records.produce_waits import ParkedOne
 from tidelog.broker.scheduling import acknowledgements
 from tidelog.broker.scheduling.acknowledgements import Acknowledgements
 from tidelog.protocol.messages.produce import ProduceResponse
@@ -51,14 +51,14 @@ async def test_many_produces_that_wait_for_the_device_are_not_answered_in_one_tu
     await wire.create_topic("t")
     monkeypatch.setattr(acknowledgements, "CALLED_AT_ONCE_MAX", 10)
     gate = hold_flushes(monkeypatch)
-    settled: list[_ParkedOne] = []
-    settle = _ParkedOne._settled
+    settled: list[ParkedOne] = []
+    settle = ParkedOne._settled
 
-    def counted(one: _ParkedOne, error: Exception | None) -> None:
+    def counted(one: ParkedOne, error: Exception | None) -> None:
         settled.append(one)
         settle(one, error)
 
-    monkeypatch.setattr(_ParkedOne, "_settled", counted)
+    monkeypatch.setattr(ParkedOne, "_settled", counted)
     batch = make_batch(b"a")
     count = 100
     for _ in range(count):

@@ -16,8 +16,7 @@ from tests.unit.replication.replicas import Replicas
 from tidelog.broker.apis.cluster import metadata
 from tidelog.broker.apis.dispatch import _EncodedAnswer
 from tidelog.broker.apis.records import fetch as fetch_api
-from tidelog.broker.apis.records import list_offsets
-from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.apis.records import list_offsets, produce_waits
 from tidelog.broker.network.connection import TURN_REQUESTS_MAX, KafkaConnection
 from tidelog.broker.network.request import Deferred, RequestContext, gather
 from tidelog.broker.replicas.deletions import Deletions
@@ -236,7 +235,7 @@ def test_an_acknowledgement_that_cannot_be_encoded_keeps_no_other_waiting(monkey
             raise RuntimeError("as planned")
         return encode_one_produced(*arguments)
 
-    monkeypatch.setattr(produce_api, "encode_one_produced", fails_once)
+    monkeypatch.setattr(produce_waits, "encode_one_produced", fails_once)
     cluster.loop.settle()
     assert first.code is None
     assert second.code == 0

@@ -17,6 +17,7 @@ from tests.patience import PATIENCE_S, until
 from tests.unit.broker.conftest import StartNode
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.apis.records import produce_waits
 from tidelog.broker.scheduling import inspections
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.inspections import Inspection
@@ -86,7 +87,8 @@ async def test_many_short_ones_of_one_request_are_looked_at_in_several_turns(
     partitions = node._broker.partitions
     await until(lambda: sum(each.leads for each in partitions.hosted()) == 60)
     monkeypatch.setattr(produce_api, "INSPECTED_PIECE_MAX", 7)
-    monkeypatch.setattr(produce_api, "PIECE_ELEMENTS_MAX", piece_elements_max)
+    for module in (produce_api, produce_waits):
+        monkeypatch.setattr(module, "PIECE_ELEMENTS_MAX", piece_elements_max)
     monkeypatch.setattr(produce_api, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr("tidelog.storage.segments.inspection.AT_ONCE_RECORDS_MAX", 20)
     looks: list[int] = []

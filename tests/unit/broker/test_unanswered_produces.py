@@ -15,6 +15,7 @@ from tests.unit.broker.test_abandoned_produces import connections_of, partitions
 from tests.unit.broker.test_inspections import LONG, keyed
 from tests.unit.broker.test_node import fetch, fetched, hold_flushes, produce
 from tidelog.broker.apis.records import produce as produce_api
+from tidelog.broker.apis.records import produce_waits
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.fetch import FetchResponse
 
@@ -29,7 +30,8 @@ async def test_the_next_request_finds_the_first_record_of_a_new_log(
     wire = await node.connect()
     await wire.create_topic("t", 2, **({"cleanup_policy": "compact"} if kind == "inspected" else {}))
     if kind == "in pieces":
-        monkeypatch.setattr(produce_api, "PIECE_ELEMENTS_MAX", 1)
+        for module in (produce_api, produce_waits):
+            monkeypatch.setattr(module, "PIECE_ELEMENTS_MAX", 1)
     gate = hold_flushes(monkeypatch)
     batch = keyed(LONG) if kind == "inspected" else keyed(1)
     try:

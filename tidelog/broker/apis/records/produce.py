@@ -14,17 +14,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.broker.apis.leader_hints import STALE_LEADER, addresses, leader_of
+from tidelog.broker.apis.records.produce_waits import (
+    ParkedOne,
+    ParkedProduce,
+    Responder,
+    Topics,
+    UncommittedAppend,
+    refused,
+    uncommitted,
+)
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import CLOSED, Answer, Deferred, Peer
 from tidelog.broker.scheduling.inspections import Inspection
 from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX, PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX, flattened
-from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, OffsetWaiter, discard_all
 from tidelog.protocol.batches.compression import ZSTD
 from tidelog.protocol.batches.record_batch import (
     ATTRIBUTES_LOW_OFFSET,
@@ -37,14 +43,12 @@ from tidelog.protocol.batches.record_batch import (
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.hot import (
-    PRODUCE_ADDRESSES_FROM,
     ProducedPartition,
     ProduceRequest,
     decode_one_produce,
     decode_pipelined_produces,
     decode_produce,
     encode_one_produced,
-    encode_produce_response,
     note_head,
 )
 from tidelog.replication.partition import ACKS_ALL
@@ -69,9 +73,6 @@ ACKS = (ACKS_ALL, 0, 1)
 # A large acks=0 request whose client has disconnected is still appended up to this size.
 ABANDONED_BYTES_MAX = 1024 * 1024
 
-# error -> (the first version whose clients know it, the error for older clients)
-_SINCE = {ErrorCode.KAFKA_STORAGE_ERROR: (4, ErrorCode.NOT_LEADER_OR_FOLLOWER)}
-
 _NOT_REACHED = frozenset(
     (
         ErrorCode.NETWORK_EXCEPTION,
@@ -86,11 +87,6 @@ _NOT_VERIFIED = TransactionAppend()
 _Key = tuple[str | bytes, int]
 """(topic name or id, partition index), as in the request."""
 _BatchesByTopic = dict[str | bytes, dict[int, memoryview | None]]
-_Topics = list[tuple[str | bytes, list[ProducedPartition]]]
-# The partition, its in-sync replicas at the append (others once it has lost the lead), the offset to reach, whether the
-# batch is a repeat, the partition results of its topic, and the index of its result in them. Not the batch, of which
-# nothing else may hold the copy.
-_UncommittedAppend = tuple["Partition", object, int, bool, list[ProducedPartition], int]
 # Topic, partition index, the batch to inspect, the partition results of its topic, and the index of its result.
 # Without a traceback: its frames would keep the batch, and its decompressed records, until a garbage collection.
 _Uninspected = tuple[str | bytes, int, NeedsInspection, list[ProducedPartition], int]
@@ -127,19 +123,19 @@ def serve_one(services: Services, one: OneProduce, version: int, correlation_id:
             given = verified
         info = partitions.append(partition, records, services.clock_ms(), acks, True, given)
     except NeedsInspection as needed:
-        to = _Responder(services, connection.listener_name, version, correlation_id)
+        to = Responder(services, connection.listener_name, version, correlation_id)
         results = [ProducedPartition(index)]
         transaction = None if given is None else _Transaction({(topic, index): given}, {})
         progress = _Progress(connection, acks, timeout_ms, [(topic, results)], [], False, transaction)
         return _AwaitingInspection(to, progress, [(topic, index, needed.with_traceback(None), results, 0)])
     except KafkaError as error:
         partitions.note_refused(topic, index, records, error.code)
-        to = _Responder(services, connection.listener_name, version, correlation_id)
-        return to.encode([(topic, [_refused(services, index, error, version)])])
+        to = Responder(services, connection.listener_name, version, correlation_id)
+        return to.encode([(topic, [refused(services, index, error, version)])])
     first_offset, last_offset, log_append_time_ms, log_start_offset, _, _ = info
     if partition.log.high_watermark <= last_offset and not partition.may_answer(last_offset, acks):
-        to = _Responder(services, connection.listener_name, version, correlation_id)
-        return _ParkedOne(to, partition, info, topic, timeout_ms, acks)
+        to = Responder(services, connection.listener_name, version, correlation_id)
+        return ParkedOne(to, partition, info, topic, timeout_ms, acks)
     return encode_one_produced(correlation_id, topic, index, first_offset, log_append_time_ms, log_start_offset)
 
 
@@ -163,14 +159,15 @@ def _verify_one(
     )
     if verification is None:
         return _NOT_VERIFIED
-    given, key = TransactionAppend(verification), (partition.topic, index)
+    given = TransactionAppend(verification)
+    key = (partition.topic, index)
     answer = services.verifier.verify(transactional_id, producer_id, producer_epoch, (key,), adds=adds)
     if isinstance(answer, dict):
         error = answer.get(key, ErrorCode.UNKNOWN_SERVER_ERROR)
         if error is not ErrorCode.NONE:
             raise _not_verified(error, version)
         return given
-    to = _Responder(services, connection.listener_name, version, correlation_id)
+    to = Responder(services, connection.listener_name, version, correlation_id)
     transaction = _Transaction({(topic, index): given}, {})
     progress = _Progress(connection, acks, timeout_ms, [], [], False, transaction)
     return _AwaitingVerification(to, progress, {topic: {index: records}}, len(records), {key: (topic, index)}, answer)
@@ -204,9 +201,9 @@ def serve_pipelined(
                 encode_one_produced(correlation_id, topic, index, first_offset, NO_APPEND_TIME, log_start_offset)
             )
         else:
-            to = _Responder(services, connection.listener_name, version, correlation_id)
+            to = Responder(services, connection.listener_name, version, correlation_id)
             info = AppendInfo(first_offset, last_offset, NO_APPEND_TIME, log_start_offset, False, batch)
-            answers.append(_ParkedOne(to, partition, info, topic, timeout_ms, acks))
+            answers.append(ParkedOne(to, partition, info, topic, timeout_ms, acks))
     return answers
 
 
@@ -214,14 +211,14 @@ def _serve_many(services: Services, body: memoryview, version: int, correlation_
     """Handle a request that `decode_one_produce` does not cover: several partitions, an old version, acks=0."""
     request = decode_produce(body, version)
     batches_of = _by_topic(request)
-    to = _Responder(services, connection.listener_name, version, correlation_id)
+    to = Responder(services, connection.listener_name, version, correlation_id)
     progress = _Progress(connection, request.acks, request.timeout_ms, [], [], failed=False)
     if any(_is_transactional(records) for batches in batches_of.values() for records in batches.values()):
         return _serve_transaction(to, progress, batches_of, request.transactional_id, len(body))
     return _append_or_begin(to, progress, batches_of, len(body))
 
 
-def _append_or_begin(to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, size_bytes: int) -> Answer:
+def _append_or_begin(to: Responder, progress: _Progress, batches_of: _BatchesByTopic, size_bytes: int) -> Answer:
     """Append all batches, or begin to, if they are very many or need a long inspection."""
     count = sum(map(len, batches_of.values()))
     is_large = size_bytes > WHOLE_BYTES_MAX and count > PIECE_ELEMENTS_MAX
@@ -232,7 +229,7 @@ def _append_or_begin(to: _Responder, progress: _Progress, batches_of: _BatchesBy
 
 
 def _serve_transaction(
-    to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, transactional_id: str | None, size_bytes: int
+    to: Responder, progress: _Progress, batches_of: _BatchesByTopic, transactional_id: str | None, size_bytes: int
 ) -> Answer:
     """Handle a request with transactional batches. Batches that start the transaction in their partitions are verified
     first. Of several faults Kafka's first is answered: existence, form, coordinator, acks, then those of the append.
@@ -297,23 +294,24 @@ def _transactional_batches(
     return to_verify
 
 
-def _refuse_all(to: _Responder, progress: _Progress, batches_of: _BatchesByTopic, error: KafkaError) -> Answer:
+def _refuse_all(to: Responder, progress: _Progress, batches_of: _BatchesByTopic, error: KafkaError) -> Answer:
     if progress.acks == 0:
         return CLOSED
     return to.encode(
         [
-            (topic, [_refused(to.services, index, error, to.version) for index in batches])
+            (topic, [refused(to.services, index, error, to.version) for index in batches])
             for topic, batches in batches_of.items()
         ]
     )
 
 
 def _append_all(
-    to: _Responder, progress: _Progress, batches_of: _BatchesByTopic
+    to: Responder, progress: _Progress, batches_of: _BatchesByTopic
 ) -> tuple[_Progress, list[_Uninspected]]:
     """Append these batches. Returns the new state, and the batches that need an inspection first."""
     services, version = to.services, to.version
-    partitions, now_ms = services.partitions, services.clock_ms()
+    partitions = services.partitions
+    now_ms = services.clock_ms()
     _, acks, _, topics, waiting, failed, transaction = progress
     is_doubtful = version < ZSTD_FROM or acks not in ACKS
     uninspected: list[_Uninspected] = []
@@ -336,22 +334,22 @@ def _append_all(
             except KafkaError as error:
                 failed = True
                 partitions.note_refused(topic, index, records, error.code)
-                results.append(_refused(services, index, error, version))
+                results.append(refused(services, index, error, version))
                 continue
             if not partition.may_answer(info.last_offset, acks):
-                waiting.append(_uncommitted(partition, info, results, len(results)))
+                waiting.append(uncommitted(partition, info, results, len(results)))
             results.append(_appended(index, info))
     return progress._replace(failed=failed), uninspected
 
 
-def _concluded(to: _Responder, progress: _Progress) -> Answer:
+def _concluded(to: Responder, progress: _Progress) -> Answer:
     """The answer after all batches have been appended or refused."""
     connection, acks, timeout_ms, topics, waiting, failed, _ = progress
     if acks == 0 and failed:
         logger.info("closing connection from %s: a produce with acks=0 failed", connection.host)
         return CLOSED
     if waiting:
-        return _ParkedProduce(to, topics, waiting, timeout_ms, acks)
+        return ParkedProduce(to, topics, waiting, timeout_ms, acks)
     return None if acks == 0 else to.encode(topics)
 
 
@@ -384,100 +382,10 @@ class _Progress(NamedTuple):
     connection: Peer
     acks: int
     timeout_ms: int
-    topics: _Topics
-    waiting: list[_UncommittedAppend]
+    topics: Topics
+    waiting: list[UncommittedAppend]
     failed: bool
     transaction: _Transaction | None = None
-
-
-class _Responder(NamedTuple):
-    """The client that gets the answer, and the form of the answer."""
-
-    services: Services
-    listener_name: str
-    version: int
-    correlation_id: int
-
-    def encode(self, topics: _Topics) -> bytearray:
-        hints = []
-        if self.version >= PRODUCE_ADDRESSES_FROM:
-            for topic, results in topics:
-                for position, each in enumerate(results):
-                    if each.error_code in STALE_LEADER:
-                        leader = leader_of(self.services, topic, each.partition_index)
-                        results[position] = each._replace(current_leader=leader)
-                        hints.append(leader)
-        nodes = addresses(self.services, self.listener_name, hints) if hints else ()
-        return encode_produce_response(self.correlation_id, self.version, topics, addresses=nodes)
-
-
-class _ParkedOne(Deferred):
-    """A faster `_ParkedProduce` for one partition, the most frequent case in a busy cluster."""
-
-    __slots__ = ("_acks", "_bucket", "_info", "_partition", "_timeout_ms", "_to", "_topic", "_waiter")
-
-    def __init__(
-        self, to: _Responder, partition: Partition, info: AppendInfo, topic: str | bytes, timeout_ms: int, acks: int
-    ) -> None:
-        self.exclusive = False
-        self.response = self.timing = self._on_complete = None
-        self.on_abandon = self._abandoned
-        self._to = to
-        self._topic = topic
-        self._partition = partition
-        self._info = info
-        self._timeout_ms = timeout_ms
-        self._acks = acks
-        self._bucket = 0
-        self._waiter: OffsetWaiter | None = None
-
-    def on_complete(self, callback: Callable[[Any], None]) -> None:
-        """Begin to wait. If the batches were acknowledged since their append, this completes it at once."""
-        self._on_complete = callback
-        partitions, timeout_ms, info = self._to.services.partitions, self._timeout_ms, self._info
-        end, acks = info.last_offset + 1, self._acks
-        self._bucket = partitions.deadlines.add(timeout_ms if timeout_ms > 0 else 0, self._expired)
-        self._waiter = partitions.when_acknowledged(self._partition, end, acks, self._settled, info.duplicate)
-
-    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
-        return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
-
-    def _settled(self, error: Exception | None) -> None:
-        if self.response is not None:
-            return  # the request has timed out
-        to, info = self._to, self._info
-        if error is not None:
-            self._refuse(error)
-        else:
-            try:
-                frame = encode_one_produced(
-                    to.correlation_id, self._topic, self._partition.index, info.first_offset, info.log_append_time_ms,
-                    info.log_start_offset,
-                )  # fmt: skip
-            except Exception as failure:
-                self.failed(failure)
-            else:
-                self.complete(frame)
-        to.services.partitions.deadlines.discard(self._bucket, self._expired)
-
-    def _expired(self) -> None:
-        self._refuse(KafkaError(ErrorCode.REQUEST_TIMED_OUT))
-
-    def _abandoned(self) -> None:
-        self.on_abandon = self._on_complete = None
-        discard_all((self._waiter,))
-        self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
-
-    def _refuse(self, error: Exception) -> None:
-        assert isinstance(error, KafkaError)
-        discard_all((self._waiter,))
-        to = self._to
-        try:
-            frame = to.encode([(self._topic, [_refused(to.services, self._partition.index, error, to.version)])])
-        except Exception as failure:
-            self.failed(failure)
-        else:
-            self.complete(frame)
 
 
 class _InSteps(Deferred):
@@ -485,7 +393,7 @@ class _InSteps(Deferred):
 
     __slots__ = ("_progress", "_to")
 
-    def __init__(self, to: _Responder, progress: _Progress) -> None:
+    def __init__(self, to: Responder, progress: _Progress) -> None:
         super().__init__(exclusive=True)
         self._to, self._progress = to, progress
 
@@ -500,7 +408,7 @@ class _AwaitingVerification(_InSteps):
 
     def __init__(
         self,
-        to: _Responder,
+        to: Responder,
         progress: _Progress,
         batches_of: _BatchesByTopic,
         size_bytes: int,
@@ -540,7 +448,7 @@ class _InPieces(_InSteps):
 
     __slots__ = ("_piece_max", "_remaining", "_uninspected")
 
-    def __init__(self, to: _Responder, progress: _Progress, batches_of: _BatchesByTopic) -> None:
+    def __init__(self, to: Responder, progress: _Progress, batches_of: _BatchesByTopic) -> None:
         super().__init__(to, progress)
         self._piece_max = PIECE_ELEMENTS_MAX
         self._remaining = deque(
@@ -587,7 +495,7 @@ class _AwaitingInspection(_InSteps):
 
     __slots__ = ("_inspection", "_remaining")
 
-    def __init__(self, to: _Responder, progress: _Progress, needed: list[_Uninspected]) -> None:
+    def __init__(self, to: Responder, progress: _Progress, needed: list[_Uninspected]) -> None:
         super().__init__(to, progress)
         self._remaining = needed
         self._begin()
@@ -627,11 +535,11 @@ class _AwaitingInspection(_InSteps):
             # collection.
             refusal = partitions.refusal(None, error).with_traceback(None)
             partitions.note_refused(topic, index, needed.batches, refusal.code)
-            results[position] = _refused(to.services, index, refusal, to.version)
+            results[position] = refused(to.services, index, refusal, to.version)
         else:
             results[position] = _appended(index, info)
             if not partition.may_answer(info.last_offset, acks):
-                progress.waiting.append(_uncommitted(partition, info, results, position))
+                progress.waiting.append(uncommitted(partition, info, results, position))
         finally:
             needed.rules.inspected_batch = None
         if self._remaining:
@@ -643,82 +551,6 @@ class _AwaitingInspection(_InSteps):
             self.failed(failure)
         else:
             self.complete_as(answer)
-
-
-class _ParkedProduce(Deferred):
-    """A request that waits until its batches are acknowledged in every partition, or until its timeout."""
-
-    __slots__ = ("_acks", "_bucket", "_open", "_timeout_ms", "_to", "_topics", "_waiters", "_waiting")
-
-    def __init__(
-        self, to: _Responder, topics: _Topics, waiting: list[_UncommittedAppend], timeout_ms: int, acks: int
-    ) -> None:
-        has_room = to.services.partitions.acknowledgements.has_room(len(waiting))  # many would take hundreds of MB
-        super().__init__(exclusive=acks == 0 or len(waiting) > PIECE_ELEMENTS_MAX or not has_room)
-        self.on_abandon = self._abandoned
-        self._to, self._topics, self._waiting = to, topics, waiting
-        self._open = set(range(len(waiting)))
-        self._timeout_ms, self._acks = timeout_ms, acks
-        self._bucket = 0
-        self._waiters: list[OffsetWaiter | None] = []
-
-    def on_complete(self, callback: Callable[[Any], None]) -> None:
-        """Begin to wait. If the batches were acknowledged since their append, this completes it at once."""
-        self._on_complete = callback
-        partitions = self._to.services.partitions
-        self._bucket = partitions.deadlines.add(max(self._timeout_ms, 0), self._expired)
-        partitions.acknowledgements.waiting_count += len(self._waiting)
-        for number, (partition, in_sync, offset, is_duplicate, _, _) in enumerate(self._waiting):
-            settled = partial(self._settled, number)
-            if partition.in_sync is not in_sync:  # its log may have been truncated, and hold another batch there
-                settled(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
-                continue
-            waiter = partitions.when_acknowledged(partition, offset, self._acks, settled, is_duplicate)
-            self._waiters.append(waiter)
-
-    def overdue_s(self, waited_s: float, loop_time_s: float) -> float:
-        return loop_time_s - self._bucket * DEADLINE_RESOLUTION_MS / 1000
-
-    def _settled(self, number: int, error: Exception | None) -> None:
-        if number not in self._open:
-            return  # the request has timed out
-        self._open.discard(number)
-        if error is not None:
-            self._fail(number, error)
-        if not self._open:
-            self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
-            self._finish()
-
-    def _expired(self) -> None:
-        for number in self._open:
-            self._fail(number, KafkaError(ErrorCode.REQUEST_TIMED_OUT))
-        self._open.clear()
-        self._finish()
-
-    def _fail(self, number: int, error: Exception) -> None:
-        assert isinstance(error, KafkaError)
-        if self._acks == 0 and error.code != ErrorCode.KAFKA_STORAGE_ERROR:
-            return  # a later leader or a slow device: as in Kafka, the requests behind are not lost for it
-        *_, results, position = self._waiting[number]
-        results[position] = _refused(self._to.services, results[position].partition_index, error, self._to.version)
-
-    def _abandoned(self) -> None:
-        self.on_abandon = self._on_complete = None
-        self._open.clear()
-        discard_all(self._waiters)
-        self._to.services.partitions.deadlines.discard(self._bucket, self._expired)
-        self._to.services.partitions.acknowledgements.waiting_count -= len(self._waiting)
-
-    def _finish(self) -> None:
-        discard_all(self._waiters)
-        self._to.services.partitions.acknowledgements.waiting_count -= len(self._waiting)
-        try:
-            codes = (results[position].error_code for *_, results, position in self._waiting)
-            frame = self._to.encode(self._topics) if self._acks != 0 else CLOSED if any(codes) else []
-        except Exception as failure:
-            self.failed(failure)
-        else:
-            self.complete(frame)
 
 
 def _check_records(partition: Partition, records: memoryview | None, version: int, acks: int) -> None:
@@ -739,20 +571,8 @@ def _check_form(records: memoryview | None, version: int) -> None:
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_FROM}")
 
 
-def _uncommitted(of: Partition, info: AppendInfo, results: list[ProducedPartition], at: int) -> _UncommittedAppend:
-    return of, of.in_sync, info.last_offset + 1, info.duplicate, results, at
-
-
 def _appended(index: int, info: AppendInfo) -> ProducedPartition:
     return ProducedPartition(index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset)
-
-
-def _refused(services: Services, index: int, error: KafkaError, version: int) -> ProducedPartition:
-    code = error.code
-    since, instead = _SINCE.get(code, (0, code))
-    code = instead if version < since else code
-    services.requests.produce.failed(code)
-    return ProducedPartition(index, code, error_message=error.message, record_errors=error.record_errors)
 
 
 def _by_topic(request: ProduceRequest) -> _BatchesByTopic:
