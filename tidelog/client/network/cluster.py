@@ -20,7 +20,7 @@ from tidelog.client.model import Node
 from tidelog.client.network.backoff import ExponentialBackoff
 from tidelog.client.network.connection import Connection, connect, first_success
 from tidelog.client.network.metadata import EMPTY, ClusterMetadata, TopicMetadata, merge_metadata
-from tidelog.client.network.outcomes import retrieve_exception, start_task
+from tidelog.client.network.outcomes import cancel_all, retrieve_exception, start_task
 from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -563,9 +563,7 @@ class Cluster:
                 if not done:
                     asked.add(start_task(self._ask(ask, others.pop())))
         finally:
-            for task in asked:
-                task.cancel()
-                task.add_done_callback(retrieve_exception)
+            cancel_all(asked)
 
     async def _ask(self, ask: Callable[[Connection], Awaitable[Response]], node_id: int | None) -> Response:
         return await ask(await (self.any_connection() if node_id is None else self.connection(node_id, COORDINATOR)))

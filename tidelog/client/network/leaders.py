@@ -11,7 +11,7 @@ from typing import Any
 
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.outcomes import retrieve_exception, start_task
+from tidelog.client.network.outcomes import cancel_all, start_task
 
 
 async def ask_leaders(
@@ -65,6 +65,4 @@ async def _run_until_failure(calls: Iterable[Coroutine[Any, Any, None]]) -> None
             for task in done:
                 task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-            task.add_done_callback(retrieve_exception)
+        cancel_all(tasks)

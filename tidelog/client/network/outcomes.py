@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -22,3 +22,10 @@ def retrieve_exception(outcome: asyncio.Future[Any]) -> None:
     """
     if not outcome.cancelled():
         outcome.exception()
+
+
+def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks whose outcome has no reader any more."""
+    for task in tasks:
+        task.cancel()
+        task.add_done_callback(retrieve_exception)
