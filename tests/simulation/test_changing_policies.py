@@ -164,10 +164,8 @@ def test_a_clean_stop_has_the_file_on_the_device(tmp_path: Path):
     assert [offset for offset, _, _ in contents(log)] == [2, 3]
 
 
-def test_a_clean_stop_after_a_full_volume_keeps_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The file of before was taken for the one that there was no space for: later gaps counted as damage."""
-    logs = compacted(tmp_path)
-    logs.log.flush()
+def compact_and_cease_on_a_full_volume(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic is compacted again, its log is cleaned, and there is no space to explain the new gaps."""
     _set_config(logs.log, COMPACTED, logs.directory)
     logs.log.roll(NOW)
     for _ in range(8):
@@ -181,6 +179,13 @@ def test_a_clean_stop_after_a_full_volume_keeps_the_name(tmp_path: Path, monkeyp
     with monkeypatch.context() as full:
         full.setattr(explained_gaps, "replace_file", refuse)
         _set_config(logs.log, DELETED, logs.directory)
+
+
+def test_a_clean_stop_after_a_full_volume_keeps_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The file of before was taken for the one that there was no space for: later gaps counted as damage."""
+    logs = compacted(tmp_path)
+    logs.log.flush()
+    compact_and_cease_on_a_full_volume(logs, monkeypatch)
     log = logs.close_and_open()
     assert [offset for offset, _, _ in contents(log)] == [3, 11]
     assert not log.damaged_ranges()
@@ -189,19 +194,7 @@ def test_a_clean_stop_after_a_full_volume_keeps_the_name(tmp_path: Path, monkeyp
 def test_what_there_was_no_space_for_explains_no_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The file of an earlier change, which a flush had put on the device, was taken for that of the last one."""
     logs = compacted(tmp_path)
-    _set_config(logs.log, COMPACTED, logs.directory)
-    logs.log.roll(NOW)
-    for _ in range(8):
-        logs.append(batch(key=b"a", value=b"." * 300))
-    logs.log.roll(NOW)
-    clean(logs.log)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    with monkeypatch.context() as full:
-        full.setattr(explained_gaps, "replace_file", refuse)
-        _set_config(logs.log, DELETED, logs.directory)
+    compact_and_cease_on_a_full_volume(logs, monkeypatch)
     logs.log.flush()
     logs.directory.write_checkpoints()
     log = logs.kill_and_open()
