@@ -268,9 +268,8 @@ class LogDirectory:
 
     def _keep_gaps(self, log: PartitionLog) -> None:
         """What compaction left out of a log whose topic has become another while the node was down is no damage."""
-        log.unsynced_gaps_below = (
-            log.log_end_offset
-        )  # also where there is a file: the last process may not have synced it
+        # Also where there is a file: the last process may not have synced it.
+        log.unsynced_gaps_below = log.log_end_offset
         try:
             log.explain_gaps(log.log_end_offset)
         except OSError as error:

@@ -224,10 +224,10 @@ class Examiner:
         Without a gap before it, this one is right, and the next one is wrong.
         """
         header = batch.header
-        following = self._window.header(batch.position + header.size_bytes)
-        if following is None or header.base_offset == self._expected:
+        if header.base_offset == self._expected:
             return ""
-        if self._expected <= following.base_offset < header.next_offset:
+        following = self._window.header(batch.position + header.size_bytes)
+        if following is not None and self._expected <= following.base_offset < header.next_offset:
             return f"base offset {header.base_offset} before {following.base_offset}"
         return ""
 
