@@ -17,7 +17,12 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
-from tidelog.protocol.messages.offset_commit import OffsetCommitRequest
+from tidelog.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
 from tidelog.protocol.messages.sync_group import SyncGroupRequest
 
 COOPERATIVE = {"group_id": "g", "partition_assignment_strategy": "cooperative-sticky"}
@@ -221,6 +226,24 @@ class TestMembershipThatIsLost:
                     assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
                 assert len(cluster.sent(JoinGroupRequest)) == joins
                 assert consuming.assignment() == set()
+
+    async def test_the_commits_of_a_fenced_static_member_fail_as_fenced_and_advise_an_id_of_its_own(self):
+        async with (
+            FakeCluster(t=1) as cluster,
+            consumer(cluster, "t", group_id="g", group_instance_id="i") as consuming,
+        ):
+            await until(lambda: consuming.assignment() == {T0}, consuming)
+            row = OffsetCommitResponsePartition(error_code=ErrorCode.FENCED_INSTANCE_ID)
+            fenced = OffsetCommitResponse(topics=[OffsetCommitResponseTopic(name="t", partitions=[row])])
+            cluster.script(OffsetCommitRequest, lambda request, node: fenced)
+            for _ in range(2):  # the broker refuses the first, the consumer itself the second
+                with pytest.raises(KafkaError, match="group_instance_id of its own") as caught:
+                    await consuming.commit({T0: 5})
+                assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
+            with pytest.raises(KafkaError) as caught:
+                consuming.group_metadata()
+            assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
+            assert len(cluster.sent(OffsetCommitRequest)) == 1
 
     async def test_a_static_member_that_is_fenced_while_it_joins_joins_no_more(self):
         async with FakeCluster(t=1) as cluster:

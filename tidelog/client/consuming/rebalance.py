@@ -39,6 +39,11 @@ _COMMIT_ERROR_REASONS = {
 }
 _ADVICE_POLL_MORE_OFTEN = "nothing was committed; poll more often, or raise max_poll_interval_ms"
 _ADVICE_POLL_FIRST = "nothing was committed; poll, then commit again"
+_ADVICE_OWN_ID = "nothing was committed; each consumer of a group needs a group_instance_id of its own"
+_OTHER_COMMIT_ADVICE = {
+    ErrorCode.REBALANCE_IN_PROGRESS: _ADVICE_POLL_FIRST,
+    ErrorCode.FENCED_INSTANCE_ID: _ADVICE_OWN_ID,
+}
 
 _listener_call: contextvars.ContextVar[object] = contextvars.ContextVar("tidelog_listener_call", default=None)
 """The call of a listener in which this code runs, in tasks that the listener starts too."""
@@ -296,6 +301,8 @@ class Rebalancer:
 
     @property
     def _refusal_code(self) -> ErrorCode:
+        if self.membership.fatal_error is not None:
+            return self.membership.fatal_error.code
         return ErrorCode.REBALANCE_IN_PROGRESS if self._join_task is not None else ErrorCode.UNKNOWN_MEMBER_ID
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
@@ -342,7 +349,7 @@ class Rebalancer:
             if code is ErrorCode.ILLEGAL_GENERATION and not is_current and self._join_task is not None:
                 code = ErrorCode.REBALANCE_IN_PROGRESS
             if code in _COMMIT_ERROR_REASONS:
-                advice = _ADVICE_POLL_FIRST if code is ErrorCode.REBALANCE_IN_PROGRESS else _ADVICE_POLL_MORE_OFTEN
+                advice = _OTHER_COMMIT_ADVICE.get(code, _ADVICE_POLL_MORE_OFTEN)
                 raise KafkaError(code, f"{_COMMIT_ERROR_REASONS[code]}: {advice}") from None
             raise
 

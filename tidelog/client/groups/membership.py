@@ -316,7 +316,10 @@ class Membership:
             self._fail(code)
 
     def _fail(self, code: ErrorCode) -> None:
-        self.fatal_error = KafkaError(code, f"group {self._coordinator.group_id!r}")
+        problem = f"group {self._coordinator.group_id!r}"
+        if code is ErrorCode.FENCED_INSTANCE_ID:
+            problem += f": another consumer uses group_instance_id {self._config.group_instance_id!r}"
+        self.fatal_error = KafkaError(code, problem)
         self._generation = UNKNOWN_GENERATION
         self.is_lost = True
         self.request_join()
