@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, read, records_of
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, batch, read, records_of
 from tests.unit.storage.cleaning import begin, clean, contents
 from tests.unit.storage.test_compaction import CONFIG, keyed
 from tests.unit.storage.test_damage import copy_of, repair
 from tests.unit.storage.test_stray_cleanings import Killed, Mortal
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, CLEANER_OFFSET_FILE
+from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.verification import RECORDS, LogFacts, StoppedLog
 from tidelog.storage.segments.damage import DamagedRecords
@@ -364,3 +365,21 @@ def test_a_base_offset_that_is_too_high_leaves_the_batch_behind_it(tmp_path: Pat
     path.write_bytes(data)
     (damage,) = (each for segment in made.open().segments for each in segment.examine().damage)
     assert (damage.first_offset, damage.end_offset, damage.position) == (20, 30, position)
+
+
+def test_a_log_of_a_directory_whose_formatting_was_interrupted_does_not_count_as_cleaned(tmp_path: Path) -> None:
+    """Where there was no cleaner's checkpoint yet, the lost end of a segment was taken for cleaned: a hole was left."""
+    path = tmp_path / "logs"
+    formatted = LogDirectory.open(QuickDisk(), str(path), node_id=1, cluster_id="cluster")
+    formatted._lock.release()
+    (path / CLEANER_OFFSET_FILE).unlink()
+    made = Logs(path, CONFIG)
+    for number in range(40):
+        made.append(keyed((f"k{number}", f"{number}" * 10)))
+    made.kill()
+    first, second, *_ = sorted(made.folder.glob("*.log"))
+    end_offset = list(iter_headers(first.read_bytes()))[-1][1].base_offset
+    last_batch(first)
+    log = made.open()
+    assert (log.log_end_offset, second.exists()) == (end_offset, False)
+    assert [offset for offset, _, _ in contents(log)] == list(range(end_offset))

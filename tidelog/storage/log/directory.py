@@ -264,6 +264,9 @@ class LogDirectory:
         if any(log.log_end_offset < high_watermarks.get(key, 0) for key, log in opened.items()):
             # A start after a kill would miss the lost records, and call the end damaged.
             write_if_there_is_space(self.write_checkpoints, "the checkpoints of a log that has lost its end")
+        elif self._cleaned is None:
+            # The formatting was interrupted, or is Kafka's. The next start would take new logs for cleaned ones.
+            write_if_there_is_space(self.write_checkpoints, CLEANER_OFFSET_FILE)
         return dict(self.logs)
 
     def _keep_gaps(self, log: PartitionLog) -> None:
