@@ -19,7 +19,7 @@ from tidelog.client.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPart
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import list_offsets
-from tidelog.client.network.raw_fetch import RawBatches, fetch_raw
+from tidelog.client.network.raw_fetch import RawBatches, ReplacedOffsets, fetch_raw
 from tidelog.protocol.batches.columnar import decode_columns
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.spark_ingest.connecting import connect
@@ -63,8 +63,8 @@ def read_ranges(
     With the id of a topic (not zeros) the offsets are those of this topic, not of one with its name that was created
     since.
 
-    Raises DataLoss when records of a range are gone (unless failOnDataLoss is false), KafkaError
-    for errors that are not retriable, REQUEST_TIMED_OUT when no records arrive for
+    Raises DataLoss when records of a range are gone, or were replaced after they were read (unless failOnDataLoss is
+    false), KafkaError for errors that are not retriable, REQUEST_TIMED_OUT when no records arrive for
     `poll_timeout_ms`.
     """
     loop = _PausedLoop()
@@ -274,6 +274,11 @@ async def _chunks_of_log(
                 # A micro-batch that is replayed may name offsets that a truncated log, or a new topic, lacks.
                 position = _leave_out(options, partition, position, offset_range.end, f"ends at {position}")
                 continue
+            if isinstance(error, ReplacedOffsets):
+                # A task that runs again reads all records of the log that there is now.
+                if options.fail_on_data_loss:
+                    raise DataLoss(str(error)) from None
+                logger.warning("%s; the read goes on in the new log", error)
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
             out_of_range_errors += 1

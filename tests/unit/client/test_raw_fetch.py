@@ -76,6 +76,18 @@ def test_offsets_that_cannot_be_are_refused_though_the_crc_is_right():
         assert "t-0" in str(failure.value)
 
 
+def test_a_chunk_has_the_epoch_of_its_last_batch_before_the_end():
+    """The next fetch says it, and a leader with another log before that offset refuses."""
+    epochs = [
+        bytes(encode_batch([(1, None, b"", ())], base_offset=offset, leader_epoch=epoch))
+        for offset, epoch in ((0, 3), (1, 5), (2, 7))
+    ]
+    for end, epoch in ((1, 3), (2, 5), (3, 7)):
+        found = chunk(b"".join(epochs), 0, end)
+        assert found is not None
+        assert (found.next_offset, found.last_epoch) == (end, epoch)
+
+
 def test_gaps_of_compaction_are_none():
     found = chunk(THREE[0] + THREE[2])
     assert found is not None

@@ -11,7 +11,8 @@ reads the last response. `sync.RawReader` is the blocking version.
 
 Invariant: every batch is checked before its header decides where the read continues. A damaged
 batch is fetched again, from the new leader when the leader has moved. It is never skipped: the read
-ends with an error when no intact batch arrives.
+ends with an error when no intact batch arrives. All batches of a read are of one log: an unclean
+election that replaced some of them meanwhile ends the read, too.
 """
 
 from __future__ import annotations
@@ -36,11 +37,25 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 
 _LAST_VERSION_WITH_NAMES = 12
+_FIRST_VERSION_WITH_DIVERGENCE = 12
 _SESSIONLESS_EPOCH = -1
 DEFAULT_CHUNK_BYTES = 4 * 1024 * 1024
 _SMALLER_CHUNK = 4
 """After an answer that did not come in time, the reader asks for so many times less."""
 _CHUNK_BYTES_MIN = 65_536
+
+
+class ReplacedOffsets(KafkaError):
+    """Records before the position are others now than those that were read, by an unclean election (KIP-320).
+
+    The code is OFFSET_OUT_OF_RANGE, as for a position beyond the log.
+    """
+
+    def __init__(self, partition: TopicPartition, position: int) -> None:
+        super().__init__(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"records of {partition} before offset {position} were replaced by an unclean election while it was read",
+        )
 
 
 class RawBatches(NamedTuple):
@@ -54,6 +69,8 @@ class RawBatches(NamedTuple):
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...]
     """(producer id, first offset) of aborted transactions, for read_committed."""
+    last_epoch: int = -1
+    """The leader's epoch in which the last batch was written; -1 where it is not known."""
 
 
 async def fetch_raw(
@@ -74,9 +91,9 @@ async def fetch_raw(
     A chunk has about `chunk_bytes`, at least one batch; less after an answer that did not come within
     the request timeout, as over a slow link. The read follows leader changes. With a `topic_id` (not
     zeros) it waits while the metadata has another topic of this name. Raises
-    KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the offset,
-    REQUEST_TIMED_OUT when no records arrive for `stall_timeout_ms`, and errors that are not
-    retriable.
+    KafkaError: OFFSET_OUT_OF_RANGE when the log no longer (or not yet) has the offset, ReplacedOffsets
+    when it is another log than the one that was read, REQUEST_TIMED_OUT when no records arrive for
+    `stall_timeout_ms`, and errors that are not retriable.
     """
     await cluster.topic(partition.topic, stall_timeout_ms)
     isolation = ISOLATION[isolation_level]
@@ -121,6 +138,8 @@ class _Reader:
         self._check_crcs = check_crcs
         self._topic_id = topic_id
         self._throttled_until_s = 0.0
+        self._last_epoch = -1
+        """That of the last chunk."""
 
     async def next(self, offset: int, end_offset: int) -> RawBatches:
         """Wait for the chunk at `offset`."""
@@ -139,6 +158,7 @@ class _Reader:
                 self._check_topic()  # where the broker knows topics by name alone
                 chunk = _chunk(self._partition, data, offset, end_offset, self._check_crcs)
                 if chunk is not None:
+                    self._last_epoch = chunk.last_epoch
                     return chunk
                 failures = 0
                 is_held_back = self._isolation and data.last_stable_offset <= offset < data.high_watermark
@@ -174,6 +194,9 @@ class _Reader:
         if leader < 0:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(self._partition))
         topic_id = cluster.metadata.topic_id(topic)
+        connection = await cluster.connection(leader)
+        max_version = _LAST_VERSION_WITH_NAMES if topic_id == NO_TOPIC_ID else 32767
+        has_divergence = connection.version_of(FetchRequest, max_version) >= _FIRST_VERSION_WITH_DIVERGENCE
         request = FetchRequest(
             max_wait_ms=self._max_wait_ms,
             min_bytes=1,
@@ -189,14 +212,13 @@ class _Reader:
                             partition=number,
                             current_leader_epoch=cluster.metadata.leader_epoch(self._partition),
                             fetch_offset=offset,
+                            last_fetched_epoch=self._last_epoch if has_divergence else -1,
                             partition_max_bytes=self._chunk_bytes,
                         )
                     ],
                 )
             ],
         )
-        connection = await cluster.connection(leader)
-        max_version = _LAST_VERSION_WITH_NAMES if topic_id == NO_TOPIC_ID else 32767
         timeout_ms = cluster.config.request_timeout_ms + self._max_wait_ms
         response = await connection.call(request, FetchResponse, timeout_ms, max_version)
         codes = [response.error_code, *(partition.error_code for partition in _partitions(response))]
@@ -208,7 +230,10 @@ class _Reader:
         partitions = _partitions(response)
         if not partitions and response.throttle_time_ms <= 0:
             raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the answer does not mention {self._partition}")
-        return partitions[0] if partitions else PartitionData()
+        data = partitions[0] if partitions else PartitionData()
+        if data.diverging_epoch.epoch >= 0:
+            raise ReplacedOffsets(self._partition, offset)
+        return data
 
 
 def _partitions(response: FetchResponse) -> list[PartitionData]:
@@ -224,7 +249,7 @@ def _chunk(
     covers only in part.
     """
     buffer = memoryview(data.records or b"")
-    start = stop = next_offset = previous_end = -1
+    start = stop = next_offset = previous_end = last_epoch = -1
     has_earlier_batch = False
     for position, header in iter_headers(buffer):
         if check_crcs:
@@ -243,7 +268,7 @@ def _chunk(
                 raise CorruptRecord(f"{partition}: a batch of earlier offsets came where {offset} was asked for")
             start = position
         stop = position + header.size_bytes
-        next_offset = header.next_offset
+        next_offset, last_epoch = header.next_offset, header.partition_leader_epoch
     if next_offset < 0:
         if has_earlier_batch:
             raise CorruptRecord(f"{partition}: only earlier offsets came where {offset} was asked for")
@@ -258,7 +283,14 @@ def _chunk(
     aborted = tuple((entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or ())
     records = buffer[start:stop] if start >= 0 else buffer[:0]
     return RawBatches(
-        records, offset, next_offset, data.high_watermark, data.last_stable_offset, data.log_start_offset, aborted
+        records,
+        offset,
+        next_offset,
+        data.high_watermark,
+        data.last_stable_offset,
+        data.log_start_offset,
+        aborted,
+        last_epoch,
     )
 
 
