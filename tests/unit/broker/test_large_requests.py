@@ -241,7 +241,7 @@ def make_pieces_small(monkeypatch: pytest.MonkeyPatch) -> None:
         add_partitions_to_txn, large_answers,
     ):  # fmt: skip
         monkeypatch.setattr(module, "PIECE_ELEMENTS_MAX", 3)
-    monkeypatch.setattr(add_partitions_to_txn, "PIECE_TRANSACTIONS", 1)
+    monkeypatch.setattr(add_partitions_to_txn, "TRANSACTION_ELEMENTS", 500)
     for module in (produce, dispatch):
         monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 0)
 

@@ -412,7 +412,7 @@ class Dispatcher:
         channel = self._services.controller_channel
         if channel.is_local():
             here = await self._outcome(api, context, request)
-            if not _lost_the_lead(here):
+            if not await self._lost_the_lead(here):
                 return here
         response = await channel.forward(frame, context.client_host, forwarding_ms(request))
         return len(response).to_bytes(4, "big") + response
@@ -447,7 +447,7 @@ class Dispatcher:
             client_id, request = api.parse(view, version, client_id_bytes)
         context = RequestContext(key, version, correlation_id, client_id, client_host, "")
         response = await self._outcome(api, context, request)
-        if _lost_the_lead(response):
+        if await self._lost_the_lead(response):
             raise KafkaError(ErrorCode.NOT_CONTROLLER)
         if len(frame) > AT_ONCE_BYTES_MAX:
             framed = await self._framed_in_steps(api, response, context, request)
@@ -473,6 +473,12 @@ class Dispatcher:
         except Exception as error:
             return api.refuse(request, _as_kafka_error(error, api.name), context.api_version)
 
+    async def _lost_the_lead(self, response: Any) -> bool:
+        errors: dict[int, int] = {}
+        for _ in count_errors_in_steps(response, errors):
+            await self._scheduler.pause()
+        return ErrorCode.NOT_CONTROLLER in errors
+
     @property
     def tasks_under_way(self) -> int:
         return len(self._tasks)
@@ -483,12 +489,6 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _lost_the_lead(response: Any) -> bool:
-    errors: dict[int, int] = {}
-    count_errors(response, errors)
-    return ErrorCode.NOT_CONTROLLER in errors
 
 
 class _Head(NamedTuple):
@@ -591,8 +591,8 @@ class _Api:
         if isinstance(response, KafkaError):
             response = self.refuse(request, response, context.api_version)
             yield
-        yield from count_errors_in_steps(response, self.counters.errors)
         try:
+            yield from count_errors_in_steps(response, self.counters.errors)
             yield from _steps_of_frame(frame, response, context)
         except Exception as error:
             frame[:] = _frame(self._not_encoded(error, context, request), context)

@@ -20,12 +20,14 @@ def count_errors(response: Message, into: dict[int, int]) -> None:
         code: int = response.error_code  # type: ignore[attr-defined]
         if code:
             into[code] = into.get(code, 0) + 1
-    for name in nested:
+    for name, is_array in nested:
         value: Any = getattr(response, name)
-        if type(value) is list:
+        if value is None:
+            continue
+        if is_array:
             for each in value:
                 count_errors(each, into)
-        elif value is not None:
+        else:
             count_errors(value, into)
 
 
@@ -41,21 +43,23 @@ def count_errors_in_steps(response: Message, into: dict[int, int]) -> Iterator[N
         has_code, nested = _plan(type(message))
         if has_code and (code := message.error_code):  # type: ignore[attr-defined]
             into[code] = into.get(code, 0) + 1
-        for name in nested:
+        for name, is_array in nested:
             value: Any = getattr(message, name)
             if value is not None:
-                waiting.append(iter(value if type(value) is list else (value,)))
+                waiting.append(iter(value if is_array else (value,)))
         counted += 1
         if not counted % STEP_ELEMENTS:
             yield
 
 
 @cache
-def _plan(message: type[Message]) -> tuple[bool, tuple[str, ...]]:
-    """Whether it has an error code of its own, and its fields that hold messages with error codes."""
+def _plan(message: type[Message]) -> tuple[bool, tuple[tuple[str, bool], ...]]:
+    """Whether it has an error code of its own, and its fields that hold messages with error codes, each with whether
+    it is an array.
+    """
     names = {name for name, _ in message.FIELDS}
     nested = tuple(
-        name
+        (name, field.kind == "array")
         for name, field in message.FIELDS
         if isinstance(field.element, type) and issubclass(field.element, Message) and any(_plan(field.element))
     )

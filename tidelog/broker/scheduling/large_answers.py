@@ -7,9 +7,9 @@ the answer. Other requests are served between its pieces, and only a few corouti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from tidelog.broker.scheduling.fair_scheduler import FairScheduler
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
@@ -19,6 +19,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 ANSWER_ELEMENTS_MAX: Final = 50_000
 
 Element = TypeVar("Element")
+Source = TypeVar("Source")
 
 
 class Client(Protocol):
@@ -79,3 +80,33 @@ async def in_pieces(scheduler: FairScheduler, elements: Sequence[Element], handl
         await scheduler.pause()
         for element in elements[start : start + PIECE_ELEMENTS_MAX]:
             handle(element)
+
+
+def made(sources: Sequence[Source], make: Callable[[Source], Element]) -> list[Element]:
+    """The elements of an array of a response. Those of a large array are made one by one while they are counted, and
+    again while they are encoded. Both go on in steps; what they are made from must not change meanwhile.
+    """
+    if len(sources) <= PIECE_ELEMENTS_MAX:
+        return [make(source) for source in sources]
+    return cast("list[Element]", Made(sources, make))
+
+
+class Made(Generic[Source, Element]):
+    """A large array of a response: what counting and encoding need of a list."""
+
+    __slots__ = ("_make", "sources")
+
+    def __init__(self, sources: Sequence[Source], make: Callable[[Source], Element]) -> None:
+        self.sources = sources
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __iter__(self) -> Iterator[Element]:
+        return map(self._make, self.sources)
+
+
+async def in_steps(response: Any) -> Any:
+    """The response, from a coroutine: what a coroutine of an API with large answers returns is encoded in steps."""
+    return response

@@ -5,12 +5,12 @@ Version 0 has no error for the whole request, so each partition has it.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Final
 
 from tidelog.broker.apis.cluster_roles import check_time, controller
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.large_answers import made
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.elect_leaders import (
     ElectLeadersRequest,
@@ -36,15 +36,19 @@ async def handle(services: Services, context: RequestContext, request: ElectLead
 
 
 def refuse(request: ElectLeadersRequest, error: KafkaError, version: int) -> ElectLeadersResponse:
-    results: list[ReplicaElectionResult] = []
+    topics: list[tuple[str, list[int]]] = []
     left = ELECTIONS_MAX
     for topic in request.topic_partitions or ():
-        partitions = [
-            PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
-            for index in islice(topic.partitions, left)
-        ]
-        left -= len(partitions)
-        results.append(ReplicaElectionResult(topic=topic.topic, partition_result=partitions))
+        topics.append((topic.topic, topic.partitions[:left]))
+        left -= min(left, len(topic.partitions))
+
+    def refused(index: int) -> PartitionResult:
+        return PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
+
+    def refused_topic(topic: tuple[str, list[int]]) -> ReplicaElectionResult:
+        return ReplicaElectionResult(topic=topic[0], partition_result=made(topic[1], refused))
+
     return ElectLeadersResponse(
-        error_code=error.code if version >= TOP_LEVEL_ERROR_FROM else 0, replica_election_results=results
+        error_code=error.code if version >= TOP_LEVEL_ERROR_FROM else 0,
+        replica_election_results=made(topics, refused_topic),
     )

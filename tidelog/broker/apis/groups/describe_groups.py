@@ -10,6 +10,7 @@ from tidelog.broker.apis import authorized_operations
 from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
 from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.large_answers import made
 from tidelog.broker.scheduling.pieces import ID_CHARACTERS, Arrays
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
@@ -46,5 +47,6 @@ def handle(services: Services, context: RequestContext, request: DescribeGroupsR
 
 
 def refuse(request: DescribeGroupsRequest, error: KafkaError, version: int) -> DescribeGroupsResponse:
-    groups = [DescribedGroup(group_id=group_id, error_code=error.code) for group_id in request.groups]
-    return DescribeGroupsResponse(groups=groups)
+    return DescribeGroupsResponse(
+        groups=made(request.groups, lambda group_id: DescribedGroup(group_id=group_id, error_code=error.code))
+    )

@@ -11,18 +11,21 @@ from its image that it leads, and that it leads no more. Kafka compares ids from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any, cast
 
 from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
 from tidelog.broker.coordinators.group.offsets import (
     FetchedOffset,
+    FetchedPartitions,
     FetchedTopics,
     RequestedTopics,
-    is_of_another_topic,
 )
 from tidelog.broker.network.request import Deferred, RequestContext, gather
-from tidelog.broker.scheduling.pieces import ID_CHARACTERS, Arrays
+from tidelog.broker.scheduling.large_answers import Made, in_steps, made
+from tidelog.broker.scheduling.pieces import ID_CHARACTERS, PIECE_ELEMENTS_MAX, Arrays
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -47,12 +50,17 @@ TopicsOrError = FetchedTopics | KafkaError
 
 
 def _size(response: OffsetFetchResponse) -> int:
-    count = 0
+    count = _partition_count(response.topics)
     for group in response.groups:
-        count += len(group.group_id) // ID_CHARACTERS
-        for topic in group.topics:
-            count += len(topic.partitions)
+        count += len(group.group_id) // ID_CHARACTERS + _partition_count(group.topics)
     return count
+
+
+def _partition_count(topics: Sequence[Any] | Made[Any, Any]) -> int:
+    if isinstance(topics, Made):  # counted without making the topics
+        sources = topics.sources
+        return sum(len(each[1] if isinstance(each, tuple) else each.partition_indexes) for each in sources)
+    return sum(len(topic.partitions) for topic in topics)
 
 
 IN_PIECES = Arrays("groups", "groups", response_elements=_size)
@@ -62,14 +70,18 @@ def check(request: OffsetFetchRequest) -> None:
     check_repeats(group.group_id for group in request.groups)
 
 
-def handle(services: Services, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse | Deferred:
+def handle(services: Services, context: RequestContext, request: OffsetFetchRequest) -> Any:
     answer = _Answer(services.image(), context.api_version, request)
     check_repeats(group.group_id for group in answer.groups)
     fetch = services.groups.fetch_offsets
-    return gather(
+    response = gather(
         [partial(fetch, group.group_id, answer.known_topics(group), request.require_stable) for group in answer.groups],
         answer.response,
     )
+    is_of_all_topics = len(answer.groups) == 1 and answer.groups[0].topics is None
+    if is_of_all_topics and (isinstance(response, Deferred) or _size(response) > PIECE_ELEMENTS_MAX):
+        return in_steps(response)
+    return response
 
 
 def refuse(request: OffsetFetchRequest, error: KafkaError, version: int) -> OffsetFetchResponse:
@@ -111,8 +123,7 @@ class _Answer:
             return outcome
         present: FetchedTopics = []
         for name, entries in outcome:
-            topic_id = self._id_of(name)
-            kept = [entry for entry in entries if not is_of_another_topic(entry.topic_id, topic_id)]
+            kept = entries.of_topic(self._id_of(name))
             if kept:
                 present.append((name, kept))
         return present
@@ -126,73 +137,74 @@ class _Answer:
         outcome = answers[0]
         if isinstance(outcome, KafkaError):
             return _refused_single(self.groups[0], outcome.code, self._version)
-        return OffsetFetchResponse(
-            topics=[
-                OffsetFetchResponseTopic(
-                    name=name,
-                    partitions=[
-                        OffsetFetchResponsePartition(
-                            partition_index=entry.partition,
-                            committed_offset=entry.offset,
-                            committed_leader_epoch=entry.leader_epoch,
-                            metadata=entry.metadata,
-                            error_code=entry.error,
-                        )
-                        for entry in entries
-                    ],
-                )
-                for name, entries in outcome
-            ]
-        )
+        return OffsetFetchResponse(topics=made(outcome, _old_topic))
 
     def _group(self, group: OffsetFetchRequestGroup, outcome: TopicsOrError) -> OffsetFetchResponseGroup:
         if isinstance(outcome, KafkaError):
             return OffsetFetchResponseGroup(group_id=group.group_id, error_code=outcome.code)
-        by_name = self._image.topics_by_name
-        topics: list[OffsetFetchResponseTopics] = []
-        for name, entries in outcome:
-            topic = by_name.get(name)
-            if topic is None and self._version >= TOPIC_IDS_FROM:
-                continue  # the topic is deleted, so it has no id, and this version has no names
-            topic_id = NO_TOPIC_ID if topic is None else topic.topic_id
-            topics.append(_topic(name, topic_id, entries))
-        if self._version >= TOPIC_IDS_FROM:
-            for entry in group.topics or ():
-                if entry.topic_id not in self._image.topics_by_id:
-                    unknown = [
-                        FetchedOffset(index, error=ErrorCode.UNKNOWN_TOPIC_ID) for index in entry.partition_indexes
-                    ]
-                    topics.append(_topic("", entry.topic_id, unknown))
+        if self._version < TOPIC_IDS_FROM:
+            topics = made(outcome, self._topic)
+        else:
+            by_name, by_id = self._image.topics_by_name, self._image.topics_by_id
+            # A deleted topic has no id, and this version has no names.
+            known = [each for each in outcome if each[0] in by_name]
+            unknown = [topic for topic in group.topics or () if topic.topic_id not in by_id]
+            sources: list[tuple[str, FetchedPartitions] | OffsetFetchRequestTopics] = [*known, *unknown]
+            topics = made(sources, self._topic_or_unknown)
         return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
+
+    def _topic_or_unknown(
+        self, topic: tuple[str, FetchedPartitions] | OffsetFetchRequestTopics
+    ) -> OffsetFetchResponseTopics:
+        return self._topic(topic) if isinstance(topic, tuple) else _unknown_topic(topic)
+
+    def _topic(self, fetched: tuple[str, FetchedPartitions]) -> OffsetFetchResponseTopics:
+        name, entries = fetched
+        partitions = made(entries, _partition)
+        return OffsetFetchResponseTopics(name=name, topic_id=self._id_of(name), partitions=partitions)
 
 
 def _groups(request: OffsetFetchRequest, version: int) -> list[OffsetFetchRequestGroup]:
     """The groups of the request, in the form of version 8 and later."""
     if version >= MANY_GROUPS_FROM:
         return request.groups
-    topics = request.topics
-    requested = None
-    if topics is not None:
-        requested = [
-            OffsetFetchRequestTopics(name=topic.name, partition_indexes=topic.partition_indexes) for topic in topics
-        ]
-    return [OffsetFetchRequestGroup(group_id=request.group_id, topics=requested)]
+    # The topics of both forms have a name and partition indexes. Their other field, the id, is only of version 10.
+    topics = cast("list[OffsetFetchRequestTopics] | None", request.topics)
+    return [OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)]
 
 
-def _topic(name: str, topic_id: bytes, entries: list[FetchedOffset]) -> OffsetFetchResponseTopics:
+def _unknown_topic(topic: OffsetFetchRequestTopics) -> OffsetFetchResponseTopics:
     return OffsetFetchResponseTopics(
-        name=name,
-        topic_id=topic_id,
-        partitions=[
-            OffsetFetchResponsePartitions(
-                partition_index=entry.partition,
-                committed_offset=entry.offset,
-                committed_leader_epoch=entry.leader_epoch,
-                metadata=entry.metadata,
-                error_code=entry.error,
-            )
-            for entry in entries
-        ],
+        topic_id=topic.topic_id, partitions=made(topic.partition_indexes, _partition_of_unknown)
+    )
+
+
+def _partition_of_unknown(index: int) -> OffsetFetchResponsePartitions:
+    return _partition(FetchedOffset(index, error=ErrorCode.UNKNOWN_TOPIC_ID))
+
+
+def _partition(entry: FetchedOffset) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(
+        partition_index=entry.partition,
+        committed_offset=entry.offset,
+        committed_leader_epoch=entry.leader_epoch,
+        metadata=entry.metadata,
+        error_code=entry.error,
+    )
+
+
+def _old_topic(fetched: tuple[str, FetchedPartitions]) -> OffsetFetchResponseTopic:
+    name, entries = fetched
+    return OffsetFetchResponseTopic(name=name, partitions=made(entries, _old_partition))
+
+
+def _old_partition(entry: FetchedOffset) -> OffsetFetchResponsePartition:
+    return OffsetFetchResponsePartition(
+        partition_index=entry.partition,
+        committed_offset=entry.offset,
+        committed_leader_epoch=entry.leader_epoch,
+        metadata=entry.metadata,
+        error_code=entry.error,
     )
 
 

@@ -6,11 +6,12 @@ from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.cluster_view import NO_SUCH_TOPIC
 from tidelog.broker.network.request import RequestContext
-from tidelog.broker.scheduling.large_answers import AnswerInPieces
+from tidelog.broker.scheduling.large_answers import AnswerInPieces, made
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX, UNCOUNTED_BYTES_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_producers import (
     DescribeProducersRequest,
+    DescribeProducersRequestTopicRequest,
     DescribeProducersResponse,
     DescribeProducersResponsePartitionResponse,
     DescribeProducersResponseProducerState,
@@ -87,11 +88,8 @@ async def _partition(
 
 
 def refuse(request: DescribeProducersRequest, error: KafkaError, version: int) -> DescribeProducersResponse:
-    return DescribeProducersResponse(
-        topics=[
-            DescribeProducersResponseTopicResponse(
-                name=topic.name, partitions=[_refused(index, error) for index in topic.partition_indexes]
-            )
-            for topic in request.topics
-        ]
-    )
+    def refused_topic(topic: DescribeProducersRequestTopicRequest) -> DescribeProducersResponseTopicResponse:
+        partitions = made(topic.partition_indexes, lambda index: _refused(index, error))
+        return DescribeProducersResponseTopicResponse(name=topic.name, partitions=partitions)
+
+    return DescribeProducersResponse(topics=made(request.topics, refused_topic))

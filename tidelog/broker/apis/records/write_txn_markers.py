@@ -25,7 +25,7 @@ from tidelog.protocol.messages.write_txn_markers import (
 
 REQUEST = WriteTxnMarkersRequest
 # The maximum of markers in one request, counted per partition; a coordinator sends the rest in its next request. A
-# larger request gets an answer with only the first partition of each topic.
+# larger request gets an answer with only the first partition of each marker.
 MARKERS_MAX = 20_000
 
 Results = dict[int, dict[TopicPartition, ErrorCode]]
@@ -117,7 +117,9 @@ def refuse(request: WriteTxnMarkersRequest, error: KafkaError, version: int) -> 
     results: Results = {}
     is_excessive = _count(request) > MARKERS_MAX
     for marker in request.markers:
-        for topic in marker.topics if is_excessive else ():
-            del topic.partition_indexes[1:]
+        if is_excessive:
+            del marker.topics[1:]
+            for topic in marker.topics:
+                del topic.partition_indexes[1:]
         results.setdefault(marker.producer_id, {}).update(dict.fromkeys(_partitions(marker), error.code))
     return _response(results)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 from tidelog.broker.apis.repeats import check_repeats
@@ -18,7 +19,7 @@ from tidelog.broker.apis.services import Services
 from tidelog.broker.apis.transactions.answers import error_for_version
 from tidelog.broker.coordinators.transaction.transitions import EPOCH_BUMP_VERSION
 from tidelog.broker.network.request import Deferred, RequestContext, completed, gather
-from tidelog.broker.scheduling.large_answers import in_pieces
+from tidelog.broker.scheduling.large_answers import in_pieces, made
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.internal_topics import INTERNAL_TOPICS, OFFSETS_TOPIC
@@ -36,10 +37,10 @@ REQUEST = AddPartitionsToTxnRequest
 
 MANY_TRANSACTIONS_FROM = 4
 PRODUCER_FENCED_FROM = 2
-# The maximum of partitions in one request; a transaction's record holds fewer. A larger request gets an answer with
-# only the first partition of each topic.
+# The maximum of partitions in one request. A larger one gets an answer with only the first partition of each topic.
 PARTITIONS_MAX = 100_000
-PIECE_TRANSACTIONS = 100
+# What a transaction costs, in partitions, beside its partitions.
+TRANSACTION_ELEMENTS = 5
 
 Errors = dict[tuple[str, int], ErrorCode]
 _REFUSED_HERE = {
@@ -78,10 +79,13 @@ async def _added_in_pieces(
 ) -> AddPartitionsToTxnResponse:
     """Other requests are served between the pieces, each of one transaction at least: no other half of it is added."""
     added: list[list[Errors | KafkaError] | Deferred] = []
-    pieces = [calls[start : start + PIECE_TRANSACTIONS] for start in range(0, len(calls), PIECE_TRANSACTIONS)]
-    for piece in pieces:
-        await services.scheduler.pause()
-        added.append(gather(piece, list))
+    begun = elements = 0
+    for end, transaction in enumerate(transactions, 1):
+        elements += TRANSACTION_ELEMENTS + _partition_count([transaction])
+        if elements >= PIECE_ELEMENTS_MAX or end == len(calls):
+            await services.scheduler.pause()
+            added.append(gather(calls[begun:end], list))
+            begun, elements = end, 0
     answers: list[Errors | KafkaError] = []
     for answer in added:
         answers += await completed(answer) if isinstance(answer, Deferred) else answer
@@ -117,16 +121,19 @@ def _add(
     services: Services, transaction: AddPartitionsToTxnTransaction, version: int, waits: bool
 ) -> Errors | Deferred:
     topics_by_name = services.image().topics_by_name
-    partitions = list(_partitions(transaction.topics))
+    partitions = _partitions(transaction.topics)
     closed_topics = INTERNAL_TOPICS - {OFFSETS_TOPIC} if version >= MANY_TRANSACTIONS_FROM else INTERNAL_TOPICS
     refused: Errors = {}
-    for name, index in partitions:
+    for partition in partitions:
+        name, index = partition
         if name in closed_topics:
-            refused[name, index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            refused[partition] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         elif (topic := topics_by_name.get(name)) is None or index not in topic.partitions:
-            refused[name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            refused[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if refused:
-        return dict.fromkeys(partitions, ErrorCode.OPERATION_NOT_ATTEMPTED) | refused
+        errors: Errors = dict.fromkeys(partitions, ErrorCode.OPERATION_NOT_ATTEMPTED)
+        errors.update(refused)
+        return errors
     return services.transactions.add_partitions(
         transaction.transactional_id,
         transaction.producer_id,
@@ -145,7 +152,7 @@ def _partition_count(transactions: Sequence[AddPartitionsToTxnTransaction]) -> i
 
 def _partitions(topics: Sequence[AddPartitionsToTxnTopic]) -> dict[tuple[str, int], None]:
     """The partitions in the order of the request, without duplicates."""
-    return dict.fromkeys((topic.name, index) for topic in topics for index in topic.partitions)
+    return dict.fromkeys(chain.from_iterable(zip(repeat(topic.name), topic.partitions) for topic in topics))
 
 
 def _result(
@@ -157,22 +164,24 @@ def _result(
     )
     by_topic: list[tuple[str, list[int]]] = [(topic.name, topic.partitions) for topic in transaction.topics]
     if not repeats:
-        indexes: dict[str, list[int]] = {}
-        for name, index in _partitions(transaction.topics):
-            indexes.setdefault(name, []).append(index)
-        by_topic = list(indexes.items())
+        indexes: dict[str, dict[int, None]] = {}
+        for topic in transaction.topics:
+            if topic.partitions:
+                indexes.setdefault(topic.name, {}).update(dict.fromkeys(topic.partitions))
+        by_topic = [(name, list(of_topic)) for name, of_topic in indexes.items()]
 
     def partition_result(name: str, index: int) -> AddPartitionsToTxnPartitionResult:
         error = answer.code if isinstance(answer, KafkaError) else answer[name, index]
         code = error_for_version(error, version, PRODUCER_FENCED_FROM)
         return AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=code)
 
-    results = [
-        AddPartitionsToTxnTopicResult(
-            name=name, results_by_partition=[partition_result(name, index) for index in partitions]
+    def topic_result(topic: tuple[str, list[int]]) -> AddPartitionsToTxnTopicResult:
+        name, partitions = topic
+        return AddPartitionsToTxnTopicResult(
+            name=name, results_by_partition=made(partitions, partial(partition_result, name))
         )
-        for name, partitions in by_topic
-    ]
+
+    results = made(by_topic, topic_result)
     return AddPartitionsToTxnResult(transactional_id=transaction.transactional_id, topic_results=results)
 
 

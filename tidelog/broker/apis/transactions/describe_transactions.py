@@ -10,6 +10,7 @@ from tidelog.broker.apis.repeats import check_repeats
 from tidelog.broker.apis.services import Services
 from tidelog.broker.coordinators.transaction.states import STATE_NAMES
 from tidelog.broker.network.request import RequestContext
+from tidelog.broker.scheduling.large_answers import made
 from tidelog.broker.scheduling.pieces import ID_CHARACTERS, Arrays
 from tidelog.protocol.errors import KafkaError
 from tidelog.protocol.messages.describe_transactions import (
@@ -72,5 +73,5 @@ def _refused(transactional_id: str, error: KafkaError) -> DescribeTransactionsRe
 
 def refuse(request: DescribeTransactionsRequest, error: KafkaError, version: int) -> DescribeTransactionsResponse:
     return DescribeTransactionsResponse(
-        transaction_states=[_refused(transactional_id, error) for transactional_id in request.transactional_ids]
+        transaction_states=made(request.transactional_ids, lambda transactional_id: _refused(transactional_id, error))
     )

@@ -9,9 +9,9 @@ transaction ends first. Source: Kafka's `OffsetMetadataManager`.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from sys import maxsize
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from tidelog.broker.coordinators.group.group import Group
 from tidelog.broker.coordinators.group.memory import (
@@ -91,7 +91,56 @@ class DeletedTopic(NamedTuple):
 
 TopicOffsets = dict[str, dict[int, CommittedOffset]]
 RequestedTopics = list[tuple[str, bytes, list[int]]]  # (name, topic id or zero, partitions)
-FetchedTopics = list[tuple[str, list[FetchedOffset]]]
+
+
+class FetchedPartitions(Sequence[FetchedOffset]):
+    """The answers for partitions of one topic, of one moment. Each is made when it is asked for: there may be hundreds
+    of thousands, and other requests are served between them.
+
+    `unstable`: the partitions with an offset in an open transaction.
+    """
+
+    __slots__ = ("_entries", "_topic_id", "_unstable")
+
+    def __init__(
+        self, topic_id: bytes, entries: list[tuple[int, CommittedOffset | None]], unstable: Collection[int]
+    ) -> None:
+        self._topic_id = topic_id
+        self._entries = entries
+        self._unstable = unstable
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, place: int) -> FetchedOffset: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[FetchedOffset]: ...
+    def __getitem__(self, place: int | slice) -> FetchedOffset | list[FetchedOffset]:
+        if isinstance(place, slice):
+            return [*starmap(self._made, self._entries[place])]
+        return self._made(*self._entries[place])
+
+    def __iter__(self) -> Iterator[FetchedOffset]:
+        return starmap(self._made, self._entries)
+
+    def of_topic(self, topic_id: bytes) -> FetchedPartitions:
+        """Without the offsets of former topics of the name, if this id is known."""
+        entries, unstable = self._entries, self._unstable
+        if topic_id != NO_TOPIC_ID:
+            ids = (topic_id, NO_TOPIC_ID)
+            entries = [each for each in entries if each[1] is None or each[1].topic_id in ids or each[0] in unstable]
+        return FetchedPartitions(topic_id, entries, unstable)
+
+    def _made(self, index: int, entry: CommittedOffset | None) -> FetchedOffset:
+        if index in self._unstable:
+            return FetchedOffset(index, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        if entry is None or is_of_another_topic(entry.topic_id, self._topic_id):
+            return FetchedOffset(index)
+        return FetchedOffset(index, entry.offset, entry.leader_epoch, entry.metadata, ErrorCode.NONE, entry.topic_id)
+
+
+FetchedTopics = list[tuple[str, FetchedPartitions]]
 
 
 class PendingOffsets:
@@ -299,25 +348,14 @@ class OffsetStore:
     def fetch(self, group_id: str, topics: RequestedTopics | None, require_stable: bool) -> FetchedTopics:
         """The offsets of `topics`, or of all topics for None. An unknown group has no offsets."""
         group_offsets = self._groups.get(group_id, {})
+        is_pending = require_stable and self._pending.has_group(group_id)
+        answer: FetchedTopics = []
         if topics is None:
             topics = [(topic, NO_TOPIC_ID, list(partitions)) for topic, partitions in group_offsets.items()]
-        answer: FetchedTopics = []
         for topic, topic_id, indexes in topics:
-            partitions = group_offsets.get(topic, {})
-            entries: list[FetchedOffset] = []
-            for index in indexes:
-                entry = partitions.get(index)
-                if require_stable and self._pending and self.is_pending(group_id, topic, index):
-                    entries.append(FetchedOffset(index, error=ErrorCode.UNSTABLE_OFFSET_COMMIT))
-                elif entry is None or is_of_another_topic(entry.topic_id, topic_id):
-                    entries.append(FetchedOffset(index))
-                else:
-                    entries.append(
-                        FetchedOffset(
-                            index, entry.offset, entry.leader_epoch, entry.metadata, ErrorCode.NONE, entry.topic_id
-                        )
-                    )
-            answer.append((topic, entries))
+            entry_of = group_offsets.get(topic, {}).get
+            unstable = {index for index in indexes if self.is_pending(group_id, topic, index)} if is_pending else ()
+            answer.append((topic, FetchedPartitions(topic_id, [*zip(indexes, map(entry_of, indexes))], unstable)))
         return answer
 
     # -- deletion ----------------------------------------------------------------------------------------------------
