@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from tests.unit.storage.test_damage import batches_of
 from tidelog.broker.replicas.fetching.follower_answers import Tail
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.files.disk import Buffer, File
 from tidelog.storage.log import repair
 from tidelog.storage.log.scrub import Scrub
@@ -116,6 +118,7 @@ class Cluster(RepairedReplica):
         self.replicas = [Replica(tmp_path / str(number)) for number in range(1 + others)]
         self.here = self.replicas[0]
         self.before_check: Callable[[], object] = lambda: None
+        self.away: set[int] = set()
         super().__init__(self.here.log, lambda: range(1, 1 + others))
 
     async def run(self, work: Callable[[], None]) -> None:
@@ -125,6 +128,8 @@ class Cluster(RepairedReplica):
     async def fetch(
         self, partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20
     ) -> bytes:
+        if source in self.away:
+            raise PeerUnreachable("it is away")
         return self.replicas[source].fetch(offset, bytes_max)
 
     async def repair(self) -> None:
@@ -151,6 +156,63 @@ async def test_of_two_overlapping_damages_only_what_is_damaged_on_both_is_lost(
     cluster.here.logs.close_and_open()
     assert cluster.here.lacks() == lost
     assert not cluster.refused
+
+
+@pytest.mark.parametrize("left_bytes", [0, 7])
+async def test_a_rest_without_bytes_stays_damaged_in_a_compacted_log(tmp_path: Path, left_bytes: int) -> None:
+    """A range without bytes looks like a gap that the cleaner left: its records would not be looked for again."""
+    cluster = Cluster(tmp_path, others=2)
+    for replica in cluster.replicas:
+        replica.log.set_config(replace(replica.log.config, cleanup_policy=frozenset({"compact"})))
+    lost = cluster.replicas[1].damage(2, 3)
+    path = cluster.here.logs.folder / cluster.here.logs.files("*.log")[0]
+    os.truncate(path, batches_of(path)[2][0] + left_bytes)
+    scrub_all(cluster.here.log)
+    cluster.away = {2}
+    await cluster.repair()
+    assert cluster.here.lacks() == lost
+    scrub_all(cluster.here.log)
+    assert cluster.here.lacks() == lost
+    cluster.here.logs.close_and_open()
+    cluster.partition.log = cluster.here.log
+    assert cluster.here.lacks() == lost
+    cluster.away = set()
+    await cluster.repair()
+    assert cluster.here.lacks() == set()
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_copied_start_leaves_bytes_for_the_rest_in_a_compacted_log(tmp_path: Path, is_last: bool) -> None:
+    """It may be as long as all that was left here of the range: the rest looked like what a cleaner has removed."""
+    replica, whole = Replica(tmp_path / "0"), Replica(tmp_path / "1")
+    path = replica.logs.folder / replica.logs.files("*.log")[0]
+    data, batches = path.read_bytes(), batches_of(path)
+    first = len(batches) - 3 if is_last else 2
+    start, size_bytes = batches[first]
+    rest = b"" if is_last else bytes(2 * size_bytes) + data[start + 3 * size_bytes :]
+    path.write_bytes(data[:start] + rest)
+    replica.logs.close_and_open()
+    replica.log.set_config(replace(replica.log.config, cleanup_policy=frozenset({"compact"})))
+    segment = replica.log.segments[0]
+    segment.may_end_early = is_last
+    assert replica.lacks() == set(range(2 * first, 2 * first + 6))
+    (damage,) = segment.damage
+    work = replica.log.repair_of(segment, damage)
+    for offset in (2 * first, 2 * first + 2):
+        work.accept(memoryview(whole.fetch(offset, 1)))
+    check = work.finish_part()
+    check.run()
+    assert replica.log.finish_repair(check)
+    assert replica.lacks() == {2 * first + 4, 2 * first + 5}
+    scrub_all(replica.log)
+    assert replica.lacks() == {2 * first + 4, 2 * first + 5}
+    work = replica.log.repair_of(segment, segment.damage[0])
+    work.accept(memoryview(whole.fetch(2 * first + 4, 1)))
+    check = work.finish()
+    check.run()
+    assert replica.log.finish_repair(check)
+    assert replica.lacks() == set()
+    assert path.read_bytes() == data
 
 
 async def test_an_answer_with_the_damaged_bytes_is_not_sent_again_after_the_repair(tmp_path: Path) -> None:

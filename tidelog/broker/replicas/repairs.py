@@ -311,7 +311,11 @@ class Repairs:
             cleaned and not repair.is_complete and await self._copy_cleaned(partition, repair, cleaned)
         ):
             return
-        part = None if repair.is_complete else repair.finish_part()
+        try:
+            part = None if repair.is_complete else repair.finish_part()
+        except NoRoom as refused:
+            self._roll(partition, refused)
+            return
         if part is not None and (await self._check(partition, part) or repair.is_obsolete):
             return  # the rest is a new range, which another replica may have
         if not repair.is_complete and (await self._repair_end(partition, repair, lacking) or repair.is_obsolete):
@@ -446,7 +450,7 @@ class Repairs:
 
     async def _go_on_behind(self, partition: Partition, repair: RangeRepair, refused: SegmentFull) -> None:
         """Keep what was copied. The next attempt copies the rest into a segment of its own. Raises OSError."""
-        log, part = partition.log, repair.finish_part()
+        log, part = partition.log, repair.finish_part(goes_on_behind=True)
         if part is not None:
             await self._check(partition, part)
         if begin_segment_at_damage(log, repair.segment):

@@ -42,6 +42,10 @@ HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bound of a copy in memory. A copy of another length than the damaged range is kept there until it is complete."""
 
 
+_PLACE_OF_THE_REST: Final = bytes(HEADER_SIZE - 1)
+"""Stands where records of a compacted log are still missing beside a copied part. Without bytes the rest of the range
+would be a gap, as a cleaner leaves it, and nothing would look for its records any more. It is shorter than any batch.
+"""
 _COPY_STEP_BYTES: Final = 1024 * 1024
 _SPARE_BYTES: Final = 64 * 1024 * 1024
 _SPARE_PARTS: Final = 20
@@ -455,8 +459,11 @@ class RangeRepair:
         if self._held_bytes > HELD_BYTES_MAX:
             raise CopyRefused(f"more than {HELD_BYTES_MAX} bytes cannot be put in the place of fewer")
 
-    def finish_part(self) -> RepairCheck | None:
-        """No replica has the rest: the task that keeps the accepted batches; None without any."""
+    def finish_part(self, *, goes_on_behind: bool = False) -> RepairCheck | None:
+        """No replica has the rest: the task that keeps the accepted batches; None without any. Raises NoRoom.
+
+        `goes_on_behind`: the rest gets a segment of its own (`damage_behind.py`).
+        """
         if self._is_end_part or self.next_offset == self.damage.first_offset or self.is_obsolete:
             return None
         copied = self.damage.first_offset, self.next_offset
@@ -468,7 +475,20 @@ class RangeRepair:
             )  # fmt: skip
         if self._position > self.segment.size_bytes:
             self.segment.end_at(self._position)
-        return RepairCheck(self.log, self.segment, self.damage, copied, self._proven, has_markers=self._has_markers)
+        if goes_on_behind or not self._leaves_gap():
+            return RepairCheck(self.log, self.segment, self.damage, copied, self._proven, has_markers=self._has_markers)
+        if not self._may_rewrite:
+            raise NoRoom(f"it fills the {self.damage.end_position - self.damage.position} bytes, and more is missing")
+        return RepairCheck(
+            self.log, self.segment, self.damage, copied, self._proven, _PLACE_OF_THE_REST, self._position,
+            self._position, has_markers=self._has_markers,
+        )  # fmt: skip
+
+    def _leaves_gap(self) -> bool:
+        """Whether the batches so far have left no bytes of the range, so that its rest would look like a gap."""
+        if self._is_at_end:
+            return self.segment.may_end_early and self._position >= self.segment.file.size_bytes()
+        return self.segment.may_have_gaps and self._position >= self.damage.end_position
 
     def finish(self) -> RepairCheck:
         """The copy is complete: the task to run on a thread, and then pass to `log.finish_repair`. Raises OSError."""
@@ -490,7 +510,7 @@ class RangeRepair:
         copied = self._from_offset, damage.end_offset
         return RepairCheck(
             self.log, segment, damage, copied, self._proven, copy, start, end, has_markers=self._has_markers,
-            begins_at=damage.position,
+            begins_at=damage.position, is_end_part=self._from_offset > damage.first_offset,
         )  # fmt: skip
 
 
@@ -514,8 +534,12 @@ class RepairCheck:
         *,
         has_markers: bool = False,
         begins_at: int | None = None,
+        is_end_part: bool = False,
     ) -> None:
-        """`begins_at`: where the damaged bytes begin that lie before an inserted copy."""
+        """`begins_at`: where the damaged bytes begin that lie before an inserted copy.
+
+        `is_end_part`: records of the range are still missing before the copy.
+        """
         self.log = log
         self.has_markers = has_markers
         """The copy ends transactions: the segment's index of those that were aborted may lack them."""
@@ -533,6 +557,7 @@ class RepairCheck:
         self._start, self._end = start, end
         self._begins_at = start if begins_at is None else begins_at
         self._is_insertion = start == end
+        self._is_end_part = is_end_part
         self._end_offset = segment.next_offset
         self.generation = segment.generation
         self._epoch_max = log.segments.epoch_behind(segment)
@@ -577,6 +602,8 @@ class RepairCheck:
         file = disk.open(self.temporary)
         try:
             position = self._copy_bytes(file, 0, 0, self._start)
+            if self._is_end_part and self.segment.may_have_gaps and position <= self._begins_at:
+                position = _write(file, memoryview(_PLACE_OF_THE_REST), position)
             position = _write(file, memoryview(copy), position)
             position = self._copy_bytes(file, position, self._end, self.size_bytes)
             file.sync()
