@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.repair import CopyRefused, NoRoom
 from tidelog.storage.log.scrub import Scrub
-from tidelog.storage.segments import examination
+from tidelog.storage.segments import examination, reader
 from tidelog.storage.segments import segment as segment_module
 from tidelog.storage.segments.append import UnexplainedGap
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
@@ -647,3 +648,22 @@ def test_the_scrubber_and_a_reader_find_the_same_where_a_file_is_shorter_than_it
     repair(log, copy)
     assert path.read_bytes() == whole
     assert offsets_of(records_of(log)) == list(range(end))
+
+
+@pytest.mark.parametrize("number", [1, -1])
+@pytest.mark.parametrize("left_bytes", [0, 30])
+def test_all_that_lies_before_a_cut_is_read_in_one_piece(
+    made: Logs, monkeypatch: pytest.MonkeyPatch, number: int, left_bytes: int
+) -> None:
+    """A large read maps the file. That the file is shorter than it was refused what is before the cut, too."""
+    monkeypatch.setattr(reader, "MAP_ABOVE_BYTES", 100)
+    segment = made.log.segments[number]
+    path = made.folder / made.files("*.log")[number]
+    made.log.segments.release()
+    os.truncate(path, batches_of(path)[3][0] + left_bytes)
+    base, end = segment.base_offset, made.log.log_end_offset
+    for offset in (base, base + 2):
+        result = read(made.log, offset, 1 << 20, end)
+        assert (result.next_offset, result.size_bytes) == (base + 6, sum(map(len, result.regions)))
+    with pytest.raises(DamagedRecords):
+        read(made.log, base + 6, 1 << 20, end)

@@ -300,10 +300,12 @@ class Segment:
             if self._map is not None:
                 self._loose_maps = [loose for loose in (*self._loose_maps, self._map) if not loose.close()]
             self._map = None
+            # Where the file was cut, what is before the damage at its end can be read.
+            size_bytes = max(end, min(self.size_bytes, self.file.size_bytes()))
             try:
-                self._map = self.file.map(self.size_bytes)
+                self._map = self.file.map(size_bytes)
             except ValueError as error:
-                raise CorruptIndex(self.path, f"is shorter than {self.size_bytes} bytes") from error
+                raise CorruptIndex(self.path, f"is shorter than {size_bytes} bytes") from error
         elif self.file.size_bytes() < end:  # access to the map past the end of the file would kill the process
             self._drop_maps()
             raise CorruptIndex(self.path, f"is shorter than {end} bytes")
