@@ -9,15 +9,11 @@ import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import click
 
-from tidelog.cli.common import HELP, cannot_write, fail, reason, swallow_output
+from tidelog.cli.common import HELP, cannot_write, fail, reason, swallow_output, with_advice
 from tidelog.version import __version__
-
-if TYPE_CHECKING:
-    from tidelog.protocol.errors import KafkaError
 
 _COMMANDS = {
     "start": ("tidelog.cli.start", "Run a node: broker and controller in one."),
@@ -42,7 +38,6 @@ _COMMANDS = {
 }
 
 
-_PATTERN_CHARACTERS = frozenset("*+?[](){}|^$\\")
 # A part of the text of the RuntimeError of `threading.Thread.start`.
 _NO_THREAD = "start new thread"
 
@@ -130,7 +125,7 @@ def _run(words: list[str]) -> int:
     except click.Abort:  # a Ctrl-C before or after the command
         return fail("interrupted")
     except KafkaError as error:
-        return fail(f"{error}{_hint(error)}")
+        return fail(with_advice(error))
     except OSError as error:
         return fail(reason(error))
     except RuntimeError as error:
@@ -139,20 +134,6 @@ def _run(words: list[str]) -> int:
         limits = "`ulimit -u` and `ulimit -v`, TasksMax of a systemd unit and pids.max of a container"
         return fail(f"{error} ({limits} limit threads)")
     return outcome if isinstance(outcome, int) else 0
-
-
-def _hint(error: KafkaError) -> str:
-    """Advice for the user if no broker answered, or not in time, or if a name is a pattern."""
-    from tidelog.protocol.errors import ErrorCode
-
-    message = error.message or ""
-    if error.code == ErrorCode.INVALID_TOPIC_EXCEPTION and _PATTERN_CHARACTERS & set(message):
-        return " (a name is wanted here, no pattern)"
-    if message.startswith("no answer within default_api_timeout_ms"):
-        return " (-X default.api.timeout.ms=60000 waits longer)"
-    if not message.startswith("no broker reached"):
-        return ""
-    return " (-b HOST:PORT or TIDELOG_BOOTSTRAP_SERVER say where the cluster is, `tidelog start` runs a node)"
 
 
 def _open_what_is_closed() -> None:

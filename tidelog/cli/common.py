@@ -22,8 +22,10 @@ import click
 
 if TYPE_CHECKING:
     from tidelog.client.model import Node
+    from tidelog.protocol.errors import KafkaError
 
 Result = TypeVar("Result")
+Thing = TypeVar("Thing")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 # A user waits at the terminal, so a command gives up sooner than a service would.
@@ -31,6 +33,7 @@ PATIENCE_MS = 5_000
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _DEFAULT_PORT = 9092
+_PATTERN_CHARACTERS = frozenset("*+?[](){}|^$\\")
 
 
 class _Warnings(logging.Handler):
@@ -196,6 +199,47 @@ def fail(message: str) -> int:
     """Print one line on standard error; returns the exit code of a failure."""
     click.echo(f"tidelog: {' '.join(message.split())}", err=True)
     return 1
+
+
+def with_advice(error: KafkaError) -> str:
+    """The error, with advice for the user if no broker answered, or not in time, or if a name is a pattern."""
+    from tidelog.protocol.errors import ErrorCode
+
+    message = error.message or ""
+    if error.code == ErrorCode.INVALID_TOPIC_EXCEPTION and _PATTERN_CHARACTERS & set(message):
+        return f"{error} (a name is wanted here, no pattern)"
+    if message.startswith("no answer within default_api_timeout_ms"):
+        return f"{error} (-X default.api.timeout.ms=60000 waits longer)"
+    if not message.startswith("no broker reached"):
+        return str(error)
+    return f"{error} (-b HOST:PORT or TIDELOG_BOOTSTRAP_SERVER say where the cluster is, `tidelog start` runs a node)"
+
+
+async def change_each(
+    things: Iterable[Thing], change: Callable[[Thing], Awaitable[str]]
+) -> tuple[dict[Thing, str], int]:
+    """Change these things one after the other: the outcome of each, which is `failed` with a line where one is
+    refused, and the exit code. Without a final answer, those that follow would wait as long: they are `not tried`.
+    """
+    from tidelog.client.admin.base import is_final
+    from tidelog.protocol.errors import KafkaError
+
+    outcomes: dict[Thing, str] = {}
+    is_answered = True
+    for thing in things:
+        outcomes[thing] = "not tried"
+        if not is_answered:
+            continue
+        try:
+            outcomes[thing] = await change(thing)
+        except KafkaError as error:
+            outcomes[thing] = "failed"
+            fail(with_advice(error))
+            is_answered = is_final(error)
+    untried = [str(thing) for thing, outcome in outcomes.items() if outcome == "not tried"]
+    if untried:
+        fail(f"not tried: {', '.join(untried)}")
+    return outcomes, int("failed" in outcomes.values())
 
 
 async def answered_by_brokers(asking: Awaitable[Result]) -> tuple[Result, int]:

@@ -5,6 +5,7 @@ It uses the admin client, so it works with any Kafka-compatible cluster. The clu
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -16,6 +17,7 @@ from tidelog.cli.common import (
     HELP,
     answered_by_brokers,
     as_json,
+    change_each,
     client_options,
     connecting,
     echo,
@@ -145,7 +147,7 @@ def alter(
     subtracts: tuple[str, ...],
     dry_run: bool,
     json_wanted: bool,
-) -> None:
+) -> int:
     """Change configs of NAMES while the cluster runs. The documentation lists the configs that take effect at once.
 
     A config that Kafka does not know gets a warning with a suggestion. The cluster decides whether to accept it.
@@ -173,18 +175,27 @@ def alter(
 
     warn_of_unknown(kind, [change.name for change in changes])
 
-    async def ask() -> None:
+    async def ask() -> tuple[dict[ConfigResource, str], int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
             await _require_brokers(admin, resources)
-            for resource in resources:
+
+            async def change(resource: ConfigResource) -> str:
                 await admin.alter_config_resources({resource: changes}, validate_only=dry_run)
                 if not json_wanted:
                     echo(f"{'Would change' if dry_run else 'Changed'} the configuration of {resource}.")
+                return "would change" if dry_run else "changed"
 
-    run(ask())
+            if not kind.startswith("broker"):
+                return await change_each(dict.fromkeys(resources), change)
+            # Each broker takes its own, so that one that hangs holds up no other.
+            changed = await asyncio.gather(*(change_each([each], change) for each in dict.fromkeys(resources)))
+            outcomes = {each: outcome for one, _ in changed for each, outcome in one.items()}
+            return outcomes, max(status for _, status in changed)
+
+    outcomes, status = run(ask())
     if json_wanted:
-        outcome = "would change" if dry_run else "changed"
-        print_json([{"type": each.type, "name": each.name, "outcome": outcome} for each in resources])
+        print_json([{"type": each.type, "name": each.name, "outcome": outcome} for each, outcome in outcomes.items()])
+    return status
 
 
 def warn_of_unknown(kind: str, names: Iterable[str]) -> None:

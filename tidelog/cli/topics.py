@@ -17,6 +17,7 @@ from tidelog.cli.common import (
     answered_by_brokers,
     as_count,
     as_json,
+    change_each,
     client_options,
     connecting,
     echo,
@@ -326,7 +327,7 @@ def alter(
 @connecting
 def delete(
     names: tuple[str, ...], bootstrap: str, properties: dict[str, str], if_exists: bool, json_wanted: bool
-) -> None:
+) -> int:
     """Delete the topics NAMES with all their records.
 
     \b
@@ -334,27 +335,28 @@ def delete(
       tidelog topics delete flights
     """
 
-    def outcome_row(name: str, outcome: str) -> dict[str, str]:
-        if not json_wanted:
-            echo(f"Deleted topic {name}." if outcome == "deleted" else f"There is no topic {name}.")
-        return {"name": name, "outcome": outcome}
-
-    async def ask() -> list[dict[str, str]]:
-        outcomes = []
+    async def ask() -> tuple[dict[str, str], int]:
         async with Admin(**client_options(bootstrap, properties)) as admin:
-            for name in names:
+
+            async def change(name: str) -> str:
                 try:
                     await admin.delete_topics([name])
-                    outcomes.append(outcome_row(name, "deleted"))
                 except KafkaError as error:
                     if not (if_exists and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                         raise
-                    outcomes.append(outcome_row(name, "not there"))
-        return outcomes
+                    outcome, line = "not there", f"There is no topic {name}."
+                else:
+                    outcome, line = "deleted", f"Deleted topic {name}."
+                if not json_wanted:
+                    echo(line)
+                return outcome
 
-    outcomes = run(ask())
+            return await change_each(dict.fromkeys(names), change)
+
+    outcomes, status = run(ask())
     if json_wanted:
-        print_json(outcomes)
+        print_json([{"name": name, "outcome": outcome} for name, outcome in outcomes.items()])
+    return status
 
 
 async def _moves(admin: Admin) -> Moves:

@@ -108,6 +108,19 @@ def test_brokers_have_configs_of_their_own_and_of_all(cli: Cli) -> None:
     assert described(cli, "brokers", "1", "--all", "-k", "ssl.key.password")["ssl.key.password"]["sensitive"]
 
 
+def test_the_refusal_of_one_change_does_not_end_the_others(cli: Cli, topic: str) -> None:
+    words = ("configs", "alter", "topics", "nowhere", topic, "--set", "segment.ms=9000")
+    for more in (), ("--json",):
+        cli("configs", "alter", "topics", topic, "--delete", "segment.ms")
+        status, out, err = cli(*words, *more)
+        assert (status, err.count("\n"), "topic 'nowhere'" in err) == (1, 1, True)
+        assert described(cli, "topics", topic)["segment.ms"]["value"] == "9000"
+    assert [each["outcome"] for each in json.loads(out)] == ["failed", "changed"]
+    status, out, err = cli("topics", "delete", "nowhere", topic, "--json")
+    assert (status, err.count("\n")) == (1, 1)
+    assert json.loads(out) == [{"name": "nowhere", "outcome": "failed"}, {"name": topic, "outcome": "deleted"}]
+
+
 @pytest.mark.parametrize(
     ("words", "warning"),
     [

@@ -17,6 +17,7 @@ import pytest
 
 from tests.patience import PATIENCE_S, wait_until
 from tidelog import EmbeddedBroker, EmbeddedCluster, NewTopic, TopicPartition
+from tidelog.cli.common import change_each
 from tidelog.cli.main import main
 from tidelog.cli.topic_records import print_failures
 from tidelog.client.sync import Admin, Producer
@@ -118,8 +119,35 @@ def test_a_broker_that_hangs_does_not_hide_what_the_others_have(cluster: Embedde
         status, out, problem = cli("configs", "describe", "brokers", "--all", "-k", "log.retention.ms", "--json")
         assert (status, [each["name"] for each in json.loads(out)]) == (1, ["1", "3"])
         assert problem.startswith("tidelog: without broker 2: ")
+        words = ("configs", "alter", "brokers", "1", "2", "3", "--set", "log.retention.ms=9000000")
+        status, out, problem = cli(*words, "--json")
+        assert [each["outcome"] for each in json.loads(out)] == ["changed", "failed", "changed"]
+        assert (status, problem.count("\n")) == (1, 1)
     finally:
         cluster.resume(2)
+
+
+async def test_changes_after_one_without_an_answer_are_not_tried(capfd: pytest.CaptureFixture[str]):
+    problems = {
+        "refused": KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "refused"),
+        "unanswered": KafkaError(ErrorCode.REQUEST_TIMED_OUT, "unanswered"),
+    }
+
+    async def change(name: str) -> str:
+        if name in problems:
+            raise problems[name]
+        return "deleted"
+
+    names = ["first", "refused", "second", "unanswered", "third", "fourth"]
+    outcomes = dict(zip(names, ["deleted", "failed", "deleted", "failed", "not tried", "not tried"]))
+    assert await change_each(names, change) == (outcomes, 1)
+    lines = [
+        f"tidelog: {problems['refused']}",
+        f"tidelog: {problems['unanswered']}",
+        "tidelog: not tried: third, fourth",
+    ]
+    assert capfd.readouterr().err.splitlines() == lines
+    assert await change_each(["first"], change) == ({"first": "deleted"}, 0)
 
 
 def test_a_topic_is_described_where_its_only_leader_hangs(cluster: EmbeddedCluster, cli: Cli):
