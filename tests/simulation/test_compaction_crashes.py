@@ -19,7 +19,7 @@ from tidelog.protocol.batches.record_batch import BatchHeader
 from tidelog.storage.cleaner.filter import BatchFilter
 from tidelog.storage.cleaner.keys import KeptRecords, PlainKeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
-from tidelog.storage.log import compaction, loader
+from tidelog.storage.log import compaction, tidying
 from tidelog.storage.log import swap as cleaner_swap
 from tidelog.storage.log.compaction import Compaction
 from tidelog.storage.log.partition_log import PartitionLog
@@ -87,7 +87,7 @@ def forget_to_finish_a_swap(patch: pytest.MonkeyPatch) -> None:
         left = [name for name in sorted(names) if name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX))]
         cleaner_swap._remove(disk, directory, names, left)
 
-    patch.setattr(loader, "finish_swaps", careless)
+    patch.setattr(tidying, "finish_swaps", careless)
 
 
 def leave_the_old_segments(patch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
-"""A log with many segments is emptied: few syncs, and a loss of power at any point leaves a log without a gap."""
+"""A log with many segments is emptied: few syncs, and a crash leaves no gap and no prefix."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from random import Random
 
 import pytest
 
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, batch, offsets_of, records_of
+from tests.unit.storage.cleaning import clean, contents
 from tidelog.storage.files.checkpoints import PARTITION_METADATA_FILE
+from tidelog.storage.log import tidying
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
@@ -17,9 +20,11 @@ from tidelog.storage.segments.log_config import LogConfig
 
 PATH = "/data"
 CONFIG = LogConfig(file_delete_delay_ms=0)
+COMPACTED = LogConfig(cleanup_policy=frozenset({"compact"}), segment_bytes=400)
 SEGMENTS = 8
 FIRST = 10
 END = FIRST + SEGMENTS
+OPERATIONS_MAX = 200
 
 
 @pytest.fixture(autouse=True)
@@ -80,11 +85,12 @@ def test_a_loss_of_power_while_a_log_is_emptied_leaves_no_gap(start: int, high_w
             outcomes.add((begin, end))
             assert not found.damaged_ranges()
             assert offsets_of(records_of(found)) == list(range(begin, end))
+            assert end in (begin, END)  # none of it, or all of its end
             found.append_as_leader(batch(timestamp=NOW), 9, NOW)
         else:
             raise AssertionError("it has no end")
     assert (FIRST, END) in outcomes
-    assert len(outcomes) > 2
+    assert any(begin == end for begin, end in outcomes)
 
 
 @pytest.mark.parametrize("action", ["empty", "truncate"])
@@ -161,3 +167,113 @@ def test_emptying_a_log_with_hundreds_of_segments_waits_for_few_syncs(monkeypatc
     assert [segment.base_offset for segment in log.segments] == [1000]
     log.segments.remove_doomed(NOW)
     assert len([entry for entry in disk.list_directory(f"{PATH}/t-0") if entry.name.endswith(".log")]) == 1
+
+
+def opened_compacted(disk: SimulatedDisk, *, machine_ran_on: bool = False) -> LogDirectory:
+    directory = LogDirectory.open(disk, PATH, node_id=1, cluster_id="cluster")
+    if machine_ran_on:
+        directory.ending = Ending.KILLED
+    directory.load(lambda topic: COMPACTED, NOW)
+    return directory
+
+
+def log_of(directory: LogDirectory) -> PartitionLog:
+    log = directory.logs["t", 0]
+    assert not log.damaged_ranges()
+    log.set_high_watermark(log.log_end_offset)
+    return log
+
+
+def cleaned(disk: SimulatedDisk) -> LogDirectory:
+    """Of the keys a to f, a and b come first and were superseded: the cleaner has removed them."""
+    directory = opened_compacted(disk)
+    log = directory.create_log("t", 0, TOPIC_ID, COMPACTED, NOW)
+    log.flush()
+    for keys in (b"abcde", b"ab", b"f"):
+        for key in keys:
+            log.append_as_leader(batch(key=bytes((key,)), value=b"." * 100), 0, NOW)
+        log.roll(NOW)
+    log.set_high_watermark(log.log_end_offset)
+    clean(log)
+    log.append_as_leader(batch(key=b"g"), 0, NOW)
+    log.set_high_watermark(log.log_end_offset)
+    log.flush()
+    directory.write_checkpoints()
+    assert len(log.segments) > 2
+    return directory
+
+
+@pytest.mark.parametrize("crash", ["kill", "loss of power"])
+def test_a_crash_leaves_the_whole_log_or_none_of_it(crash: str) -> None:
+    """A prefix lacked what later records had superseded: a follower went on behind it, and never got them."""
+    is_over, operations = False, 0
+    while not is_over:
+        operations += 1
+        assert operations < OPERATIONS_MAX
+        disk = SimulatedDisk(Random(operations))
+        log = log_of(cleaned(disk))
+        before = contents(log)
+        disk.fail_after(operations)
+        try:
+            log.truncate_fully_and_start_at(0)
+            is_over = True
+        except PowerLoss:
+            pass
+        end(disk, crash)
+        for again in range(1, 4):  # the start may end in the middle, too
+            disk.fail_after(again * 3)
+            with suppress(PowerLoss):
+                opened_compacted(disk, machine_ran_on=crash == "kill")
+            end(disk, crash)
+        log = log_of(opened_compacted(disk, machine_ran_on=crash == "kill"))
+        assert contents(log) in ([] if is_over else before, []), operations
+    assert operations > 20
+
+
+def end(disk: SimulatedDisk, crash: str) -> None:
+    if crash == "kill":
+        disk.end_process()
+    else:
+        disk.lose_power()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_written_to_the_emptied_log_stays(seed: int) -> None:
+    disk = SimulatedDisk(Random(seed))
+    directory = cleaned(disk)
+    log = log_of(directory)
+    log.truncate_fully_and_start_at(0)
+    log.append_as_leader(batch(key=b"a"), 1, NOW)
+    log.set_high_watermark(1)
+    log.flush()
+    disk.lose_power()
+    assert [key for _, key, _ in contents(log_of(opened_compacted(disk)))] == [b"a"]
+
+
+def test_a_mark_that_another_broker_has_passed_over_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka, or an earlier version, opens what is left of the log, and goes on behind it."""
+    passed_over = 0
+    for operations in range(1, OPERATIONS_MAX):
+        disk = SimulatedDisk(Random(operations))
+        log = log_of(cleaned(disk))
+        disk.fail_after(operations)
+        try:
+            log.truncate_fully_and_start_at(0)
+            break
+        except PowerLoss:
+            pass
+        disk.end_process()
+        passed_over += disk.exists(f"{PATH}/t-0/{tidying.EMPTYING_FILE}")
+        disk.clock_ms = lambda: 1000
+        with monkeypatch.context() as patch:
+            patch.setattr(tidying, "_finish_emptying", lambda disk, directory, names: None)
+            directory = opened_compacted(disk, machine_ran_on=True)
+            log = log_of(directory)
+            log.append_as_leader(batch(key=b"h"), 2, NOW)
+            log.set_high_watermark(log.log_end_offset)
+            log.flush()
+            written = contents(log)
+            directory.close()
+        assert contents(log_of(opened_compacted(disk))) == written, operations
+        assert not disk.exists(f"{PATH}/t-0/{tidying.EMPTYING_FILE}")
+    assert passed_over > 5

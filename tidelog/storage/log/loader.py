@@ -32,7 +32,6 @@ from tidelog.storage.files.disk import Disk
 from tidelog.storage.files.usurped_names import free_names
 from tidelog.storage.log.explained_gaps import read_end_offset
 from tidelog.storage.log.hidden_transactions import ScannedTransactions
-from tidelog.storage.log.misnamed import restore_names
 from tidelog.storage.log.recovery import (
     examine_now,
     find_end,
@@ -44,7 +43,7 @@ from tidelog.storage.log.recovery import (
     take_over_findings,
     write_if_there_is_space,
 )
-from tidelog.storage.log.swap import finish_swaps
+from tidelog.storage.log.tidying import EMPTYING_FILE, TEMPORARY_SUFFIX, offsets_of, tidy
 from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, ProducerSnapshots
 from tidelog.storage.producers.producer_state import ProducerState
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe
@@ -53,11 +52,8 @@ from tidelog.storage.segments.leader_epochs import LeaderEpochs, confirmed_log_s
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.reader import headers
 from tidelog.storage.segments.segment import (
-    DELETED_SUFFIX,
-    INDEX_SUFFIX,
     LOG_SUFFIX,
     SUFFIXES,
-    TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     Segment,
     file_name,
@@ -73,13 +69,18 @@ logger = logging.getLogger("tidelog.storage")
 
 _NO_SUM: Final = (-1, 0)
 """The checksum of an index of transactions that is not to be believed: no index has it."""
-_TEMPORARY_SUFFIX: Final = ".tmp"
 # For a small log without producers, another scan costs less than a snapshot.
 _SCANNED_AGAIN_BYTES_MAX: Final = 1024 * 1024
-_METADATA_SNAPSHOT_DELETED: Final = ".checkpoint.deleted"
 _SEGMENT_FILE: Final = re.compile(r"[0-9]{20}(-[0-9]+)?(\.[a-z]+)+$")
 _SMALL_FILES: Final = frozenset(
-    {CLEANED_ENDS_FILE, EXPLAINED_GAPS_FILE, LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, TRANSACTION_SUMS_FILE}
+    {
+        CLEANED_ENDS_FILE,
+        EMPTYING_FILE,
+        EXPLAINED_GAPS_FILE,
+        LEADER_EPOCH_FILE,
+        PARTITION_METADATA_FILE,
+        TRANSACTION_SUMS_FILE,
+    }
 )
 
 
@@ -201,7 +202,7 @@ class _Loader:
         # The metadata log is read whole at each start.
         if config.is_compacted or checkpoints.was_compacted or checkpoints.is_synced:
             cleaned_below = INT64_MAX
-        self.names, orphans, self.lost_transaction_indexes, renamed = _tidy(disk, directory, names, cleaned_below)
+        self.names, orphans, self.lost_transaction_indexes, renamed = tidy(disk, directory, names, cleaned_below)
         self.epochs, self.epochs_are_whole = self._read_epochs()
         self.has_unreadable_sums = TRANSACTION_SUMS_FILE in freed
         self.transaction_sums = self._read_transaction_sums()
@@ -209,16 +210,16 @@ class _Loader:
             self.transaction_sums |= dict.fromkeys(renamed, _NO_SUM)
         if not checkpoints.is_synced:  # the log start of the metadata log comes from the names of its snapshots
             self._confirm_log_start()
-        known_end = max(checkpoints.high_watermark, *_offsets_of(self.names, LOG_SUFFIX), 0)
+        known_end = max(checkpoints.high_watermark, *offsets_of(self.names, LOG_SUFFIX), 0)
         is_possible = checkpoints.log_start_offset <= known_end  # no log starts above its high watermark
         log_start_offset = (checkpoints if is_possible else self.checkpoints).log_start_offset
         self.first_offset = first_offset_of(self.epochs, self.epochs_are_whole, log_start_offset, orphans)
         self.producers = ProducerState()
-        self.snapshots = ProducerSnapshots(disk, directory, _offsets_of(self.names, SNAPSHOT_SUFFIX))
+        self.snapshots = ProducerSnapshots(disk, directory, offsets_of(self.names, SNAPSHOT_SUFFIX))
 
     def _confirm_log_start(self) -> None:
         before = self.checkpoints.log_start_offset
-        first_base_offset = min(_offsets_of(self.names, LOG_SUFFIX), default=INT64_MAX)
+        first_base_offset = min(offsets_of(self.names, LOG_SUFFIX), default=INT64_MAX)
         log_start_offset = confirmed_log_start(
             self.epochs, self.epochs_are_whole, before, first_base_offset, self.checkpoints.high_watermark
         )
@@ -391,9 +392,9 @@ class _Loader:
     # Files
 
     def _open_segments(self) -> list[Segment]:
-        transaction_indexes = set(_offsets_of(self.names, TRANSACTION_INDEX_SUFFIX))
+        transaction_indexes = set(offsets_of(self.names, TRANSACTION_INDEX_SUFFIX))
         gaps_below = max(self.checkpoints.cleaned_offset, self.gaps_explained_below)
-        bases = sorted(_offsets_of(self.names, LOG_SUFFIX))
+        bases = sorted(offsets_of(self.names, LOG_SUFFIX))
         segments: list[Segment] = []
         for base_offset, end_offset in zip(bases, [*bases[1:], INT64_MAX]):
             size_bytes = self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}")
@@ -751,11 +752,6 @@ def _has_index_files(names: set[str], segment: Segment) -> bool:
     return any(file_name(segment.base_offset, suffix) in names for suffix in SUFFIXES[1:])
 
 
-def _offsets_of(names: set[str], suffix: str) -> list[int]:
-    length = 20 + len(suffix)
-    return [int(name[:20]) for name in names if len(name) == length and name.endswith(suffix) and name[:20].isdecimal()]
-
-
 def _lost_behind(segments: list[Segment], number: int, bases: Iterable[int]) -> list[int]:
     """Those of `bases` that lie between this segment's base offset and the next one's."""
     end = segments[number + 1].base_offset if number + 1 < len(segments) else INT64_MAX
@@ -769,32 +765,4 @@ def _is_log_name(name: str) -> bool:
 def _is_file_name(name: str) -> bool:
     """Whether the log can do without the file. Without a .log records are missing, and it may be put right."""
     is_segment_file = _SEGMENT_FILE.match(name) is not None and not _is_log_name(name)
-    return is_segment_file or name.removesuffix(_TEMPORARY_SUFFIX) in _SMALL_FILES
-
-
-def _tidy(
-    disk: Disk, directory: str, names: set[str], cleaned_below: int
-) -> tuple[set[str], set[int], set[int], set[int]]:
-    """Remove the remains of a crash, finish interrupted swaps of segments, and restore the names of segment files.
-
-    Returns the remaining file names, the base offsets of indexes without a segment, those of indexes of
-    transactions without a segment, behind the first one: they are kept for now, and those of renamed segments.
-    """
-    for name in sorted(names):
-        is_deleted = name.endswith(DELETED_SUFFIX) and not name.endswith(_METADATA_SNAPSHOT_DELETED)
-        if is_deleted or name.endswith(_TEMPORARY_SUFFIX):
-            disk.remove(f"{directory}/{name}")
-            names.discard(name)
-    finish_swaps(disk, directory, names)
-    renamed = restore_names(disk, directory, names, cleaned_below)
-    bases = set(_offsets_of(names, LOG_SUFFIX))
-    orphans = set(_offsets_of(names, INDEX_SUFFIX)) - bases
-    first = min(bases, default=INT64_MAX)
-    lost = {each for each in _offsets_of(names, TRANSACTION_INDEX_SUFFIX) if each > first} - bases
-    for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
-        kept = lost if suffix == TRANSACTION_INDEX_SUFFIX else set()
-        for base_offset in set(_offsets_of(names, suffix)) - bases - kept:
-            name = f"{base_offset:020d}{suffix}"
-            disk.remove(f"{directory}/{name}")
-            names.discard(name)
-    return names, orphans, lost, renamed
+    return is_segment_file or name.removesuffix(TEMPORARY_SUFFIX) in _SMALL_FILES

@@ -25,6 +25,7 @@ from tidelog.storage.log.hidden_transactions import note_end
 from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import examine_now, markers_in, rebuild_transaction_index, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
+from tidelog.storage.log.tidying import emptying
 from tidelog.storage.log.usual_append import append_usual, append_usual_as_follower
 from tidelog.storage.producers.producer_state import EndMarker, SentBatch
 from tidelog.storage.producers.verification import TransactionAppend
@@ -672,12 +673,11 @@ class PartitionLog:
         # Before the other files go: a start misses the first file of a log that begins after its first epoch.
         self.leader_epochs.clear()
         self.durability.files.epochs(self.leader_epochs).write()
-        self.segments.drop_last(len(self.segments), self.clock_ms + self.config.file_delete_delay_ms)
-        self.rename_condemned(INT64_MAX, self.clock_ms)  # the new segment may get the name of one of them
-        self.snapshots.delete_where(0, 2**63)
-        segment = Segment.create(self.disk, self.directory, offset, self.config, self.clock_ms, self.jitter_ms)
-        segment.may_have_gaps = segment.may_have_gaps or offset < self.gaps_explained_below
-        self.segments.add(segment)
+        with emptying(self.disk, self.directory):
+            self.segments.drop_last(len(self.segments), self.clock_ms + self.config.file_delete_delay_ms)
+            self.rename_condemned(INT64_MAX, self.clock_ms)  # the new segment may get the name of one of them
+            self.snapshots.delete_where(0, 2**63)
+        self._begin_segment(self.clock_ms, offset)
         self.disk.sync_directory(self.directory)
         self.producers.clear(offset)
         self.log_start_offset = self.log_end_offset = self.high_watermark = offset
