@@ -15,7 +15,7 @@ from tidelog.cli.reassign import command as reassign
 from tidelog.cli.reassign import directories as reassign_directories
 from tidelog.cli.reassign.directories import RATE
 from tidelog.cli.reassign.partition_lists import FOLLOWER_RATE, LEADER_RATE
-from tidelog.client import TopicPartition
+from tidelog.client import BrokerErrors, TopicPartition
 from tidelog.client.model import (
     ClusterDescription,
     ConfigEntry,
@@ -31,6 +31,7 @@ from tidelog.client.model import (
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 F0, F1 = TopicPartition("flights", 0), TopicPartition("flights", 1)
+SILENCE = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "no answer")
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -47,6 +48,7 @@ class StandIn:
         self.configs: dict[str, str] = {}
         self.rates: dict[int, ConfigEntry] = {}
         self.fenced: set[int] = set()
+        self.hanging: set[int] = set()
         self.registered: tuple[int, ...] = (1, 2, 3, 4)
         self.homes: dict[Replica, str] = {}
         self.futures: dict[Replica, str] = {}
@@ -97,11 +99,17 @@ class StandIn:
         replicas = list(replicas)
         self._require_running(replica.broker_id for replica in replicas)
         held = {Replica(*partition, broker) for partition, brokers in self.placed.items() for broker in brokers}
-        return {
+        described = {
             replica: ReplicaLogDirs(self.homes.get(replica, "/a"), self.futures.get(replica))
             for replica in replicas
-            if replica in held
+            if replica in held and replica.broker_id not in self.hanging
         }
+        errors = dict.fromkeys(self.hanging.intersection(each.broker_id for each in replicas), SILENCE)
+        if errors and described:
+            raise BrokerErrors(SILENCE.code, SILENCE.message, described, errors)
+        if errors:
+            raise SILENCE
+        return described
 
     async def alter_replica_log_dirs(self, paths: Mapping[Replica, str]) -> dict[Replica, KafkaError | None]:
         self._require_running(replica.broker_id for replica in paths)
@@ -339,6 +347,28 @@ def test_a_broker_that_is_lost_keeps_no_other_from_its_directories(cluster: Stan
     lines = ["cancelled 1 of 1 move", f"tidelog: warning: {text}", "stopped 1 move between directories"]
     assert (status, err.splitlines()) == (0, [*lines, "took away the throttles of 1 topic"])
     assert ("directories", {one: "/a"}) in cluster.asked
+
+
+def test_a_broker_that_hangs_does_not_hide_the_moves_of_others(cluster: StandIn, cli: Cli, tmp_path: Path):
+    one, two = Replica("flights", 0, 1), Replica("flights", 0, 2)
+    file = with_directories(tmp_path, "/b", "/c")
+    cluster.futures, cluster.hanging = {one: "/b", two: "/c"}, {2}
+    line = f"tidelog: without broker 2: {SILENCE}"
+    status, out, err = cli("reassign", "--json", file, "--verify", "--output-json")
+    states = [each["state"] for each in json.loads(out)]
+    assert (status, states, err) == (1, ["complete", "in progress", "broker does not answer"], line + "\n")
+    status, _, err = cli("reassign", "--json", file, "--cancel")
+    assert (status, err.splitlines()[1:]) == (1, [line, "stopped 1 move between directories"])
+    assert cluster.asked[-1] == ("directories", {one: "/a"})
+    cluster.hanging = {1, 2}
+    status, out, err = cli("reassign", "--json", file, "--verify", "--output-json")
+    assert (status, err.count("\n")) == (1, 2)
+    assert [each["state"] for each in json.loads(out)] == ["complete", *["broker does not answer"] * 2]
+    cluster.hanging, cluster.futures = set(), {one: "/b", two: "/c"}
+    cluster.refusals = {one: KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no")}
+    status, _, err = cli("reassign", "--json", file, "--cancel")
+    refusal = "tidelog: cannot cancel the move of flights-0 on broker 1: KAFKA_STORAGE_ERROR: no"
+    assert (status, err.splitlines()[1:]) == (1, [refusal, "stopped 1 move between directories"])
 
 
 def test_moves_between_directories_are_throttled_until_all_is_done(cluster: StandIn, cli: Cli, tmp_path: Path):

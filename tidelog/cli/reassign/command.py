@@ -27,7 +27,7 @@ from tidelog.cli.common import (
 )
 from tidelog.cli.reassign import directories as reassign_directories
 from tidelog.cli.reassign import partition_lists, proposals
-from tidelog.cli.reassign.partition_lists import COMPLETE, ELSEWHERE, MOVING, Directories, Plan, Throttles
+from tidelog.cli.reassign.partition_lists import COMPLETE, ELSEWHERE, MOVING, UNANSWERED, Directories, Plan, Throttles
 from tidelog.client import Admin, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
@@ -233,7 +233,7 @@ async def _verify(admin: Admin, plan: Plan, paths: Directories, preserve_throttl
             print_table(("TOPIC", "PARTITION", "BROKER", "STATE", "DIRECTORY"), rows)
     all_states = {*states.values(), *moves.values()}
     # The rates of brokers hold for moves of other plans as well.
-    if not moving and MOVING not in all_states and not preserve_throttles:
+    if not moving and not all_states & {MOVING, UNANSWERED} and not preserve_throttles:
         await _clear_throttles(admin, plan, assignment)
         await reassign_directories.release(admin, paths)
     return int(all_states != {COMPLETE})
@@ -244,7 +244,8 @@ async def _cancel(admin: Admin, plan: Plan, paths: Directories, preserve_throttl
     outcomes = await admin.alter_partition_reassignments({partition: None for partition in plan if partition in moving})
     status = _report(outcomes, "cancelled", "cancel the move of")
     if paths:
-        stopped = await reassign_directories.cancel(admin, paths)
+        stopped, failure = await reassign_directories.cancel(admin, paths)
+        status = status or failure
         click.echo(f"stopped {as_count(range(stopped), 'move')} between directories", err=True)
     if not status and not preserve_throttles:
         await _clear_throttles(admin, plan, await _present_replicas(admin, plan))

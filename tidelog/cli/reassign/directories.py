@@ -8,14 +8,14 @@ Kafka's tool.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
-from tidelog.cli.common import as_count
-from tidelog.cli.reassign.partition_lists import COMPLETE, DOWN, IN_ANOTHER, MISSING, MOVING, Directories
-from tidelog.client import Admin, TopicPartition
-from tidelog.client.model import Replica
+from tidelog.cli.common import as_count, fail
+from tidelog.cli.reassign.partition_lists import COMPLETE, DOWN, IN_ANOTHER, MISSING, MOVING, UNANSWERED, Directories
+from tidelog.client import Admin, BrokerErrors, TopicPartition
+from tidelog.client.model import Replica, ReplicaLogDirs
 from tidelog.protocol.errors import ErrorCode, KafkaError
 
 RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
@@ -104,12 +104,14 @@ async def start(admin: Admin, targets: Directories) -> int:
 async def progress(admin: Admin, targets: Directories) -> dict[Replica, str]:
     """The state of each replica of a plan: IN_ANOTHER, or a constant of `partition_lists`."""
     running = await _running(admin)
-    described = await admin.describe_replica_log_dirs(each for each in targets if each.broker_id in running)
+    described, unanswered = await _log_dirs(admin, [each for each in targets if each.broker_id in running])
     states = {}
     for replica, path in sorted(targets.items()):
         where = described.get(replica)
         if replica.broker_id not in running:
             states[replica] = DOWN
+        elif replica.broker_id in unanswered:
+            states[replica] = UNANSWERED
         elif where is None:
             states[replica] = MISSING
         elif where.future == path:
@@ -119,22 +121,37 @@ async def progress(admin: Admin, targets: Directories) -> dict[Replica, str]:
     return states
 
 
-async def cancel(admin: Admin, targets: Directories) -> int:
-    """Cancel the moves of replicas to the plan's directories. Returns the number of moves."""
+async def cancel(admin: Admin, targets: Directories) -> tuple[int, int]:
+    """Cancel the moves of replicas to the plan's directories. Returns the number of moves, and the exit code."""
     running = await _running(admin)
     for broker_id in sorted({replica.broker_id for replica in targets} - running):
         text = f"broker {broker_id} does not run: if it comes back, it goes on with its moves between directories"
         click.echo(f"tidelog: warning: {text}", err=True)
-    described = await admin.describe_replica_log_dirs(each for each in targets if each.broker_id in running)
+    described, unanswered = await _log_dirs(admin, [each for each in targets if each.broker_id in running])
     back = {
         replica: where.current
         for replica, where in described.items()
         if where.future == targets[replica] and where.current is not None
     }
-    for replica, error in (await admin.alter_replica_log_dirs(back)).items():
-        if error is not None:
-            raise click.ClickException(f"cannot cancel the move of {_describe(replica)}: {error}")
-    return len(back)
+    refused = {
+        replica: error for replica, error in (await admin.alter_replica_log_dirs(back)).items() if error is not None
+    }
+    for replica, error in sorted(refused.items()):
+        fail(f"cannot cancel the move of {_describe(replica)}: {error}")
+    return len(back) - len(refused), int(bool(refused or unanswered))
+
+
+async def _log_dirs(admin: Admin, replicas: Sequence[Replica]) -> tuple[Mapping[Replica, ReplicaLogDirs], set[int]]:
+    """The directories of these replicas, and the brokers that have not told. Prints a line for each of them."""
+    try:
+        return await admin.describe_replica_log_dirs(replicas), set()
+    except BrokerErrors as error:
+        answers, errors = error.answers, error.errors
+    except KafkaError as error:
+        answers, errors = {}, dict.fromkeys((replica.broker_id for replica in replicas), error)
+    for broker_id, problem in sorted(errors.items()):
+        fail(f"without broker {broker_id}: {problem}")
+    return answers, set(errors)
 
 
 def _describe(replica: Replica) -> str:

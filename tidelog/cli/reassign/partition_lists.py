@@ -25,6 +25,7 @@ MISSING = "no such partition"
 ELSEWHERE = "not on these replicas"
 IN_ANOTHER = "in another directory"
 DOWN = "broker does not run"
+UNANSWERED = "broker does not answer"
 
 ANY_DIRECTORY = "any"
 
