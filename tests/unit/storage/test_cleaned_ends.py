@@ -95,6 +95,37 @@ def test_what_a_cleaned_segment_has_lost_is_damage_and_is_repaired(
     assert not made.log.damaged_ranges()
 
 
+@pytest.mark.parametrize("number", [-4, -2])
+def test_what_a_segment_has_lost_is_damage_where_the_policy_was_another_one_for_a_while(
+    made: Logs, number: int
+) -> None:
+    """Then the gaps up to the end of the log are explained. A lost end of a segment was taken for one of them."""
+    expected = contents(made.log)
+    made.log.explain_gaps(made.log.log_end_offset)  # as where its topic ceases to be compacted
+    assert contents(made.close_and_open()) == expected
+    made.close()
+    last_batch(made.folder / made.files("*.log")[number])
+    made.open()
+    with pytest.raises(DamagedRecords):
+        served(made.log)
+
+
+def test_a_segment_that_ends_behind_the_explained_gaps_does_not_end_early(made: Logs) -> None:
+    """A gap before its end would reach up to the next segment, so it would have to be explained as well."""
+    made.log.explain_gaps(made.log.log_end_offset)
+    made.append(keyed(("k1", "later")))
+    made.append(keyed(("k2", "later")))
+    made.log.roll(NOW)
+    made.append(keyed(("k3", "later")))
+    expected = contents(made.log)
+    assert contents(made.close_and_open()) == expected
+    made.close()
+    last_batch(made.folder / made.files("*.log")[-2])
+    made.open()
+    with pytest.raises(DamagedRecords):
+        served(made.log)
+
+
 def test_a_cleaned_log_that_lost_nothing_has_no_damage(made: Logs) -> None:
     expected = contents(made.log)
     for _ in range(2):

@@ -197,7 +197,7 @@ class _Loader:
         names = {entry.name for entry in entries if not entry.is_directory} - freed
         self.gaps_explained_below = read_end_offset(disk, directory, EXPLAINED_GAPS_FILE)
         cleaned_ends = read_end_offset(disk, directory, CLEANED_ENDS_FILE)
-        self.may_end_early = not keeps_ends(cleaned_ends, checkpoints.cleaned_offset)
+        self.ends_are_kept_below = cleaned_ends if keeps_ends(cleaned_ends, checkpoints.cleaned_offset) else 0
         cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
         # The metadata log is read whole at each start.
         if config.is_compacted or checkpoints.was_compacted or checkpoints.is_synced:
@@ -413,11 +413,11 @@ class _Loader:
 
         What it has cleaned is on the device. A loss of power may have taken what was appended there after a truncation.
         """
-        checkpoints = self.checkpoints
-        if self.may_end_early and end_offset <= checkpoints.cleaned_offset:
-            return True
-        is_explained = base_offset < self.gaps_explained_below or (
-            self.may_end_early and (checkpoints.was_compacted or base_offset < checkpoints.cleaned_offset)
+        checkpoints, kept_below = self.checkpoints, self.ends_are_kept_below
+        if end_offset <= (kept_below or checkpoints.cleaned_offset):
+            return not kept_below  # explained gaps lie between batches there
+        is_explained = (end_offset - 1 if end_offset < INT64_MAX else base_offset) < self.gaps_explained_below or (
+            not kept_below and (checkpoints.was_compacted or base_offset < checkpoints.cleaned_offset)
         )
         return is_explained and not (self._explains_loss and end_offset > checkpoints.recovery_point)
 
