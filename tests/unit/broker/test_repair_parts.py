@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -156,6 +157,23 @@ async def test_of_two_overlapping_damages_only_what_is_damaged_on_both_is_lost(
     cluster.here.logs.close_and_open()
     assert cluster.here.lacks() == lost
     assert not cluster.refused
+
+
+@pytest.mark.parametrize(("leader", "behind"), [(0, 0), (1, 0), (2, 0), (0, 4), (1, 4)])
+async def test_a_follower_whose_log_ends_at_the_damage_has_no_copy(tmp_path: Path, leader: int, behind: int) -> None:
+    """The leader waited for it for ever, and it for the leader. Its readers were to try again, also for ever."""
+    cluster = Cluster(tmp_path, others=2)
+    lost = cluster.here.damage(5, 2)
+    assert cluster.replicas[1].damage(5, 2) == lost
+    cluster.replicas[2].log.truncate_to(min(lost) - behind)
+    assignment: Any = SimpleNamespace(leader=leader, isr=[0, 1])
+    cluster.repairs.assignment_of = lambda partition: assignment
+    await cluster.repair()
+    # A leader whose log ends there has this one cut.
+    code = ErrorCode.KAFKA_STORAGE_ERROR if leader == 2 else ErrorCode.CORRUPT_MESSAGE
+    assert cluster.repairs.report(cluster.partition) == code
+    assert cluster.here.lacks() == lost
+    await cluster.repairs.close()
 
 
 @pytest.mark.parametrize("left_bytes", [0, 7])

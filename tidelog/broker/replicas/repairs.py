@@ -275,8 +275,7 @@ class Repairs:
         lacking: dict[int, int] = {}
         """Replicas without the whole range -> the lowest offset with which a batch that is worth a copy may begin."""
         gap_is_shared = damage.position == damage.end_position
-        if log.config.is_compacted:
-            repair.lacks_below = log.cleaned_offset
+        repair.lacks_below = log.cleaned_offset if log.config.is_compacted else None
         cleaned: list[int] = []
         """Replicas whose cleaners may have removed other records of the range."""
         for source in self.others(partition):
@@ -303,7 +302,8 @@ class Repairs:
                     lacking[source] = damage.first_offset
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             except PeerUnreachable as error:
-                gap_is_shared = everyone_lacks_it = False
+                gap_is_shared = False
+                everyone_lacks_it = everyone_lacks_it and await self._ends_before(partition, source, damage)
                 logger.info("%s: broker %d does not help: %s", name, source, error)
             if repair.is_complete:
                 break
@@ -386,6 +386,20 @@ class Repairs:
             except (KafkaError, PeerUnreachable) as error:
                 logger.info("%s: broker %d does not help: %s", partition, source, error)
         return False
+
+    async def _ends_before(self, partition: Partition, source: int, damage: DamagedRange) -> bool:
+        """Whether a follower's log ends at the damage or before it. It could get the records only from a leader that
+        lacks them, too, and would wait for it for ever, as the leader for the follower.
+        """
+        assignment = self.assignment_of(partition)
+        if assignment is not None and assignment.leader == source:
+            return False  # this log is to be cut, or knows more than that leader has committed
+        try:
+            return not await self.fetch(partition, source, damage.first_offset, up_to_log_end=True, bytes_max=1)
+        except KafkaError as error:
+            return error.code == ErrorCode.OFFSET_OUT_OF_RANGE
+        except PeerUnreachable:
+            return False
 
     async def _copy_end(self, partition: Partition, repair: RangeRepair, source: int, fetch_offset: int) -> bool:
         """Whether the end of a range was copied from a replica. Raises NoRoom, OSError."""
