@@ -416,11 +416,17 @@ def test_a_record_that_is_too_large_fails(cli: Cli):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_consuming_ends_with_a_signal(cli: Cli, number: signal.Signals):
     cli("produce", "endless", stdin=b"1\n")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a test under `nohup` ignores it, and so would the command
     timer = threading.Timer(0.7, os.kill, (os.getpid(), number))
     timer.start()
-    status, _, err = cli("consume", "endless")
-    join(timer)
+    try:
+        started_s = time.monotonic()
+        status, _, err = cli("consume", "endless", "--timeout-ms", "60000")
+    finally:
+        join(timer)
+        signal.signal(signal.SIGHUP, before)
     assert (status, err) == (0, "0 records\n")
+    assert time.monotonic() - started_s < 60
 
 
 def test_nobody_at_the_address(cli: Cli):
