@@ -83,7 +83,7 @@ class PolicyHistory(CompactionHistory):
 
     def change_policy(self) -> None:
         self.draw_policy()
-        _set_config(self.log, self.config, self.directory)
+        _set_config(self.log, self.config, self.directory, set())
         if self.compaction is not None and self.compaction.is_given_up:
             self.compaction.run()
             self.compaction.advance()
@@ -111,7 +111,7 @@ def compacted(tmp_path: Path) -> Logs:
     clean(logs.log)
     logs.append(batch(key=b"b"))
     logs.directory.write_checkpoints()
-    _set_config(logs.log, DELETED, logs.directory)
+    _set_config(logs.log, DELETED, logs.directory, set())
     logs.config = DELETED
     return logs
 
@@ -139,7 +139,7 @@ def test_a_log_is_named_on_the_device_before_it_has_gaps(tmp_path: Path, changes
         logs.append(batch(key=b"a"))
     logs.log.roll(NOW)
     logs.directory.write_checkpoints()
-    _set_config(logs.log, COMPACTED, logs.directory)
+    _set_config(logs.log, COMPACTED, logs.directory, set())
     task = logs.directory.begin_checkpoints()
     task.run()
     unsynced = (logs.path / CLEANER_OFFSET_FILE).read_bytes()
@@ -150,7 +150,7 @@ def test_a_log_is_named_on_the_device_before_it_has_gaps(tmp_path: Path, changes
     logs.append(batch(key=b"b"))
     logs.log.flush()
     if changes == "while the node runs":
-        _set_config(logs.log, DELETED, logs.directory)
+        _set_config(logs.log, DELETED, logs.directory, set())
         (logs.folder / EXPLAINED_GAPS_FILE).write_bytes(b"")  # a loss of power: it was not synced
     log = logs.kill_and_open()
     assert [offset for offset, _, _ in contents(log)] == [2, 3]
@@ -166,7 +166,7 @@ def test_a_clean_stop_has_the_file_on_the_device(tmp_path: Path):
 
 def compact_and_cease_on_a_full_volume(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topic is compacted again, its log is cleaned, and there is no space to explain the new gaps."""
-    _set_config(logs.log, COMPACTED, logs.directory)
+    _set_config(logs.log, COMPACTED, logs.directory, set())
     logs.log.roll(NOW)
     for _ in range(8):
         logs.append(batch(key=b"a", value=b"." * 300))
@@ -178,7 +178,7 @@ def compact_and_cease_on_a_full_volume(logs: Logs, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as full:
         full.setattr(explained_gaps, "replace_file", refuse)
-        _set_config(logs.log, DELETED, logs.directory)
+        _set_config(logs.log, DELETED, logs.directory, set())
 
 
 def test_a_clean_stop_after_a_full_volume_keeps_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -308,7 +308,7 @@ def survives(checkpoint: Callable[[LogDirectory], None], seed: int) -> bool:
     directory = directory_cleaned_by_kafka(disk)
     log = directory.logs["t", 0]
     expected = contents(log)
-    _set_config(log, DELETED, directory)
+    _set_config(log, DELETED, directory, set())
     log.flush()
     checkpoint(directory)
     disk.lose_power()

@@ -51,6 +51,8 @@ NEW_LOGS_PER_TURN_MAX = 100
 NEW_LOGS_S = 0.02
 # So many are created however long they take.
 FEW_NEW_LOGS = 5
+# The time that changed settings take in one turn of the loop. A topic that ceases to be compacted has a file written.
+CONFIGS_S = 0.01
 # The pause after a shortage of file descriptors or memory.
 SHORTAGE_PAUSE_S = 1.0
 LogLocation = tuple["LogDirectory", "PartitionLog"]
@@ -105,6 +107,10 @@ class Hosting:
         self._lost_replicas: set[tuple[bytes, int]] = set()
         """Replicas whose directory is not there any more, and that wait for another leader."""
         self._log_configs: dict[str, LogConfig] = {}
+        self._to_configure: dict[Partition, None] = {}
+        self._configures_later = False
+        self._refusing: set[LogDirectory] = set()
+        """Directories that could not be written to since `_to_configure` was last empty."""
         self._moves: ReplicaMoves | None = None
         self._moves_wait = False
         """The moves of some replicas wait: the start had to defer these."""
@@ -188,6 +194,7 @@ class Hosting:
     def close(self) -> None:
         self._is_closed = True
         self._deferred_partitions.clear()
+        self._to_configure.clear()
         self._deletions.finish_all()
 
     # -----------------------------------------------------------------------------------------------------------
@@ -342,7 +349,7 @@ class Hosting:
         directory, log = location
         config = self._log_config(topic.name)
         if log.config is not config:  # the log was opened with the settings of an earlier image
-            _set_config(log, config, directory)
+            _set_config(log, config, directory, set())
         if self._is_former_copy(log, assignment):
             logger.info("%s-%d is added again: its copy begins again", topic.name, index)
             try:
@@ -460,7 +467,7 @@ class Hosting:
     def _on_promoted(self, partition: Partition, directory: LogDirectory) -> None:
         """The partition has a new log, in this directory; delete the old one."""
         source, self._directory_of[partition] = self._directory_of[partition], directory
-        _set_config(partition.log, self._log_config(partition.topic), directory)
+        _set_config(partition.log, self._log_config(partition.topic), directory, set())
         try:
             source.delete_log(partition.topic, partition.index, self._clock_ms())
         except OSError as error:
@@ -641,13 +648,8 @@ class Hosting:
             self._log_configs.pop(name, None)
         for partition in self._partitions.hosted():
             if affects_all or partition.topic in names:
-                try:
-                    home = self._directory_of[partition]
-                    _set_config(partition.log, self._log_config(partition.topic), home)
-                except OSError as error:
-                    self._directories.failed(self._directory_of[partition], error)
-                self._configure(partition)
-                partition.advance_high_watermark()  # a lower min.insync.replicas may allow it
+                self._to_configure[partition] = None
+        self._configure_some()
         for topic_id, index in list(self._lost_replicas):
             topic = self._image.topics_by_id.get(topic_id)
             if topic is not None and (affects_all or topic.name in names):
@@ -655,20 +657,51 @@ class Hosting:
         if affects_all:
             self._set_throttle_rates()
 
+    def _configure_some(self) -> None:
+        """Apply the newest settings to as many replicas as one turn of the loop may, and to the others later."""
+        until_s = self._stopwatch() + CONFIGS_S
+        is_first = True
+        while self._to_configure and (is_first or self._stopwatch() < until_s):
+            is_first = False
+            partition, _ = self._to_configure.popitem()
+            home = self._directory_of.get(partition)
+            if home is None:  # it has gone meanwhile
+                continue
+            try:
+                _set_config(partition.log, self._log_config(partition.topic), home, self._refusing)
+            except OSError as error:
+                self._directories.failed(home, error)
+            self._configure(partition)
+            partition.advance_high_watermark()  # a lower min.insync.replicas may allow it
+        if not self._to_configure:
+            self._refusing.clear()
+        elif not self._configures_later:
+            self._configures_later = True
+            self._loop.call_soon(self._configure_in_next_turn)
 
-def _set_config(log: PartitionLog, config: LogConfig, home: LogDirectory) -> None:
+    def _configure_in_next_turn(self) -> None:
+        self._configures_later = False
+        self._configure_some()
+
+
+def _set_config(log: PartitionLog, config: LogConfig, home: LogDirectory, refusing: set[LogDirectory]) -> None:
     """Apply changed settings. What compaction has left out here, or in a log that this one was copied from, is gone for
     good: it must not count as damage where the topic is not compacted any more. A cleaning ends then, as in Kafka.
 
-    Raises OSError if its directory cannot be used.
+    A directory that cannot be written to is added to `refusing`, and is not tried while it is there: each try collects
+    the offsets of all its logs. Raises OSError if its directory cannot be used.
     """
-    if log.config.is_compacted and not config.is_compacted:
+    ceases = log.config.is_compacted and not config.is_compacted
+    if ceases and home in refusing:
+        log.unsynced_gaps_below = log.log_end_offset
+    elif ceases:
         try:
             home.enter_in_cleaner_checkpoint(log)
             # Not synced, as a topic may have thousands of partitions. Until then the cleaner's checkpoint names it.
             log.explain_gaps(log.log_end_offset, sync=False)
         except OSError as error:
             log.unsynced_gaps_below = log.log_end_offset
+            refusing.add(home)
             logger.warning("%s: cannot note that it was compacted: %s", log.directory, error)
     log.set_config(config)
     if log.compaction is not None and not config.is_compacted:
