@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.unit.client.fake_broker import DROP, HANDLERS, FakeCluster
+from tests.unit.client.fake_broker import DROP, HANDLERS, FakeCluster, FakeNode
+from tests.unit.client.test_silent_leader import answered_but_by
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.model import Node, PartitionReassignment, QuorumReplica, Replica
+from tidelog.client.network import cluster as cluster_module
+from tidelog.protocol.codec.schema import Message
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages import (
     add_raft_voter,
     alter_partition_reassignments,
+    api_versions,
     create_partitions,
     delete_topics,
     describe_cluster,
@@ -53,8 +57,8 @@ def scripted_apis(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(HANDLERS, request.API_KEY, (request, response, None))
 
 
-def admin(cluster: FakeCluster) -> Admin:
-    return Admin(bootstrap_servers=cluster.bootstrap, **FAST)
+def admin(cluster: FakeCluster, **options: Any) -> Admin:
+    return Admin(bootstrap_servers=cluster.bootstrap, **FAST, **options)
 
 
 def told(outcomes: dict[TopicPartition, KafkaError | None]) -> dict[TopicPartition, ErrorCode | None]:
@@ -398,3 +402,33 @@ async def test_a_call_about_a_broker_that_is_down_waits_for_it() -> None:
         async with admin(cluster) as asking, asyncio.timeout(PATIENCE_S):
             assert (await asking.describe_versions(2)).apis
         assert len(asked) == 3
+
+
+def _no_moves(*_: object) -> Message:
+    return list_partition_reassignments.ListPartitionReassignmentsResponse()
+
+
+READS: dict[str, tuple[Any, type[Message], Callable[[FakeNode, Any], Any]]] = {
+    "versions": (Admin.describe_versions, api_versions.ApiVersionsRequest, FakeNode.on_api_versions),
+    "moves": (
+        Admin.list_partition_reassignments,
+        list_partition_reassignments.ListPartitionReassignmentsRequest,
+        _no_moves,
+    ),
+    "quorum": (Admin.describe_quorum, describe_quorum.DescribeQuorumRequest, lambda *_: quorum_answer()),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "answer"), READS.values(), ids=READS)
+async def test_a_broker_that_hangs_does_not_hold_what_any_other_answers(
+    call: Any, kind: type[Message], answer: Callable[[FakeNode, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeCluster(nodes=3) as cluster, admin(cluster, request_timeout_ms=3_600_000) as asking:
+        await asking.list_topics()
+        hanging = cluster.requests[-1][0]
+        others = [each for each in cluster.nodes if each != hanging]
+        await asyncio.gather(*(asking.describe_versions(each) for each in others))  # connected
+        monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
+        cluster.script(kind, *[answered_but_by(hanging, answer)] * 99)
+        async with asyncio.timeout(PATIENCE_S):
+            await call(asking)

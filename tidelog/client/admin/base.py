@@ -186,15 +186,25 @@ class AdminBase:
         controller.
         """
         cluster = await self._connected_cluster()
-        controller_id = cluster.metadata.controller_id
         try:
-            if self._uses_forwarding or controller_id not in cluster.metadata.nodes:
+            if self._asks_any(cluster):
                 return await cluster.any_connection()
-            return await cluster.connection(controller_id)
+            return await cluster.connection(cluster.metadata.controller_id)
         except KafkaError as error:
             if error.code is ErrorCode.NETWORK_EXCEPTION:
                 raise _NotSent(error.code, error.message) from None
             raise
+
+    def _asks_any(self, cluster: Cluster) -> bool:
+        """Whether any broker takes controller requests."""
+        return self._uses_forwarding or cluster.metadata.controller_id not in cluster.metadata.nodes
+
+    async def _ask_controller(self, ask: Callable[[Connection], Awaitable[Response]]) -> Response:
+        """What `ask` returns for the connection of `_controller`; another broker is asked, too, where that one hangs.
+        Only for requests that change nothing.
+        """
+        cluster = await self._connected_cluster()
+        return await (cluster.ask_any(ask) if self._asks_any(cluster) else ask(await self._controller()))
 
     async def _connection_to(self, broker_id: int) -> Connection:
         """In an attempt: the connection to this broker. Raises KafkaError: BROKER_NOT_AVAILABLE once fresh metadata
@@ -234,13 +244,16 @@ class AdminBase:
         codes: Callable[[Response], Iterable[int]],
         *,
         repeatable: bool = True,
+        changes_nothing: bool = False,
         deadline: float | None = None,
     ) -> Response:
         """The response of the active controller. `codes` returns the error codes in a response."""
 
+        async def ask(connection: Connection) -> Response:
+            return await connection.call(request, response, self._config.request_timeout_ms)
+
         async def attempt() -> Response:
-            connection = await self._controller()
-            response_message = await connection.call(request, response, self._config.request_timeout_ms)
+            response_message = await (self._ask_controller(ask) if changes_nothing else ask(await self._controller()))
             self._redirect(await self._connected_cluster(), codes(response_message))
             return response_message
 

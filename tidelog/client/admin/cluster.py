@@ -213,7 +213,10 @@ class ClusterAdmin(AdminBase):
             ],
         )
         response = await self._call_controller(
-            request, ListPartitionReassignmentsResponse, lambda answer: [answer.error_code]
+            request,
+            ListPartitionReassignmentsResponse,
+            lambda answer: [answer.error_code],
+            changes_nothing=True,
         )
         raise_on_error(response.error_code, response.error_message, "reassignments")
         return {
@@ -232,11 +235,13 @@ class ClusterAdmin(AdminBase):
         topic = describe_quorum.DescribeQuorumRequestTopicData(topic_name=METADATA_TOPIC, partitions=[partition])
         request = describe_quorum.DescribeQuorumRequest(topics=[topic])
 
-        async def attempt() -> describe_quorum.DescribeQuorumResponse:
-            connection = await self._controller()
-            answer = await connection.call(
+        async def ask(connection: Connection) -> describe_quorum.DescribeQuorumResponse:
+            return await connection.call(
                 request, describe_quorum.DescribeQuorumResponse, self._config.request_timeout_ms
             )
+
+        async def attempt() -> describe_quorum.DescribeQuorumResponse:
+            answer = await self._ask_controller(ask)
             raise_on_error(answer.error_code, answer.error_message, "the metadata quorum")
             for result in answer.topics[0].partitions if answer.topics else ():
                 raise_on_error(result.error_code, result.error_message, "the metadata quorum")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from tidelog.client.admin.base import AdminBase, raise_on_error
 from tidelog.client.arguments import INT16_MAX, as_choice, as_flag, as_int, as_mapping, as_text
 from tidelog.client.model import BrokerVersions
+from tidelog.client.network.connection import Connection
 from tidelog.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest, UpdateFeaturesResponse
 from tidelog.version import __version__
@@ -30,11 +31,15 @@ class FeaturesAdmin(AdminBase):
         if broker_id is not None:
             broker_id = as_int("broker_id", broker_id)
 
-        async def attempt() -> ApiVersionsResponse:
-            cluster = await self._connected_cluster()
-            connection = await (cluster.any_connection() if broker_id is None else self._connection_to(broker_id))
+        async def ask(connection: Connection) -> ApiVersionsResponse:
             request = ApiVersionsRequest(client_software_name="tidelog", client_software_version=__version__)
-            answer = await connection.call(request, ApiVersionsResponse, self._config.request_timeout_ms)
+            return await connection.call(request, ApiVersionsResponse, self._config.request_timeout_ms)
+
+        async def attempt() -> ApiVersionsResponse:
+            if broker_id is None:
+                answer = await (await self._connected_cluster()).ask_any(ask)
+            else:
+                answer = await ask(await self._connection_to(broker_id))
             raise_on_error(
                 answer.error_code, None, "versions" if broker_id is None else f"versions of broker {broker_id}"
             )
