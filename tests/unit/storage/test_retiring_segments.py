@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch
 from tidelog.storage.files.checkpoints import CheckpointTask
+from tidelog.storage.log import directory
 from tidelog.storage.segments.log_config import LogConfig
 
 BASES = [0, 1, 2, 3]
@@ -119,3 +120,25 @@ def test_a_log_that_is_emptied_meanwhile_may_begin_at_one_of_them(tmp_path: Path
     made.directory.finish_synced_checkpoints(task, NOW)
     assert bases(made) == [1]
     assert made.kill_and_open().log_end_offset == 2
+
+
+def test_their_files_go_in_steps_until_there_are_newer_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "PIECE_SEGMENTS", 1)
+    made = logs_with_expired_segments(tmp_path / "data")
+    task = write(made)
+    assert made.directory.finish_checkpoints(task)
+    task.sync()
+    steps = made.directory.synced_checkpoint_steps(task, NOW)
+    for left in (BASES[1:], BASES[2:]):
+        next(steps)
+        assert bases(made) == left
+    made.directory.write_checkpoints()
+    assert list(steps) == []
+    assert bases(made) == BASES[2:]
+    task = write(made)
+    assert made.directory.finish_checkpoints(task)
+    task.sync()
+    made.directory.finish_synced_checkpoints(task, NOW)
+    assert bases(made) == [3]

@@ -165,8 +165,18 @@ class Upkeep:
     def _synced(self, directory: LogDirectory, task: CheckpointTask, synced: asyncio.Future[None]) -> None:
         if self._is_closed:
             return  # another process may have the directory by now
+        self._finish_checkpoint(directory, directory.synced_checkpoint_steps(task, self._clock_ms()))
+
+    def _finish_checkpoint(self, directory: LogDirectory, steps: Iterator[None]) -> None:
+        """A part of it, as much as one turn of the loop may do."""
+        if self._is_closed:
+            return
+        ends_s = self._loop.time() + TURN_S
         try:
-            directory.finish_synced_checkpoints(task, self._clock_ms())
+            for _ in steps:
+                if self._loop.time() >= ends_s:
+                    self._loop.call_soon(self._finish_checkpoint, directory, steps)
+                    return
         except Exception as error:
             self._checkpoint_failed(directory, error)
         self._checkpointing.discard(directory)

@@ -58,6 +58,7 @@ from tidelog.storage.log.closing import close_logs
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.log.recovery import write_if_there_is_space
+from tidelog.storage.log.swap import PIECE_SEGMENTS
 from tidelog.storage.producers.expiration import note_idle_producers
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 from tidelog.storage.segments.retention import segment_jitter_ms
@@ -622,13 +623,25 @@ class LogDirectory:
         """Put the cleaner's checkpoint in place, and rename the files of the segments that retention took out before
         the checkpoints. Raises OSError.
         """
+        for _ in self.synced_checkpoint_steps(task, now_ms):
+            pass
+
+    def synced_checkpoint_steps(self, task: CheckpointTask, now_ms: int) -> Iterator[None]:
+        """`finish_synced_checkpoints` in steps, between which others may run."""
         if self.failure is not None:
             return
         if task.error is not None:
             raise task.error
         self._finish_cleaner(task)
+        number = self._checkpoints.number
         for log, log_start_offset in task.retiring:
-            log.rename_condemned(log_start_offset, now_ms)
+            assert isinstance(log, PartitionLog)
+            left = -1
+            # Newer checkpoints may have a lower log start. What they leave waits for the next ones.
+            while left != len(log.segments.condemned) and self._checkpoints.number == number:
+                left = len(log.segments.condemned)
+                log.rename_condemned(log_start_offset, now_ms, PIECE_SEGMENTS)
+                yield
 
     def _finish_cleaner(self, task: CheckpointTask) -> None:
         if self._checkpoints.finish_cleaner(task):

@@ -741,12 +741,12 @@ class PartitionLog:
             self._advance_log_start(self.segments.first.base_offset)
         return not has_more
 
-    def rename_condemned(self, checkpointed_log_start: int, now_ms: int) -> None:
-        """Rename what retention took out, below the log start that is on the device. Raises OSError."""
+    def rename_condemned(self, checkpointed_log_start: int, now_ms: int, count: int = INT64_MAX) -> None:
+        """Rename `count` segments that retention took out, below the log start on the device. Raises OSError."""
         if self.durability.is_abandoned:
             return
         remove_at_ms = now_ms + self.config.file_delete_delay_ms
-        for segment in self.segments.rename_condemned(checkpointed_log_start, remove_at_ms):
+        for segment in self.segments.rename_condemned(checkpointed_log_start, remove_at_ms, count):
             self.segments.doomed += [(remove_at_ms, path) for path in self.snapshots.mark_deleted(segment.base_offset)]
 
     def start_moved(self) -> bool:

@@ -140,10 +140,11 @@ class Segments:
         self.condemn_first(count)
         return True
 
-    def rename_condemned(self, checkpointed_log_start: int, remove_at_ms: int) -> list[Segment]:
-        """Rename the files of condemned segments that lie wholly below the checkpointed log start offset: these."""
-        gone = [segment for segment in self.condemned if segment.next_offset <= checkpointed_log_start]
-        self.condemned = [segment for segment in self.condemned if segment.next_offset > checkpointed_log_start]
+    def rename_condemned(self, checkpointed_log_start: int, remove_at_ms: int, count: int) -> list[Segment]:
+        """Rename the files of `count` condemned segments that lie wholly below the checkpointed log start: these."""
+        gone = [segment for segment in self.condemned if segment.next_offset <= checkpointed_log_start][:count]
+        bases = {segment.base_offset for segment in gone}
+        self.condemned = [segment for segment in self.condemned if segment.base_offset not in bases]
         for segment in gone:
             self.doomed.extend((remove_at_ms, path) for path in segment.mark_deleted())
         return gone
