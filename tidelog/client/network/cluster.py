@@ -550,6 +550,13 @@ class Cluster:
         """
         others = list(self.metadata.nodes)
         self.rng.shuffle(others)
+
+        async def ask_other(node_id: int) -> Response:
+            connection = await self.connection(node_id, COORDINATOR)
+            answer = await ask(connection)
+            self._kept_connection = connection  # later calls need not wait for the one that hangs
+            return answer
+
         asked = {start_task(self._ask(ask, None))}
         try:
             while True:
@@ -561,7 +568,7 @@ class Cluster:
                 if done and not asked:
                     return done.pop().result()
                 if not done:
-                    asked.add(start_task(self._ask(ask, others.pop())))
+                    asked.add(start_task(ask_other(others.pop())))
         finally:
             cancel_all(asked)
 
