@@ -416,7 +416,7 @@ def delete_segment(cluster: Cluster) -> None:
     log = cluster.here.log
     log.delete_records(log.segments[1].base_offset)
     log.segments.condemn_first(1)
-    log.segments.rename_condemned(log.log_start_offset, NOW)
+    log.rename_condemned(log.log_start_offset, NOW)
 
 
 OUTRUN: dict[str, Callable[[Cluster], object]] = {
