@@ -34,6 +34,9 @@ logger = logging.getLogger("tidelog.replication")
 VERSION = 3
 BACKOFF_MS_INITIAL = 20
 BACKOFF_MS_MAX = 1000
+# In one request. The controller decides on all of one in one turn of its loop, and refuses one of 12,500 with three
+# members each as too large: it would be repeated without end.
+ISR_CHANGES_AT_ONCE_MAX = 1_000
 
 Call = Callable[[AlterPartitionRequest, int], Awaitable[AlterPartitionResponse]]
 """A call to the active controller. Raises KafkaError or PeerUnreachable."""
@@ -54,6 +57,8 @@ _Key = tuple[bytes, int]
 
 
 class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
+    in_one_request_max = ISR_CHANGES_AT_ONCE_MAX
+
     def __init__(
         self,
         *,
@@ -78,7 +83,7 @@ class IsrChanges(RetryingReporter[_Key, "tuple[Partition, Proposal]"]):
                 del self._open[key]
 
     async def _send(self, sent: dict[_Key, tuple[Partition, Proposal]]) -> bool:
-        """Send all open changes in one request. Returns whether all of them are settled."""
+        """Send these changes in one request. Returns whether all of them are settled."""
         try:
             response = await self._call(self._request(sent), VERSION)
         except (KafkaError, PeerUnreachable, TimeoutError, OSError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tidelog.protocol.errors import ErrorCode
 from tidelog.protocol.messages.alter_partition import (
     AlterPartitionRequest,
@@ -129,6 +130,19 @@ async def test_what_comes_while_one_is_open_goes_together() -> None:
     asked = controller.requests[0].topics[0].partitions[0]
     assert (controller.requests[0].broker_epoch, asked.leader_epoch, asked.partition_epoch) == (44, 5, 7)
     assert [(member.broker_id, member.broker_epoch) for member in asked.new_isr_with_epochs] == [(1, 44)]
+
+
+async def test_changes_of_very_many_partitions_go_in_requests_that_the_controller_takes() -> None:
+    """One request for all is more than the controller decodes. It was repeated without end."""
+    controller = Controller()
+    changes = changes_to(controller)
+    replicas = [Replica(index) for index in range(26_000)]
+    for replica in replicas:
+        submit(changes, replica)
+    async with asyncio.timeout(PATIENCE_S):
+        await until_idle(changes)
+    assert [len(indexes) for indexes in controller.indexes()] == [isr_changes.ISR_CHANGES_AT_ONCE_MAX] * 26
+    assert all(replica.outcome == (1,) for replica in replicas)
 
 
 @pytest.mark.parametrize(
