@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.broker.repairing import RepairedReplica
+from tests.unit.broker.test_repair_parts import scrub_all
 from tests.unit.storage.batches import NOW, Logs
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
@@ -605,3 +606,30 @@ async def test_a_node_that_stops_waits_for_no_scan_of_a_whole_log(
     monkeypatch.setattr(gap_scan, "chunks", read)
     await cluster.repair()
     assert reads <= 4 * len(cluster.here.log.segments)
+
+
+async def test_a_segment_of_which_the_other_replica_has_nothing_is_passed_over(tmp_path: Path) -> None:
+    """Nothing was left in it. A reader of an offset after its first one was refused for ever, without any damage."""
+    here, other = (Logs(tmp_path / name, replace(GONE, segment_bytes=1 << 20)) for name in ("here", "other"))
+    for made in (here, other):
+        made.append(keyed(("a", "1")))
+        made.log.roll(NOW)
+        made.append(keyed(("b", "1"), ("c", "1"), ("d", "1")))
+        made.log.roll(NOW)
+        made.append(keyed(("b", "2"), ("c", "2"), ("d", "2")))
+    path = here.folder / here.files("*.log")[1]
+    path.write_bytes(bytes(path.stat().st_size))
+    here.log.explain_gaps(here.log.log_end_offset)
+    here.config = replace(here.config, cleanup_policy=frozenset({"delete"}))
+    here.log.set_config(here.config)
+    scrub_all(here.log)
+    ((segment, damaged),) = here.log.damaged_ranges()
+    work = here.log.repair_of(segment, damaged)
+    work.accept(memoryview(fetch(other.log, 4)))
+    check = work.finish()
+    check.run()
+    assert here.log.finish_repair(check)
+    for log in (here.log, here.close_and_open()):
+        assert (log.damaged_ranges(), log.segments[1].size_bytes) == ([], 0)
+        for offset in range(1, 7):
+            assert fetch(log, offset) == fetch(other.log, 4)

@@ -347,6 +347,8 @@ def position_of(segment: Segment, offset: int, *, wait: bool = False) -> int:
         return bytes_after(segment.damage, 0)
     if offset >= segment.next_offset:
         return segment.size_bytes
+    if not segment.size_bytes and segment.may_end_early:
+        return 0  # a cleaner had removed all of it from the replica that it was repaired from
     row = segment.offset_index.floor(offset)
     start = row[1] if row is not None else 0
     if start >= segment.size_bytes:
