@@ -36,6 +36,8 @@ from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import (
+    FIRST_VERSION_WITH_DIVERGENCE,
+    LAST_VERSION_WITH_NAMES,
     FetchPartition,
     FetchRequest,
     FetchResponse,
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LAST_VERSION_WITH_NAMES = 12
-_FIRST_VERSION_WITH_DIVERGENCE = 12
 _RESPONSES_PER_NODE = 2
 _LARGE_ANSWER_BYTES = 256 * 1024
 """More than a broker's send buffer holds by default."""
@@ -191,10 +191,8 @@ class Fetcher:
             )
         try:
             version = connection.version_of(FetchRequest)
-            if version > _LAST_VERSION_WITH_NAMES and any(
-                target.topic_id == NO_TOPIC_ID for target in targets.values()
-            ):
-                version = connection.version_of(FetchRequest, _LAST_VERSION_WITH_NAMES)
+            if version > LAST_VERSION_WITH_NAMES and any(target.topic_id == NO_TOPIC_ID for target in targets.values()):
+                version = connection.version_of(FetchRequest, LAST_VERSION_WITH_NAMES)
             plan = node.session.plan(targets)
             request = self._request(plan, version)
             timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
@@ -214,7 +212,7 @@ class Fetcher:
                     partition=partition.partition,
                     current_leader_epoch=target.leader_epoch,
                     fetch_offset=target.offset,
-                    last_fetched_epoch=target.last_fetched_epoch if version >= _FIRST_VERSION_WITH_DIVERGENCE else -1,
+                    last_fetched_epoch=target.last_fetched_epoch if version >= FIRST_VERSION_WITH_DIVERGENCE else -1,
                     partition_max_bytes=target.max_bytes,
                 )
             )
@@ -264,7 +262,7 @@ class Fetcher:
         names = {target.topic_id: partition.topic for partition, target in targets.items()}
         completed = []
         for topic in response.responses:
-            name = names.get(topic.topic_id, "") if version > _LAST_VERSION_WITH_NAMES else topic.topic
+            name = names.get(topic.topic_id, "") if version > LAST_VERSION_WITH_NAMES else topic.topic
             for data in topic.partitions:
                 partition = TopicPartition(name, data.partition_index)
                 if partition in targets:

@@ -34,10 +34,16 @@ from tidelog.protocol.batches.record_batch import (
     refuse_old_format,
 )
 from tidelog.protocol.errors import ErrorCode, KafkaError
-from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from tidelog.protocol.messages.fetch import (
+    FIRST_VERSION_WITH_DIVERGENCE,
+    LAST_VERSION_WITH_NAMES,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
 
-_LAST_VERSION_WITH_NAMES = 12
-_FIRST_VERSION_WITH_DIVERGENCE = 12
 _SESSIONLESS_EPOCH = -1
 DEFAULT_CHUNK_BYTES = 4 * 1024 * 1024
 _SMALLER_CHUNK = 4
@@ -195,8 +201,8 @@ class _Reader:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, str(self._partition))
         topic_id = cluster.metadata.topic_id(topic)
         connection = await cluster.connection(leader)
-        max_version = _LAST_VERSION_WITH_NAMES if topic_id == NO_TOPIC_ID else 32767
-        has_divergence = connection.version_of(FetchRequest, max_version) >= _FIRST_VERSION_WITH_DIVERGENCE
+        max_version = LAST_VERSION_WITH_NAMES if topic_id == NO_TOPIC_ID else 32767
+        has_divergence = connection.version_of(FetchRequest, max_version) >= FIRST_VERSION_WITH_DIVERGENCE
         request = FetchRequest(
             max_wait_ms=self._max_wait_ms,
             min_bytes=1,

@@ -16,9 +16,15 @@ from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import decode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError, counted
-from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from tidelog.protocol.messages.fetch import (
+    LAST_VERSION_WITH_NAMES,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
 
-_LAST_VERSION_WITH_NAMES = 12
 _SESSIONLESS_EPOCH = -1
 _PARTITION_BYTES = 64 * 1024
 """A larger batch arrives whole when it is the first of a response, which it is in a later round."""
@@ -103,7 +109,7 @@ class _Search:
             topics=list(topics.values()),
         )
         by_name = any(topic.topic_id == NO_TOPIC_ID for topic in topics.values())
-        max_version = _LAST_VERSION_WITH_NAMES if by_name else 32767
+        max_version = LAST_VERSION_WITH_NAMES if by_name else 32767
         response = await self._cluster.call(leader, request, FetchResponse, max_version=max_version)
         if response.error_code:
             raise KafkaError(ErrorCode.of(response.error_code), "fetch of single records")

@@ -9,6 +9,8 @@ declarations, and tests compare the hand-written codec with them.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidelog.protocol.codec.schema import (
     Bytes,
     Message,
@@ -22,6 +24,10 @@ from tidelog.protocol.codec.schema import (
     struct,
     uuid,
 )
+
+LAST_VERSION_WITH_NAMES: Final = 12
+"""Later ones name topics by id alone."""
+FIRST_VERSION_WITH_DIVERGENCE: Final = 12
 
 
 class ReplicaState(Message):
