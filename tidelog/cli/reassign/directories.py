@@ -142,7 +142,7 @@ async def cancel(admin: Admin, targets: Directories) -> tuple[int, int]:
 
 
 async def _log_dirs(admin: Admin, replicas: Sequence[Replica]) -> tuple[Mapping[Replica, ReplicaLogDirs], set[int]]:
-    """The directories of these replicas, and the brokers that have not told. Prints a line for each of them."""
+    """The directories of these replicas, and the brokers that did not answer. Prints a line for each of them."""
     try:
         return await admin.describe_replica_log_dirs(replicas), set()
     except BrokerErrors as error:

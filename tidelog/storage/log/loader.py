@@ -416,7 +416,9 @@ class _Loader:
         checkpoints, kept_below = self.checkpoints, self.ends_are_kept_below
         if end_offset <= (kept_below or checkpoints.cleaned_offset):
             return not kept_below  # explained gaps lie between batches there
-        is_explained = (end_offset - 1 if end_offset < INT64_MAX else base_offset) < self.gaps_explained_below or (
+        # The explained gap at the end of a segment ends where the next one begins. The last segment has no next one.
+        gap_end_offset = end_offset if end_offset < INT64_MAX else base_offset + 1
+        is_explained = gap_end_offset <= self.gaps_explained_below or (
             not kept_below and (checkpoints.was_compacted or base_offset < checkpoints.cleaned_offset)
         )
         return is_explained and not (self._explains_loss and end_offset > checkpoints.recovery_point)
