@@ -38,6 +38,8 @@ _COMMANDS = {
 }
 
 
+# A shell sets it and wants the completions of a line instead of its outcome.
+_COMPLETION = "_TIDELOG_COMPLETE"
 # A part of the text of the RuntimeError of `threading.Thread.start`.
 _NO_THREAD = "start new thread"
 
@@ -114,7 +116,13 @@ def _run(words: list[str]) -> int:
     from tidelog.protocol.errors import KafkaError
 
     try:
-        outcome = cli.main(words, prog_name="tidelog", standalone_mode=False)
+        if os.environ.get(_COMPLETION):
+            cli.main(words, prog_name="tidelog")
+        # Without `cli.main`, which writes an empty line to standard error for a Ctrl-C.
+        with cli.make_context("tidelog", words) as context:
+            outcome = cli.invoke(context)
+    except click.exceptions.Exit as end:  # of --help and --version
+        return end.exit_code
     except click.UsageError as error:
         error.show()
         if isinstance(error, click.NoSuchOption) and error.ctx and isinstance(error.ctx.command, click.Group):
@@ -122,7 +130,7 @@ def _run(words: list[str]) -> int:
         return 2
     except click.ClickException as error:
         return fail(error.format_message()) and error.exit_code
-    except click.Abort:  # a Ctrl-C before or after the command
+    except (click.Abort, KeyboardInterrupt):  # a Ctrl-C before or after the command
         return fail("interrupted")
     except KafkaError as error:
         return fail(with_advice(error))

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE_S, line_of
+from tidelog.cli.commands import LazyGroup
+from tidelog.cli.main import main
 from tidelog.client.sync import Producer
 from tidelog.testing import EmbeddedBroker, produced
 
@@ -162,6 +164,21 @@ def run(arguments):
 tidelog.cli.commands.run = run
 sys.exit(main([]))
 """
+
+
+def test_one_that_is_interrupted_while_its_words_are_read_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The test above meets these moments on a loaded machine alone."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for moment in ("make_context", "parse_args", "invoke"):
+        with monkeypatch.context() as patches:
+            patches.setattr(LazyGroup, moment, interrupt)
+            assert main(["topics", "list"]) == 1
+        assert capsys.readouterr() == ("", "tidelog: interrupted\n")
 
 
 def test_a_start_that_is_interrupted_while_a_class_is_made_says_so():
