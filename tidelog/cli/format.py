@@ -101,7 +101,7 @@ def _format(config: NodeConfig, cluster_id: str | None, standalone: bool, voters
             disk, path, node_id=config.node_id, cluster_id=cluster_id, directory_id=directory_id
         )
         cluster_id = directory.cluster_id
-        directory.close()
+        directory.close(directory.clean_broker_epoch)
         directories[path] = uuid_to_text(directory.directory_id)
         click.echo(f"{path}: node {config.node_id} of cluster {cluster_id}", err=True)
         if path == home and standalone:

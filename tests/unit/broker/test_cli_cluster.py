@@ -240,6 +240,57 @@ def test_a_node_and_a_cluster_do_not_share_a_directory(
     assert [each.name for each in tmp_path.iterdir()] == ["cluster.json"]
 
 
+def test_a_new_cluster_takes_no_directory_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[ClusterState] = []
+    monkeypatch.setattr(cluster_command, "_launch_all", lambda file, state, *_: launched.append(state))
+    monkeypatch.setattr(cluster_nodes, "check_ports", lambda nodes: None)
+    for name in (".cluster.json.lock", "cluster.json.tmp", "lost+found"):
+        (tmp_path / name).touch()
+    (tmp_path / "notes.txt").touch()
+    before = sorted(tmp_path.iterdir())
+    words = ["cluster", "start", "--data", str(tmp_path)]
+    assert main(words) == 1
+    problem = f"{tmp_path} is not empty and has no cluster.json: it holds notes.txt"
+    assert capsys.readouterr().err == f"tidelog: {problem} (choose another --data for a cluster)\n"
+    assert (launched, sorted(tmp_path.iterdir())) == ([], before)
+    (tmp_path / "notes.txt").unlink()
+    assert main(words) == 0, "a first start that was killed leaves these files"
+    assert len(launched) == 1
+
+
+@pytest.mark.parametrize("verb", ["start", "restart"])
+@pytest.mark.parametrize(
+    ("properties", "problem"),
+    [
+        ("version=1\ncluster.id=another\nnode.id=1\n", "belongs to cluster another, this is cluster"),
+        ("version=1\ncluster.id={id}\nnode.id=7\n", "belongs to node 7, this is node 1"),
+        (None, "is not empty and has no meta.properties: it holds t-0"),
+    ],
+)
+def test_a_node_whose_directory_is_not_its_own_is_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    properties: str | None,
+    problem: str,
+) -> None:
+    monkeypatch.setattr(cluster_nodes, "check_ports", lambda nodes: None)
+    state = cluster_nodes.plan(tmp_path, 1, 0, 9092, {})
+    ClusterFile(tmp_path).create(state)
+    (tmp_path / "node-1" / "t-0").mkdir(parents=True)
+    if properties is not None:
+        (tmp_path / "node-1" / "meta.properties").write_text(properties.format(id=state.cluster_id))
+    words = ["cluster", verb, "--data", str(tmp_path), *(["--detach"] if verb == "start" else [])]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"tidelog: {tmp_path}/node-1 {problem}")
+    assert said.count("\n") == 1
+    assert [node.now for node in ClusterFile(tmp_path).read().nodes] == [STOPPED]
+
+
 def test_a_cluster_under_nohup_outlives_its_terminal() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
     try:
@@ -259,6 +310,8 @@ def test_a_full_volume_is_told_with_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(cluster_nodes, "check_ports", lambda nodes: None)
+    if name == "node-1.yaml":
+        ClusterFile(tmp_path).create(cluster_nodes.plan(tmp_path, 1, 0, 9092, {}))
     (tmp_path / name).symlink_to("/dev/full")
     assert main(["cluster", "start", "--brokers", "1", "--data", str(tmp_path), "--detach"]) == 1
     assert capsys.readouterr().err == f"tidelog: {tmp_path / name}: No space left on device\n"

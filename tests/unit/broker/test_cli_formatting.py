@@ -10,6 +10,7 @@ import pytest
 from tidelog.cli.main import main
 from tidelog.protocol.uuids import uuid_from_text, uuid_to_text
 from tidelog.replication.quorum.raft.snapshot import Snapshot, decode_snapshot
+from tidelog.storage.files.checkpoints import decode_clean_shutdown, encode_clean_shutdown
 
 CLUSTER = "AQEBAQEBQEGBAQEBAQEBAQ"
 OTHER = "AgICAgICQkKCAgICAgICAg"
@@ -48,6 +49,16 @@ def test_directories_are_given_a_cluster(tmp_path: Path, capsys: pytest.CaptureF
     assert properties(home) == before
     assert main(["format", *options(home), "-t", OTHER]) == 1
     assert f"belongs to cluster {CLUSTER}" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_formatted_already_keeps_the_broker_epoch_of_its_clean_stop(tmp_path: Path):
+    """With another epoch, the controller would take the stop for an unclean one (KIP-966)."""
+    home = tmp_path / "data"
+    assert main(["format", *options(home), "-t", CLUSTER]) == 0
+    marker = home / ".kafka_cleanshutdown"
+    marker.write_bytes(encode_clean_shutdown(17))
+    assert main(["format", *options(home), "-t", CLUSTER]) == 0
+    assert decode_clean_shutdown(marker.read_bytes()) == 17
 
 
 def test_a_controller_is_the_first_voter(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -19,7 +19,9 @@ from pathlib import Path
 
 import tidelog
 from tidelog.cli.cluster.state import (
+    FILE,
     KILLED,
+    LOCK_FILE,
     PAUSED,
     RUNNING,
     STOPPED,
@@ -40,6 +42,7 @@ OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 _OF_EACH_NODE = frozenset(
     "node.id broker.id process.roles listeners controller.quorum.voters log.dir log.dirs metadata.log.dir".split()
 )
+_ANOTHER = "choose another --data for a cluster"
 # The processes that this process has started. The kernel keeps ended ones until `bury` reads their exit codes.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -56,7 +59,10 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
     from tidelog.protocol.uuids import uuid_to_text
 
     if is_formatted(directory):
-        raise ClusterFailed(f"{directory} is the directory of a node: choose another --data for a cluster")
+        raise ClusterFailed(f"{directory} is the directory of a node: {_ANOTHER}")
+    strangers = sorted(name for name in _names_in(directory) if not _is_harmless(name))
+    if strangers:
+        raise ClusterFailed(f"{directory} is not empty and has no {FILE}: it holds {strangers[0]} ({_ANOTHER})")
     while (cluster_id := uuid_to_text(os.urandom(16))).startswith("-"):
         pass
     voters = range(brokers + 1, brokers + controllers + 1) if controllers else range(1, (3 if brokers >= 3 else 1) + 1)
@@ -86,6 +92,15 @@ def plan(directory: Path, brokers: int, controllers: int, port: int, options: Ma
         }
         nodes.append(Node(node, role, addresses, str(data), str(directory / f"node-{node}.log"), config))
     return ClusterState(cluster_id, nodes)
+
+
+def _names_in(directory: Path) -> list[str]:
+    return os.listdir(directory) if directory.exists() else []
+
+
+def _is_harmless(name: str) -> bool:
+    """Whether a new cluster's directory may hold this: what a killed first start leaves, and what a new volume has."""
+    return name in (LOCK_FILE, "lost+found") or name.endswith(".tmp")
 
 
 def check_options(options: Iterable[str]) -> None:
@@ -130,12 +145,8 @@ def check_ports(nodes: Iterable[Node]) -> None:
 
 
 def launch(node: Node, cluster_id: str) -> None:
-    """Start a node's process, and format its directory at the first start."""
-    from tidelog.storage.files.disk import OsDisk
-    from tidelog.storage.log.directory import LogDirectory
-
-    if not is_formatted(Path(node.data)):
-        LogDirectory.open(OsDisk(), node.data, node_id=node.id, cluster_id=cluster_id).close()
+    """Start a node's process, and format its directory at the first start. Raises ClusterFailed, OSError."""
+    _format(node, cluster_id)
     file = Path(node.data).with_suffix(".yaml")
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in node.config.items()]
     write_named(file, "".join(lines))
@@ -154,6 +165,24 @@ def launch(node: Node, cluster_id: str) -> None:
         )
     _children[child.pid] = child
     node.took(child.pid)
+
+
+def _format(node: Node, cluster_id: str) -> None:
+    """Format the node's directory, or check that it is this node's. Raises ClusterFailed, OSError."""
+    from tidelog.storage.files.checkpoints import META_PROPERTIES_FILE, read_if_exists
+    from tidelog.storage.files.disk import DirectoryInUse, OsDisk
+    from tidelog.storage.files.meta_properties import ForeignDirectory, check_properties
+    from tidelog.storage.log.directory import LogDirectory
+
+    disk = OsDisk()
+    try:
+        properties = read_if_exists(disk, f"{node.data}/{META_PROPERTIES_FILE}")
+        if properties is None:
+            LogDirectory.open(disk, node.data, node_id=node.id, cluster_id=cluster_id).close()
+        else:
+            check_properties(disk, node.data, properties, node.id, cluster_id)
+    except (DirectoryInUse, ForeignDirectory) as error:
+        raise ClusterFailed(str(error)) from None
 
 
 def launch_all(file: ClusterFile, nodes: Sequence[Node], cluster_id: str) -> None:

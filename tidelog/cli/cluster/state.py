@@ -22,6 +22,7 @@ from tidelog.protocol.errors import ConfigError
 RUNNING, PAUSED, KILLED, STOPPED = "running", "paused", "killed", "stopped"
 DIED = "died"
 FILE = "cluster.json"
+LOCK_FILE = f".{FILE}.lock"
 
 
 class NoCluster(Exception):
@@ -179,7 +180,7 @@ class ClusterFile:
     def _alone(self) -> Iterator[None]:
         if not self.directory.is_dir():
             raise NoCluster(f"no cluster in {self.directory}: there is no such directory")
-        with open(self.directory / f".{FILE}.lock", "w") as lock:
+        with open(self.directory / LOCK_FILE, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
