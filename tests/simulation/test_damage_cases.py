@@ -23,7 +23,8 @@ from tidelog.storage.files.checkpoints import (
     EXPLAINED_GAPS_FILE,
     LEADER_EPOCH_FILE,
     PARTITION_METADATA_FILE,
-    encode_end_offset,
+    ExplainedGaps,
+    encode_explained_gaps,
 )
 
 LARGE = b"x" * (INLINE_BYTES_MAX + 1)
@@ -234,7 +235,8 @@ def lose_a_segment_unnoticed(play: Stage) -> None:
     for name in lost:
         del directory.entries[name]
         directory.durable.pop(name, None)
-    disk.write_file(f"{home}/{EXPLAINED_GAPS_FILE}", encode_end_offset(5), sync=True)
+    explained = ExplainedGaps(5, frozenset({(1, 3)}))  # the segment before ends early
+    disk.write_file(f"{home}/{EXPLAINED_GAPS_FILE}", encode_explained_gaps(explained), sync=True)
     play.node(1).start()
     play.until("1 is back", lambda: play.isr == [1, 2])
     play.elect()

@@ -95,6 +95,116 @@ def test_what_a_cleaned_segment_has_lost_is_damage_and_is_repaired(
     assert not made.log.damaged_ranges()
 
 
+def cease(made: Logs) -> None:
+    """The topic is not compacted any more, and a flush has put what explains its gaps on the device."""
+    made.config = replace(made.config, cleanup_policy=frozenset({"delete"}))
+    made.log.explain_gaps(made.log.log_end_offset, sync=False)
+    made.log.set_config(made.config)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    assert (made.path / CLEANER_OFFSET_FILE).read_text() == "0\n0\n"
+
+
+@pytest.mark.parametrize("is_cleaned", [True, False], ids=["cleaned", "never cleaned"])
+@pytest.mark.parametrize("ending", ["after a clean stop", "after a kill"])
+@pytest.mark.parametrize("number", [-4, -2])
+@pytest.mark.parametrize("lose", [last_batch, everything, all_files])
+def test_what_a_segment_has_lost_is_damage_where_the_topic_is_not_compacted_any_more(
+    tmp_path: Path, lose: Loss, number: int, ending: str, is_cleaned: bool
+) -> None:
+    """Each sealed segment that was cut, empty or missing counted as explained, and readers passed over the records."""
+    made = Logs(tmp_path / "logs", CONFIG)
+    for each in range(90):
+        made.append(keyed((f"k{each % 50}", f"{each}" * 10)))
+    made.log.roll(NOW)
+    if is_cleaned:
+        clean(made.log)
+    made.append(keyed(("k0", "last")))
+    cease(made)
+    copy, expected = copy_of(made), contents(made.log)
+    if ending == "after a clean stop":
+        made.close()
+    else:
+        made.kill()
+    lose(made.folder / made.files("*.log")[number])
+    made.open(machine_ran_on=True)
+    with pytest.raises(DamagedRecords):
+        served(made.log)
+    for _ in range(4):
+        repair(made.log, copy)
+    assert contents(made.log) == expected
+    assert contents(made.close_and_open()) == expected
+    served(made.log)
+    assert not made.log.damaged_ranges()
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_the_early_ends_that_kafka_has_left_are_no_damage_where_the_topic_is_not_compacted_any_more(
+    made: Logs, starts: int
+) -> None:
+    """Another segment has none then."""
+    made.close()
+    (made.folder / CLEANED_ENDS_FILE).unlink()
+    last_batch(made.folder / made.files("*.log")[0])
+    expected = contents(made.open())
+    for key in range(30):
+        made.append(keyed((f"k{key}", "later" * 10)))
+    expected = contents(made.log)
+    cease(made)
+    for _ in range(starts):
+        assert contents(made.close_and_open()) == expected
+        served(made.log)
+        assert not made.log.damaged_ranges()
+    made.close()
+    last_batch(made.folder / made.files("*.log")[-2])
+    made.open()
+    with pytest.raises(DamagedRecords):
+        served(made.log)
+
+
+def test_a_gap_at_the_end_of_a_segment_that_all_replicas_have_is_explained_for_that_segment_alone(
+    tmp_path: Path,
+) -> None:
+    made = Logs(tmp_path / "logs", LogConfig(segment_bytes=1000))
+    for _ in range(40):
+        made.append(batch(2))
+    made.close()
+    first, _, third, *_ = made.files("*.log")
+    last_batch(made.folder / third)
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        served(log)
+    ((segment, damage),) = log.damaged_ranges()
+    log.accept_gap(segment, damage)
+    for _ in range(2):
+        expected = served(log)
+        log = made.close_and_open()
+        assert served(log) == expected
+        assert not log.damaged_ranges()
+    made.close()
+    last_batch(made.folder / first)
+    with pytest.raises(DamagedRecords):
+        served(made.open())
+
+
+def test_a_segment_that_is_appended_to_after_a_truncation_ends_where_the_next_one_begins(tmp_path: Path) -> None:
+    """It was one that ended early, and went on to count as one."""
+    made = Logs(tmp_path / "logs", LogConfig(segment_bytes=1000))
+    for _ in range(40):
+        made.append(batch(2))
+    made.close()
+    third = made.files("*.log")[2]
+    last_batch(made.folder / third)
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        served(log)
+    log.accept_gap(*log.damaged_ranges()[0])
+    log.truncate_to(int(third.removesuffix(".log")) + 2)
+    for _ in range(40):
+        made.append(batch(2))
+    assert not any(segment.may_end_early for segment in log.segments)
+
+
 @pytest.mark.parametrize("number", [-4, -2])
 def test_what_a_segment_has_lost_is_damage_where_the_policy_was_another_one_for_a_while(
     made: Logs, number: int
@@ -251,6 +361,28 @@ def test_a_missing_checkpoint_of_the_cleaner_leaves_a_compacted_log_as_it_is(mad
     log = made.open()
     assert contents(log) == expected
     assert not log.damaged_ranges()
+
+
+@pytest.mark.parametrize("lose", [last_batch, all_files])
+@pytest.mark.parametrize("ceases", [True, False])
+def test_a_verification_of_a_stopped_node_names_what_a_log_that_was_never_cleaned_has_lost(
+    tmp_path: Path, lose: Loss, ceases: bool
+) -> None:
+    """Its gaps come from its leader. They are no damage, also where the topic is not compacted any more."""
+    made = Logs(tmp_path / "logs", CONFIG)
+    for offset in range(0, 90, 3):
+        fetched = batch(key=b"%d" % offset, value=b"." * 100, base_offset=offset, leader_epoch=0)
+        made.log.append_as_follower(fetched, NOW)
+    made.log.set_high_watermark(made.log.log_end_offset)
+    if ceases:
+        cease(made)
+    made.close()
+    facts = LogFacts(is_clean=True, is_compacted=not ceases, cleaned_offset=-1 if ceases else 0)
+    whole = StoppedLog(made.disk, str(made.folder), facts)
+    assert not list(whole.verify())
+    lose(made.folder / made.files("*.log")[-2])
+    damaged = StoppedLog(made.disk, str(made.folder), facts)
+    assert RECORDS in {problem.kind for problem in damaged.verify()}
 
 
 @pytest.mark.parametrize("lose", [last_batch, all_files])

@@ -167,6 +167,21 @@ class TestRolling:
         made.log.append_as_follower(batch(1, base_offset=far, leader_epoch=0), NOW)
         assert made.files("*.log") == ["00000000000000000000.log", f"{far:020d}.log"]
         assert offsets_of(records_of(made.log)) == [0, far]
+        assert offsets_of(records_of(made.close_and_open())) == [0, far]
+        assert not made.log.damaged_ranges()
+
+    def test_by_offsets_that_the_index_cannot_hold_where_the_active_segment_is_empty(self, logs: MakeLogs):
+        """A reader at an offset in the gap was refused."""
+        made = logs(cleanup_policy=frozenset({"compact"}))
+        made.append(batch(key=b"k"))
+        made.log.roll(NOW)
+        far = 2**31 + 5
+        made.log.append_as_follower(batch(1, base_offset=far, leader_epoch=0), NOW)
+        for _ in range(2):
+            assert offsets_of(records_of(made.log)) == [0, far]
+            assert read(made.log, 1, 100, far + 1).next_offset == far + 1
+            assert not made.log.damaged_ranges()
+            made.close_and_open()
 
     def test_between_two_batches_that_are_too_far_apart_and_come_together(self, logs: MakeLogs):
         """They went into one segment, and each later roll raised struct.error."""

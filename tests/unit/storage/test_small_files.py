@@ -94,6 +94,21 @@ def test_explained_gaps_of_which_any_byte_is_another_explain_nothing():
             checkpoints.decode_end_offset(each)
 
 
+def test_explained_gaps_with_early_ends_are_read_back_or_refused():
+    gaps = checkpoints.ExplainedGaps(1234, frozenset({(700, 900), (0, 80)}))
+    data = checkpoints.encode_explained_gaps(gaps)
+    lines = b"2\n1234\n0 80\n700 900\n"
+    assert data == lines + b"%08x\n" % crc32c(lines)
+    assert checkpoints.decode_explained_gaps(data) == gaps
+    without = checkpoints.ExplainedGaps(1234)
+    assert checkpoints.encode_explained_gaps(without) == checkpoints.encode_end_offset(1234)
+    assert checkpoints.decode_explained_gaps(checkpoints.encode_end_offset(1234)) == without
+    damaged = [data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :] for at in range(len(data)) for bit in (1, 4, 16)]
+    for each in (*damaged, *(data[:size] for size in range(len(data))), b"2\n1234\n%08x\n" % crc32c(b"2\n1234\n")):
+        with pytest.raises(CorruptCheckpoint):
+            checkpoints.decode_explained_gaps(each)
+
+
 def test_checksums_of_transaction_indexes_are_read_back_or_refused():
     sums = {0: (34, 0xABC), 1200: (-1, 0), 90: (68, 2**32 - 1)}
     data = checkpoints.encode_transaction_sums(sums)

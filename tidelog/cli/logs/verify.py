@@ -22,6 +22,7 @@ from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock, OsDisk, ReadO
 from tidelog.storage.files.log_names import DELETE_SUFFIX, parse_future_name, parse_name
 from tidelog.storage.log.directory import LOCK_FILE, METADATA_TOPIC
 from tidelog.storage.log.verification import HARMLESS, SMALL_FILE, SNAPSHOT, LogFacts, Problem, StoppedLog
+from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.segment import LOG_SUFFIX
 
 _OFFSET_FILES = (
@@ -254,7 +255,7 @@ class _Verification:
             log_start_offset=offsets.get(checkpoints.LOG_START_FILE, {}).get(key, 0),
             is_compacted=is_compacted,
             begins_with_snapshot=is_metadata,
-            cleaned_offset=(cleaned or {}).get(key, -1),
+            cleaned_offset=-1 if is_metadata else INT64_MAX if cleaned is None else cleaned.get(key, -1),
         )
 
     def _verify_metadata_snapshots(self, name: str) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from tidelog.protocol.batches.crc import crc32c
 from tidelog.protocol.uuids import ZERO_UUID, uuid_from_text, uuid_to_text
@@ -31,6 +31,7 @@ logger = logging.getLogger("tidelog.storage")
 
 _VERSION: Final = "0"
 _END_OFFSET_VERSION: Final = "1"
+_EARLY_ENDS_VERSION: Final = "2"
 """Version 0 had no checksum."""
 _MAX_CHECKPOINT_LINES: Final = 10_000_000
 
@@ -257,11 +258,40 @@ def decode_partition_metadata(data: bytes) -> bytes:
     return topic_id
 
 
-def encode_end_offset(end_offset: int) -> bytes:
-    """The content of `explained-gaps`: all replicas have the gaps between the batches below `end_offset`.
+class ExplainedGaps(NamedTuple):
+    """Missing offsets that are no damage."""
 
-    And of `cleaned-ends`: the cleaner, which has come to `end_offset`, has left each segment's last batch.
-    """
+    end_offset: int = 0
+    """Below it offsets may be missing between two batches of a segment, or before its first one."""
+    early_ends: frozenset[tuple[int, int]] = frozenset()
+    """(base offset, base offset of the next one) of the segments that may end before the next one begins."""
+
+
+def encode_explained_gaps(gaps: ExplainedGaps) -> bytes:
+    """The content of `explained-gaps`. Without early ends it is what the versions before them wrote and read."""
+    if not gaps.early_ends:
+        return encode_end_offset(gaps.end_offset)
+    ends = [f"{base_offset} {next_offset}" for base_offset, next_offset in sorted(gaps.early_ends)]
+    lines = [_EARLY_ENDS_VERSION, str(gaps.end_offset), *ends]
+    return _join([*lines, f"{crc32c(_join(lines)):08x}"])
+
+
+def decode_explained_gaps(data: bytes) -> ExplainedGaps:
+    """Raises CorruptCheckpoint also for a wrong checksum: an offset that is too large would hide damage."""
+    lines = _text(data).splitlines()
+    if lines[:1] != [_EARLY_ENDS_VERSION]:
+        return ExplainedGaps(decode_end_offset(data))
+    if len(lines) < 4:
+        raise CorruptCheckpoint(f"not a version, an offset, segments and a checksum: {lines!r}")
+    pairs = (_fields(line, 2) for line in lines[2:-1])
+    gaps = ExplainedGaps(_integer(lines[1]), frozenset((_integer(base), _integer(after)) for base, after in pairs))
+    if data != encode_explained_gaps(gaps):
+        raise CorruptCheckpoint("the checksum is wrong")
+    return gaps
+
+
+def encode_end_offset(end_offset: int) -> bytes:
+    """The content of `cleaned-ends`: the cleaning up to `end_offset` has left each segment's last batch."""
     lines = [_END_OFFSET_VERSION, str(end_offset)]
     return _join([*lines, f"{crc32c(_join(lines)):08x}"])
 

@@ -1,25 +1,37 @@
-"""Gaps between batches that are no damage: compaction made them, or every other replica has them, too.
+"""Gaps that are no damage: compaction made them, or every other replica has them, too.
 
-The file `explained-gaps` beside the log says so to later starts (docs/formats/checkpoints.md). Invariant: where the
-file may not be on the device, the cleaner's checkpoint names the log, and a start takes gaps for those of compaction.
+The file `explained-gaps` beside the log says so to later starts (docs/formats/checkpoints.md). It explains gaps between
+batches below one offset. The gap at the end of a segment is explained for that segment alone, because there a lost
+end, or a lost next segment, looks the same. Invariant: where the file may not be on the device, the cleaner's
+checkpoint names the log, and a start takes gaps between batches for those of compaction.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable, Set
+from itertools import pairwise
+from typing import Protocol, TypeVar
 
 from tidelog.storage.files.checkpoints import (
+    CLEANED_ENDS_FILE,
     EXPLAINED_GAPS_FILE,
     CorruptCheckpoint,
+    ExplainedGaps,
     decode_end_offset,
-    encode_end_offset,
+    decode_explained_gaps,
+    encode_explained_gaps,
     read_if_exists,
     replace_file,
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.flush import Durability, FlushTask
+from tidelog.storage.segments.damage import DamagedRange
+from tidelog.storage.segments.log_config import INT64_MAX
+from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.segments import Segments
+
+_Content = TypeVar("_Content")
 
 logger = logging.getLogger("tidelog.storage")
 
@@ -39,9 +51,41 @@ def explain_gaps(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
     """Record that the gaps below `end_offset` are no damage, also for later starts. Raises OSError."""
     if end_offset <= log.gaps_explained_below and not (sync and log.unsynced_gaps_below):
         return
-    end_offset = max(end_offset, log.gaps_explained_below)
+    _write(log, max(end_offset, log.gaps_explained_below), sync=sync)
+
+
+def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None:
+    """The offsets of `damage`, between two batches or at the segment's end, are missing in all replicas."""
+    segment.may_have_gaps = True
+    if damage.end_offset == segment.next_offset:
+        segment.may_end_early = True
+        _write(log, log.gaps_explained_below, sync=True)
+    else:
+        explain_gaps(log, damage.end_offset, sync=True)
+    segment.set_damage(tuple(each for each in segment.damage if each != damage))
+
+
+def explain_gap_before(log: LogWithGaps, active: Segment) -> Segment:
+    """The active segment begins behind a gap that is too large for the index of the one before. Raises OSError."""
+    for before in list(log.segments)[-2:-1]:
+        before.may_end_early = True
+        _write(log, log.gaps_explained_below, sync=False)
+    return active
+
+
+def keep_early_ends(log: LogWithGaps) -> None:
+    """Record which segments may end before the next one begins, also for later starts. Raises OSError."""
+    _write(log, log.gaps_explained_below, sync=True)
+
+
+def _write(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
+    segments = list(log.segments)
+    early_ends = frozenset(
+        (each.base_offset, after.base_offset) for each, after in pairwise(segments) if each.may_end_early
+    )
     log.unsynced_gaps_below = max(log.unsynced_gaps_below, end_offset)  # also where there is no space for the file
-    replace_file(log.disk, log.directory, EXPLAINED_GAPS_FILE, encode_end_offset(end_offset), sync=sync)
+    content = encode_explained_gaps(ExplainedGaps(end_offset, early_ends))
+    replace_file(log.disk, log.directory, EXPLAINED_GAPS_FILE, content, sync=sync)
     log.gaps_explained_below = end_offset
     if sync:
         _note_synced(log)
@@ -64,14 +108,39 @@ def _note_synced(log: LogWithGaps) -> None:
         log.unsynced_gaps_below = 0
 
 
-def read_end_offset(disk: Disk, directory: str, name: str) -> int:
-    """The offset in `explained-gaps` or `cleaned-ends`; 0 without the file, or where it is unreadable."""
-    path = f"{directory}/{name}"
+def read_explained_gaps(disk: Disk, directory: str) -> ExplainedGaps:
+    """None are explained without the file, or where it is unreadable. Raises OSError."""
+    return _read(disk, f"{directory}/{EXPLAINED_GAPS_FILE}", decode_explained_gaps) or ExplainedGaps()
+
+
+def ends_kept_below(disk: Disk, directory: str, cleaned_offset: int) -> int:
+    """The offset below which each segment of a cleaned log ends where the next one begins (`cleaned-ends`), or 0.
+
+    `cleaned_offset`: that of the cleaner's checkpoint, INT64_MAX where the checkpoint is lost. Another offset than that
+    of the file shows that Kafka's cleaner has cleaned since, which may leave segments that end earlier. Raises OSError.
+    """
+    end_offset = _read(disk, f"{directory}/{CLEANED_ENDS_FILE}", decode_end_offset) or 0
+    return end_offset if cleaned_offset in (end_offset, INT64_MAX) else 0
+
+
+def may_end_early(
+    base_offset: int, next_offset: int, *, cleaned_offset: int, kept_below: int, early_ends: Set[tuple[int, int]]
+) -> bool:
+    """Whether the last batches of a segment may be missing before the next one, which begins at `next_offset`.
+
+    `kept_below`: as `ends_kept_below` says. `early_ends`: those of `explained-gaps`.
+    """
+    if next_offset <= (kept_below or cleaned_offset):
+        return not kept_below
+    return (base_offset, next_offset) in early_ends or (not kept_below and base_offset < cleaned_offset)
+
+
+def _read(disk: Disk, path: str, decode: Callable[[bytes], _Content]) -> _Content | None:
     data = read_if_exists(disk, path)
     if not data:
-        return 0
+        return None
     try:
-        return decode_end_offset(data)
+        return decode(data)
     except CorruptCheckpoint as error:
         logger.warning("cannot read %s: %s", path, error)
-        return 0
+        return None

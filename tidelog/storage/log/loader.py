@@ -30,13 +30,12 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.files.usurped_names import free_names
-from tidelog.storage.log.explained_gaps import read_end_offset
+from tidelog.storage.log.explained_gaps import ends_kept_below, may_end_early, read_explained_gaps
 from tidelog.storage.log.hidden_transactions import ScannedTransactions
 from tidelog.storage.log.recovery import (
     examine_now,
     find_end,
     is_zeros,
-    keeps_ends,
     replay,
     scan_segment,
     seal,
@@ -195,9 +194,8 @@ class _Loader:
             if entry.is_special and _is_log_name(entry.name):
                 raise FileNotFoundError(errno.ENOENT, "is not a file", f"{directory}/{entry.name}")
         names = {entry.name for entry in entries if not entry.is_directory} - freed
-        self.gaps_explained_below = read_end_offset(disk, directory, EXPLAINED_GAPS_FILE)
-        cleaned_ends = read_end_offset(disk, directory, CLEANED_ENDS_FILE)
-        self.ends_are_kept_below = cleaned_ends if keeps_ends(cleaned_ends, checkpoints.cleaned_offset) else 0
+        self.gaps_explained_below, self.early_ends = read_explained_gaps(disk, directory)
+        self.ends_kept_below = ends_kept_below(disk, directory, checkpoints.cleaned_offset)
         cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
         # The metadata log is read whole at each start.
         if config.is_compacted or checkpoints.was_compacted or checkpoints.is_synced:
@@ -400,9 +398,9 @@ class _Loader:
             size_bytes = self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}")
             has_index = base_offset in transaction_indexes
             segment = self._open_segment(base_offset, size_bytes, has_transaction_index=has_index)
-            if base_offset < gaps_below or self.checkpoints.was_compacted:
-                segment.may_have_gaps = True
             segment.may_end_early = self._may_end_early(base_offset, end_offset)
+            if base_offset < gaps_below or self.checkpoints.was_compacted or segment.may_end_early:
+                segment.may_have_gaps = True
             if segments:
                 segments[-1].next_offset = base_offset
             segments.append(segment)
@@ -413,15 +411,13 @@ class _Loader:
 
         What it has cleaned is on the device. A loss of power may have taken what was appended there after a truncation.
         """
-        checkpoints, kept_below = self.checkpoints, self.ends_are_kept_below
-        if end_offset <= (kept_below or checkpoints.cleaned_offset):
-            return not kept_below  # explained gaps lie between batches there
-        # The explained gap at the end of a segment ends where the next one begins. The last segment has no next one.
-        gap_end_offset = end_offset if end_offset < INT64_MAX else base_offset + 1
-        is_explained = gap_end_offset <= self.gaps_explained_below or (
-            not kept_below and (checkpoints.was_compacted or base_offset < checkpoints.cleaned_offset)
+        cleaned_offset, kept_below = self.checkpoints.cleaned_offset, self.ends_kept_below
+        is_cleaned = end_offset <= (kept_below or cleaned_offset)
+        if not is_cleaned and self._explains_loss and end_offset > self.checkpoints.recovery_point:
+            return False
+        return may_end_early(
+            base_offset, end_offset, cleaned_offset=cleaned_offset, kept_below=kept_below, early_ends=self.early_ends
         )
-        return is_explained and not (self._explains_loss and end_offset > checkpoints.recovery_point)
 
     def _open_segment(self, base_offset: int, size_bytes: int, *, has_transaction_index: bool) -> Segment:
         segment = Segment(

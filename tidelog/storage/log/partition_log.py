@@ -321,10 +321,9 @@ class PartitionLog:
 
     def _roll_for(self, first_offset: int, last_offset: int, now_ms: int) -> Segment:
         # The base offset is the log end, even before a gap: then a start can distinguish a lost tail from a gap.
-        is_too_far = last_offset - self.log_end_offset > MAX_RELATIVE_OFFSET
-        if is_too_far:
-            self.segments.active.may_end_early = True
-        return self.roll(now_ms, first_offset if is_too_far else self.log_end_offset)
+        if last_offset - self.log_end_offset <= MAX_RELATIVE_OFFSET:
+            return self.roll(now_ms)
+        return explained_gaps.explain_gap_before(self, self.roll(now_ms, first_offset))
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
         """Start a new segment at `base_offset`, by default the log end. An empty active segment is replaced."""
@@ -340,6 +339,8 @@ class PartitionLog:
             except OSError as error:
                 self.failure = f"{self.directory}: has lost its empty segment: {error}"
                 raise
+        if active.recent_offsets:
+            active.may_end_early = False  # it was truncated since it did
         active.seal()
         self.durability.note_seal(active)
         if self.config.preallocate:
@@ -453,6 +454,8 @@ class PartitionLog:
     def finish_repair(self, check: RepairCheck) -> bool:
         """Apply the result of `check.run`. False if the log has changed meanwhile. Raises OSError."""
         is_done = finish_repair(check)
+        if is_done and check.segment.may_end_early and not self.config.is_compacted:
+            explained_gaps.keep_early_ends(self)
         self.after_repair()
         return is_done
 
@@ -476,9 +479,7 @@ class PartitionLog:
 
     def accept_gap(self, segment: Segment, damage: DamagedRange) -> None:
         """Accept missing offsets as compacted: every other replica lacks them too, and no bytes here are damaged."""
-        segment.may_have_gaps = segment.may_end_early = True
-        self.explain_gaps(damage.end_offset)
-        segment.set_damage(tuple(each for each in segment.damage if each != damage))
+        explained_gaps.accept_gap(self, segment, damage)
 
     def explain_gaps(self, end_offset: int, *, sync: bool = True) -> None:
         """Record that the gaps below `end_offset` are no damage, also for later starts. Raises OSError."""

@@ -34,7 +34,6 @@ from tidelog.storage.segments.append import Batch
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, damage_at, describe, merged
 from tidelog.storage.segments.examination import UNKNOWN_END, EpochEdges, Examiner
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
-from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.reader import batch_at, headers, position_of
 from tidelog.storage.segments.segment import Segment
 
@@ -141,16 +140,6 @@ def _check_last_batch(segment: Segment, position: int, header: BatchHeader) -> N
 def examine_now(segment: Segment) -> None:
     """Examine a segment whose end is known, for its damage and new indexes. Waits for the device."""
     segment.findings = segment.examine()
-
-
-def keeps_ends(cleaned_ends: int, cleaned_offset: int) -> bool:
-    """Whether each segment of a cleaned log ends where the next one begins, by the offsets of `cleaned-ends` and of the
-    cleaner's checkpoint.
-
-    Kafka's cleaner may leave segments that end earlier. Another offset shows that it has cleaned since;
-    INT64_MAX stands for a checkpoint that is lost.
-    """
-    return cleaned_ends > 0 and cleaned_offset in (cleaned_ends, INT64_MAX)
 
 
 def settle(segment: Segment, *, is_active: bool) -> list[str]:

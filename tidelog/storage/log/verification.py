@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from tidelog.storage.files.checkpoints import (
-    CLEANED_ENDS_FILE,
     LEADER_EPOCH_FILE,
     LOG_START_FILE,
     PARTITION_METADATA_FILE,
     TRANSACTION_SUMS_FILE,
     CorruptCheckpoint,
-    decode_end_offset,
     decode_leader_epochs,
     decode_partition_metadata,
     decode_transaction_sums,
@@ -26,7 +24,8 @@ from tidelog.storage.files.checkpoints import (
     replace_file,
 )
 from tidelog.storage.files.disk import Disk
-from tidelog.storage.log.recovery import keeps_ends, read_marker, rebuild_transaction_index
+from tidelog.storage.log.explained_gaps import ends_kept_below, may_end_early, read_explained_gaps
+from tidelog.storage.log.recovery import read_marker, rebuild_transaction_index
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.producers.producer_snapshots import SNAPSHOT_SUFFIX, CorruptSnapshot, ProducerSnapshots
 from tidelog.storage.segments.damage import DamagedRange
@@ -117,19 +116,13 @@ class StoppedLog:
         facts = self._facts
         return confirmed_log_start(epochs, is_readable, facts.log_start_offset, first, facts.high_watermark)
 
-    def _knows_ends(self) -> bool:
-        """Whether each segment of this cleaned log ends where the next one begins."""
-        try:
-            data = read_if_exists(self.disk, f"{self.directory}/{CLEANED_ENDS_FILE}")
-            return keeps_ends(decode_end_offset(data), self._facts.cleaned_offset) if data else False
-        except CorruptCheckpoint:
-            return False
-
     def _open_segments(self) -> list[Segment]:
         config = LogConfig(cleanup_policy=frozenset({"compact" if self._facts.is_compacted else "delete"}))
         bases = sorted(_offsets_of(self._names, LOG_SUFFIX))
         start = self._facts.log_start_offset
-        may_end_early = self._facts.is_compacted and not self._knows_ends()
+        cleaned_offset = self._facts.cleaned_offset
+        explained = read_explained_gaps(self.disk, self.directory)
+        kept_below = ends_kept_below(self.disk, self.directory, cleaned_offset)
         segments = []
         for base_offset, following in zip(bases, [*bases[1:], None]):
             if following is not None and following <= start:
@@ -139,7 +132,12 @@ class StoppedLog:
                 size_bytes=self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}"),
                 has_transaction_index=file_name(base_offset, TRANSACTION_INDEX_SUFFIX) in self._names,
             )  # fmt: skip
-            segment.may_end_early = may_end_early
+            segment.may_end_early = may_end_early(
+                base_offset, INT64_MAX if following is None else following, cleaned_offset=cleaned_offset,
+                kept_below=kept_below, early_ends=explained.early_ends,
+            )  # fmt: skip
+            if base_offset < explained.end_offset or segment.may_end_early:
+                segment.may_have_gaps = True
             segment.next_offset = UNKNOWN_END if following is None else following
             segments.append(segment)
         return segments

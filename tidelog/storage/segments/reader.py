@@ -306,7 +306,7 @@ def read_from(segments: Segments, offset: int, max_bytes: int, upper_offset: int
             break
         if not before.may_end_early and offset < segment.base_offset:
             raise CorruptIndex(before.path, f"holds nothing at offset {offset}")
-        result = read(segment, offset, max_bytes, upper_offset, min_one_batch, epochs)
+        result = read(segment, max(offset, segment.base_offset), max_bytes, upper_offset, min_one_batch, epochs)
     return result
 
 
