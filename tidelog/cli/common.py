@@ -218,14 +218,15 @@ def with_advice(error: KafkaError) -> str:
 async def change_each(
     things: Iterable[Thing], change: Callable[[Thing], Awaitable[str]]
 ) -> tuple[dict[Thing, str], int]:
-    """Change these things one after the other: the outcome of each, which is `failed` with a line where one is
-    refused, and the exit code. Without a final answer, those that follow would wait as long: they are `not tried`.
+    """Change these things one after the other: the outcome of each, and the exit code. One that is refused has
+    `failed`, with a line. One without an answer has `no answer`, with a line: it may be carried out yet. Those that
+    follow would wait as long: they are `not tried`.
     """
-    from tidelog.client.admin.base import is_final
+    from tidelog.client.admin.base import is_final, is_unanswered
     from tidelog.protocol.errors import KafkaError
 
     outcomes: dict[Thing, str] = {}
-    is_answered = True
+    status, is_answered = 0, True
     for thing in things:
         outcomes[thing] = "not tried"
         if not is_answered:
@@ -233,13 +234,15 @@ async def change_each(
         try:
             outcomes[thing] = await change(thing)
         except KafkaError as error:
-            outcomes[thing] = "failed"
-            fail(with_advice(error))
             is_answered = is_final(error)
+            outcomes[thing], line = "failed", with_advice(error)
+            if is_unanswered(error):
+                outcomes[thing], line = "no answer", f"{thing}: it may be carried out yet: {line}"
+            status = fail(line)
     untried = [str(thing) for thing, outcome in outcomes.items() if outcome == "not tried"]
     if untried:
         fail(f"not tried: {', '.join(untried)}")
-    return outcomes, int("failed" in outcomes.values())
+    return outcomes, status
 
 
 async def answered_by_brokers(asking: Awaitable[Result]) -> tuple[Result, int]:

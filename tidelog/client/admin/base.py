@@ -159,8 +159,7 @@ class AdminBase:
             except KafkaError as error:
                 failures += 1
                 wait_s = cluster.retry_backoff.wait_ms(failures) / 1000
-                is_unanswered = error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
-                may_be_done = is_unanswered and not repeatable and not isinstance(error, _NotSent)
+                may_be_done = is_unanswered(error) and not repeatable and not isinstance(error, _NotSent)
                 if is_final(error) or may_be_done or loop.time() + wait_s >= deadline:
                     raise
                 await asyncio.sleep(wait_s)
@@ -314,6 +313,11 @@ def is_final(error: KafkaError) -> bool:
     """Whether another attempt is of no use."""
     is_unknown = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not isinstance(error, _NotYetKnown)
     return not error.retriable or is_unknown
+
+
+def is_unanswered(error: KafkaError) -> bool:
+    """Whether the request may be carried out yet, although there was no answer in time."""
+    return error.code in (ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT)
 
 
 async def outcomes_of(
