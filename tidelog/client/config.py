@@ -89,7 +89,7 @@ class ClientConfig:
     socket_connection_setup_timeout_ms: int = _long(10_000, 1)
     """The time that a connection may take to open."""
     connections_max_idle_ms: int = _long(540_000, 1)
-    """An idle connection is closed after this time."""
+    """An idle connection is closed after this time, or up to a second later."""
     metadata_max_age_ms: int = _long(300_000, 1)
     """Leaders and partitions are asked for again after this time."""
     receive_message_max_bytes: int = _number(100_000_000, 1_000)

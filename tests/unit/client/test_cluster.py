@@ -221,3 +221,52 @@ async def test_a_broker_that_hangs_does_not_hold_what_another_one_answers(monkey
             monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 3_600.0)
             assert len((await cluster.fetch_metadata([])).brokers) == 3, "another one is asked first now"
         await cluster.close()
+
+
+async def test_idle_connections_are_closed_in_time_and_cost_no_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were looked at only where metadata had grown old, and a refresh then connected anew at once."""
+    monkeypatch.setattr(cluster_module, "_IDLE_LOOK_S_MIN", 0.01)
+    async with FakeCluster(nodes=2) as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, connections_max_idle_ms=50))
+        await cluster.start()
+        await cluster.connection(1)
+        refreshes = cluster.refreshes_begun
+        await until(lambda: connections(fake) == 0)
+        assert cluster.ready(1) is None
+        assert cluster._idle_timer is None, "without a connection there is nothing to look at"
+        assert cluster.refreshes_begun == refreshes
+        await cluster.connection(1)
+        await until(lambda: connections(fake) == 0)
+        await cluster.close()
+
+
+async def test_a_connection_that_is_used_or_waits_for_an_answer_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_IDLE_LOOK_S_MIN", 0.01)
+    async with FakeCluster(nodes=2) as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, connections_max_idle_ms=1_000))
+        await cluster.start()
+        fake.script(InitProducerIdRequest, lambda request, node: SILENCE)
+        waiting = await cluster.connection(2)
+        answer = waiting.send(InitProducerIdRequest(), InitProducerIdResponse, 0, 600_000)
+        used = await cluster.connection(1)
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            used.last_used = asyncio.get_running_loop().time()
+        assert not waiting.closed
+        assert not used.closed
+        assert cluster._idle_timer is not None
+        await until(lambda: used.closed)
+        assert not waiting.closed
+        await cluster.close()
+        assert isinstance(answer.exception(), KafkaError)
+
+
+async def test_looks_for_idle_connections_keep_a_distance() -> None:
+    async with FakeCluster() as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, connections_max_idle_ms=1))
+        await cluster.start()
+        timer = cluster._idle_timer
+        assert timer is not None
+        assert timer.when() - asyncio.get_running_loop().time() > cluster_module._IDLE_LOOK_S_MIN / 2
+        await cluster.close()
+        assert timer.cancelled()

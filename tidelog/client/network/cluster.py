@@ -46,6 +46,8 @@ _ANSWER_WAIT_S = 3.0
 _UNREACHABLE_S = 3.0
 """A broker that cannot be reached for so long is logged: a poll waits for it without an error."""
 _SAID_AGAIN_S = 60.0
+_IDLE_LOOK_S_MIN = 1.0
+"""The least time between two looks for idle connections."""
 CLOSE_TIMEOUT_S = 1.0
 """The time for written requests to leave when a client closes: a broker that hangs does not read
 them.
@@ -112,6 +114,7 @@ class Cluster:
         self._kept_connection: Connection | None = None
         self._bootstrap: Connection | None = None
         self._bootstrap_attempt: asyncio.Task[Connection] | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._topics: dict[str, float] = {}
         self._topic_max_idle_ms: float | None = None
         self._refresh_requested = asyncio.Event()
@@ -164,6 +167,8 @@ class Cluster:
         """Close every connection; waiting calls fail with NETWORK_EXCEPTION."""
         self._closed = True
         self._close_event.set()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         tasks: list[asyncio.Task[Connection] | asyncio.Task[None]] = []
         if self._refresh_task is not None:
             tasks.append(self._refresh_task)
@@ -265,6 +270,7 @@ class Cluster:
             software_version=__version__,
             timeout_ms=config.socket_connection_setup_timeout_ms,
         )
+        self._await_idle(config.connections_max_idle_ms / 1000)
         if connection.finalized_features_epoch >= self._finalized_features_epoch:
             self._finalized_features_epoch = connection.finalized_features_epoch
             self._finalized_features = connection.finalized_features
@@ -332,14 +338,30 @@ class Cluster:
         addresses = list(dict.fromkeys(candidates + self._addresses))
         return await first_success(lambda address: self._open_connection(*address), addresses, _BROKER_WAIT_S)
 
-    def close_idle(self) -> None:
-        """Close connections unused for longer than `connections_max_idle_ms`, before the broker
-        does.
+    def _await_idle(self, delay_s: float) -> None:
+        """Look for idle connections after this time, unless a look is due already."""
+        if self._idle_timer is None and not self._closed:
+            delay_s = max(delay_s, _IDLE_LOOK_S_MIN)
+            self._idle_timer = asyncio.get_running_loop().call_later(delay_s, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """Close connections unused for `connections_max_idle_ms`, before the broker does. The next look is due when the
+        first of the others may be idle; without any, with the next connection.
         """
-        oldest_use_s = asyncio.get_running_loop().time() - self.config.connections_max_idle_ms / 1000
-        for connection in self._connections():
-            if not connection.in_flight and connection.last_used < oldest_use_s:
-                connection.close()
+        self._idle_timer = None
+        now_s, max_idle_s = asyncio.get_running_loop().time(), self.config.connections_max_idle_ms / 1000
+        for link in self._links.values():
+            if link.connection is not None and link.connection.unused_s(now_s) >= max_idle_s:
+                # Closed on purpose: unlike the loss of a broker it is no reason to fetch metadata, and to connect.
+                idle, link.connection = link.connection, None
+                idle.on_close = None
+                idle.close()
+        if self._bootstrap is not None and self._bootstrap.unused_s(now_s) >= max_idle_s:
+            self._bootstrap.close()
+            self._bootstrap = None
+        unused_s = [connection.unused_s(now_s) for connection in self._connections()]
+        if unused_s:
+            self._await_idle(max_idle_s - max(unused_s))
 
     def close_connections(self) -> None:
         """Close every connection. The next request that any broker answers goes to a broker taken at random: for a
@@ -429,11 +451,9 @@ class Cluster:
         max_age_s = self.config.metadata_max_age_ms / 1000
         failures = 0
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max_age_s):
                     await self._refresh_requested.wait()
-            except TimeoutError:
-                self.close_idle()
             self._refresh_requested.clear()
             self._refresh_is_urgent.clear()
             try:

@@ -295,6 +295,10 @@ class Connection(asyncio.BufferedProtocol):
     def in_flight(self) -> int:
         return len(self._pending)
 
+    def unused_s(self, now_s: float) -> float:
+        """For how long nothing was sent; 0 while an answer is due."""
+        return 0.0 if self._pending else now_s - self.last_used
+
     def version_of(self, request: type[Message], max_version: int = 32767) -> int:
         """The highest common version, at most `max_version`.
 
