@@ -88,6 +88,9 @@ class Admin(ClusterAdmin, ConfigAdmin, FeaturesAdmin, GroupAdmin, LogDirsAdmin, 
         Raises the KafkaError of the first refused topic, such as TOPIC_ALREADY_EXISTS,
         INVALID_REPLICATION_FACTOR, INVALID_CONFIG. Other topics may have been created. Waits while a
         quota of the controller refuses some, for `default_api_timeout_ms` at most.
+
+        TOPIC_ALREADY_EXISTS may be about a topic of this very call, where the controller dies during it: a broker
+        repeats the request at the next controller, as Kafka's brokers do.
         """
         request = CreateTopicsRequest(
             topics=[_to_creatable_topic(topic) for topic in as_list("topics", topics, "NewTopic")],
