@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, refuse_produce, then
+from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode, refuse_produce, then
 from tests.unit.client.transacting import (
     cluster_of,
     finalize,
@@ -616,3 +616,30 @@ async def test_a_record_of_no_transaction_does_not_wait_for_the_next_one(call):
         await sending.init_transactions()
         with pytest.raises(RuntimeError, match="needs an open transaction"):
             await CALLS[call](sending, "missing")
+
+
+async def test_in_another_cluster_that_has_no_coordinators_yet_a_transaction_fails_at_once():
+    """Its leaders answered NOT_ENOUGH_REPLICAS for the whole delivery timeout: no coordinator was looked up there."""
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        await sending.begin_transaction()
+        await sending.send_and_wait("t", b"1", partition=0)
+        cluster.cluster_id = "other"
+        cluster.transactions.by_id.clear()
+        before = len(cluster.sent(FindCoordinatorRequest))
+
+        def verified(request: Any, node: FakeNode) -> Any:
+            has_coordinators = len(cluster.sent(FindCoordinatorRequest)) > before + 1
+            code = ErrorCode.INVALID_PRODUCER_ID_MAPPING if has_coordinators else ErrorCode.NOT_ENOUGH_REPLICAS
+            return refuse_produce(code)(request, node)
+
+        cluster.script(ProduceRequest, *[verified] * 100_000)
+        cluster.script(FindCoordinatorRequest, no_coordinator)
+        assert sending._cluster is not None
+        assert await sending._cluster.wait_for_metadata(PATIENCE_S * 1000)
+        with pytest.raises(KafkaError) as caught:
+            await asyncio.wait_for(sending.send_and_wait("t", b"2", partition=0), PATIENCE_S)
+        assert caught.value.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        cluster.scripts.clear()
+        await sending.abort_transaction()
+        await run(sending, b"3")
+        assert cluster.transactions.committed == [b"3"]

@@ -689,6 +689,8 @@ class Producer:
             if self._cluster_id not in (None, cluster_id):
                 logger.warning("the cluster %s is in the place of %s now", cluster_id, self._cluster_id)
                 self._session.drop_identity()
+                if self._transactions is not None:
+                    self._transactions.handle_other_cluster()
             self._cluster_id = cluster_id
         self._appender.handle_metadata()
         self._sender.wake()

@@ -103,6 +103,7 @@ class TransactionSender:
         self._id_key = _TRANSACTION, manager.transactional_id
         self._coordinators: dict[tuple[int, str], int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._lookup: asyncio.Task[None] | None = None
         self._awaits_end = False
         """An EndTxn without a task is unanswered."""
         self._published_revision = -1
@@ -119,9 +120,37 @@ class TransactionSender:
     def close(self) -> None:
         """Stop sending."""
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._task, self._lookup):
+            if task is not None:
+                task.cancel()
         self._wake_waiters()
+
+    def handle_other_cluster(self) -> None:
+        """The cluster is another one now, where this producer's id is not known. It says so once the transactional id
+        has a coordinator; a cluster without transactions makes its coordinators at the first lookup. Until then it
+        answers NOT_ENOUGH_REPLICAS to every batch of version 2.
+        """
+        self._coordinators.clear()
+        if self._lookup is None and not self._closed:
+            self._lookup = start_task(self._look_up_again())
+
+    async def _look_up_again(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.delivery_timeout_ms / 1000):
+                failures = 0
+                while True:
+                    try:
+                        self._coordinators[self._id_key] = await self._find_coordinator(self._id_key)
+                        return
+                    except KafkaError as error:
+                        if not error.retriable:
+                            return
+                    failures += 1
+                    await asyncio.sleep(self._cluster.retry_backoff.wait_ms(failures) / 1000)
+        except TimeoutError:
+            return  # by now the batches have failed, too
+        finally:
+            self._lookup = None
 
     # -- changes of the state
 
@@ -265,14 +294,7 @@ class TransactionSender:
         """One request to a coordinator, which is looked up again after a lost answer. Raises KafkaError."""
         node_id = self._coordinators.get(key)
         if node_id is None:
-            try:
-                node_id = await self._cluster.find_coordinator(key[1], key[0])
-            except KafkaError as error:
-                kind = "group" if key[0] == _GROUP else "transactional id"
-                # A lookup without an answer changes nothing, so it does not count as an unanswered request.
-                code = ErrorCode.COORDINATOR_NOT_AVAILABLE if error.code in _UNANSWERED_ERRORS else error.code
-                raise KafkaError(code, f"no coordinator of {kind} {key[1]!r}: {error}") from None
-            self._coordinators[key] = node_id
+            node_id = self._coordinators[key] = await self._find_coordinator(key)
         try:
             connection = await self._cluster.connection(node_id)
             if connection.in_flight:
@@ -293,6 +315,16 @@ class TransactionSender:
         except KafkaError:
             self._coordinators.pop(key, None)
             raise
+
+    async def _find_coordinator(self, key: tuple[int, str]) -> int:
+        """The node that coordinates a group or transactional id. Raises KafkaError."""
+        try:
+            return await self._cluster.find_coordinator(key[1], key[0])
+        except KafkaError as error:
+            kind = "group" if key[0] == _GROUP else "transactional id"
+            # A lookup without an answer changes nothing, so it does not count as an unanswered request.
+            code = ErrorCode.COORDINATOR_NOT_AVAILABLE if error.code in _UNANSWERED_ERRORS else error.code
+            raise KafkaError(code, f"no coordinator of {kind} {key[1]!r}: {error}") from None
 
     async def _call_transaction_coordinator(
         self,

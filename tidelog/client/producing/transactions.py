@@ -44,6 +44,10 @@ class Transactions:
 
     # -- calls
 
+    def handle_other_cluster(self) -> None:
+        """The cluster is another one now."""
+        self._sender.handle_other_cluster()
+
     async def initialize(self, deadline: float) -> None:
         """Get a producer id, after the end of what an earlier producer left open."""
         self._manager.initialize()
