@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
-from tests.simulation.simulated_disk import SimulatedDisk
+from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, records_of
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
 from tidelog.storage.files import checkpoints
@@ -371,6 +371,91 @@ def test_a_log_that_is_created_at_the_second_attempt_survives_a_loss_of_power(
     disk.lose_power()
     log = start().logs["t", 0]
     assert (log.log_end_offset, log.topic_id) == (1, TOPIC_ID)
+
+
+class UnluckyRandom(Random):
+    """A loss of power takes all that was not synced."""
+
+    def randrange(self, *_: Any) -> int:
+        return 0
+
+
+class RefusingDisk(SimulatedDisk):
+    def __init__(self) -> None:
+        super().__init__(UnluckyRandom(1))
+        self.refused: dict[str, int] = {}
+        """Directory -> the error of its sync."""
+
+    def sync_directory(self, path: str) -> None:
+        if path in self.refused:
+            raise OSError(self.refused[path], "refused", path)
+        super().sync_directory(path)
+
+
+class TestNewDirectories:
+    """What a flush has put on the device stays there, though a process before was killed while it made directories."""
+
+    PATH = "/disk/node/logs"
+
+    def disk(self) -> RefusingDisk:
+        disk = RefusingDisk()
+        disk.make_directory("/disk")
+        disk.sync_everything()
+        return disk
+
+    def start(self, disk: SimulatedDisk) -> LogDirectory:
+        directory = LogDirectory.open(disk, self.PATH, node_id=1, cluster_id="cluster")
+        directory.load(lambda topic: CONFIG, NOW)
+        return directory
+
+    def write(self, directory: LogDirectory) -> int:
+        """Returns the log end offset."""
+        log = directory.logs.get(("t", 0)) or directory.create_log("t", 0, TOPIC_ID, CONFIG, NOW)
+        log.append_as_leader(batch(), 7, NOW)
+        log.flush()
+        return log.log_end_offset
+
+    def kept(self, disk: SimulatedDisk) -> int:
+        disk.lose_power()
+        log = self.start(disk).logs.get(("t", 0))
+        return 0 if log is None else log.log_end_offset
+
+    def test_the_process_was_killed_at_any_operation(self):
+        operation, is_over = 0, False
+        while not is_over:
+            operation += 1
+            disk = self.disk()
+            disk.fail_after(operation)
+            try:
+                self.write(self.start(disk))
+                is_over = True
+            except PowerLoss:
+                pass
+            disk.end_process()  # the power stays
+            assert self.write(self.start(disk)) == self.kept(disk), operation
+        assert operation > 20
+
+    def test_another_program_made_it(self):
+        disk = self.disk()
+        disk.make_directory("/disk/node")
+        disk.sync_directory("/disk")
+        disk.make_directory(self.PATH)
+        assert self.write(self.start(disk)) == self.kept(disk)
+
+    @pytest.mark.parametrize("code", [errno.EACCES, errno.EINVAL, errno.EROFS])
+    def test_the_directory_above_cannot_be_synced(self, code: int):
+        """It is another user's, and may only be passed (mode 711), or its file system has no such sync."""
+        disk = self.disk()
+        disk.refused = {"/disk": code, "/disk/node": code}
+        self.start(disk).close()
+        assert self.start(disk).was_clean
+
+    def test_an_error_of_its_device_is_met(self):
+        disk = self.disk()
+        self.start(disk).close()
+        disk.refused["/disk/node"] = errno.EIO
+        with pytest.raises(OSError, match="/disk/node"):
+            self.start(disk)
 
 
 class TestMetadataLog:

@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+from typing import Final
+
 from tidelog.protocol.uuids import uuid_from_text, uuid_to_text
 from tidelog.storage.files.checkpoints import (
     META_PROPERTIES_FILE,
@@ -14,6 +18,13 @@ from tidelog.storage.files.checkpoints import (
     replace_file,
 )
 from tidelog.storage.files.disk import Disk
+
+logger = logging.getLogger("tidelog.storage")
+
+_NOT_SYNCABLE: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+)
+"""It is another user's, and may only be passed, or its file system has no sync of directories."""
 
 
 class ForeignDirectory(Exception):
@@ -30,16 +41,28 @@ class DamagedProperties(ForeignDirectory):
 
 
 def make_durably(disk: Disk, path: str) -> None:
-    """Create the directory and its missing parents, and sync their directory entries."""
+    """Create the directory and its missing parents, and sync their directory entries. Raises OSError."""
     missing = []
     above = path.rstrip("/")
     while above and not disk.exists(above):
         missing.append(above)
         above = above.rpartition("/")[0]
+    if above:
+        _sync_entry(disk, above)  # the process that made it may have been killed before this
     for each in reversed(missing):
         disk.make_directory(each)
-        disk.sync_directory(each.rpartition("/")[0] or ("/" if path.startswith("/") else "."))
+        _sync_entry(disk, each)
     disk.make_directory(path)  # an error if the path is no directory
+
+
+def _sync_entry(disk: Disk, path: str) -> None:
+    above = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+    try:
+        disk.sync_directory(above)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCABLE:
+            raise
+        logger.info("%s cannot be synced, so that a loss of power may take %s if it is new: %s", above, path, error)
 
 
 def format_directory(
