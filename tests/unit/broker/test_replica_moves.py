@@ -47,6 +47,7 @@ from tidelog.protocol.messages.incremental_alter_configs import (
 )
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.replication.future_replica import FutureReplica, MoveState
+from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 
@@ -106,8 +107,12 @@ class Moving:
             "replica.alter.log.dirs.io.max.bytes.per.second",
             None if bytes_per_s is None else str(bytes_per_s),
         )
+        await self.configure("", name, value)
+
+    async def configure(self, topic: str, name: str, value: str | None) -> None:
+        """Without a topic, the settings of all brokers."""
         config = AlterableConfig(name=name, config_operation=0 if value else 1, value=value)
-        resource = AlterConfigsResource(resource_type=4, resource_name="", configs=[config])
+        resource = AlterConfigsResource(resource_type=2 if topic else 4, resource_name=topic, configs=[config])
         request = IncrementalAlterConfigsRequest(resources=[resource])
         answer = await self.wire.call(request, 1, IncrementalAlterConfigsResponse)
         assert answer.responses[0].error_code == 0, answer
@@ -318,6 +323,52 @@ async def test_a_process_that_ends_after_it_told_the_controller_takes_over_where
     assert moving.home == target
     assert await moving.values() == [b"a"]
     assert not (source / "t-0").exists()
+
+
+@pytest.mark.parametrize("kind_and_end", [("write", ".tmp"), ("sync", "/b"), ("rename", ".tmp"), ("rename", "-future")])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+async def test_a_take_over_that_fails_loses_no_record(
+    moving: Moving, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, code: int, kind_and_end: tuple[str, str]
+) -> None:
+    """An error of the device takes the directory offline, a full volume has the take-over wait. Either keeps the copy,
+    though the error does not name a file, as that of a descriptor may.
+    """
+    await send(moving.wire, "t", make_batch(b"a"))
+    await moving.configure("t", "cleanup.policy", "compact")
+    if moving.home.name == "b":
+        await moving.order(moving.other)
+        await moving.arrived(moving.homes[0])
+    target = moving.other
+    await moving.order(target)
+    await moving.arrived(target)
+    await moving.running.stop()
+    (target / "t-0").rename(target / f"t-0.{'0' * 32}-future")
+    (target / "cleaner-offset-checkpoint").write_text("0\n0\n")
+    promote, refused = LogDirectory.promote_future, []
+
+    def meet(disk: FaultyDisk, kind: str, path: str) -> None:
+        if kind == kind_and_end[0] and path.endswith(kind_and_end[1]):
+            refused.append(path)
+            raise OSError(code, "refused")
+
+    def promote_once(directory: LogDirectory, topic: str, index: int) -> PartitionLog:
+        monkeypatch.setattr(LogDirectory, "promote_future", promote)
+        with monkeypatch.context() as patches:
+            patches.setattr(FaultyDisk, "meet", meet)
+            return directory.promote_future(topic, index)
+
+    monkeypatch.setattr(LogDirectory, "promote_future", promote_once)
+    await moving.start()
+    assert len(refused) == 1
+    if code == errno.EIO:
+        await until(lambda: str(target) in moving.running.node._directories.offline)
+        assert await error_of_fetch(moving.wire, "t") == ErrorCode.KAFKA_STORAGE_ERROR
+        await moving.running.stop()
+        await moving.start()
+    await until(lambda: moving.partition is not None and moving.partition.leads)
+    assert not moving.running.node._directories.offline
+    assert moving.home == target
+    assert await moving.values() == [b"a"]
 
 
 async def test_of_two_replicas_the_one_that_the_controller_knows_counts(moving: Moving, make_batch: MakeBatch) -> None:

@@ -64,6 +64,21 @@ def test_no_failed_sync_is_mere_exhaustion(path: str, monkeypatch: pytest.Monkey
     file.close()
 
 
+def test_a_failed_sync_names_its_file(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def sync(descriptor: int) -> None:
+        raise OSError(errno.EIO, "refused")
+
+    disk = OsDisk()
+    file = disk.open(path, create=True)
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "fdatasync", sync)
+    for call, name in ((file.sync, path), (lambda: disk.sync_directory(str(tmp_path)), str(tmp_path))):
+        with pytest.raises(OSError, match="refused") as caught:
+            call()
+        assert caught.value.filename == name
+    file.close()
+
+
 def test_a_full_volume_is_told_with_the_file_that_did_not_fit(path: str, tmp_path: Path):
     full = str(tmp_path / "full")
     os.symlink("/dev/full", full)

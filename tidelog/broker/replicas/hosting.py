@@ -25,7 +25,7 @@ from tidelog.replication.controller.metadata.image import BROKER_RESOURCE, METAD
 from tidelog.replication.controller.metadata.record_codec import DIRECTORIES_VERSION
 from tidelog.replication.throttle import UNLIMITED, is_throttled
 from tidelog.replication.truncation import compacted_below
-from tidelog.storage.files.disk import is_exhaustion
+from tidelog.storage.files.disk import is_exhaustion, is_full
 from tidelog.storage.log.partition_log import CorruptLog
 
 if TYPE_CHECKING:
@@ -310,16 +310,10 @@ class Hosting:
         if key in self._offline_replicas:
             self._partitions.add_unavailable(topic.name, index, topic.topic_id)
             return None
-        location = None
-        try:
-            is_own = self._has_been_in_sync(topic, index)
-            location = self._discovered_logs.claim(key, topic.topic_id, directory_id, takes_nameless=is_own)
-            self._discovered_logs.set_others_aside(key, topic.topic_id, keeps_nameless=is_own)
-            location = location or self._promote_future(topic, index, directory_id)
-        except OSError as error:
-            if is_exhaustion(error):
-                raise
-            self._directories.failed_at(error.filename or "", error)
+        is_own = self._has_been_in_sync(topic, index)
+        location = self._discovered_logs.claim(key, topic.topic_id, directory_id, takes_nameless=is_own)
+        self._discovered_logs.set_others_aside(key, topic.topic_id, keeps_nameless=is_own)
+        location = location or self._promote_future(topic, index, directory_id)
         if location is None and self._is_lost(topic, index, assignment):
             if (topic.topic_id, index) not in self._lost_replicas:
                 self._lost_replicas.add((topic.topic_id, index))
@@ -455,13 +449,20 @@ class Hosting:
         return None
 
     def _promote_future(self, topic: TopicImage, index: int, directory_id: bytes) -> LogLocation | None:
-        """Promote a future log in the assigned directory: the process had ended before it completed
-        the move.
+        """Promote a future log in the assigned directory: the process had ended before it completed the move.
+
+        None also after an error of the device: then the directory has failed, and the replica is offline with it.
+        Raises OSError for a shortage or a full volume, after which the future log is still there.
         """
         for directory in self._directories.homes:
             future = directory.futures.get((topic.name, index))
             if future is not None and directory.directory_id == directory_id and future.topic_id == topic.topic_id:
-                return directory, directory.promote_future(topic.name, index)
+                try:
+                    return directory, directory.promote_future(topic.name, index)
+                except OSError as error:
+                    if is_exhaustion(error) or is_full(error):
+                        raise
+                    self._directories.failed(directory, error)
         return None
 
     def _on_promoted(self, partition: Partition, directory: LogDirectory) -> None:

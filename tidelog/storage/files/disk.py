@@ -303,7 +303,8 @@ class OsFile:
         os.ftruncate(self._descriptor, size_bytes)
 
     def sync(self) -> None:
-        _sync(os.fdatasync, self._descriptor)
+        with _named(self._path):
+            _sync(os.fdatasync, self._descriptor)
 
     def map(self, size_bytes: int) -> FileMap:
         return OsFileMap(self._descriptor, size_bytes)
@@ -514,7 +515,8 @@ class OsDisk:
     def sync_file(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _sync(os.fsync, descriptor)
+            with _named(path):
+                _sync(os.fsync, descriptor)
         finally:
             os.close(descriptor)
 
