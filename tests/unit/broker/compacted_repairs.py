@@ -16,6 +16,7 @@ from tests.simulation.compaction_model import read_committed
 from tests.unit.broker.repairing import RepairedReplica
 from tests.unit.storage.batches import NOW, Logs, marker, read
 from tests.unit.storage.cleaning import clean
+from tidelog.broker.replicas.hosting import _set_config
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -38,10 +39,16 @@ Table = dict[bytes, bytes]
 class CompactedRepairs(RepairedReplica):
     """Copy 1 is damaged. Needs a running loop."""
 
-    def __init__(self, path: Path, seed: int, *, is_cleaned_meanwhile: bool = False) -> None:
-        """`is_cleaned_meanwhile`: the source of a whole copy, perhaps before each of its segments."""
+    def __init__(
+        self, path: Path, seed: int, *, is_cleaned_meanwhile: bool = False, ceases_to_be_compacted: bool = False
+    ) -> None:
+        """`is_cleaned_meanwhile`: the source of a whole copy, perhaps before each of its segments.
+
+        `ceases_to_be_compacted`: the topic, before the damage. After the repair it is compacted again.
+        """
         self.rng = rng = Random(seed)
         self.rng_meanwhile = Random(seed) if is_cleaned_meanwhile else None
+        self.ceases_to_be_compacted = ceases_to_be_compacted
         self.copied_segments = 0
         self.cleaned_meanwhile = 0
         self.path = path
@@ -183,6 +190,27 @@ class CompactedRepairs(RepairedReplica):
                     if rng.random() < share:
                         self.clean(number)
 
+    def set_cleanup_policy(self, cleanup_policy: str) -> None:
+        self.steps.append(f"the topic is {cleanup_policy}")
+        for made in self.copies.values():
+            made.config = replace(self.config, cleanup_policy=frozenset({cleanup_policy}))
+            _set_config(made.log, made.config, made.directory, set())
+
+    def cease_to_be_compacted(self) -> None:
+        """Perhaps with more records, and with starts between."""
+        rng = self.rng
+        self.set_cleanup_policy("delete")
+        for number in self.copies:
+            if rng.random() < 0.3:
+                self.copies[number].close()
+                self.copies[number].open(self.now_ms)
+        for _ in range(rng.choice((0, 0, 3, 10))):
+            self.write()
+            if rng.random() < 0.3:
+                self.roll(list(self.copies))
+        while self.open:
+            self.end_transaction()
+
     # ------------------------------------------------------------------------------------------------------- the damage
 
     def damage(self) -> bool:
@@ -256,6 +284,8 @@ class CompactedRepairs(RepairedReplica):
         self.live()
         while self.open:
             self.end_transaction()
+        if self.ceases_to_be_compacted:
+            self.cease_to_be_compacted()
         self.check("before")
         self.is_damaged = self.damage()
         if not self.is_damaged:
@@ -266,6 +296,9 @@ class CompactedRepairs(RepairedReplica):
         self.copies[1].close()
         self.copies[1].open(self.now_ms)
         self.check("after a start")
+        assert not self.copies[1].log.damaged_ranges(), "a start finds damage"
+        if self.ceases_to_be_compacted:
+            self.set_cleanup_policy("compact")
         for _ in range(3):
             self.append(bytes(encode_batch([(self.now_ms, b"end", b"%d" % self.written, ())])))
             self.records.append((b"end", b"%d" % self.written))

@@ -32,6 +32,24 @@ async def test_every_repair_leaves_the_newest_value_of_every_key(tmp_path: Path,
         history.close()
 
 
+async def test_no_repair_brings_a_deleted_key_back_after_the_topic_has_ceased_to_be_compacted(tmp_path: Path) -> None:
+    history = CompactedRepairs(tmp_path, 362, ceases_to_be_compacted=True)
+    await history.live_and_repair()
+    assert history.is_damaged
+    history.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(30_000, 30_100, 20))
+async def test_every_repair_leaves_the_newest_values_after_the_topic_has_ceased_to_be_compacted(
+    tmp_path: Path, first: int
+) -> None:
+    for seed in range(first, first + 20):
+        history = CompactedRepairs(tmp_path / f"{seed}", seed, ceases_to_be_compacted=True)
+        await history.live_and_repair()
+        history.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(20_000, 20_200, 100))
 async def test_a_replica_may_be_cleaned_during_the_copy_of_its_log(tmp_path: Path, first: int) -> None:

@@ -19,6 +19,7 @@ from tests.unit.storage.test_compaction import keyed
 from tests.unit.storage.test_damage import copy_of
 from tests.unit.storage.test_prefix_copy import GONE, damage, deletes_a, fetch, replicas
 from tidelog.broker.replicas import repair_queue, whole_copies
+from tidelog.broker.replicas.hosting import _set_config
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.cleaner.filter import CleanedBatch
@@ -115,6 +116,57 @@ async def test_a_range_that_was_cleaned_here_is_repaired_alone(tmp_path: Path) -
     assert await cluster.repair()
     assert cluster.here.log.damaged_ranges() == []
     assert len(cluster.fetches) - number == 1
+
+
+def cease_to_be_compacted(*replicas: Logs) -> None:
+    for made in replicas:
+        made.config = replace(made.config, cleanup_policy=frozenset({"delete"}))
+        _set_config(made.log, made.config, made.directory, set())
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+async def test_a_log_that_was_compacted_once_is_the_other_ones_up_to_the_damage(
+    tmp_path: Path, has_started: bool
+) -> None:
+    """The range alone was repaired, without the tombstone: a deleted key was back, for good if compacted again."""
+    cluster = Cluster(tmp_path)
+    cease_to_be_compacted(cluster.here, cluster.cleaned)
+    if has_started:
+        cluster.partition.log = cluster.here.close_and_open()
+    damage(cluster.here, 1)
+    assert await cluster.repair()
+    log = cluster.here.log
+    for _ in range(2):
+        assert (cluster.table(), log.damaged_ranges(), cluster.refused) == (WITHOUT_A, [], [])
+        scrub_all(log)
+        log = cluster.here.close_and_open()
+
+
+async def test_the_range_alone_is_repaired_where_retention_has_deleted_the_start_of_each_copy(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    now_s = 0.0
+    cluster.repairs.whole_copies._now_s = lambda: now_s
+    cease_to_be_compacted(cluster.here, cluster.cleaned)
+    cluster.cleaned.log.delete_records(1)
+    damage(cluster.here, 1)
+    assert not await cluster.repair()
+    now_s = whole_copies.WHOLE_COPY_WAIT_S
+    assert await cluster.repair()
+    assert (b"a", b"1") in cluster.table()
+
+
+async def test_what_follows_after_a_log_has_ceased_to_be_compacted_is_repaired_alone(tmp_path: Path) -> None:
+    """No cleaner has removed anything there, also where this log lacks records before, or is damaged again behind."""
+    cluster = Cluster(tmp_path)
+    clean(cluster.here.log)
+    cease_to_be_compacted(cluster.here, cluster.cleaned)
+    for made in (cluster.here, cluster.cleaned):
+        made.append(keyed(("a", "2")), keyed(("a", None)), keyed(("d", "1")))
+    segments = list(cluster.here.log.segments)
+    damage(cluster.here, -2, -1)
+    assert await cluster.repair()
+    assert {(b"a", b"2"), (b"a", None)} <= cluster.table()
+    assert list(cluster.here.log.segments) == segments
 
 
 @pytest.mark.parametrize("when", [1, 2])

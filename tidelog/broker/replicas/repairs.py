@@ -25,6 +25,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.replication.threads import until_done
+from tidelog.replication.truncation import compacted_below
 from tidelog.storage.log.damage_behind import begin_segment_at_damage
 from tidelog.storage.log.damaged_end import move_damaged_end
 from tidelog.storage.log.gap_scan import GapScan
@@ -275,7 +276,7 @@ class Repairs:
         lacking: dict[int, int] = {}
         """Replicas without the whole range -> the lowest offset with which a batch that is worth a copy may begin."""
         gap_is_shared = damage.position == damage.end_position
-        repair.lacks_below = log.cleaned_offset if log.config.is_compacted else None
+        repair.lacks_below = log.cleaned_offset if damage.first_offset < compacted_below(log) else None
         cleaned: list[int] = []
         """Replicas whose cleaners may have removed other records of the range."""
         for source in self.others(partition):
@@ -612,7 +613,7 @@ class Repairs:
     async def find_gaps(self, log: PartitionLog, repair: RangeRepair) -> int:
         """The offset from which on the log has all records, also for `repair.accept`. Raises OSError."""
         if not repair.knows_gaps or repair.lacks_below is None:
-            scan = GapScan(log, repair.segment, repair.damage, lambda: self._is_closed)
+            scan = GapScan(log, repair.segment, repair.damage, compacted_below(log), lambda: self._is_closed)
             await until_done(self._run_in_executor(scan.run))
             repair.lacks_below, repair.knows_gaps = scan.end_offset, True
         return repair.lacks_below

@@ -24,21 +24,29 @@ class GapScan:
     """A task for any thread, which reads the log from its end to the last gap. `end_offset`: the result of `run`."""
 
     def __init__(
-        self, log: PartitionLog, damaged: Segment, damage: DamagedRange, is_over: Callable[[], bool] = lambda: False
+        self,
+        log: PartitionLog,
+        damaged: Segment,
+        damage: DamagedRange,
+        compacted_below: int,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """What lies before the end of the damage is not looked at. `is_over`: the result is not needed any more."""
+        """What lies before the end of the damage is not looked at, nor behind `compacted_below`, where the topic has
+        ceased to be compacted. `is_over`: the result is not needed any more.
+        """
         self.end_offset = max(log.cleaned_offset, log.log_start_offset)
+        self._compacted_below = compacted_below
         self._disk = log.disk
         self._is_over = is_over
         behind = max(self.end_offset, damage.end_offset)
-        segments = [segment for segment in log.segments if segment.next_offset > behind]
+        segments = [each for each in log.segments if each.next_offset > behind and each.base_offset < compacted_below]
         self._places = [(segment, segment.size_bytes, segment.next_offset) for segment in reversed(segments)]
         self._damaged, self._damage = damaged, damage
 
     def run(self) -> None:
         """Raises OSError."""
         for place in self._places:
-            end_offset = self._end_of_gaps(*place)
+            end_offset = min(self._end_of_gaps(*place), self._compacted_below)
             if end_offset > self.end_offset:
                 self.end_offset = end_offset
                 return
