@@ -391,7 +391,6 @@ class _Loader:
 
     def _open_segments(self) -> list[Segment]:
         transaction_indexes = set(offsets_of(self.names, TRANSACTION_INDEX_SUFFIX))
-        gaps_below = max(self.checkpoints.cleaned_offset, self.gaps_explained_below)
         bases = sorted(offsets_of(self.names, LOG_SUFFIX))
         segments: list[Segment] = []
         for base_offset, end_offset in zip(bases, [*bases[1:], INT64_MAX]):
@@ -399,8 +398,7 @@ class _Loader:
             has_index = base_offset in transaction_indexes
             segment = self._open_segment(base_offset, size_bytes, has_transaction_index=has_index)
             segment.may_end_early = self._may_end_early(base_offset, end_offset)
-            if base_offset < gaps_below or self.checkpoints.was_compacted or segment.may_end_early:
-                segment.may_have_gaps = True
+            segment.may_have_gaps = segment.may_have_gaps or segment.may_end_early
             if segments:
                 segments[-1].next_offset = base_offset
             segments.append(segment)
@@ -430,6 +428,9 @@ class _Loader:
             has_transaction_index=has_transaction_index,
             jitter_ms=self.jitter_ms,
         )
+        gaps_below = max(self.checkpoints.cleaned_offset, self.gaps_explained_below)
+        if base_offset < gaps_below or self.checkpoints.was_compacted:
+            segment.may_have_gaps = True
         self._opened.append(segment)
         return segment
 
