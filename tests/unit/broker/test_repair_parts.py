@@ -176,6 +176,56 @@ async def test_a_follower_whose_log_ends_at_the_damage_has_no_copy(tmp_path: Pat
     await cluster.repairs.close()
 
 
+async def without_producers(tmp_path: Path) -> tuple[Cluster, set[int], set[int]]:
+    """A start has found two damaged ranges, of which the other replica has the second one. Both, by their offsets."""
+    cluster = Cluster(tmp_path)
+    lost, repaired = cluster.here.damage(2, 2), cluster.here.damage(6, 2, segment=1)
+    cluster.replicas[1].damage(2, 2)
+    cluster.here.logs.close()
+    for name in cluster.here.logs.files("*.snapshot"):
+        (cluster.here.logs.folder / name).unlink()
+    cluster.partition.log = cluster.here.logs.open()
+    assert cluster.here.log.lacks_producers
+    return cluster, lost, repaired
+
+
+@pytest.mark.parametrize("away_first", [True, False])
+async def test_producers_append_again_where_one_range_is_lost_and_the_other_one_repaired(
+    tmp_path: Path, away_first: bool
+) -> None:
+    """Where the lost one was decided first, their batches were refused for ever, to be sent again."""
+    cluster, lost, _ = await without_producers(tmp_path)
+    if away_first:
+        cluster.away = {1}
+        await cluster.repair()
+        assert cluster.here.log.lacks_producers
+        cluster.away = set()
+    await cluster.repair()
+    assert cluster.here.lacks() == lost
+    for number in (COUNT - 1, COUNT):  # the first one is a duplicate
+        cluster.here.logs.append(idempotent(2 * number, count=2))
+    assert cluster.here.log.log_end_offset == 2 * COUNT + 2
+
+
+async def test_a_lost_range_is_reported_as_lost_while_another_one_may_still_be_repaired(tmp_path: Path) -> None:
+    """Its readers tried again for as long as a replica with the other range was away."""
+    cluster, lost, repaired = await without_producers(tmp_path)
+    fetch = cluster.fetch
+
+    async def lack(partition: object, source: int, offset: int, **options: Any) -> bytes:
+        if offset in repaired:
+            raise PeerUnreachable("it is away")
+        return await fetch(partition, source, offset, **options)
+
+    cluster.repairs.fetch = lack
+    await cluster.repair()
+    assert cluster.here.lacks() == lost | repaired
+    codes = [cluster.repairs.report(cluster.partition, each) for _, each in cluster.here.log.damaged_ranges()]
+    assert codes == [ErrorCode.CORRUPT_MESSAGE, ErrorCode.KAFKA_STORAGE_ERROR]
+    assert cluster.here.log.lacks_producers
+    await cluster.repairs.close()
+
+
 @pytest.mark.parametrize("left_bytes", [0, 7])
 async def test_a_rest_without_bytes_stays_damaged_in_a_compacted_log(tmp_path: Path, left_bytes: int) -> None:
     """A range without bytes looks like a gap that the cleaner left: its records would not be looked for again."""

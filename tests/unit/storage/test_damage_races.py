@@ -93,7 +93,7 @@ def test_a_cut_does_not_forget_the_producer_whose_batch_is_damaged(logs: MakeLog
 
 
 def test_a_cut_does_not_refuse_again_what_goes_on_though_no_replica_has_what_is_damaged(hidden: Logs) -> None:
-    hidden.log.accept_loss()
+    hidden.log.accept_loss(damage_of(hidden.log)[1])
     hidden.append(idempotent(60))
     hidden.log.truncate_to(60)
     hidden.append(idempotent(60))

@@ -149,7 +149,7 @@ def test_a_search_by_time_passes_over_no_damaged_batch(made, at, bit):
         assert refused.value.damage.holds(2 * number + 1), number
         with pytest.raises(DamagedRecords):
             log.max_timestamp_offset()
-        log.accept_loss()
+        log.accept_loss(refused.value.damage)
         if number < 8:
             found = log.offset_for_timestamp(NOW + 110)
             assert found is not None

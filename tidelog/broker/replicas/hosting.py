@@ -564,7 +564,7 @@ class Hosting:
         """Check the leader epochs of a log that may have read a damaged one from its last batch."""
         try:
             if not partition.offline and partition.log.doubt_epochs_above(assignment.leader_epoch):
-                self._partitions.on_damage(partition)
+                self._partitions.on_damage(partition, None)
         except OSError as error:
             self._partitions.refusal(partition, error)
 

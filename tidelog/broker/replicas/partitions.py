@@ -34,7 +34,7 @@ from tidelog.replication.controller.decisions.topic_names import MAX_LENGTH
 from tidelog.replication.partition import ACKS_ALL, Partition, ReplicaPorts
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.producers.refused_batches import sequenced_header
-from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
 from tidelog.storage.segments.inspection import NeedsInspection
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class Partitions:
         self.follower_fetches = FollowerFetches(self, loop, rng, tells_high_watermark=tells_followers_high_watermark)
         self.on_disk_failure: Callable[[str, OSError], None] = lambda path, error: None
         """Called with every error of a device, and with the directory of the log that met it."""
-        self.on_damage: Callable[[Partition], ErrorCode] = lambda partition: ErrorCode.CORRUPT_MESSAGE
-        """Called when a read meets damaged records. Returns the error code for the client."""
+        self.on_damage: Callable[[Partition, DamagedRange | None], ErrorCode] = lambda *_: ErrorCode.CORRUPT_MESSAGE
+        """Called when a read meets this damage, or when there is new damage. Returns the error code for the client."""
         self.replica_ports = replica or ReplicaPorts()
         self.fetch_sessions = FetchSessions(fetch_session_slots_max, rng)
         self.fetch_bytes_max = fetch_bytes_max
@@ -461,7 +461,7 @@ class Partitions:
         if isinstance(error, KafkaError):
             return error
         if isinstance(error, DamagedRecords) and partition is not None:
-            return KafkaError(self.on_damage(partition), str(error))
+            return KafkaError(self.on_damage(partition, error.damage), str(error))
         if isinstance(error, (OSError, CorruptLog)) and partition is not None:
             if partition.log.can_retry(error):
                 logger.error("%s-%d: %s", partition.topic, partition.index, error)

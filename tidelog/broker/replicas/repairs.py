@@ -123,12 +123,11 @@ class Repairs:
         if partition.log.damaged_ranges():
             self.report(partition)
 
-    def report(self, partition: Partition) -> ErrorCode:
-        """A read has met damage. The error for the reader: retriable, unless no replica has a copy."""
+    def report(self, partition: Partition, damage: DamagedRange | None = None) -> ErrorCode:
+        """A read has met `damage`. The error for the reader: retriable, unless no replica has a copy of it."""
         self._wait_for(partition)
-        if self._is_lost(partition):
-            return ErrorCode.CORRUPT_MESSAGE
-        return ErrorCode.KAFKA_STORAGE_ERROR
+        is_lost = damage is not None and (partition, damage.first_offset) in self._lost_ranges
+        return ErrorCode.CORRUPT_MESSAGE if is_lost or self._is_lost(partition) else ErrorCode.KAFKA_STORAGE_ERROR
 
     def report_gap(self, partition: Partition, gap: UnexplainedGap) -> None:
         """The leader's log has a gap in its offsets. Check whether the other replicas have the missing records."""
@@ -168,6 +167,7 @@ class Repairs:
         ranges = {damage.first_offset for _, damage in partition.log.damaged_ranges()}
         known = self._known.get(partition, set())
         self.counters.ranges_found += len(ranges - known)
+        self._lost_ranges -= {(partition, first_offset) for first_offset in known - ranges}
         if ranges:
             self._known[partition] = ranges
         else:
@@ -336,8 +336,7 @@ class Repairs:
             self._lost_ranges.add((partition, damage.first_offset))
             self.counters.ranges_lost += 1
             logger.error("%s: no replica has a whole copy of the damaged records: %s", name, describe(damage))
-            if self._is_lost(partition):
-                log.accept_loss()
+            log.accept_loss(damage)
 
     async def _copy_cleaned(self, partition: Partition, repair: RangeRepair, sources: list[int]) -> bool:
         """Their cleaners may have removed other records of the range. Whether the attempt is over: the log is replaced

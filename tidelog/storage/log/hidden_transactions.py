@@ -77,6 +77,11 @@ def note_end(completed: CompletedTransaction | None, index: TransactionIndex, *,
     index.lacks_rows = index.lacks_rows or may_be_wrong
 
 
+def damage_to_repair(log: HidingLog) -> list[tuple[Segment, DamagedRange]]:
+    """The damaged ranges, without those of which no replica has a copy."""
+    return [each for each in log.damaged_ranges() if each[1].first_offset not in log.accepted_losses]
+
+
 def stable_bound(log: HidingLog, offset: int) -> int:
     """The bound for a read of committed records from `offset` on: the last stable offset, or the first record of a
     transaction of which damage may hide the end.
@@ -84,7 +89,7 @@ def stable_bound(log: HidingLog, offset: int) -> int:
     Raises DamagedRecords for such a record, until the repair.
     """
     bound = log.last_stable_offset
-    to_repair = [each for each in log.damaged_ranges() if each[1].first_offset not in log.accepted_losses]
+    to_repair = damage_to_repair(log)
     if not to_repair:
         log.hidden_ends = ()
     for first_offset, end_offset in log.hidden_ends:

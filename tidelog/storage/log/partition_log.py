@@ -21,7 +21,7 @@ from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log import explained_gaps
 from tidelog.storage.log.flush import Durability, FlushTask
-from tidelog.storage.log.hidden_transactions import note_end
+from tidelog.storage.log.hidden_transactions import damage_to_repair, note_end
 from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import examine_now, markers_in, rebuild_transaction_index, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
@@ -467,15 +467,16 @@ class PartitionLog:
         self._know_producers()
 
     def _know_producers(self) -> bool:
-        """Whether the producer state is complete. It is rebuilt when no damage is left."""
-        if self.lacks_producers and not self.damaged_ranges():
+        """Whether the producer state is complete. It is rebuilt when no damage is left that may be repaired."""
+        if self.lacks_producers and not damage_to_repair(self):
             self.reload_producers()
         return not self.lacks_producers
 
-    def accept_loss(self) -> None:
-        """No replica has the damaged records. Reads of them still fail, but appends of producers work again."""
-        self.accepted_losses = frozenset(each.first_offset for _, each in self.damaged_ranges())
-        self.lacks_producers = False
+    def accept_loss(self, damage: DamagedRange) -> None:
+        """No replica has these records. Reads of them still fail, but producers do not wait. Raises OSError."""
+        accepted = self.accepted_losses | {damage.first_offset}
+        self.accepted_losses = accepted.intersection(each.first_offset for _, each in self.damaged_ranges())
+        self._know_producers()
 
     def accept_gap(self, segment: Segment, damage: DamagedRange) -> None:
         """Accept missing offsets as compacted: every other replica lacks them too, and no bytes here are damaged."""
@@ -491,8 +492,7 @@ class PartitionLog:
         self.producers.load(entries, offset)
         replay(self.producers, list(self.segments), self.log_end_offset)
         self.producers.on_high_watermark(self.high_watermark)
-        hidden = (each.first_offset for _, each in self.damaged_ranges() if each.end_offset > offset)
-        self.lacks_producers = not self.accepted_losses.issuperset(hidden)
+        self.lacks_producers = any(each.end_offset > offset for _, each in damage_to_repair(self))
 
     def adopt_findings(self, segment: Segment) -> None:
         """Apply the result of a segment's examination. Raises OSError."""
