@@ -36,6 +36,22 @@ def damage_of(log: PartitionLog) -> tuple[Segment, DamagedRange]:
     return found
 
 
+def test_damage_that_is_not_there_any_more_is_in_the_log_file(logs: MakeLogs, caplog: pytest.LogCaptureFixture) -> None:
+    """It disappeared without a line: a device that reads wrong bytes once went unnoticed."""
+    made = logs()
+    made.append(idempotent(0, count=2), idempotent(2, count=2))
+    path = made.folder / made.files("*.log")[0]
+    whole = path.read_bytes()
+    damage(path, 1, "CRC")
+    scrub(made.log)
+    assert damage_of(made.log)
+    path.write_bytes(whole)
+    caplog.clear()
+    scrub(made.log)
+    assert made.log.damaged_ranges() == []
+    assert ["does not find this any more" in each.getMessage() for each in caplog.records] == [True]
+
+
 @pytest.fixture
 def hidden(logs: MakeLogs) -> Logs:
     """After a kill, thirty batches of two records of one producer, of which damage hides [40, 42)."""

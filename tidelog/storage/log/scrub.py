@@ -7,11 +7,12 @@ appended after its start.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from tidelog.storage.producers.producer_snapshots import CorruptSnapshot
-from tidelog.storage.segments.damage import DamagedRange
+from tidelog.storage.segments.damage import DamagedRange, describe
 from tidelog.storage.segments.examination import Examiner, Findings, WholeBatch, doubt_epochs
 from tidelog.storage.segments.index_check import IndexCheck
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
@@ -19,6 +20,8 @@ from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
     from tidelog.storage.segments.segment import Segment
+
+logger = logging.getLogger("tidelog.storage")
 
 BATCH_COST_BYTES: Final = 4096
 """The minimum cost of a batch, because a small batch takes as long to check as one of this size."""
@@ -92,6 +95,9 @@ class Scrub:
             index_is_wrong = index_is_wrong or self._index_check.lacks_last_time()
         is_new = findings.damage != segment.damage
         if is_new or (index_is_wrong or (left and not damage and segment.size_bytes == self._size_bytes)):
+            for each in segment.damage:
+                if all(each.first_offset >= one.end_offset or each.end_offset <= one.first_offset for one in damage):
+                    logger.warning("%s: the scrubber does not find this any more: %s", segment.path, describe(each))
             segment.findings = findings
             self.log.adopt_findings(segment)
         else:
