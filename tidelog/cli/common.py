@@ -32,8 +32,18 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 PATIENCE_MS = 5_000
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
+_SUMMARY_CHARS_MAX = 200
 _DEFAULT_PORT = 9092
 _PATTERN_CHARACTERS = frozenset("*+?[](){}|^$\\")
+
+
+class Group(click.Group):
+    """A group whose help has the whole summary of each command. click cuts it at the end of the line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = sorted(self.commands.items())
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(_SUMMARY_CHARS_MAX)) for name, each in commands])
 
 
 class _Warnings(logging.Handler):

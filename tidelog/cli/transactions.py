@@ -11,6 +11,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
+    Group,
     answered_by_brokers,
     as_json,
     as_time,
@@ -39,7 +40,7 @@ _PARTITION = click.option(
 )
 
 
-@click.group("transactions", context_settings=HELP)
+@click.group("transactions", cls=Group, context_settings=HELP)
 def command() -> None:
     """List and describe transactions; find those that hold back readers or hang, and end them.
 

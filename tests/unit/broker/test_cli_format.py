@@ -108,6 +108,15 @@ def test_every_command_has_an_example_and_prints_json(name: str, leaf: click.Com
     assert name in WITHOUT_JSON or options & {"--json", "--output-json"}
 
 
+@pytest.mark.parametrize("name", ["brokers", "cluster", "configs", "features", "groups", "log", "log-dirs", "quorum",
+                                  "topics", "transactions"])  # fmt: skip
+def test_the_help_of_a_group_has_whole_summaries(name: str, capsys: pytest.CaptureFixture[str]):
+    assert main([name, "--help"]) == 0
+    commands = capsys.readouterr().out.partition("\nCommands:\n")[2]
+    assert commands
+    assert "..." not in commands
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import click
 
-from tidelog.cli.common import HELP, as_json, client_options, connecting, echo, key_values, print_json, print_table, run
+from tidelog.cli.common import (
+    HELP,
+    Group,
+    as_json,
+    client_options,
+    connecting,
+    echo,
+    key_values,
+    print_json,
+    print_table,
+    run,
+)
 from tidelog.client import Admin
 from tidelog.client.admin.features import SAFE_DOWNGRADE, UNSAFE_DOWNGRADE, UPGRADE
 from tidelog.client.model import BrokerVersions
@@ -31,7 +42,7 @@ def _levels(values: tuple[str, ...]) -> dict[str, int]:
     return levels
 
 
-@click.group("features", context_settings=HELP)
+@click.group("features", cls=Group, context_settings=HELP)
 def command() -> None:
     """Describe the feature levels of the cluster, move them up or down.
 
