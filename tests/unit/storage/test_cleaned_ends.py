@@ -246,20 +246,35 @@ def test_a_cleaned_log_that_lost_nothing_has_no_damage(made: Logs) -> None:
         assert contents(log)[-1] == expected[-1]
 
 
-@pytest.mark.parametrize("why", ["another broker has cleaned it", "it was cut"])
-def test_ends_of_another_cleaning_say_nothing(made: Logs, why: str) -> None:
+def test_ends_of_another_cleaning_say_nothing(made: Logs) -> None:
     """Kafka's cleaner may remove the last batch of a segment."""
-    if why == "it was cut":
-        made.log.truncate_to(made.log.segments[-2].base_offset + 1)
-        made.close()
-    else:
-        made.close()
-        path = made.path / CLEANER_OFFSET_FILE
-        path.write_text(path.read_text().replace("t 0 90", "t 0 80"))
+    made.close()
+    path = made.path / CLEANER_OFFSET_FILE
+    path.write_text(path.read_text().replace("t 0 90", "t 0 91"))
     last_batch(made.folder / made.files("*.log")[-3])
     log = made.open()
     served(log)
     assert not log.damaged_ranges()
+
+
+@pytest.mark.parametrize("starts", [0, 1])
+@pytest.mark.parametrize("why", ["it was killed before the checkpoint", "it was cut"])
+def test_the_ends_of_a_cleaning_are_known_where_the_checkpoint_is_behind_it(made: Logs, why: str, starts: int) -> None:
+    """The lost end of a segment counted as cleaned, until the log was cleaned again."""
+    if why == "it was cut":
+        made.log.truncate_to(made.log.segments[-2].base_offset + 1)
+        made.close()
+    else:
+        made.kill()
+        path = made.path / CLEANER_OFFSET_FILE
+        path.write_text(path.read_text().replace("t 0 90", "t 0 80"))
+    for _ in range(starts):
+        served(made.open(machine_ran_on=True))
+        assert not made.log.damaged_ranges()
+        made.close()
+    last_batch(made.folder / made.files("*.log")[-3])
+    with pytest.raises(DamagedRecords):
+        served(made.open(machine_ran_on=True))
 
 
 def test_a_segment_that_ended_early_before_stays_so(made: Logs) -> None:

@@ -116,11 +116,12 @@ def read_explained_gaps(disk: Disk, directory: str) -> ExplainedGaps:
 def ends_kept_below(disk: Disk, directory: str, cleaned_offset: int) -> int:
     """The offset below which each segment of a cleaned log ends where the next one begins (`cleaned-ends`), or 0.
 
-    `cleaned_offset`: that of the cleaner's checkpoint, INT64_MAX where the checkpoint is lost. Another offset than that
-    of the file shows that Kafka's cleaner has cleaned since, which may leave segments that end earlier. Raises OSError.
+    `cleaned_offset`: that of the cleaner's checkpoint, INT64_MAX where the checkpoint is lost. One above that of the
+    file shows that Kafka's cleaner has cleaned since, which may leave segments that end earlier. A lower one is from
+    before a kill, or from a truncation. Raises OSError.
     """
     end_offset = _read(disk, f"{directory}/{CLEANED_ENDS_FILE}", decode_end_offset) or 0
-    return end_offset if cleaned_offset in (end_offset, INT64_MAX) else 0
+    return end_offset if cleaned_offset <= end_offset or cleaned_offset == INT64_MAX else 0
 
 
 def may_end_early(
