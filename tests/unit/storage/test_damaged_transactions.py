@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, read
 from tests.unit.storage.test_damage import copy_of, damage, repair
+from tests.unit.storage.test_removed_files import scrub
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.partition_log import PartitionLog
@@ -223,3 +224,34 @@ def test_the_end_of_a_transaction_needs_no_file_of_an_idle_log(made: Logs):
         for _ in range(2):  # at the second look the log is idle
             log.maintain(NOW)
     assert len(rows) == CYCLES + 2
+
+
+@pytest.mark.parametrize("is_control", [False, True])
+@pytest.mark.parametrize("is_zeroed", [False, True])
+def test_a_damaged_index_gets_its_rows_back_though_damage_that_is_not_detected_hides_a_batch(
+    made: Logs, is_control: bool, is_zeroed: bool
+) -> None:
+    """The scrubber made the index anew from batches that it had not checked: rows were missing for good."""
+    log = made.close_and_open()
+    copy, expected = copy_of(made), log.aborted_transactions(0, log.log_end_offset)
+    index = made.folder / made.files("*.txnindex")[0]
+    index.write_bytes(bytes([255]) + index.read_bytes()[1:])
+    for path in map(made.folder.joinpath, made.files("*.log")):
+        data = bytearray(path.read_bytes())
+        for position, header in iter_headers(bytes(data)):
+            if header.producer_id == 7 and header.is_control == is_control:
+                data[position : position + 61] = bytes(61) if is_zeroed else _of_another_producer(data, position)
+        path.write_bytes(data)
+    for _ in range(2):
+        scrub(log)
+    while log.damaged_ranges():
+        repair(log, copy)
+    assert log.aborted_transactions(0, log.log_end_offset) == expected
+    log = made.close_and_open()
+    assert log.aborted_transactions(0, log.log_end_offset) == expected
+
+
+def _of_another_producer(data: bytearray, position: int) -> bytes:
+    header = data[position : position + 61]
+    header[50] ^= 1
+    return bytes(header)

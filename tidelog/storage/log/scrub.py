@@ -109,7 +109,7 @@ class Scrub:
 
 
 def check_small_files(log: PartitionLog) -> Iterator[None]:
-    """Delete damaged producer snapshots and rebuild damaged transaction indexes. Each step checks one file."""
+    """Delete damaged producer snapshots and write damaged transaction indexes again. Each step checks one file."""
     for offset in log.snapshots.offsets:
         yield
         if offset not in log.snapshots.offsets:
@@ -125,4 +125,6 @@ def check_small_files(log: PartitionLog) -> Iterator[None]:
         try:
             segment.transaction_index.check_file()
         except CorruptTransactionIndex:
-            log.rebuild_transaction_index(segment)
+            # The batches may be damaged, too, which nothing has detected yet: rows would be missing.
+            if not segment.transaction_index.write_again():
+                log.rebuild_transaction_index(segment)

@@ -146,6 +146,14 @@ class TransactionIndex:
         self._data = data[:kept_bytes]
         self._checksum = None
 
+    def write_again(self) -> bool:
+        """Write the rows in memory in place of a damaged file. False if they are not known. Raises OSError."""
+        if self._data is None:
+            return False
+        self._is_rebuilt = True
+        self.settle()
+        return True
+
     def begin_rebuild(self) -> None:
         """Empty the index in memory. `append` fills it; the file stays until `settle`."""
         self._data = bytearray()
