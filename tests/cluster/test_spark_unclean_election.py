@@ -1,8 +1,9 @@
-"""A task of Spark whose leader changes uncleanly between two fetches: its rows are of one log, or it fails."""
+"""A leader changes uncleanly between two fetches of a task of Spark, or between two micro-batches: both notice it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from tests.cluster.asking import await_in_sync, await_leader, create_topic, send
 from tests.cluster.conftest import NewCluster
 from tidelog.spark_ingest.fetch import read_range
 from tidelog.spark_ingest.offsets import DataLoss
-from tidelog.spark_ingest.option_table import BATCH
+from tidelog.spark_ingest.option_table import BATCH, STREAM
 from tidelog.spark_ingest.options import SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
+from tidelog.spark_ingest.stream import StreamDriver
 from tidelog.testing.cluster import EmbeddedCluster
 
 pytest.importorskip("pyarrow")
@@ -48,9 +50,9 @@ def torn(new_cluster: NewCluster) -> tuple[EmbeddedCluster, Callable[[], None]]:
     return cluster, elect
 
 
-def options(cluster: EmbeddedCluster, **given: str) -> SourceOptions:
+def options(cluster: EmbeddedCluster, mode: str = BATCH, **given: str) -> SourceOptions:
     servers = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": TOPIC}
-    return SourceOptions.parse({**servers, "kafka.max.partition.fetch.bytes": "1", **given}, BATCH)
+    return SourceOptions.parse({**servers, "kafka.max.partition.fetch.bytes": "1", **given}, mode)
 
 
 def values(batch: Any) -> list[int]:
@@ -77,3 +79,48 @@ def test_a_task_does_not_go_on_in_another_log(torn: tuple[EmbeddedCluster, Calla
     again: list[int] = []
     read_on(read_range(strict, OffsetRange(TOPIC, 0, 0, 10), ("value",)), again)
     assert again == NEW[:10]
+
+
+def test_a_stream_notices_that_what_it_has_read_was_replaced(
+    torn: tuple[EmbeddedCluster, Callable[[], None]],
+) -> None:
+    cluster, elect = torn
+    given = [options(cluster, STREAM, startingOffsets="earliest", failOnDataLoss=each) for each in ("true", "false")]
+    with closing(StreamDriver(given[0])) as strict, closing(StreamDriver(given[1])) as lax:
+        for stream in (strict, lax):
+            assert stream.latest_offset(stream.initial_offset()) == {TOPIC: {"0": 10}}
+        elect()
+        with pytest.raises(DataLoss, match=f"the records of {TOPIC}-0 from offset 5 to 9 were replaced by an unclean"):
+            strict.latest_offset({TOPIC: {"0": 10}})
+        back = lax.latest_offset({TOPIC: {"0": 10}})
+        assert back == {TOPIC: {"0": 5}}
+        assert lax.ranges({TOPIC: {"0": 10}}, back) == []
+        end = lax.latest_offset(back)
+        assert lax.ranges(back, end) == [(TOPIC, 0, 5, 15)]
+        assert lax.latest_offset(end) is end
+
+
+def test_a_stream_before_the_replaced_records_reads_on(torn: tuple[EmbeddedCluster, Callable[[], None]]) -> None:
+    cluster, elect = torn
+    with closing(StreamDriver(options(cluster, STREAM, startingOffsets="earliest"))) as stream:
+        start = stream.latest_offset(stream.initial_offset(), max_offsets=5)
+        assert start == {TOPIC: {"0": 5}}
+        elect()
+        assert stream.latest_offset(start) == {TOPIC: {"0": 15}}
+
+
+def test_a_clean_election_is_no_loss_also_where_an_epoch_has_no_records(new_cluster: NewCluster) -> None:
+    cluster = new_cluster(3, controllers=1)
+    create_topic(cluster, TOPIC, [[1, 2]])
+    send(cluster, TOPIC, [b"0", b"1"])
+    asked = cluster.nodes[3].port
+    with closing(StreamDriver(options(cluster, STREAM, startingOffsets="earliest"))) as stream:
+        offset = stream.latest_offset(stream.initial_offset())
+        for leader, next_leader in ((1, 2), (2, 1), (1, 2)):
+            cluster.kill(leader)
+            await_leader(asked, TOPIC, next_leader)
+            assert stream.latest_offset(offset) is offset
+            cluster.restart(leader)
+            await_in_sync(asked, TOPIC, [1, 2])
+        send(cluster, TOPIC, [b"2"])
+        assert stream.latest_offset(offset) == {TOPIC: {"0": 3}}

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
 from tidelog.client.model import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.epoch_ends import Epochs, epoch_ends
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError, join_some
@@ -151,6 +153,8 @@ class PresentEnds(NamedTuple):
 
     offsets: Offsets
     topic_ids: TopicIds
+    leader_epochs: Mapping[TopicPartition, int] = MappingProxyType({})
+    """Those of the leaders that gave the ends; without partitions whose leader does not say it."""
 
 
 async def find_ends(cluster: Cluster, options: SourceOptions) -> PresentEnds:
@@ -161,8 +165,20 @@ async def find_ends(cluster: Cluster, options: SourceOptions) -> PresentEnds:
     topics = await _topics(cluster, options, omit_missing=not options.fail_on_data_loss)
     partitions = _all_partitions(topics, options, omit_missing=not options.fail_on_data_loss)
     await _await_metadata(cluster, options, topics)
-    ends = await list_edge_offsets(cluster, options, partitions, LATEST)
-    return PresentEnds(ends, _ids(topics))
+    ends = await _list_offsets(cluster, options, dict.fromkeys(partitions, LATEST))
+    epochs = {each: end.leader_epoch for each, end in ends.items() if end is not None and end.leader_epoch >= 0}
+    return PresentEnds(_numbers(ends), _ids(topics), epochs)
+
+
+async def find_replaced(
+    cluster: Cluster, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, Epochs]
+) -> Offsets:
+    """Where the logs differ from those that were read up to `offsets`, of partitions where they differ before them.
+
+    An unclean election has replaced the records from there on (KIP-320). Raises KafkaError.
+    """
+    ends = await epoch_ends(cluster, epochs)
+    return {partition: end for partition, end in ends.items() if end < offsets[partition]}
 
 
 def target_ends(target: PresentEnds, present: PresentEnds) -> PresentEnds:
@@ -175,7 +191,7 @@ def target_ends(target: PresentEnds, present: PresentEnds) -> PresentEnds:
         for each, end in present.offsets.items()
         if each in target.offsets
     }
-    return PresentEnds(offsets, ids)
+    return PresentEnds(offsets, ids, present.leader_epochs)
 
 
 async def find_log_starts(cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition]) -> Offsets:
@@ -332,11 +348,11 @@ async def list_edge_offsets(
     cluster: Cluster, options: SourceOptions, partitions: Iterable[TopicPartition], edge: int
 ) -> Offsets:
     """The beginning (EARLIEST) or readable end (LATEST) of each log. Raises KafkaError."""
-    offsets = await _list_offsets(cluster, options, dict.fromkeys(partitions, edge))
-    return {
-        partition: offset_result.offset if offset_result is not None else 0
-        for partition, offset_result in offsets.items()
-    }
+    return _numbers(await _list_offsets(cluster, options, dict.fromkeys(partitions, edge)))
+
+
+def _numbers(offsets: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> Offsets:
+    return {partition: each.offset if each is not None else 0 for partition, each in offsets.items()}
 
 
 async def _high_watermarks(

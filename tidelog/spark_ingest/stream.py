@@ -12,12 +12,13 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.backoff import ExponentialBackoff
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.epoch_ends import Epochs
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.sync.loop_thread import LoopThread
 from tidelog.protocol.errors import ErrorCode, KafkaError, join_some
@@ -31,6 +32,7 @@ from tidelog.spark_ingest.offsets import (
     find_ends,
     find_first_offsets,
     find_log_starts,
+    find_replaced,
     list_edge_offsets,
     selected,
     target_ends,
@@ -78,6 +80,8 @@ class StreamDriver:
         self._has_run_again = False
         """Whether this process has run the first micro-batch of the query again, so that none it plans is the first."""
         self._topic_ids: dict[str, bytes] = {}
+        self._leader_epochs: dict[TopicPartition, int] = {}
+        """The newest leader of each partition that has given an end, and whose log has what the stream has read."""
         self._target: PresentEnds | None = None
         """The ends at the start of a query with the trigger AvailableNow."""
         self._latest: Mapping[TopicPartition, int] = {}
@@ -151,6 +155,10 @@ class StreamDriver:
         if max_offsets:
             ends = limit_offsets(start_offsets, ends, state.new_starts, max_offsets)
         self._topic_ids.update(present.topic_ids)
+        self._leader_epochs = {
+            each: epoch if each in state.recreated else max(epoch, self._leader_epochs.get(each, epoch))
+            for each, epoch in present.leader_epochs.items()
+        }
         end = to_offset(ends)
         if end == start:
             return start
@@ -173,7 +181,25 @@ class StreamDriver:
             present.offsets,
             {partition: log_starts[partition] for partition in new},
             {partition: log_starts[partition] for partition in recreated},
+            await self._find_replaced(cluster, start, present, recreated),
         )
+
+    async def _find_replaced(
+        self,
+        cluster: Cluster,
+        start: Mapping[TopicPartition, int],
+        present: PresentEnds,
+        recreated: Collection[TopicPartition],
+    ) -> Mapping[TopicPartition, int]:
+        """Asks only where the leader has changed: an idle stream comes here every few milliseconds."""
+        newer = {
+            partition: Epochs(known, epoch)
+            for partition, epoch in present.leader_epochs.items()
+            if partition in start
+            and partition not in recreated
+            and (known := self._leader_epochs.get(partition, epoch)) < epoch
+        }
+        return await find_replaced(cluster, start, newer) if newer else {}
 
     async def _check_missing(self, cluster: Cluster, missing: Iterable[TopicPartition]) -> None:
         """Raise a KafkaError that passes where the broker that was asked may lag behind: another may have them.

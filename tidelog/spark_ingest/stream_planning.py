@@ -9,6 +9,7 @@ that is replayed after a crash reads the same records.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tidelog.client.model import TopicPartition
@@ -37,6 +38,8 @@ class StreamState(NamedTuple):
     """The log start of the partitions that the stream's offset lacks."""
     recreated: Mapping[TopicPartition, int]
     """Partitions of topics that were deleted and created again, with their log start."""
+    replaced: Offsets = MappingProxyType({})
+    """Where logs differ from those that the stream has read, of partitions where they differ before its offset."""
 
 
 class NextOffsets(NamedTuple):
@@ -51,8 +54,8 @@ def available_offsets(start: Offsets, state: StreamState) -> NextOffsets:
     """All that the stream can read after `start`.
 
     A deleted partition leaves the offset. A partition of a topic that was created again goes back
-    to its log start: its records come in the next micro-batch. A log that ends before `start` makes
-    the stream go on at its end.
+    to its log start, and one with replaced records to the first of them: these records come in the
+    next micro-batch. A log that ends before `start` makes the stream go on at its end.
     """
     ends = dict(state.ends)
     losses = [f"{partition} is gone" for partition in sorted(start.keys() - ends.keys())]
@@ -60,9 +63,15 @@ def available_offsets(start: Offsets, state: StreamState) -> NextOffsets:
         if partition in start and partition in ends:
             ends[partition] = log_start
             losses.append(f"{partition} was deleted and created again; the stream was at offset {start[partition]}")
+    for partition, first in sorted(state.replaced.items()):
+        ends[partition] = first
+        losses.append(
+            f"the records of {partition} from offset {first} to {start[partition] - 1} were replaced by an unclean "
+            "election after the stream had read them"
+        )
     losses += [
         f"{partition} ends at {ends[partition]}, before offset {start[partition]} of the stream"
-        for partition in sorted(ends.keys() & start.keys() - state.recreated.keys())
+        for partition in sorted(ends.keys() & start.keys() - state.recreated.keys() - state.replaced.keys())
         if ends[partition] < start[partition]
     ]
     losses += [

@@ -225,8 +225,9 @@ def lag_once(monkeypatch, name: str, topic: str) -> list[str]:
         lagged.append(topic)
         if name == "find_log_starts":
             return {each: offset for each, offset in found.items() if each.topic != topic}
-        offsets, ids = ({key: value for key, value in each.items() if topic not in (key, key[0])} for each in found)
-        return PresentEnds(offsets, ids)
+        return PresentEnds(
+            *({key: value for key, value in each.items() if topic not in (key, key[0])} for each in found)
+        )
 
     monkeypatch.setattr(stream_module, name, look)
     return lagged

@@ -97,6 +97,17 @@ def test_a_log_that_ends_before_the_stream_is_gone_on_with_at_its_end():
     assert (ends, losses) == (of(3, 2), ("t-0 ends at 3, before offset 5 of the stream",))
 
 
+def test_replaced_records_are_read_in_the_next_batch_and_named():
+    # The log of t-1 ends at 8 at this time, after the first replaced record and before the stream's offset.
+    ends, losses = available_offsets(of(10, 10), StreamState(of(15, 8), {}, {}, of(5, 6)))
+    assert ends == of(5, 6)
+    assert losses == tuple(
+        f"the records of t-{number} from offset {first} to 9 were replaced by an unclean election after the stream "
+        "had read them"
+        for number, first in ((0, 5), (1, 6))
+    )
+
+
 def test_a_limit_is_shared_in_proportion_to_the_backlog():
     # As Spark's connector shares it: the whole part, and at least one offset for each.
     assert limit_offsets(of(0, 0, 0), of(100, 10, 1), {}, 50) == of(45, 4, 1)

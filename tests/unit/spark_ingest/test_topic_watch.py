@@ -200,18 +200,18 @@ def test_a_topic_that_is_deleted_while_its_offsets_are_looked_up(node, new_topic
     node.topic(f"{topic}-other", 5)
     given = {"subscribe": f"{topic},{topic}-other", "startingOffsets": "earliest", "failOnDataLoss": str(is_fatal)}
     driver = StreamDriver(SourceOptions.parse({"kafka.bootstrap.servers": node.bootstrap_servers, **given}, "stream"))
-    real = offsets.list_edge_offsets
+    real = offsets._list_offsets
     deleted: list[str] = []
 
-    async def list_late(cluster, options, partitions, edge):
+    async def list_late(*given):
         if not deleted:
             deleted.append(topic)
             await asyncio.to_thread(delete, node, topic)
-        return await real(cluster, options, partitions, edge)
+        return await real(*given)
 
     try:
         start, begin_s = driver.initial_offset(), time.monotonic()
-        monkeypatch.setattr(offsets, "list_edge_offsets", list_late)
+        monkeypatch.setattr(offsets, "_list_offsets", list_late)
         if is_fatal:
             with pytest.raises(KafkaError, match=f"topic '{topic}' does not exist"):
                 driver.latest_offset(start)

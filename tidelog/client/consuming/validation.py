@@ -17,6 +17,7 @@ from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.subscription import PartitionState, Subscription
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.epoch_ends import FIRST_VERSION_FOR_CONSUMERS
 from tidelog.client.network.metadata import EMPTY, ClusterMetadata
 from tidelog.client.network.outcomes import start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -28,9 +29,6 @@ from tidelog.protocol.messages.offset_for_leader_epoch import (
 )
 
 logger = logging.getLogger(__name__)
-
-_FIRST_VERSION_FOR_CONSUMERS = 3
-"""Older versions are for brokers only."""
 
 
 class PositionValidator:
@@ -150,7 +148,7 @@ class PositionValidator:
         request = OffsetForLeaderEpochRequest(topics=list(topics.values()))
         try:
             connection = await self._cluster.connection(leader)
-            if not connection.supports(OffsetForLeaderEpochRequest, _FIRST_VERSION_FOR_CONSUMERS):
+            if not connection.supports(OffsetForLeaderEpochRequest, FIRST_VERSION_FOR_CONSUMERS):
                 return sum(self._settle(partition, *positions[partition], None) for partition in positions)
             response = await self._cluster.call(leader, request, OffsetForLeaderEpochResponse)
         except KafkaError as error:
