@@ -69,22 +69,19 @@ def is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 20
 
 
-def whole_number(options: Mapping[str, str], name: str, default: int, *, bits: int = 31) -> int:
-    """An option that is a number from 0 to below 2^`bits`."""
+def whole_number(options: Mapping[str, str], name: str, default: int, *, bits: int = 31, least: int = 0) -> int:
+    """An option that is a number from `least`, not below 0, to below 2^`bits`."""
     text = options.get(name.lower())
     if text is None:
         return default
-    if not is_digits(text) or int(text) >= 2**bits:
-        raise ConfigError(f"{name} must be a whole number below 2^{bits}, not {shown(text)}")
+    if not is_digits(text) or not least <= int(text) < 2**bits:
+        raise ConfigError(f"{name} must be a whole number, at least {least} and below 2^{bits}, not {shown(text)}")
     return int(text)
 
 
 def positive_number(options: Mapping[str, str], name: str, default: int, *, bits: int = 31) -> int:
     """An option that is a number from 1 to below 2^`bits`."""
-    number = whole_number(options, name, default, bits=bits)
-    if number == 0 and name.lower() in options:
-        raise ConfigError(f"{name} must be at least 1")
-    return number
+    return whole_number(options, name, default, bits=bits, least=1)
 
 
 def client_options(

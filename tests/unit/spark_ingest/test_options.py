@@ -188,7 +188,7 @@ def test_timestamps_go_before_offsets_and_one_for_all_before_many():
         ({"minOffsetsPerTrigger": "5"}, "'minOffsetsPerTrigger' is not allowed in a batch read: it shapes streams"),
         ({"maxTriggerDelay": "15m"}, "'maxTriggerDelay' is not allowed in a batch read: it shapes streams"),
         ({"maxDecompressedBatchBytes": "0"}, "at least 1"),
-        ({"minPartitions": "9" * 5000}, "whole number below 2^31"),
+        ({"minPartitions": "9" * 5000}, "a whole number, at least 1 and below 2^31"),
         ({"minPartitions": "\u0663"}, "whole number"),
         ({"startingTimestamp": "9" * 19}, "milliseconds"),
         ({"startingTimestamp": "9" * 5000}, "milliseconds"),

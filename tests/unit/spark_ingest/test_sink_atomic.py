@@ -262,7 +262,10 @@ def test_more_rows_than_the_driver_takes_are_refused():
     [
         ({"atomic": "true"}, "atomic needs exactlyOnce=true"),
         ({"exactlyOnce": "true", "maxAtomicBytes": "5"}, "maxAtomicBytes has no effect without atomic=true"),
-        ({"exactlyOnce": "true", "atomic": "true", "maxAtomicBytes": "0"}, "maxAtomicBytes must be at least 1"),
+        (
+            {"exactlyOnce": "true", "atomic": "true", "maxAtomicBytes": "0"},
+            "must be a whole number, at least 1 and below",
+        ),
         ({"exactlyOnce": "true", "atomic": "true", "maxAtomicBytes": "5 MB"}, "maxAtomicBytes must be a whole number"),
         ({"exactlyOnce": "true", "atomic": "yes"}, "atomic must be true or false"),
     ],

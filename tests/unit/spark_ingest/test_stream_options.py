@@ -45,8 +45,8 @@ def test_limits_are_whole_numbers_and_fit_each_other():
     assert options.max_trigger_delay_ms == 90_000
     assert "above maxOffsetsPerTrigger (3)" in refusal(minOffsetsPerTrigger="4", maxOffsetsPerTrigger="3")
     for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"):
-        assert f"{name} must be at least 1" in refusal(**{name: "0"})
-        assert f"{name} must be a whole number below 2^63" in refusal(**{name: str(2**63)})
+        for text in ("0", "-1", str(2**63)):
+            assert f"{name} must be a whole number, at least 1 and below 2^63, not '{text}'" in refusal(**{name: text})
 
 
 @pytest.mark.parametrize(
