@@ -627,3 +627,46 @@ async def test_a_restart_before_the_rest_is_copied_finds_it_again(
         assert cluster.here.lacks() == lacked
     await cluster.repair()
     assert cluster.here.lacks() == set()
+
+
+@pytest.mark.parametrize("reaches", [2, 6])
+async def test_a_leader_takes_what_it_has_committed_and_resigns_for_the_rest(tmp_path: Path, reaches: int) -> None:
+    """Damage at the end of its log, of an earlier epoch. The follower's fetches met the damage, so it did not learn
+    that its last records were committed. Each waited for the other until there was a new record. A coordinator that
+    reads its log appends none.
+    """
+    cluster = Cluster(tmp_path)
+    log = cluster.here.log
+    log.roll(NOW)
+    last = cluster.here.log.segments[-2]
+    count = len(batches_of(Path(last.path)))
+    lost = cluster.here.damage(count - 3, 3, segment=log.segment_count - 2)
+    first, end_offset = min(lost), log.log_end_offset
+    follower = cluster.replicas[1].log
+    follower.truncate_to(first + reaches)
+    log.assign_epoch(2)
+    partition, repairs = cluster.partition, cluster.repairs
+    partition.leads, partition.leader_epoch, partition.high_watermark = True, 2, follower.log_end_offset
+    partition.resign.return_value = True
+
+    async def fetch(
+        partition: object, source: int, offset: int, *, up_to_log_end: bool, bytes_max: int = 1 << 20
+    ) -> bytes:
+        if offset > follower.log_end_offset:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if offset >= (follower.log_end_offset if up_to_log_end else first):
+            return b""
+        return cluster.replicas[1].fetch(offset, bytes_max)
+
+    repairs.fetch = fetch
+    repairs.assignment_of = lambda partition: SimpleNamespace(
+        leader=1, isr=[1, 2], elr=[], replicas=[1, 2], leader_epoch=2, partition_epoch=1
+    )
+    repairs.in_sync = lambda partition: {0, 1}
+    leaders: Any = repairs._damaged_leaders
+    leaders._candidates, leaders._epochs_of = lambda partition: {1}, lambda partition: SimpleNamespace()
+    await cluster.repair()
+    left = [(damage.first_offset, damage.end_offset) for _, damage in log.damaged_ranges()]
+    assert left == ([(first + reaches, end_offset)] if reaches < len(lost) else [])
+    assert partition.resign.called == bool(left)
+    assert cluster.here.lacks() == set(range(first + reaches, end_offset))

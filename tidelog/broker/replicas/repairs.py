@@ -592,6 +592,8 @@ class Repairs:
             offset = repair.next_offset if first_fetch_offset is None else first_fetch_offset
             first_fetch_offset = None
             data = await self.fetch(partition, source, offset, up_to_log_end=up_to_log_end)
+            if not data and not repair.is_committed:
+                data = await self._fetch_committed_here(partition, source, offset)
             if not data:
                 raise PeerUnreachable("it has not come that far yet")
             before = repair.next_offset
@@ -608,6 +610,17 @@ class Repairs:
                 continue
             if repair.next_offset == before:
                 raise CopyRefused("it sends no whole batch")
+
+    async def _fetch_committed_here(self, partition: Partition, source: int, offset: int) -> bytes:
+        """The records of a replica in sync up to this leader's high watermark. The other one may know a lower one: it
+        learns it from the answers to its fetches, and the damage makes them errors. Empty if there are none.
+        """
+        bound = partition.high_watermark
+        if not partition.leads or offset >= bound or source not in self.in_sync(partition):
+            return b""
+        data = await self.fetch(partition, source, offset, up_to_log_end=True)
+        ends = (at + header.size_bytes for at, header in iter_headers(data) if header.next_offset <= bound)
+        return data[: max(ends, default=0)]
 
     async def find_gaps(self, log: PartitionLog, repair: RangeRepair) -> int:
         """The offset from which on the log has all records, also for `repair.accept`. Raises OSError."""
