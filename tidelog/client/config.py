@@ -88,8 +88,8 @@ class ClientConfig:
     """The longest wait between two connections to one broker."""
     socket_connection_setup_timeout_ms: int = _long(10_000, 1)
     """The time that a connection may take to open."""
-    connections_max_idle_ms: int = _long(540_000, 1)
-    """An idle connection is closed after this time, or up to a second later."""
+    connections_max_idle_ms: int = _long(540_000, -1)
+    """A connection is closed this time after its last request or answer, or up to a second later; -1: never."""
     metadata_max_age_ms: int = _long(300_000, 1)
     """Leaders and partitions are asked for again after this time."""
     receive_message_max_bytes: int = _number(100_000_000, 1_000)

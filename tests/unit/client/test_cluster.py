@@ -261,6 +261,47 @@ async def test_a_connection_that_is_used_or_waits_for_an_answer_is_not_idle(monk
         assert isinstance(answer.exception(), KafkaError)
 
 
+async def test_a_connection_is_idle_from_its_last_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was idle from its last request on, so an answer that took longer was its end."""
+    monkeypatch.setattr(cluster_module, "_IDLE_LOOK_S_MIN", 0.01)
+    async with FakeCluster() as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, connections_max_idle_ms=500))
+        await cluster.start()
+        answer = asyncio.Event()
+
+        async def answer_late(request: Any, node: FakeNode) -> InitProducerIdResponse:
+            await answer.wait()
+            return InitProducerIdResponse(producer_id=1)
+
+        fake.script(InitProducerIdRequest, answer_late)
+        used = await cluster.connection(1)
+        waiting = used.send(InitProducerIdRequest(), InitProducerIdResponse, 0, 600_000)
+        await asyncio.sleep(1.2)
+        answer.set()
+        await waiting
+        answered_s = asyncio.get_running_loop().time()
+        await until(lambda: used.closed)
+        assert asyncio.get_running_loop().time() - answered_s >= 0.5
+        await cluster.close()
+
+
+async def test_without_a_limit_connections_are_kept_and_with_none_at_all_those_that_wait() -> None:
+    async with FakeCluster() as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, connections_max_idle_ms=-1))
+        await cluster.start()
+        assert cluster._idle_timer is None
+        await cluster.close()
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, connections_max_idle_ms=0))
+        await cluster.start()
+        fake.script(InitProducerIdRequest, lambda request, node: SILENCE)
+        waiting = await cluster.connection(1)
+        answer = waiting.send(InitProducerIdRequest(), InitProducerIdResponse, 0, 600_000)
+        cluster._close_idle()
+        assert not waiting.closed
+        await cluster.close()
+        assert isinstance(answer.exception(), KafkaError)
+
+
 async def test_looks_for_idle_connections_keep_a_distance() -> None:
     async with FakeCluster() as fake:
         cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, connections_max_idle_ms=1))

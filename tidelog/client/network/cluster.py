@@ -270,7 +270,8 @@ class Cluster:
             software_version=__version__,
             timeout_ms=config.socket_connection_setup_timeout_ms,
         )
-        self._await_idle(config.connections_max_idle_ms / 1000)
+        if config.connections_max_idle_ms >= 0:
+            self._await_idle(config.connections_max_idle_ms / 1000)
         if connection.finalized_features_epoch >= self._finalized_features_epoch:
             self._finalized_features_epoch = connection.finalized_features_epoch
             self._finalized_features = connection.finalized_features
@@ -351,12 +352,12 @@ class Cluster:
         self._idle_timer = None
         now_s, max_idle_s = asyncio.get_running_loop().time(), self.config.connections_max_idle_ms / 1000
         for link in self._links.values():
-            if link.connection is not None and link.connection.unused_s(now_s) >= max_idle_s:
+            if link.connection is not None and link.connection.is_idle(now_s, max_idle_s):
                 # Closed on purpose: unlike the loss of a broker it is no reason to fetch metadata, and to connect.
                 idle, link.connection = link.connection, None
                 idle.on_close = None
                 idle.close()
-        if self._bootstrap is not None and self._bootstrap.unused_s(now_s) >= max_idle_s:
+        if self._bootstrap is not None and self._bootstrap.is_idle(now_s, max_idle_s):
             self._bootstrap.close()
             self._bootstrap = None
         unused_s = [connection.unused_s(now_s) for connection in self._connections()]

@@ -239,6 +239,8 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(ErrorCode.NETWORK_EXCEPTION, f"{self.address} answered {correlation_id} out of turn")
             return
         pending = self._pending.popleft()
+        if not self._pending:  # the connection may be idle from now on
+            self.last_used = self._loop.time()
         if pending.future.done():
             return
         try:
@@ -296,8 +298,12 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._pending)
 
     def unused_s(self, now_s: float) -> float:
-        """For how long nothing was sent; 0 while an answer is due."""
+        """The time since the last request or answer; 0 while an answer is due."""
         return 0.0 if self._pending else now_s - self.last_used
+
+    def is_idle(self, now_s: float, max_idle_s: float) -> bool:
+        """Whether no answer is due, and there was no request or answer for `max_idle_s`."""
+        return not self._pending and now_s - self.last_used >= max_idle_s
 
     def version_of(self, request: type[Message], max_version: int = 32767) -> int:
         """The highest common version, at most `max_version`.
