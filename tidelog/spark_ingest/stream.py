@@ -61,6 +61,11 @@ Result = TypeVar("Result")
 _COMMIT_PAUSE_MS_MAX = 60_000
 """The longest time after a failed commit of progress until the next one."""
 
+_AFTER_REPLACED = (
+    ". The next start goes on at the checkpoint, after the new records in their place: read those in a batch"
+)
+"""It has no leader epochs, and finds nothing wrong, also with failOnDataLoss=false."""
+
 StreamOffset = dict[str, Any]
 """`{"topic": {"0": 12}}`: the next offset of each partition."""
 
@@ -144,7 +149,7 @@ class StreamDriver:
         present, state = self._run(lambda cluster: self._look(cluster, start_offsets))
         self._latest = present.offsets
         ends, losses = available_offsets(start_offsets, state)
-        self._report(losses)
+        self._report(losses, _AFTER_REPLACED if state.replaced else "")
         if min_offsets and self._target is None and not losses:
             new_offsets = sum(backlog(start_offsets, ends, state.new_starts).values())
             since_ms = float("inf") if self._last_batch_ms is None else self._now_ms() - self._last_batch_ms
@@ -338,9 +343,10 @@ class StreamDriver:
             return
         self._committed, self._commits_fail_since_ms = dict(offset), None
 
-    def _report(self, losses: Sequence[str]) -> None:
+    def _report(self, losses: Sequence[str], advice: str = "") -> None:
         if losses and self._options.fail_on_data_loss:
-            raise DataLoss("; ".join(losses[:3]) + (f"; and {len(losses) - 3} more" if len(losses) > 3 else ""))
+            more = f"; and {len(losses) - 3} more" if len(losses) > 3 else ""
+            raise DataLoss("; ".join(losses[:3]) + more + advice)
         for loss in losses:
             logger.warning("%s; the stream goes on with what is left", loss)
 
