@@ -12,7 +12,8 @@ from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import SILENCE, FakeCluster
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tests.unit.client.test_starts_and_ends import tasks_of_clients
-from tidelog.client import RebalanceListener, TopicPartition
+from tidelog.client import Consumer, RebalanceListener, TopicPartition
+from tidelog.client.groups import leave_limit
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.metadata import MetadataRequest
@@ -264,6 +265,96 @@ async def test_a_poll_does_not_wait_beyond_its_time_for_the_commit_of_a_rebalanc
             assert consuming.assignment() == set()
         await asyncio.wait_for(consuming.close(), SOON_S)
         assert ("revoked", [T0]) in listener.events
+
+
+class Slow(Noting):
+    """Notes the end of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.begun = 0
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:  # type: ignore[override]
+        self.begun += 1
+        await self.gate.wait()
+        super().on_partitions_revoked(revoked)
+
+
+async def reading_member(cluster: FakeCluster, listener: RebalanceListener) -> Consumer:
+    """A member that sends nothing by itself: after SILENCE the answer to a heartbeat would be out of turn."""
+    fill(cluster, "t", 0, 2)
+    intervals = {"heartbeat_interval_ms": 600_000, "session_timeout_ms": 900_000, "auto_commit_interval_ms": 600_000}
+    consuming = consumer(cluster, group_id="g", request_timeout_ms=600_000, **intervals)
+    consuming.subscribe(["t"], listener=listener)
+    assert await read(consuming, 2) == [0, 1]
+    return consuming
+
+
+@pytest.mark.parametrize("passes", [*range(1, 8), None])
+async def test_a_close_that_is_cancelled_sends_all_and_calls_the_listener(passes: int | None) -> None:
+    """It went straight to disconnecting: the next member waited for the session timeout."""
+    async with FakeCluster(t=1) as cluster:
+        listener = Noting()
+        consuming = await reading_member(cluster, listener)
+        for request_type in (OffsetCommitRequest, LeaveGroupRequest):
+            cluster.script(request_type, lambda request, node: SILENCE)
+        closing = asyncio.create_task(consuming.close(timeout_ms=600_000))
+        if passes is None:
+            await until(lambda: cluster.sent(OffsetCommitRequest))
+        else:
+            for _ in range(passes):
+                await asyncio.sleep(0)
+        closing.cancel()
+        async with asyncio.timeout(SOON_S):
+            await asyncio.wait([closing])
+            await consuming.close()
+        assert closing.cancelled()
+        assert listener.events[-1] == ("revoked", [T0])
+        await until(lambda: cluster.sent(OffsetCommitRequest))
+        await until(lambda: cluster.sent(LeaveGroupRequest))
+        assert not tasks_of_clients()
+
+
+@pytest.mark.parametrize("limit_s", [SOON_S, 0.05])
+async def test_a_listener_that_runs_when_a_close_is_cancelled_has_some_time(
+    limit_s: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leave_limit, "CUT_LISTENER_S", limit_s)
+    async with FakeCluster(t=1) as cluster:
+        listener = Slow()
+        consuming = await reading_member(cluster, listener)
+        closing = asyncio.create_task(consuming.close(timeout_ms=600_000))
+        await until(lambda: listener.begun)
+        closing.cancel()
+        is_cut = limit_s < 1
+        if not is_cut:
+            asyncio.get_running_loop().call_later(0.1, listener.gate.set)
+        async with asyncio.timeout(SOON_S):
+            await asyncio.wait([closing])
+        assert closing.cancelled()
+        assert (listener.events[-1] == ("revoked", [T0])) is not is_cut
+        assert ("the listener was cancelled" in caplog.text) is is_cut
+        assert listener.begun == 1
+        await until(lambda: cluster.sent(LeaveGroupRequest))
+
+
+async def test_the_listener_of_a_rebalance_ends_when_a_close_is_cancelled() -> None:
+    async with FakeCluster(t=1, u=1) as cluster:
+        listener = Slow()
+        consuming = await reading_member(cluster, listener)
+        consuming.subscribe(["t", "u"], listener=listener)
+        polling = asyncio.create_task(consuming.poll(600_000))
+        await until(lambda: listener.begun)
+        closing = asyncio.create_task(consuming.close(timeout_ms=600_000))
+        await asyncio.sleep(0.05)
+        closing.cancel()
+        asyncio.get_running_loop().call_later(0.1, listener.gate.set)
+        async with asyncio.timeout(SOON_S):
+            await asyncio.wait([closing, polling])
+        assert closing.cancelled()
+        assert (listener.begun, listener.events[-1]) == (1, ("revoked", [T0]))
+        await until(lambda: cluster.sent(LeaveGroupRequest))
 
 
 @pytest.mark.parametrize("passes", range(1, 5))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tests.unit.client.fake_broker import DROP, FakeCluster
+from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster
 from tests.unit.client.test_consumer import T0, T1, fill, read
 from tidelog.client import Consumer, RebalanceListener, TopicPartition
 from tidelog.client.groups.consumer_membership import ConsumerMembership
@@ -243,6 +243,24 @@ async def test_closing_leaves_or_says_that_it_may_return(instance: str | None, e
         async with consumer(cluster, "t", group_instance_id=instance) as returned:
             await poll_until(lambda: returned.assignment(), returned)
         assert len(cluster.consumer_groups.group("g").members) == (0 if instance is None else 1)
+
+
+async def test_a_close_that_is_cancelled_leaves_too() -> None:
+    async with FakeCluster(t=1) as cluster:
+        cluster.consumer_groups.interval_ms = 600_000  # after SILENCE the answer to a heartbeat would be out of turn
+        fill(cluster, "t", 0, 2)
+        recorder = Recorder()
+        reading = consumer(cluster, request_timeout_ms=600_000, auto_commit_interval_ms=600_000)
+        reading.subscribe(["t"], listener=recorder)
+        assert await read(reading, 2) == [0, 1]
+        cluster.script(OffsetCommitRequest, lambda request, node: SILENCE)
+        closing = asyncio.create_task(reading.close(timeout_ms=600_000))
+        await until(lambda: cluster.sent(OffsetCommitRequest))
+        closing.cancel()
+        await asyncio.wait([closing], timeout=PATIENCE_S)
+        assert closing.cancelled()
+        assert recorder.events[-1] == ("revoked", {T0})
+        await until(lambda: not cluster.consumer_groups.group("g").members)
 
 
 async def test_an_unsubscribed_consumer_joins_again_with_its_next_subscription() -> None:

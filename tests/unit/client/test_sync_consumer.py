@@ -273,6 +273,37 @@ def test_close_waits_for_a_silent_broker_as_long_as_it_is_told():
         assert in_thread(lambda: consuming.close(timeout_ms=100)) is None
 
 
+def test_a_close_that_is_interrupted_calls_the_listener_in_the_callers_thread():
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with served(t=1) as cluster:
+            fill(cluster, "t", 0, 2)
+            # Without heartbeats: after SILENCE an answer would be out of turn.
+            intervals = {"heartbeat_interval_ms": 600_000, "session_timeout_ms": 900_000}
+            consuming = consumer(cluster, request_timeout_ms=600_000, auto_commit_interval_ms=600_000, **intervals)
+            listener = Recorded()
+            consuming.subscribe(["t"], listener=listener)
+            poll_until(consuming, lambda: consuming.position(T0) == 2 if consuming.assignment() else False)
+
+            def interrupt_when_it_commits(request: Any, node: Any) -> Any:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return SILENCE
+
+            cluster.script(OffsetCommitRequest, interrupt_when_it_commits)
+            begun_s = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                consuming.close()
+            assert listener.events[-1] == ("revoked", {T0}, threading.get_ident())
+            while not cluster.sent(LeaveGroupRequest):
+                time.sleep(0.001)
+                assert time.monotonic() - begun_s < PATIENCE_S
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_commits_in_the_background_take_the_positions_of_their_calls():
     with served(t=1) as fake:
         fill(fake, "t", 0, 10)

@@ -42,6 +42,7 @@ from tidelog.client.consuming.positions import PositionLookup
 from tidelog.client.consuming.rebalance import Rebalancer
 from tidelog.client.consuming.reconciliation import Reconciler
 from tidelog.client.consuming.subscription import RebalanceListener, Subscription
+from tidelog.client.groups.leave_limit import LeaveLimit
 from tidelog.client.metrics import ConsumerMetrics
 from tidelog.client.model import (
     EARLIEST_TIMESTAMP,
@@ -56,7 +57,7 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.kernel_loading import KernelLoading
 from tidelog.client.network.metadata import TopicMetadata
 from tidelog.client.network.offsets import list_offsets
-from tidelog.client.network.outcomes import start_task
+from tidelog.client.network.outcomes import retrieve_exception, start_task
 from tidelog.client.network.shared_start import SharedStart
 from tidelog.protocol.batches import columnar
 from tidelog.protocol.batches.columnar import COLUMNS, arrow_schema
@@ -149,6 +150,9 @@ class Consumer:
 
         Waits at most `timeout_ms` in total for brokers that do not answer. A call during another one waits for its
         end, at most as long. Does nothing in the child of a fork.
+
+        A call that is cancelled ends soon: it sends what is still to be sent, without a wait for answers, calls the
+        listener and gives it a few seconds, and disconnects. Cancelled again, it does so in the background.
         """
         timeout_ms = as_milliseconds("timeout_ms", timeout_ms)
         if self._shared_start.is_of_parent() or self._close_finished.is_set():
@@ -169,13 +173,24 @@ class Consumer:
             finally:
                 self._close_finished.set()
             return
+        self._rewind()
+        limit = LeaveLimit(timeout_ms)
+        end = start_task(self._leave_and_disconnect(limit))
+        end.add_done_callback(retrieve_exception)
         try:
-            self._rewind()
+            await asyncio.wait([end])
+        except asyncio.CancelledError:
+            limit.cut()
+            await asyncio.wait([end])
+            raise
+        end.result()
+
+    async def _leave_and_disconnect(self, limit: LeaveLimit) -> None:
+        try:
             if self._group is not None:
-                await self._group.leave("the consumer was closed", timeout_ms)
+                await self._group.leave("the consumer was closed", limit)
         finally:
-            # A task, which goes on where this call is cancelled again.
-            await asyncio.wait([start_task(self._disconnect())])
+            await self._disconnect()
 
     async def abandon(self) -> None:
         """End like a process that dies: no commit, no call of a listener, no LeaveGroup."""

@@ -22,7 +22,8 @@ from tidelog.client.consuming.fetcher import Fetcher
 from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.groups.commit_queue import CommitQueue
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
-from tidelog.client.groups.membership import GroupMembership, Membership, wait_until
+from tidelog.client.groups.leave_limit import CUT_LISTENER_S, LeaveLimit
+from tidelog.client.groups.membership import GroupMembership, Membership
 from tidelog.client.model import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.outcomes import retrieve_exception, start_task
@@ -382,18 +383,16 @@ class Rebalancer:
             self._may_go_on.set()
             await asyncio.wait([self._step_task])
             self._step_task = None
-        await self._run_to_completion(lambda: self.leave("the consumer unsubscribed"))
+        await self._run_to_completion(lambda: self.leave("the consumer unsubscribed", LeaveLimit()))
 
-    async def leave(self, reason: str, timeout_ms: float | None = None) -> None:
-        """Commit when auto commit is on, call the listener, leave the group, clear the assignment.
-
-        Waits at most `timeout_ms` for brokers, and without a limit for the listener.
-        """
-        deadline = None if timeout_ms is None else self._loop.time() + timeout_ms / 1000
+    async def leave(self, reason: str, limit: LeaveLimit) -> None:
+        """Commit when auto commit is on, call the listener, leave the group, clear the assignment, within the limit."""
         step, call_count = self._step_task, self._subscription.call_count
         if step is not None and step is not asyncio.current_task():
             self._may_go_on.set()
-            await wait_until(deadline, asyncio.wait([step]))
+            await limit.for_brokers(asyncio.wait([step]))
+            if not step.done() and limit.is_cut and self._listener_call is not None:
+                await limit.for_listener(asyncio.wait([step]))
             if not step.done():
                 step.cancel()
                 await asyncio.wait([step])
@@ -402,22 +401,27 @@ class Rebalancer:
             join.cancel()
             await asyncio.wait([join])
         if self.membership.is_lost:
-            await self._lose_all()
+            await self._call_within(limit, self._lose_all())
         subscribed = self._subscription.subscribed
         if subscribed or self._subscription.is_user_assigned:
             if self._config.auto_commit:
-                await wait_until(deadline, self._commit_quietly())
+                await limit.for_brokers(self._commit_quietly())
             assigned = list(self._subscription.assigned)
             if assigned and subscribed:
-                await self._notify("revoked", assigned)
-        await wait_until(deadline, self._commits.wait_until_empty())
+                await self._call_within(limit, self._notify("revoked", assigned))
+        await limit.for_brokers(self._commits.wait_until_empty())
         if call_count == self._subscription.call_count:
             self._subscription.unsubscribe()
         elif self._subscription.subscribed:  # a caller has subscribed again before this call ended
             self._subscription.set_assigned(())
         self._fetcher.keep_only(())
-        await self.membership.leave(reason, deadline)
+        await self.membership.leave(reason, limit)
         self._raise_listener_problem()
+
+    async def _call_within(self, limit: LeaveLimit, call: Coroutine[Any, Any, None]) -> None:
+        if not await limit.for_listener(call):
+            group_id = self.coordinator.group_id
+            logger.warning("group %r: the listener was cancelled %g s after `close`", group_id, CUT_LISTENER_S)
 
     async def close(self) -> None:
         """Cancel the background tasks without waiting for the group."""

@@ -13,6 +13,7 @@ from tidelog.client.consuming.rebalance import Rebalancer
 from tidelog.client.groups.consumer_member import IdPartition, TopicSelection
 from tidelog.client.groups.consumer_membership import ConsumerMembership
 from tidelog.client.groups.coordinator import GroupIdentity
+from tidelog.client.groups.leave_limit import LeaveLimit
 from tidelog.client.groups.membership import GroupMembership
 from tidelog.client.model import TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -110,6 +111,6 @@ class Reconciler(Rebalancer):
             raise KafkaError(ErrorCode.ILLEGAL_GENERATION, "partitions were revoked before they were committed")
         return latest
 
-    async def leave(self, reason: str, timeout_ms: float | None = None) -> None:
-        await super().leave(reason, timeout_ms)
+    async def leave(self, reason: str, limit: LeaveLimit) -> None:
+        await super().leave(reason, limit)
         self._subscribed_topics = None

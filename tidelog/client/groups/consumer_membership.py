@@ -13,12 +13,13 @@ import base64
 import logging
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from tidelog.client.assignment.protocol import UNKNOWN_GENERATION
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.groups.consumer_member import ConsumerMember, IdPartition, Outcome, TopicSelection
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
-from tidelog.client.groups.membership import wait_until
+from tidelog.client.groups.leave_limit import LeaveLimit
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.outcomes import start_task
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -135,7 +136,9 @@ class ConsumerMembership:
                 await self._leave_idle()
                 continue  # a poll may have subscribed again meanwhile
             if wait_ms > 0:
-                await wait_until(self._loop.time() + min(wait_ms, idle_ms) / 1000, self._wake_event.wait())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(wait_ms, idle_ms) / 1000):
+                        await self._wake_event.wait()
                 continue
             await self._heartbeat()
 
@@ -188,13 +191,13 @@ class ConsumerMembership:
 
     # -- leaving
 
-    async def leave(self, reason: str, deadline: float | None = None) -> None:
+    async def leave(self, reason: str, limit: LeaveLimit) -> None:
         """Stop heartbeats and leave. A static member says that it may come back."""
         await self.stop()
         request = self._member.leave()
         self.needs_join, self.is_lost, self.fatal_error = True, False, None
         logger.debug("leaving group %r: %s", self._coordinator.group_id, reason)
-        await wait_until(deadline, self._send_leave(request))
+        await limit.for_brokers(self._send_leave(request))
 
     async def stop(self) -> None:
         """Cancel the heartbeat task without leaving the group."""

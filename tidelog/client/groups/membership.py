@@ -10,9 +10,8 @@ member leaves, so that a stuck application does not keep its partitions.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from tidelog.client.assignment.assignors import Assignor, checked_assignment
@@ -27,6 +26,7 @@ from tidelog.client.assignment.protocol import (
 )
 from tidelog.client.config import ConsumerConfig
 from tidelog.client.groups.coordinator import Coordinator, GroupIdentity
+from tidelog.client.groups.leave_limit import LeaveLimit
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import COORDINATOR, JOINING, Cluster
 from tidelog.client.network.outcomes import start_task
@@ -41,13 +41,6 @@ logger = logging.getLogger(__name__)
 _JOIN_TIMEOUT_MARGIN_MS = 5_000
 _METADATA_TIMEOUT_MS = 5_000.0
 _LOST_MEMBERSHIP_ERRORS = frozenset((ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION))
-
-
-async def wait_until(deadline: float | None, work: Awaitable[object]) -> None:
-    """Wait for the work and cancel it at `deadline` (loop time); None waits without a limit."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout_at(deadline):
-            await work
 
 
 class GroupMembership(Protocol):
@@ -76,7 +69,7 @@ class GroupMembership(Protocol):
 
     def handle_group_error(self, code: ErrorCode) -> None: ...
 
-    async def leave(self, reason: str, deadline: float | None = None) -> None: ...
+    async def leave(self, reason: str, limit: LeaveLimit) -> None: ...
 
     async def stop(self) -> None: ...
 
@@ -377,17 +370,17 @@ class Membership:
 
     # -- leaving
 
-    async def leave(self, reason: str, deadline: float | None = None) -> None:
+    async def leave(self, reason: str, limit: LeaveLimit) -> None:
         """Stop heartbeats and send LeaveGroup. A static member sends none, because it may come
         back.
 
-        Waits for the response up to `deadline` (loop time).
+        Waits for the response up to the limit.
         """
         await self.stop()
         leave_request = self._send_leave(self._member_id, reason)
         self._forget_membership(ErrorCode.UNKNOWN_MEMBER_ID)
         self.needs_join, self.is_lost, self.fatal_error = True, False, None
-        await wait_until(deadline, leave_request)
+        await limit.for_brokers(leave_request)
 
     async def stop(self) -> None:
         """Cancel the background tasks without leaving the group."""

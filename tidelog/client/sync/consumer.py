@@ -132,7 +132,7 @@ class Consumer(BlockingClient):
             # Another thread has closed the consumer meanwhile.
         finally:
             if is_first or not self._consumer.is_closing:
-                self._close_with(self._consumer.close, limit_s)
+                self._close_with(self._consumer.close, limit_s, self._caller)
 
     def _final_call(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return self._consumer.abandon  # no thread waits that could run a listener

@@ -300,8 +300,16 @@ class BlockingClient:
             with suppress(RuntimeError):  # the loop is closed
                 thread.loop.call_soon_threadsafe(function)
 
-    def _close_with(self, call: Callable[[], Coroutine[Any, Any, None]], timeout_s: float | None = None) -> None:
-        """Run `call` and end the thread. Another call waits for the end of the first one, at most `timeout_s`."""
+    def _close_with(
+        self,
+        call: Callable[[], Coroutine[Any, Any, None]],
+        timeout_s: float | None = None,
+        callbacks: CallerThread | None = None,
+    ) -> None:
+        """Run `call` and end the thread. Another call waits for the end of the first one, at most `timeout_s`.
+
+        The calling thread runs the `callbacks` meanwhile.
+        """
         self._check_not_on_loop()
         if self._open_thread is not None:
             self._check_thread_can_run()
@@ -314,7 +322,7 @@ class BlockingClient:
                     is_first = self._closed = True
                     self._closing_thread = caller
             if is_first and (thread := self._last_thread()) is not None:
-                thread.run(call())
+                thread.run(call(), callbacks)
         finally:
             if is_first:
                 try:
