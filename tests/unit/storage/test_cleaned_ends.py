@@ -246,15 +246,41 @@ def test_a_cleaned_log_that_lost_nothing_has_no_damage(made: Logs) -> None:
         assert contents(log)[-1] == expected[-1]
 
 
-def test_ends_of_another_cleaning_say_nothing(made: Logs) -> None:
-    """Kafka's cleaner may remove the last batch of a segment."""
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_ends_of_another_cleaning_say_nothing(made: Logs, is_cut: bool) -> None:
+    """Kafka's cleaner may remove the last batch of a segment. A later truncation has them say no more."""
     made.close()
     path = made.path / CLEANER_OFFSET_FILE
     path.write_text(path.read_text().replace("t 0 90", "t 0 91"))
     last_batch(made.folder / made.files("*.log")[-3])
     log = made.open()
+    if is_cut:
+        log.truncate_to(log.segments[-2].base_offset + 1)
+        log = made.close_and_open()
     served(log)
     assert not log.damaged_ranges()
+
+
+@pytest.mark.parametrize("is_compacted_again", [False, True])
+def test_an_end_that_all_replicas_lack_is_explained_where_the_log_was_cleaned_before(
+    made: Logs, is_compacted_again: bool
+) -> None:
+    """Since then the topic has ceased to be compacted. What the cleaning left said more than what was accepted."""
+    cease(made)
+    made.close()
+    last_batch(made.folder / made.files("*.log")[0])
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        served(log)
+    ((segment, damage),) = log.damaged_ranges()
+    log.accept_gap(segment, damage)
+    expected = served(log)
+    for _ in range(2):
+        log = made.close_and_open()
+        assert served(log) == expected
+        assert not log.damaged_ranges()
+        if is_compacted_again:
+            made.config = replace(made.config, cleanup_policy=frozenset({"compact"}))
 
 
 @pytest.mark.parametrize("starts", [0, 1])

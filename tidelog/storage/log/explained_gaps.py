@@ -39,6 +39,7 @@ logger = logging.getLogger("tidelog.storage")
 class LogWithGaps(Protocol):
     """The part of `partition_log.PartitionLog` that is used here."""
 
+    cleaned_offset: int
     disk: Disk
     directory: str
     durability: Durability
@@ -118,10 +119,19 @@ def ends_kept_below(disk: Disk, directory: str, cleaned_offset: int) -> int:
 
     `cleaned_offset`: that of the cleaner's checkpoint, INT64_MAX where the checkpoint is lost. One above that of the
     file shows that Kafka's cleaner has cleaned since, which may leave segments that end earlier. A lower one is from
-    before a kill, or from a truncation. Raises OSError.
+    before a kill, or from a truncation. One of 0 or less says nothing: the topic has ceased to be compacted since, and
+    `explained-gaps` names the segments that end earlier. Raises OSError.
     """
     end_offset = _read(disk, f"{directory}/{CLEANED_ENDS_FILE}", decode_end_offset) or 0
-    return end_offset if cleaned_offset <= end_offset or cleaned_offset == INT64_MAX else 0
+    return end_offset if 0 < cleaned_offset <= end_offset or cleaned_offset == INT64_MAX else 0
+
+
+def lower_cleaned_offset(log: LogWithGaps, end_offset: int) -> None:
+    """The log is to end at `end_offset`. `cleaned-ends` from before a cleaning by Kafka goes. Raises OSError."""
+    if end_offset < log.cleaned_offset:
+        if not ends_kept_below(log.disk, log.directory, log.cleaned_offset):
+            log.durability.files.remove(CLEANED_ENDS_FILE)
+        log.cleaned_offset = end_offset
 
 
 def may_end_early(

@@ -635,7 +635,7 @@ class PartitionLog:
     def _cut(self, segment: Segment, position: int, end_offset: int) -> None:
         goes_back = end_offset < max(self.log_start_offset, self.cleaned_offset, self.high_watermark)
         self.log_start_offset = min(self.log_start_offset, end_offset)
-        self.cleaned_offset = min(self.cleaned_offset, end_offset)
+        explained_gaps.lower_cleaned_offset(self, end_offset)
         self.high_watermark = min(self.high_watermark, end_offset)
         if self.durability.truncated(end_offset) or goes_back:
             # First: after a kill stale ones keep the next records from the scan or the cleaner, or have some missed.
