@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.replication.follower import truncation_offset
 from tidelog.replication.truncation import truncate_copy
+from tidelog.storage.log.explained_gaps import keep_ends_below
 from tidelog.storage.segments.append import check_first_holds
 
 if TYPE_CHECKING:
@@ -107,6 +108,13 @@ class FutureReplica:
         elif log.log_start_offset < present.log_start_offset:
             log.set_high_watermark(max(log.high_watermark, present.log_start_offset))
             log.delete_records(present.log_start_offset)
+
+    def keep_ends(self) -> None:
+        """Record that each segment of the copy ends where the next one begins. From the offset up to which the present
+        log is cleaned alone, a start would take a lost end, or a lost segment, for cleaned. Raises OSError.
+        """
+        if self.partition.log.cleaned_offset > 0:
+            keep_ends_below(self.log, self.partition.log.cleaned_offset)
 
     def take_over(self) -> None:
         """Copy the present log's state besides its records, and become the partition's log."""

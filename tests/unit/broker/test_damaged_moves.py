@@ -14,6 +14,7 @@ from tests.unit.broker.test_replica_moves import Moving
 from tidelog.broker.replicas import replica_moves
 from tidelog.protocol.errors import ErrorCode
 from tidelog.replication.future_replica import FutureReplica
+from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, decode_end_offset
 
 MakeBatch = Callable[..., bytes]
 COUNT = 10
@@ -120,6 +121,15 @@ async def test_a_move_begins_again_where_a_repair_has_replaced_the_whole_log(mov
     assert not log.may_be_cleaned
     await moving.arrived(target)
     assert await moving.values() == [b"%d" % number for number in range(COUNT)]
+
+
+async def test_the_copy_of_a_cleaned_log_says_that_it_has_the_ends_of_its_segments(moving: Moving) -> None:
+    """After a later start, the copy's segments that were lost or cut counted as cleaned: readers passed over them."""
+    moving.partition.log.cleaned_offset = 5
+    target = moving.other
+    assert await moving.order(target) == 0
+    await moving.arrived(target)
+    assert decode_end_offset((target / "t-0" / CLEANED_ENDS_FILE).read_bytes()) == 5
 
 
 async def test_a_deletion_does_not_wait_for_the_whole_copy_for_which_a_move_waits(moving: Moving) -> None:

@@ -433,6 +433,7 @@ class ReplicaMoves:
             if replica.overtaken_times <= OVERTAKEN_TIMES_MAX:
                 return
             future.flush()
+        replica.keep_ends()
         directory.promote_future(partition.topic, partition.index)
         del self._moves[partition]
         replica.take_over()

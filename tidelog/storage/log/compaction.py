@@ -22,8 +22,9 @@ from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, clean
 from tidelog.storage.cleaner.filter import BatchFilter, CleanedBatch, LastOfProducer, filler
 from tidelog.storage.cleaner.keys import KeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
-from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, encode_end_offset
+from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import Disk, is_exhaustion
+from tidelog.storage.log.explained_gaps import keep_ends_below
 from tidelog.storage.log.swap import Swap, remove_strays
 from tidelog.storage.producers.producer_state import LAST_OFFSET
 from tidelog.storage.segments import lookup
@@ -307,14 +308,12 @@ class Compaction:
     def _note_ends(self) -> None:
         """Record for later starts whether a segment that ends too early is damaged.
 
-        The file counts together with the checkpoint of the same offset, so that a cleaning by another broker or a
-        truncation makes it void.
+        The file counts while the checkpoint names no higher offset, so that a cleaning by another broker makes it void.
         """
-        files = self.log.durability.files
         if self._ends_are_kept:
-            files.replace(CLEANED_ENDS_FILE, encode_end_offset(self.cleaned_offset), sync=True)
+            keep_ends_below(self.log, self.cleaned_offset)
         else:
-            files.remove(CLEANED_ENDS_FILE)
+            self.log.durability.files.remove(CLEANED_ENDS_FILE)
 
     def _note_keys(self, keys: KeyTable) -> Iterator[None]:
         """Fill the table from the dirty part, until it is full."""

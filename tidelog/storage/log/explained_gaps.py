@@ -20,6 +20,7 @@ from tidelog.storage.files.checkpoints import (
     ExplainedGaps,
     decode_end_offset,
     decode_explained_gaps,
+    encode_end_offset,
     encode_explained_gaps,
     read_if_exists,
     replace_file,
@@ -124,6 +125,11 @@ def ends_kept_below(disk: Disk, directory: str, cleaned_offset: int) -> int:
     """
     end_offset = _read(disk, f"{directory}/{CLEANED_ENDS_FILE}", decode_end_offset) or 0
     return end_offset if 0 < cleaned_offset <= end_offset or cleaned_offset == INT64_MAX else 0
+
+
+def keep_ends_below(log: LogWithGaps, end_offset: int) -> None:
+    """Record that each segment ends where the next one begins, as a cleaning up to this offset does. Raises OSError."""
+    log.durability.files.replace(CLEANED_ENDS_FILE, encode_end_offset(end_offset), sync=True)
 
 
 def lower_cleaned_offset(log: LogWithGaps, end_offset: int) -> None:
