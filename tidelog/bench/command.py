@@ -25,6 +25,7 @@ from tidelog.bench.spark.command import spark
 from tidelog.bench.spark.rows import catalogue as spark_catalogue
 from tidelog.bench.studies.command import plan as plan_command
 from tidelog.bench.studies.command import report as report_command
+from tidelog.cli.common import IntegerRange
 
 _NOTES = """CPU is the broker's own, all threads, from its process clock. Latency is taken at the client's socket.
 Every round deletes its topic; before each that writes, as much memory as it writes is touched and freed, for both."""
@@ -42,9 +43,7 @@ def command() -> None:
 
 @command.command()
 @click.option("--rows", multiple=True, metavar="TEXT", help="Only rows whose name contains TEXT; may be repeated.")
-@click.option(
-    "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Rounds per row; medians are shown."
-)
+@click.option("--rounds", default=3, show_default=True, type=IntegerRange(1), help="Rounds per row; medians are shown.")
 @click.option(
     "--minutes", default=14.0, show_default=True, help="No round begins, but each first one, that would end later."
 )
@@ -188,12 +187,12 @@ def profile(row: str, lines: int) -> None:
     "--partitions",
     default=10_000,
     show_default=True,
-    type=click.IntRange(1),
+    type=IntegerRange(1),
     help="Each with as many replicas as there are brokers, but at most three.",
 )
-@click.option("--few", default=1_000, show_default=True, type=click.IntRange(0), help="Measured first; 0 for not.")
-@click.option("--brokers", default=3, show_default=True, type=click.IntRange(1, 9))
-@click.option("--connections", default=5_000, show_default=True, type=click.IntRange(0), help="To one broker alone.")
+@click.option("--few", default=1_000, show_default=True, type=IntegerRange(0), help="Measured first; 0 for not.")
+@click.option("--brokers", default=3, show_default=True, type=IntegerRange(1, 9))
+@click.option("--connections", default=5_000, show_default=True, type=IntegerRange(0), help="To one broker alone.")
 @click.option("--only", type=click.Choice(list(comparison.MAKERS)), default=comparison.OURS, show_default=True)
 @click.option("--with-kafka", is_flag=True, help="Apache Kafka after it.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON instead of the table.")

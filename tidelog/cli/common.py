@@ -185,8 +185,16 @@ def text_in(file: Path) -> str:
         raise click.ClickException(f"cannot read {file}: it is not UTF-8 text") from None
 
 
+class IntegerRange(click.IntRange):
+    """A range of whole numbers. click calls a word that is none "not a valid integer range"."""
+
+    name = "integer"
+
+
 class NumberRange(click.FloatRange):
     """A range of numbers, without `nan`, which is within none."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)

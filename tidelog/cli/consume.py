@@ -17,6 +17,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
+    IntegerRange,
     cannot_write,
     client_options,
     connecting,
@@ -82,11 +83,11 @@ def _pattern(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--until-time", "until_ms", callback=_time, metavar="TIME", help="Stop before the first at TIME or later."
 )
-@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
+@click.option("-p", "--partition", type=IntegerRange(0), help="Only this partition.")
 @click.option("-g", "--group", help="Read as a member of this group and commit; the group's offsets come first.")
-@click.option("-n", "--max-messages", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("-n", "--max-messages", type=IntegerRange(1), help="Stop after so many records.")
 @click.option("-e", "--until-end", is_flag=True, help="Stop at the end that the topics had at the start.")
-@click.option("--timeout-ms", type=click.IntRange(1), help="Stop when nothing has come for so long.")
+@click.option("--timeout-ms", type=IntegerRange(1), help="Stop when nothing has come for so long.")
 @click.option("-f", "--format", "template", default="{value}", metavar="TEMPLATE", help="Such as '{key}\\t{value}'.")
 @click.option("--key-format", type=click.Choice(FORMATS), default="text", show_default=True, help="How keys are shown.")
 @click.option("--value-format", type=click.Choice(FORMATS), default="text", show_default=True, help="And values.")

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import click
 
-from tidelog.cli.common import HELP, alternative, as_count, client_options, connecting, echo, print_json, run, text_in
+from tidelog.cli.common import (
+    HELP,
+    IntegerRange,
+    alternative,
+    as_count,
+    client_options,
+    connecting,
+    echo,
+    print_json,
+    run,
+    text_in,
+)
 from tidelog.cli.reassign import partition_lists
 from tidelog.client import Admin, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError
@@ -23,7 +34,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
     help='Partitions as Kafka\'s tool reads them: {"partitions":[{"topic":"t","partition":0}]}.',
 )
 @click.option("-t", "--topic", help="One topic: all of its partitions, or those of --partition.")
-@click.option("-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="May be given many times.")
+@click.option("-p", "--partition", "numbers", type=IntegerRange(0), multiple=True, help="May be given many times.")
 @click.option("--output-json", is_flag=True, help="Print JSON.")
 @connecting
 def command(

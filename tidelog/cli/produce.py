@@ -20,6 +20,7 @@ import click
 from tidelog.cli.common import (
     HELP,
     PATIENCE_MS,
+    IntegerRange,
     client_options,
     connecting,
     print_json,
@@ -51,7 +52,7 @@ _TIMEOUTS = {"max_block_ms": PATIENCE_MS, "request_timeout_ms": 10_000, "deliver
     help="json: objects as `tidelog consume --json` prints them.",
 )
 @click.option("-k", "--key-separator", metavar="TEXT", help="What stands before it in a line is the key.")
-@click.option("-p", "--partition", type=click.IntRange(0), help="Send everything to this partition.")
+@click.option("-p", "--partition", type=IntegerRange(0), help="Send everything to this partition.")
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header for every record.")
 @click.option("--repartition", is_flag=True, help="Choose partitions anew, whatever a JSON object says.")
 @click.option(

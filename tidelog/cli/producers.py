@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 import click
 
-from tidelog.cli.common import HELP, as_json, as_time, client_options, connecting, print_json, print_table, run
+from tidelog.cli.common import (
+    HELP,
+    IntegerRange,
+    as_json,
+    as_time,
+    client_options,
+    connecting,
+    print_json,
+    print_table,
+    run,
+)
 from tidelog.cli.topic_records import answered, led_partitions, left_out
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.model import ProducerState
@@ -14,7 +24,7 @@ from tidelog.client.model import ProducerState
 
 @click.command("producers", context_settings=HELP)
 @click.argument("topic")
-@click.option("-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition.")
+@click.option("-p", "--partition", "numbers", type=IntegerRange(0), multiple=True, help="Only this partition.")
 @as_json
 @connecting
 def command(topic: str, numbers: tuple[int, ...], bootstrap: str, properties: dict[str, str], json_wanted: bool) -> int:

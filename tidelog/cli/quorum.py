@@ -10,6 +10,7 @@ import click
 from tidelog.cli.common import (
     HELP,
     Group,
+    IntegerRange,
     alternative,
     as_json,
     client_options,
@@ -71,7 +72,7 @@ def describe(bootstrap: str, properties: dict[str, str], view: str | None, json_
 
 
 @command.command("add-voter")
-@click.argument("node_id", type=click.IntRange(0))
+@click.argument("node_id", type=IntegerRange(0))
 @click.argument("directory_id")
 @click.argument("endpoints", nargs=-1, required=True, metavar="LISTENER://HOST:PORT...")
 @as_json
@@ -104,7 +105,7 @@ def add_voter(
 
 
 @command.command("remove-voter")
-@click.argument("node_id", type=click.IntRange(0))
+@click.argument("node_id", type=IntegerRange(0))
 @click.argument("directory_id")
 @as_json
 @connecting

@@ -12,6 +12,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
+    IntegerRange,
     as_json,
     as_time,
     client_options,
@@ -43,7 +44,7 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
 
 @click.command("offsets", context_settings=HELP)
 @click.argument("names", nargs=-1, required=True)
-@click.option("-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition.")
+@click.option("-p", "--partition", "numbers", type=IntegerRange(0), multiple=True, help="Only this partition.")
 @click.option(
     "--time",
     "at",
@@ -208,8 +209,8 @@ async def of_answering(
 
 @click.command("delete-records", context_settings=HELP)
 @click.argument("name", required=False)
-@click.option("-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition.")
-@click.option("--before-offset", type=click.IntRange(0), metavar="N", help="What is before this offset.")
+@click.option("-p", "--partition", "numbers", type=IntegerRange(0), multiple=True, help="Only this partition.")
+@click.option("--before-offset", type=IntegerRange(0), metavar="N", help="What is before this offset.")
 @click.option("--before-time", metavar="TIME", help="What is before the first record from then on, as `offsets` says.")
 @click.option("--all", "everything", is_flag=True, help="All records that there are now.")
 @click.option(

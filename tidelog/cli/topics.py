@@ -14,6 +14,7 @@ from tidelog.cli.brokers.log_dirs import Described
 from tidelog.cli.common import (
     HELP,
     Group,
+    IntegerRange,
     alternative,
     answered_by_brokers,
     as_count,
@@ -83,8 +84,8 @@ def list_topics(bootstrap: str, properties: dict[str, str], exclude_internal: bo
 
 @command.command("create")
 @click.argument("name")
-@click.option("-p", "--partitions", type=click.IntRange(1), help="How many; without it the broker's num.partitions.")
-@click.option("-r", "--replication-factor", type=click.IntRange(1), help="Without it the broker's default.")
+@click.option("-p", "--partitions", type=IntegerRange(1), help="How many; without it the broker's num.partitions.")
+@click.option("-r", "--replication-factor", type=IntegerRange(1), help="Without it the broker's default.")
 @click.option("-a", "--assignment", metavar="B:B,B:B", help="Brokers of each partition instead of numbers: 1:2,2:3.")
 @click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic configuration.")
 @click.option("--if-not-exists", is_flag=True, help="Succeed when the topic is there already.")
@@ -258,7 +259,7 @@ async def _details(admin: Admin, topics: list[TopicDescription], *, sizes: bool,
 
 @command.command("alter")
 @click.argument("name")
-@click.option("-p", "--partitions", type=click.IntRange(1), help="How many there shall be; never fewer than there are.")
+@click.option("-p", "--partitions", type=IntegerRange(1), help="How many there shall be; never fewer than there are.")
 @click.option("-a", "--assignment", metavar="B:B,B:B", help="Brokers of each new partition: 1:2,2:3.")
 @click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A configuration to set.")
 @click.option("--delete-config", "deleted", multiple=True, metavar="KEY", help="One to put back to its default.")

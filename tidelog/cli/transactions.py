@@ -12,6 +12,7 @@ import click
 from tidelog.cli.common import (
     HELP,
     Group,
+    IntegerRange,
     answered_by_brokers,
     as_json,
     as_time,
@@ -36,7 +37,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 Transaction = TypeVar("Transaction", BlockedPartition, OpenTransaction)
 
 _PARTITION = click.option(
-    "-p", "--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition."
+    "-p", "--partition", "numbers", type=IntegerRange(0), multiple=True, help="Only this partition."
 )
 
 
@@ -62,7 +63,7 @@ def command() -> None:
 )
 @click.option("--producer-id", "producer_ids", type=int, multiple=True, help="Only ids of this producer.")
 @click.option(
-    "--longer-than", "min_duration_ms", type=click.IntRange(0), metavar="MS", help="Only transactions open so long."
+    "--longer-than", "min_duration_ms", type=IntegerRange(0), metavar="MS", help="Only transactions open so long."
 )
 @click.option("--include", "id_pattern", metavar="REGEX", help="Only ids that match.")
 @as_json
@@ -180,7 +181,7 @@ def blocking(
 @click.option(
     "--max-transaction-timeout",
     "minutes",
-    type=click.IntRange(0),
+    type=IntegerRange(0),
     default=15,
     show_default=True,
     help="Minutes after which a transaction cannot be open; the brokers' transaction.max.timeout.ms.",
@@ -222,8 +223,8 @@ def find_hanging(
 
 @command.command("abort")
 @click.argument("topic")
-@click.argument("partition", type=click.IntRange(0))
-@click.option("--start-offset", type=click.IntRange(0), required=True, help="The first offset of the transaction.")
+@click.argument("partition", type=IntegerRange(0))
+@click.option("--start-offset", type=IntegerRange(0), required=True, help="The first offset of the transaction.")
 @as_json
 @connecting
 def abort(

@@ -108,8 +108,17 @@ def test_every_command_has_an_example_and_prints_json(name: str, leaf: click.Com
     assert name in WITHOUT_JSON or options & {"--json", "--output-json"}
 
 
-@pytest.mark.parametrize("name", ["brokers", "cluster", "configs", "features", "groups", "log", "log-dirs", "quorum",
-                                  "topics", "transactions"])  # fmt: skip
+@pytest.mark.parametrize(("name", "leaf"), list(leaves(cli)))
+def test_a_word_where_a_number_is_due_is_no_valid_integer_or_number(name: str, leaf: click.Command):
+    """click calls it "not a valid integer range"."""
+    for parameter in leaf.params:
+        if isinstance(parameter.type, click.IntRange | click.FloatRange):
+            with pytest.raises(click.BadParameter, match=r"'x' is not a valid (integer|number)\.$"):
+                parameter.type("x", parameter, None)
+
+
+@pytest.mark.parametrize("name", ["bench", "brokers", "cluster", "configs", "features", "groups", "log", "log-dirs",
+                                  "quorum", "topics", "transactions"])  # fmt: skip
 def test_the_help_of_a_group_has_whole_summaries(name: str, capsys: pytest.CaptureFixture[str]):
     assert main([name, "--help"]) == 0
     commands = capsys.readouterr().out.partition("\nCommands:\n")[2]

@@ -15,17 +15,16 @@ from tidelog.bench.acks.settings import all_settings, studies
 from tidelog.bench.compare import OURS, THEIRS
 from tidelog.bench.keeping import ResultFile, save_option, shown_at_the_end
 from tidelog.bench.peers import kafka_or_reason
+from tidelog.cli.common import IntegerRange, NumberRange
 
 _NOTE = """Each producer waits for the answer to its record before it sends the next; with acks=0 there is no answer,
 and a record counts when the leader has it. All nodes share this machine: compare lines, not machines."""
 
 
 @click.command("acks")
-@click.option("--study", "numbers", multiple=True, type=click.IntRange(1, 3), help="Only this table; may be repeated.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Medians of so many rounds.")
-@click.option(
-    "--seconds", default=1.5, show_default=True, type=click.FloatRange(0.05), help="Each setting, in each round."
-)
+@click.option("--study", "numbers", multiple=True, type=IntegerRange(1, 3), help="Only this table; may be repeated.")
+@click.option("--rounds", default=3, show_default=True, type=IntegerRange(1), help="Medians of so many rounds.")
+@click.option("--seconds", default=1.5, show_default=True, type=NumberRange(0.05), help="Each setting, in each round.")
 @click.option("--with-kafka", is_flag=True, help="Apache Kafka beside it, in turn (needs Java 17 and Maven).")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON with every round instead of the tables.")
 @click.option(

@@ -25,6 +25,7 @@ from tidelog.bench.compare import FAILURES
 from tidelog.bench.figures import number, one_line, percentile
 from tidelog.bench.keeping import ResultFile, save_option, shown_at_the_end
 from tidelog.bench.raw import BenchError
+from tidelog.cli.common import IntegerRange
 from tidelog.client.model import NewTopic
 from tidelog.client.sync import Admin, Producer
 
@@ -74,9 +75,9 @@ class ClientCost:
 
 
 @click.command("clients")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Rounds; medians are shown.")
+@click.option("--rounds", default=3, show_default=True, type=IntegerRange(1), help="Rounds; medians are shown.")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(CLIENTS)), help="Only this; may be repeated.")
-@click.option("--size", "sizes", multiple=True, default=(100, 1024), show_default=True, type=click.IntRange(1, 100_000))
+@click.option("--size", "sizes", multiple=True, default=(100, 1024), show_default=True, type=IntegerRange(1, 100_000))
 @click.option("--quick", is_flag=True, help="One short round: shows that everything runs, not how fast.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON with every round instead of the tables.")
 @click.option("--markdown", is_flag=True, help="Print the tables as docs/client.md has them.")

@@ -15,12 +15,13 @@ from rich.table import Table
 from tidelog.bench.keeping import ResultFile, save_option, shown_at_the_end
 from tidelog.bench.spark import compare as comparison
 from tidelog.bench.spark.rows import OURS, catalogue, select
+from tidelog.cli.common import IntegerRange
 
 
 @click.command("spark")
 @click.option("--rows", multiple=True, metavar="TEXT", help="Only rows whose name contains TEXT; may be repeated.")
 @click.option(
-    "--rounds", default=2, show_default=True, type=click.IntRange(1), help="Rounds per row, after one that is ignored."
+    "--rounds", default=2, show_default=True, type=IntegerRange(1), help="Rounds per row, after one that is ignored."
 )
 @click.option("--quick", is_flag=True, help="One round of few records: shows that everything runs, not how fast.")
 @click.option("--json", "json_", is_flag=True, help="Print JSON with every round instead of the table.")

@@ -23,13 +23,14 @@ from tidelog.bench.report import machine
 from tidelog.bench.studies import plan_model, planning, runner
 from tidelog.bench.studies.base import Context
 from tidelog.bench.studies.results import Report
+from tidelog.cli.common import IntegerRange, NumberRange
 
 
 @click.command("report")
 @click.option("--quick", "is_quick", flag_value=True, default=False, help="Shows that everything runs, not how fast.")
 @click.option("--full", "is_quick", flag_value=False, help="The default: the sizes that the report is meant for.")
 @click.option(
-    "--scenario", "numbers", multiple=True, type=click.IntRange(1, 12),
+    "--scenario", "numbers", multiple=True, type=IntegerRange(1, 12),
     help="Only this one; may be repeated. 10, an hour for each broker, runs only so.",
 )  # fmt: skip
 @click.option("--only", type=click.Choice([OURS, THEIRS]), help="Measure one broker alone.")
@@ -96,13 +97,13 @@ def report(
 
 
 @click.command("plan")
-@click.option("--mb-in", required=True, type=click.FloatRange(0, min_open=True), help="Megabytes a second produced.")
-@click.option("--fan-out", default=1.0, show_default=True, type=click.FloatRange(0), help="How often each is read.")
-@click.option("--rf", "replicas", default=3, show_default=True, type=click.IntRange(1), help="Replicas.")
+@click.option("--mb-in", required=True, type=NumberRange(0, min_open=True), help="Megabytes a second produced.")
+@click.option("--fan-out", default=1.0, show_default=True, type=NumberRange(0), help="How often each is read.")
+@click.option("--rf", "replicas", default=3, show_default=True, type=IntegerRange(1), help="Replicas.")
 @click.option(
-    "--batch-bytes", default=16_384, show_default=True, type=click.IntRange(100), help="Size of a producer's batch."
+    "--batch-bytes", default=16_384, show_default=True, type=IntegerRange(100), help="Size of a producer's batch."
 )
-@click.option("--retention-hours", default=168.0, show_default=True, type=click.FloatRange(0))
+@click.option("--retention-hours", default=168.0, show_default=True, type=NumberRange(0))
 @click.option(
     "--report", "report_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Take the costs from this report.json; else they are measured now, for half a minute.",

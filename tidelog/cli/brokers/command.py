@@ -12,6 +12,7 @@ import click
 from tidelog.cli.common import (
     HELP,
     Group,
+    IntegerRange,
     as_bytes,
     as_json,
     client_options,
@@ -96,7 +97,7 @@ def list_brokers(bootstrap: str, properties: dict[str, str], json_wanted: bool) 
 
 
 @command.command("describe")
-@click.argument("ids", nargs=-1, type=click.IntRange(0))
+@click.argument("ids", nargs=-1, type=IntegerRange(0))
 @click.option("--api-versions", is_flag=True, help="Also the versions of each API that it serves.")
 @as_json
 @connecting
@@ -122,7 +123,7 @@ def describe(
 
 
 @command.command("unregister")
-@click.argument("broker_id", type=click.IntRange(0))
+@click.argument("broker_id", type=IntegerRange(0))
 @as_json
 @connecting
 def unregister(broker_id: int, bootstrap: str, properties: dict[str, str], json_wanted: bool) -> None:

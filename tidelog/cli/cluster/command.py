@@ -28,6 +28,7 @@ from tidelog.cli.cluster.state import (
 from tidelog.cli.common import (
     HELP,
     Group,
+    IntegerRange,
     NumberRange,
     announce,
     as_json,
@@ -68,11 +69,11 @@ def command() -> None:
 
 
 @command.command("start")
-@click.option("--brokers", type=click.IntRange(1, 100), help="How many; 3 for a new cluster.")
+@click.option("--brokers", type=IntegerRange(1, 100), help="How many; 3 for a new cluster.")
 @click.option(
-    "--controllers", type=click.IntRange(0, 9), help="How many on their own; without, the first brokers are both."
+    "--controllers", type=IntegerRange(0, 9), help="How many on their own; without, the first brokers are both."
 )
-@click.option("--port", type=click.IntRange(1, 65535), help="Of the first broker, 9092; the others follow.")
+@click.option("--port", type=IntegerRange(1, 65535), help="Of the first broker, 9092; the others follow.")
 @_DATA
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready, and let it run.")
 @click.option("--json", "json_wanted", is_flag=True, help="Say in JSON where it is, once it is ready.")

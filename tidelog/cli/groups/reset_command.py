@@ -13,6 +13,7 @@ from typing import NamedTuple
 import click
 
 from tidelog.cli.common import (
+    IntegerRange,
     alternative,
     as_json,
     client_options,
@@ -49,7 +50,7 @@ Moves = dict[TopicPartition, Move]
 @alternative("--to-earliest", "kind", "earliest", "To the first record there is.")
 @alternative("--to-latest", "kind", "latest", "Behind the last record.")
 @alternative("--to-current", "kind", "current", "To what is committed; else behind the last record.")
-@click.option("--to-offset", type=click.IntRange(0), metavar="OFFSET", help="To this offset.")
+@click.option("--to-offset", type=IntegerRange(0), metavar="OFFSET", help="To this offset.")
 @click.option("--shift-by", type=int, metavar="N", help="N records on, or back if negative.")
 @click.option("--to-datetime", metavar="TIME", help="To the first record from then on: YYYY-MM-DDTHH:MM:SS.sss, UTC.")
 @click.option("--by-duration", metavar="DURATION", help="So long before now, such as PT30M or P1D.")

@@ -15,6 +15,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
+    IntegerRange,
     alternative,
     as_count,
     client_options,
@@ -56,11 +57,11 @@ _NO_RATE: dict[str, str | None] = {partition_lists.LEADER_RATE: None, partition_
 )
 @click.option("--broker-list", metavar="IDS", help="--generate: the brokers they shall lie on, 1,2,3.")
 @click.option("--disable-rack-aware", is_flag=True, help="--generate: leave racks out of account.")
-@click.option("--throttle", type=click.IntRange(1), metavar="BYTES", help="--execute: at most so much a second.")
+@click.option("--throttle", type=IntegerRange(1), metavar="BYTES", help="--execute: at most so much a second.")
 @click.option(
     "--replica-alter-log-dirs-throttle",
     "directory_throttle",
-    type=click.IntRange(1),
+    type=IntegerRange(1),
     metavar="BYTES",
     help="--execute: the same between the directories of a broker.",
 )
