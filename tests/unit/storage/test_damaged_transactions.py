@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, read
-from tests.unit.storage.test_damage import copy_of, damage, repair
+from tests.unit.storage.test_damage import copy_of, damage, repair, repair_range
 from tests.unit.storage.test_removed_files import scrub
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.log.hidden_transactions import stable_bound
@@ -206,6 +206,77 @@ def test_a_transaction_that_is_aborted_while_damage_hides_all_its_records(
     for each in (log, made.close_and_open()):
         assert each.aborted_transactions(0, end + 1) == [*rows, AbortedTransaction(9, first, end, end + 1)]
         assert set(committed(each)) == expected
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+@pytest.mark.parametrize("left_offset", [2, 67])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_was_aborted_is_not_read_once_it_is_repaired_though_other_damage_is_left(
+    made: Logs, is_lost: bool, left_offset: int, is_ended: bool
+) -> None:
+    """The damage that was left may be one without a copy. Until its end, readers of committed records got these."""
+    first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
+    if is_ended:
+        made.append(marker(abort=True, producer_id=9), from_client=False)
+    while made.log.log_end_offset <= left_offset:
+        made.append(batch(1))
+    made.log.flush()
+    made.directory.write_checkpoints()
+    copy = copy_of(made)
+    made.kill()
+    for offset in (first, left_offset):
+        damage(*_place_of(made, offset), "CRC")
+    log = made.open(machine_ran_on=True)
+    if not is_ended:
+        made.append(marker(abort=True, producer_id=9), from_client=False)
+    scrub(log)
+    ranges = {each.first_offset <= first < each.end_offset: (segment, each) for segment, each in log.damaged_ranges()}
+    assert set(ranges) == {True, False}
+    repair_range(log, *ranges[True], copy)
+    for each in (log, made.close_and_open()):
+        assert is_readable(each, first)
+        assert first not in committed(each)
+        if is_lost:
+            each.accept_loss(ranges[False][1])
+            assert first not in committed(each)
+
+
+def _place_of(made: Logs, offset: int) -> tuple[Path, int]:
+    """The file with the batch of the offset, and the batch's number in it."""
+    return next(
+        (made.folder / name, number) for name in made.files("*.log")
+        for number, (_, header) in enumerate(iter_headers((made.folder / name).read_bytes()))
+        if header.base_offset <= offset <= header.last_offset
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_repaired_record_of_a_transaction_whose_end_is_damaged_is_not_passed_over(made: Logs, is_lost: bool) -> None:
+    """Its producer's next transaction was aborted, and seemed to have begun with that record."""
+    first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
+    made.append(batch(1))  # between two ranges
+    end = made.append(marker(abort=False, producer_id=9), from_client=False)[0].first_offset
+    made.append(idempotent(21, producer_id=9, transactional=True), from_client=False)
+    made.append(marker(abort=True, producer_id=9), from_client=False)
+    made.append(batch(1))
+    made.directory.write_checkpoints()
+    copy, expected, rows = copy_of(made), set(committed(made.log)), made.log.aborted_transactions(0, 1000)
+    assert first in expected
+    made.kill()
+    plain = made.log.log_end_offset - 1
+    for offset in (first, end, plain) if is_lost else (first, end):
+        damage(*_place_of(made, offset), "CRC")
+    log = made.open(machine_ran_on=True)
+    ranges = log.damaged_ranges()
+    assert len(ranges) == 2 + is_lost
+    repair_range(log, *ranges[0], copy)
+    with pytest.raises(DamagedRecords):
+        stable_bound(log, first)
+    if is_lost:
+        log.accept_loss(ranges[2][1])
+    repair_range(log, *ranges[1], copy)
+    assert set(committed(log)) == (expected - {plain} if is_lost else expected)
+    assert log.aborted_transactions(0, 1000) == rows
 
 
 def test_the_end_of_a_transaction_needs_no_file_of_an_idle_log(made: Logs):

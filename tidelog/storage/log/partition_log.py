@@ -19,11 +19,11 @@ from tidelog.protocol.batches.record_batch import CONTROL_FLAG, TRANSACTIONAL_FL
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
-from tidelog.storage.log import explained_gaps
+from tidelog.storage.log import explained_gaps, recovery
 from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.log.hidden_transactions import damage_to_repair, note_end
 from tidelog.storage.log.loader import LoadedLog
-from tidelog.storage.log.recovery import examine_now, markers_in, rebuild_transaction_index, replay, settle
+from tidelog.storage.log.recovery import examine_now, markers_in, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.log.tidying import emptying
 from tidelog.storage.log.usual_append import append_usual, append_usual_as_follower
@@ -86,14 +86,11 @@ class PartitionLog:
     ) -> None:
         self.disk, self.directory = disk, directory
         self.topic, self.partition = topic, partition
-        self.topic_id = loaded.topic_id
-        self.topic_id_has_checksum = loaded.topic_id_has_checksum
-        self.leader_epochs = loaded.leader_epochs
-        self._filed_epochs = loaded.filed_epochs
+        self.topic_id, self.topic_id_has_checksum = loaded.topic_id, loaded.topic_id_has_checksum
+        self.leader_epochs, self._filed_epochs = loaded.leader_epochs, loaded.filed_epochs
         self.segments = loaded.segments
         self.segments.leader_epochs = loaded.leader_epochs
-        self.producers = loaded.producers
-        self.snapshots = loaded.snapshots
+        self.producers, self.snapshots = loaded.producers, loaded.snapshots
         self.lacks_producers = loaded.lacks_producers
         """Damage hides batches of producers: until its repair, duplicates of these cannot be detected."""
         self.hidden_ends = loaded.hidden_ends
@@ -406,7 +403,7 @@ class PartitionLog:
 
     def rebuild_transaction_index(self, segment: Segment) -> None:
         """Rebuild it from the batches and the producer state at the segment's start. Waits for the device."""
-        rebuild_transaction_index(segment, list(self.segments), self.snapshots)
+        recovery.rebuild_transaction_index(segment, list(self.segments), self.snapshots)
         self.segments.sums_are_stale = True
 
     # Damage
@@ -456,14 +453,17 @@ class PartitionLog:
         is_done = finish_repair(check)
         if is_done and check.segment.may_end_early and not self.config.is_compacted:
             explained_gaps.keep_early_ends(self)
-        self.after_repair()
+        self.after_repair(check.damage if is_done else None)
         return is_done
 
-    def after_repair(self) -> None:
-        """Rebuild what damage has hidden when none is left: the producer state, and rows of aborted transactions."""
-        if not self.damaged_ranges():
-            for segment in [each for each in self.segments if each.transaction_index.lacks_rows]:
-                self.rebuild_transaction_index(segment)
+    def after_repair(self, repaired: DamagedRange | None = None) -> None:
+        """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state."""
+        damage, segments = [each for _, each in self.damaged_ranges()], list(self.segments)
+        if not damage or (repaired is not None and recovery.has_transactions(segments, repaired)):
+            recovery.rebuild_lacking(segments, self.snapshots, repaired if damage else None)
+            self.segments.sums_are_stale = True
+        if damage and repaired is not None:
+            self.hidden_ends += recovery.hidden_ends(segments, self.snapshots, repaired, damage_to_repair(self))
         self._know_producers()
 
     def _know_producers(self) -> bool:

@@ -7,7 +7,7 @@ and UnifiedLog.rebuildProducerState.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import error as StructError
 
 from tidelog.protocol.batches.record_batch import (
@@ -36,6 +36,7 @@ from tidelog.storage.segments.examination import UNKNOWN_END, EpochEdges, Examin
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.reader import batch_at, headers, position_of
 from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.transaction_index import AbortedTransaction
 
 logger = logging.getLogger("tidelog.storage")
 
@@ -309,13 +310,94 @@ def is_zeros(segment: Segment, position: int) -> bool:
     return True
 
 
-def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots) -> None:
-    """Rebuild the index of aborted transactions of one segment. Of damaged ranges it keeps the rows that it had."""
+def rebuild_lacking(segments: list[Segment], snapshots: ProducerSnapshots, repaired: DamagedRange | None) -> None:
+    """`rebuild_transaction_index` of each segment whose index lacks rows."""
+    for segment in segments:
+        if segment.transaction_index.lacks_rows and (repaired is None or segment.next_offset > repaired.first_offset):
+            rebuild_transaction_index(segment, segments, snapshots, repaired)
+
+
+def has_transactions(segments: list[Segment], repaired: DamagedRange) -> bool:
+    """Whether the range, which is repaired now, has batches of transactions."""
+    return any(header.is_transactional for header in _headers_in(segments, repaired.first_offset, repaired.end_offset))
+
+
+def _headers_in(segments: list[Segment], first_offset: int, end_offset: int) -> Iterator[BatchHeader]:
+    for segment in segments:
+        if segment.base_offset < end_offset and first_offset < segment.next_offset:
+            start = position_of(segment, max(first_offset, segment.base_offset), wait=True)
+            for _, header in headers(segment, start):
+                if header.base_offset >= end_offset:
+                    return
+                yield header
+
+
+def hidden_ends(
+    segments: list[Segment],
+    snapshots: ProducerSnapshots,
+    repaired: DamagedRange,
+    left: Sequence[tuple[Segment, DamagedRange]],
+) -> tuple[tuple[int, int], ...]:
+    """As in `ScannedTransactions`, of transactions with records in the repaired range, if damage is left behind it."""
+    bound = min((each.first_offset for _, each in left if each.first_offset >= repaired.first_offset), default=-1)
+    producer_ids = {
+        header.producer_id for header in _headers_in(segments, repaired.first_offset, repaired.end_offset)
+        if bound >= 0 and header.is_transactional
+    }  # fmt: skip
+    if not producer_ids:
+        return ()
+    open_ids = set(_producers_at(segments, snapshots, bound).ongoing.values())
+    return () if producer_ids.isdisjoint(open_ids) else ((repaired.first_offset, bound),)
+
+
+def rebuild_transaction_index(
+    segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots, repaired: DamagedRange | None = None
+) -> None:
+    """Rebuild the index of aborted transactions of one segment. Of damaged ranges it keeps the rows that it had.
+
+    `repaired`: other damage is left, and may hide the end of a producer's transaction before. So a row stays unless the
+    repaired range lies in its transaction.
+    """
     index = segment.transaction_index
-    rows = [row for row in index.rows_or_none() if damage_at(segment.damage, row.last_offset) is not None]
-    start = segments[0].base_offset
+    filed = index.rows_or_none()
+    kept = {} if repaired is None else {(row.producer_id, row.last_offset): row for row in filed}
+    try:
+        found = _find_aborted(segment, segments, snapshots)
+    except CorruptIndex as error:  # damage that nothing has detected yet
+        logger.warning("examining %s: %s", segment.path, error)
+        examine_now(segment)
+        take_over_findings(segment)
+        found = _find_aborted(segment, segments, snapshots)
+    rows = [row for row in filed if damage_at(segment.damage, row.last_offset) is not None]
+    for row in found:
+        before = kept.get((row.producer_id, row.last_offset), row)
+        first_offset = min(before.first_offset, row.first_offset)
+        is_in = repaired is None or (first_offset < repaired.end_offset and repaired.first_offset <= row.last_offset)
+        rows.append(row if is_in else before)
+    index.begin_rebuild()
+    for row in sorted(rows, key=lambda row: row.last_offset):
+        index.append(row)
+    index.settle()
+    index.lacks_rows = any(each.damage for each in segments if each.base_offset <= segment.base_offset)
+
+
+def _find_aborted(segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots) -> list[AbortedTransaction]:
+    """The aborted transactions whose markers are in the segment. Raises CorruptIndex, OSError."""
+    found: list[AbortedTransaction] = []
+    producers = _producers_at(segments, snapshots, segment.base_offset)
+    for position, header in headers(segment):
+        marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
+        completed = producers.replay(header, marker)
+        if completed is not None and completed.is_abort:
+            found.append(aborted(completed))
+    return found
+
+
+def _producers_at(segments: list[Segment], snapshots: ProducerSnapshots, end_offset: int) -> ProducerState:
+    """The producers' state before the batch of `end_offset`, without what damage hides."""
     entries: list[ProducerEntry] = []
-    for offset in reversed([each for each in snapshots.offsets if each <= segment.base_offset]):
+    start = segments[0].base_offset
+    for offset in reversed([each for each in snapshots.offsets if each <= end_offset]):
         try:
             entries, start = snapshots.read(offset), offset
             break
@@ -323,17 +405,8 @@ def rebuild_transaction_index(segment: Segment, segments: list[Segment], snapsho
             continue
     producers = ProducerState()
     producers.load(entries, start)
-    replay(producers, [each for each in segments if each.base_offset < segment.base_offset], segment.base_offset)
-    for position, header in headers(segment):
-        marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
-        completed = producers.replay(header, marker)
-        if completed is not None and completed.is_abort:
-            rows.append(aborted(completed))
-    index.begin_rebuild()
-    for row in sorted(rows, key=lambda row: row.last_offset):
-        index.append(row)
-    index.settle()
-    index.lacks_rows = any(each.damage for each in segments if each.base_offset <= segment.base_offset)
+    replay(producers, [each for each in segments if each.base_offset < end_offset], end_offset)
+    return producers
 
 
 def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | None:
