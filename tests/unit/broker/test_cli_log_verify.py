@@ -9,12 +9,14 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, read
 from tests.unit.storage.cleaning import clean
 from tidelog.cli.logs.policies import compacted_topics
+from tidelog.cli.logs.repair import PartitionRepair, RepairSource
 from tidelog.cli.main import main
 from tidelog.client.sync.producer import Producer
 from tidelog.protocol.batches.record_batch import iter_headers
@@ -283,6 +285,53 @@ def test_what_compaction_removed_is_no_damage(tmp_path: Path, capsys: pytest.Cap
     assert status == 1
     assert {each["problem"] for each in problems} >= {"damaged records"}
     assert verify(capsys, "--compacted", "t", made.path)[:2] == (0, [])
+
+
+@pytest.mark.parametrize("is_cleaned", [False, True])
+def test_of_a_compacted_topic_only_the_copy_of_what_was_there_is_taken(
+    tmp_path: Path, is_cleaned: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The broker's cleaner had removed a tombstone, and the key that it deletes is here: it was back for good."""
+    config = LogConfig(
+        cleanup_policy=frozenset({"compact"}), segment_bytes=1500, min_cleanable_dirty_ratio=0.0, delete_retention_ms=0
+    )
+    made, source = (Logs(tmp_path / name, config) for name in ("data", "source"))
+    for each in (made, source):
+        each.append(batch(key=b"deleted", value=b"1" * 50))
+        for n in range(60):
+            each.append(batch(key=b"%d" % n, value=b"%03d" % n * 20, timestamp=NOW + n))
+        tombstone = each.append(batch(key=b"deleted", value=None, timestamp=NOW + 100))[0].first_offset
+        for n in range(60):
+            each.append(batch(key=b"%d" % n, value=b"%03d" % n * 20, timestamp=NOW + n))
+        each.close()
+    source.open()
+    for days in (1, 2) if is_cleaned else ():
+        clean(source.log, NOW + days * 86_400_000)
+
+    async def fetch(self: object, connection: object, offset: int, **settings: object) -> bytes:
+        return b"".join(bytes(each) for each in read(source.log, offset, 10**6, source.log.log_end_offset).regions)
+
+    async def topic_id(self: object, *_: object) -> bytes:
+        return b""
+
+    async def connect(self: object) -> Mock:
+        return Mock()
+
+    monkeypatch.setattr(PartitionRepair, "_fetch", fetch)
+    monkeypatch.setattr(RepairSource, "topic_id", topic_id)
+    monkeypatch.setattr(RepairSource, "connect", connect)
+    for path in segments(made):
+        data = bytearray(path.read_bytes())
+        for position, header in iter_headers(bytes(data)):
+            if header.base_offset == tombstone:
+                data[position : position + header.size_bytes] = bytes(header.size_bytes)
+                path.write_bytes(data)
+    status, problems, _ = verify(capsys, "--compacted", "t", "--repair-from", "a:1", made.path)
+    assert [each["repaired"] for each in problems] == [not is_cleaned]
+    assert status == is_cleaned
+    if is_cleaned:
+        assert "the node repairs it at its next start" in problems[0]["not_repaired_because"]
+    source.close()
 
 
 def test_the_metadata_log_says_which_topics_are_compacted(tmp_path: Path):

@@ -13,7 +13,8 @@ from tidelog.client.network.connection import Connection, connect
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from tidelog.storage.log.repair import CopyRefused
+from tidelog.storage.log.gap_scan import GapScan
+from tidelog.storage.log.repair import CopyRefused, GapsUnknown, OtherCleaning
 from tidelog.storage.log.verification import RECORDS, Problem, StoppedLog
 from tidelog.storage.segments.damage import DamagedRange
 from tidelog.storage.segments.segment import Segment
@@ -72,7 +73,7 @@ class PartitionRepair:
             connection = await source.connect()
             try:
                 self._topic_id = await source.topic_id(connection, self._topic, self._log.topic_id)
-                for segment, damage in self._log.damage():
+                for segment, damage in reversed(self._log.damage()):  # damage behind a range counts as a gap
                     outcome = await self._repair_range(connection, segment, damage)
                     outcomes |= {
                         each: outcome for each in self._problems
@@ -92,18 +93,27 @@ class PartitionRepair:
         return "not repaired: records are damaged" if self._log.damage() else "left to the next start"
 
     async def _repair_range(self, connection: Connection, segment: Segment, damage: DamagedRange) -> str:
-        repair = self._log.repair_of(segment, damage)
-        is_interior = damage.end_offset < self._log.end_offset
+        log, repair = self._log, self._log.repair_of(segment, damage)
+        repair.lacks_below = log.cleaned_offset if damage.first_offset < log.compacted_below else None
+        is_interior = damage.end_offset < log.end_offset
         try:
             while not repair.is_complete:
                 data = await self._fetch(connection, repair.next_offset, up_to_log_end=is_interior)
                 before = repair.next_offset
-                repair.accept(memoryview(data))
+                try:
+                    repair.accept(memoryview(data))
+                except GapsUnknown:
+                    scan = GapScan(log, segment, damage, log.compacted_below)
+                    scan.run()
+                    repair.lacks_below, repair.knows_gaps = scan.end_offset, True
+                    continue
                 if repair.next_offset == before:
                     return "not repaired: the broker sends no whole batch"
-            if self._log.finish_repair(repair.finish()):
+            if log.finish_repair(repair.finish()):
                 return REPAIRED
             return "not repaired: the copy does not fit"
+        except OtherCleaning as error:
+            return f"not repaired: {error}; the node repairs it at its next start"
         except (CopyRefused, KafkaError) as error:
             if damage in segment.damage:
                 return f"not repaired: {error}"

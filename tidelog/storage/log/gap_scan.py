@@ -7,17 +7,29 @@ below: the tombstone that deleted one may be among what is missing, so that the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.protocol.errors import KafkaError
 from tidelog.storage.log.compaction import chunks
 
 if TYPE_CHECKING:
-    from tidelog.storage.log.partition_log import PartitionLog
+    from tidelog.storage.files.disk import Disk
     from tidelog.storage.segments.damage import DamagedRange
     from tidelog.storage.segments.segment import Segment
+    from tidelog.storage.segments.segments import Segments
 
 _PIECE_BYTES: Final = 256 * 1024
+
+
+class CleanedLog(Protocol):
+    """The log interface for the scan: a `PartitionLog`, or the files of a stopped node."""
+
+    cleaned_offset: int
+    log_start_offset: int
+    segments: Segments
+
+    @property
+    def disk(self) -> Disk: ...
 
 
 class GapScan:
@@ -25,7 +37,7 @@ class GapScan:
 
     def __init__(
         self,
-        log: PartitionLog,
+        log: CleanedLog,
         damaged: Segment,
         damage: DamagedRange,
         compacted_below: int,

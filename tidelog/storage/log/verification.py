@@ -96,6 +96,9 @@ class StoppedLog:
         self._names = {entry.name for entry in disk.list_directory(directory) if not entry.is_directory}
         if not facts.begins_with_snapshot:
             self._facts = facts._replace(log_start_offset=self._confirmed_log_start())
+        self.cleaned_offset, self.log_start_offset = self._facts.cleaned_offset, self._facts.log_start_offset
+        self.compacted_below = INT64_MAX if facts.is_compacted else self.cleaned_offset
+        """The offset below which the topic is compacted, or was once: there the cleaner may have removed records."""
         self.segments = Segments(disk, directory, self._open_segments())
         self.leader_epochs = LeaderEpochs()
         self.topic_id: bytes | None = None
@@ -122,6 +125,7 @@ class StoppedLog:
         start = self._facts.log_start_offset
         cleaned_offset = self._facts.cleaned_offset
         explained = read_explained_gaps(self.disk, self.directory)
+        self.compacted_below = max(self.compacted_below, explained.end_offset)
         kept_below = ends_kept_below(self.disk, self.directory, cleaned_offset)
         segments = []
         for base_offset, following in zip(bases, [*bases[1:], None]):
