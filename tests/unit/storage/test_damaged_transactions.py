@@ -208,15 +208,15 @@ def test_a_transaction_that_is_aborted_while_damage_hides_all_its_records(
         assert set(committed(each)) == expected
 
 
-@pytest.mark.parametrize("is_ended", [True, False])
+@pytest.mark.parametrize("ended", ["before", "while it is damaged", "after its repair"])
 @pytest.mark.parametrize("left_offset", [2, 67])
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_what_was_aborted_is_not_read_once_it_is_repaired_though_other_damage_is_left(
-    made: Logs, is_lost: bool, left_offset: int, is_ended: bool
+    made: Logs, is_lost: bool, left_offset: int, ended: str
 ) -> None:
     """The damage that was left may be one without a copy. Until its end, readers of committed records got these."""
     first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
-    if is_ended:
+    if ended == "before":
         made.append(marker(abort=True, producer_id=9), from_client=False)
     while made.log.log_end_offset <= left_offset:
         made.append(batch(1))
@@ -227,12 +227,14 @@ def test_what_was_aborted_is_not_read_once_it_is_repaired_though_other_damage_is
     for offset in (first, left_offset):
         damage(*_place_of(made, offset), "CRC")
     log = made.open(machine_ran_on=True)
-    if not is_ended:
+    if ended == "while it is damaged":
         made.append(marker(abort=True, producer_id=9), from_client=False)
     scrub(log)
     ranges = {each.first_offset <= first < each.end_offset: (segment, each) for segment, each in log.damaged_ranges()}
     assert set(ranges) == {True, False}
     repair_range(log, *ranges[True], copy)
+    if ended == "after its repair":
+        made.append(marker(abort=True, producer_id=9), from_client=False)
     for each in (log, made.close_and_open()):
         assert is_readable(each, first)
         assert first not in committed(each)

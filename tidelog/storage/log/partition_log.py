@@ -93,11 +93,10 @@ class PartitionLog:
         self.producers, self.snapshots = loaded.producers, loaded.snapshots
         self.lacks_producers = loaded.lacks_producers
         """Damage hides batches of producers: until its repair, duplicates of these cannot be detected."""
-        self.hidden_ends = loaded.hidden_ends
+        self.hidden_ends, self.log_end_offset = loaded.hidden_ends, loaded.log_end_offset
         self.accepted_losses: frozenset[int] = frozenset()
         """The first offsets of damaged ranges of which there is no copy."""
         self.log_start_offset = self.high_watermark = loaded.log_start_offset
-        self.log_end_offset = loaded.log_end_offset
         filed = None if loaded.leader_epochs.is_dirty else loaded.leader_epochs.earliest
         self._checkpointed_start = (loaded.log_start_offset, filed)
         self.write_checkpoint = write_checkpoint
@@ -459,16 +458,17 @@ class PartitionLog:
     def after_repair(self, repaired: DamagedRange | None = None) -> None:
         """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state."""
         damage, segments = [each for _, each in self.damaged_ranges()], list(self.segments)
-        if not damage or (repaired is not None and recovery.has_transactions(segments, repaired)):
+        has_rows = repaired is not None and recovery.has_transactions(segments, repaired)
+        if has_rows or not damage:
             recovery.rebuild_lacking(segments, self.snapshots, repaired if damage else None)
             self.segments.sums_are_stale = True
         if damage and repaired is not None:
             self.hidden_ends += recovery.hidden_ends(segments, self.snapshots, repaired, damage_to_repair(self))
-        self._know_producers()
+        self._know_producers(anew=has_rows)
 
-    def _know_producers(self) -> bool:
+    def _know_producers(self, *, anew: bool = False) -> bool:
         """Whether the producer state is complete. It is rebuilt when no damage is left that may be repaired."""
-        if self.lacks_producers and not damage_to_repair(self):
+        if self.lacks_producers and (anew or not damage_to_repair(self)):
             self.reload_producers()
         return not self.lacks_producers
 
