@@ -15,7 +15,12 @@ from tests.unit.storage.test_compaction import CONFIG, keyed
 from tests.unit.storage.test_damage import copy_of, repair
 from tests.unit.storage.test_stray_cleanings import Killed, Mortal
 from tidelog.protocol.batches.record_batch import iter_headers
-from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, CLEANER_OFFSET_FILE
+from tidelog.storage.files.checkpoints import (
+    CLEAN_SHUTDOWN_FILE,
+    CLEANED_ENDS_FILE,
+    CLEANER_OFFSET_FILE,
+    RECOVERY_POINT_FILE,
+)
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.verification import RECORDS, LogFacts, StoppedLog
@@ -301,6 +306,72 @@ def test_the_ends_of_a_cleaning_are_known_where_the_checkpoint_is_behind_it(made
     last_batch(made.folder / made.files("*.log")[-3])
     with pytest.raises(DamagedRecords):
         served(made.open(machine_ran_on=True))
+
+
+def test_a_segment_that_ended_early_is_cleaned_up_to_the_next_one_after_a_scan(made: Logs) -> None:
+    """The scan took its end for that of its last batch. After the cleaning a reader behind that was refused."""
+    made.close()
+    (made.folder / CLEANED_ENDS_FILE).unlink()
+    (made.path / CLEAN_SHUTDOWN_FILE).unlink()
+    (made.path / RECOVERY_POINT_FILE).write_text("0\n1\nt 0 0\n")
+    for each in made.files("*.log")[:-1]:
+        last_batch(made.folder / each)
+    log = made.open(machine_ran_on=True)
+    expected = contents(log)
+    log.roll(NOW)
+    clean(log)
+    for _ in range(2):
+        served(log)
+        assert contents(log)[-1] == expected[-1]
+        assert not log.damaged_ranges()
+        log = made.close_and_open()
+
+
+@pytest.mark.parametrize("content", [None, b"of a bad sector"])
+def test_segments_that_kafka_has_shortened_are_no_damage_where_the_cleaners_checkpoint_is_lost(
+    made: Logs, content: bytes | None
+) -> None:
+    """The second start took the log for one that was never cleaned; the first one did where the file was there."""
+    made.close()
+    (made.folder / CLEANED_ENDS_FILE).unlink()
+    names = made.files("*.log")
+    last_batch(made.folder / names[0])
+    (made.path / CLEANER_OFFSET_FILE).unlink()
+    if content is not None:
+        (made.path / CLEANER_OFFSET_FILE).write_bytes(content)
+    expected = contents(made.open())
+    for _ in range(2):
+        served(made.log)
+        assert not made.log.damaged_ranges()
+        assert contents(made.close_and_open()) == expected
+    made.close()
+    last_batch(made.folder / names[1])
+    with pytest.raises(DamagedRecords):
+        served(made.open())
+
+
+def test_epochs_of_deleted_records_do_not_contradict_the_epoch_file(tmp_path: Path) -> None:
+    """An examination took an epoch out of the file whose first batches Kafka's cleaner had removed from a segment with
+    the log start. The batches of that epoch in the next segments counted as damaged.
+    """
+    made = Logs(tmp_path / "logs", CONFIG)
+    for number in range(60):
+        made.append(keyed((f"k{number}", f"{number}" * 10)), epoch=sum(number >= each for each in (5, 10, 13)))
+    _, second, *_, last = (int(name[:20]) for name in made.files("*.log"))
+    begin_of_epoch = 10
+    assert second == 12
+    made.log.delete_records(begin_of_epoch - 1)
+    made.close()
+    (made.path / CLEANER_OFFSET_FILE).write_text(f"0\n1\nt 0 {last}\n")
+    first = made.folder / made.files("*.log")[0]
+    data = first.read_bytes()
+    first.write_bytes(data[: next(at for at, each in iter_headers(data) if each.base_offset == begin_of_epoch)])
+    log = made.open()
+    log.segments.first.findings = log.segments.first.examine()  # as where an index is damaged
+    log.adopt_findings(log.segments.first)
+    assert not log.damaged_ranges()
+    assert [offset for offset, _, _ in contents(log)] == [begin_of_epoch - 1, *range(second, 60)]
+    assert not log.damaged_ranges()
 
 
 def test_a_segment_that_ended_early_before_stays_so(made: Logs) -> None:

@@ -21,10 +21,12 @@ from tests.unit.storage.batches import (
     read,
     records_of,
 )
+from tests.unit.storage.cleaning import clean
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import iter_records
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.log.partition_log import ColdRead, CorruptLog, PartitionLog
+from tidelog.storage.log.verification import LogFacts, StoppedLog
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.log_config import LogConfig
 
@@ -182,6 +184,30 @@ class TestRolling:
             assert read(made.log, 1, 100, far + 1).next_offset == far + 1
             assert not made.log.damaged_ranges()
             made.close_and_open()
+
+    @pytest.mark.parametrize("is_opened_again", [False, True])
+    def test_a_segment_before_offsets_that_its_index_cannot_hold_is_cleaned(
+        self, logs: MakeLogs, is_opened_again: bool
+    ):
+        """What was to fill its end did not fit: the cleaner ended, or readers were refused."""
+        made = logs(cleanup_policy=frozenset({"compact"}), index_interval_bytes=0)
+        made.append(batch(key=b"0"), batch(key=b"1"))
+        far = 2**31 + 5
+        for offset in range(far, far + 3):
+            made.log.append_as_follower(batch(1, base_offset=offset, leader_epoch=0, key=b"k"), NOW)
+        made.log.set_high_watermark(made.log.log_end_offset)
+        if is_opened_again:
+            made.close_and_open()
+        made.log.roll(NOW)
+        clean(made.log)
+        for _ in range(2):
+            assert offsets_of(records_of(made.log)) == [0, 1, far + 2]
+            for segment in made.log.segments:
+                assert not segment.examine().damage
+            made.close_and_open()
+        made.close()
+        facts = LogFacts(is_clean=True, is_compacted=True, cleaned_offset=far)
+        assert not list(StoppedLog(made.disk, str(made.folder), facts).verify())
 
     def test_between_two_batches_that_are_too_far_apart_and_come_together(self, logs: MakeLogs):
         """They went into one segment, and each later roll raised struct.error."""

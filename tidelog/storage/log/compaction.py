@@ -24,7 +24,7 @@ from tidelog.storage.cleaner.keys import KeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import Disk, is_exhaustion
-from tidelog.storage.log.explained_gaps import keep_ends_below
+from tidelog.storage.log.explained_gaps import is_beyond_index, keep_ends_below
 from tidelog.storage.log.swap import Swap, remove_strays
 from tidelog.storage.producers.producer_state import LAST_OFFSET
 from tidelog.storage.segments import lookup
@@ -374,7 +374,8 @@ class Compaction:
         for row in batches.newly_indexed:
             new.transaction_index.append(row)
         batches.newly_indexed.clear()
-        if written_end < end_offset:  # Kafka's cleaner removes last batches. A start finishes no swap of unknown end
+        # Kafka's cleaner removes last batches. A start finishes no swap of unknown end.
+        if written_end < end_offset and not is_beyond_index(new.base_offset, end_offset):
             epoch = max(epoch, self.log.leader_epochs.epoch_for_offset(end_offset - 1))
             written, written_end = write_batches(new, [filler(end_offset - 1, epoch)], written), end_offset
         self._remove_strays()
@@ -388,7 +389,8 @@ class Compaction:
         new.may_have_gaps = True
         new.next_offset = end_offset
         new.may_end_early = written_end != new.next_offset
-        self._ends_are_kept = self._ends_are_kept and not new.may_end_early
+        if new.may_end_early and not is_beyond_index(new.base_offset, end_offset):
+            self._ends_are_kept = False
         with self._files_of_the_log():
             new.seal()
         new.file.sync()

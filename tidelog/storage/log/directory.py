@@ -11,12 +11,14 @@ import errno
 import logging
 from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
 from tidelog.storage.files.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_FILE,
+    EXPLAINED_GAPS_FILE,
     HIGH_WATERMARK_FILE,
     LOG_START_FILE,
     META_PROPERTIES_FILE,
@@ -55,6 +57,7 @@ from tidelog.storage.files.meta_properties import (
 from tidelog.storage.files.usurped_names import free_names
 from tidelog.storage.log.checkpointed import CheckpointedOffsets, cleaned_offset
 from tidelog.storage.log.closing import close_logs
+from tidelog.storage.log.explained_gaps import keep_early_ends_of_unknown
 from tidelog.storage.log.loader import Checkpoints, Ending, LoadedLog, load_log, new_log
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 from tidelog.storage.log.recovery import write_if_there_is_space
@@ -209,7 +212,8 @@ class LogDirectory:
         log_starts = self._checkpoints.read(LOG_START_FILE)
         high_watermarks = self._checkpoints.read(HIGH_WATERMARK_FILE)
         cleaned = self._checkpoints.read(CLEANER_OFFSET_FILE)
-        if self._disk.exists(f"{self.path}/{CLEANER_OFFSET_FILE}"):
+        is_there = self._disk.exists(f"{self.path}/{CLEANER_OFFSET_FILE}")
+        if is_there and CLEANER_OFFSET_FILE not in self._checkpoints.unreadable:
             self._cleaned = cleaned
             self._in_cleaner_checkpoint = cleaned.keys()
         entries = self._disk.list_directory(self.path)
@@ -253,6 +257,8 @@ class LogDirectory:
                 self._keep_gaps(log)
             else:
                 log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
+            if is_unknown:  # the next start has a checkpoint, of a log that was never cleaned
+                write_if_there_is_space(partial(keep_early_ends_of_unknown, log), EXPLAINED_GAPS_FILE)
             (self.futures if is_future else self.logs)[key] = log
         self._removed_logs.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
         away = away_names(entry.name for entry in entries if entry.is_directory)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Set
+from contextlib import suppress
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
@@ -27,8 +28,9 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.flush import Durability, FlushTask
-from tidelog.storage.segments.damage import DamagedRange
-from tidelog.storage.segments.log_config import INT64_MAX
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
+from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET
+from tidelog.storage.segments.reader import position_of
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.segments import Segments
 
@@ -70,7 +72,7 @@ def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None
 def explain_gap_before(log: LogWithGaps, active: Segment) -> Segment:
     """The active segment begins behind a gap that is too large for the index of the one before. Raises OSError."""
     for before in list(log.segments)[-2:-1]:
-        before.may_end_early = True
+        before.next_offset, before.may_end_early = active.base_offset, True
         _write(log, log.gaps_explained_below, sync=False)
     return active
 
@@ -78,6 +80,18 @@ def explain_gap_before(log: LogWithGaps, active: Segment) -> Segment:
 def keep_early_ends(log: LogWithGaps) -> None:
     """Record which segments may end before the next one begins, also for later starts. Raises OSError."""
     _write(log, log.gaps_explained_below, sync=True)
+
+
+def keep_early_ends_of_unknown(log: LogWithGaps) -> None:
+    """`keep_early_ends` where any segment may end early, as the cleaner's checkpoint is lost. Waits for the device."""
+    for segment in list(log.segments)[:-1]:
+        with suppress(CorruptIndex):
+            if segment.may_end_early:
+                last = position_of(segment, segment.next_offset - 1, wait=True)
+                segment.may_end_early = last >= segment.size_bytes
+        segment.forget_indexes()
+    if any(segment.may_end_early for segment in log.segments):
+        keep_early_ends(log)
 
 
 def _write(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
@@ -140,13 +154,21 @@ def lower_cleaned_offset(log: LogWithGaps, end_offset: int) -> None:
         log.cleaned_offset = end_offset
 
 
+def is_beyond_index(base_offset: int, next_offset: int) -> bool:
+    """Whether the last offset before the next segment is too far above the base offset for a batch of this segment."""
+    return next_offset - 1 - base_offset > MAX_RELATIVE_OFFSET and next_offset < INT64_MAX
+
+
 def may_end_early(
     base_offset: int, next_offset: int, *, cleaned_offset: int, kept_below: int, early_ends: Set[tuple[int, int]]
 ) -> bool:
     """Whether the last batches of a segment may be missing before the next one, which begins at `next_offset`.
 
-    `kept_below`: as `ends_kept_below` says. `early_ends`: those of `explained-gaps`.
+    `kept_below`: as `ends_kept_below` says. `early_ends`: those of `explained-gaps`. No batch of a compacted log can be
+    at the end of a segment before a gap that is too large for its index.
     """
+    if cleaned_offset >= 0 and is_beyond_index(base_offset, next_offset):
+        return True
     if next_offset <= (kept_below or cleaned_offset):
         return not kept_below
     return (base_offset, next_offset) in early_ends or (not kept_below and base_offset < cleaned_offset)

@@ -722,6 +722,8 @@ class _Loader:
         if rest is None:
             if not later and next_offset < self._end_of_checkpoints():
                 return DamagedRange(size, size, next_offset, UNKNOWN_END, "what was there is missing")
+            if later:
+                segment.next_offset = later[0].base_offset  # also where it ends early
             return None
         if later and next_offset == later[0].base_offset:
             segment.cut(rest.position)  # removes preallocated bytes: the next segment continues at this offset

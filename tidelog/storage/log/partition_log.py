@@ -514,10 +514,7 @@ class PartitionLog:
         segment.proven = ()
         start = max(segment.base_offset, self.log_start_offset)
         known = self.leader_epochs
-        # Compaction may have removed all batches of an epoch.
-        agrees = segment.may_have_gaps and all(
-            known.epoch_for_offset(max(first, start)) == epoch for epoch, first in findings.epochs
-        )
+        agrees = segment.may_have_gaps and known.agree_with(findings.epochs, start)
         if not agrees and known.correct(findings.epochs, start, findings.end_offset):
             logger.warning("%s: reading leader epochs from the batches of %s", self.directory, segment.path)
 

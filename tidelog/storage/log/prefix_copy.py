@@ -24,6 +24,7 @@ from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import is_full
 from tidelog.storage.log.compaction import CleaningFailed, Compaction, write_batches
+from tidelog.storage.log.explained_gaps import is_beyond_index
 from tidelog.storage.log.hidden_transactions import aborted
 from tidelog.storage.log.recovery import read_marker
 from tidelog.storage.log.repair import NoSpace, require_space
@@ -178,14 +179,15 @@ class PrefixCopy(Compaction):
                 next_offset = written_end = header.next_offset
             if next_offset == before:
                 raise CorruptRecord("the other replica sends no whole batch")
-            if written_end < end_offset == next_offset:
+            if written_end < end_offset == next_offset and not is_beyond_index(new[-1].base_offset, end_offset):
                 known = min(self.log.leader_epochs.epoch_for_offset(end_offset - 1), self._epoch_max)
                 epoch = max(epochs[-1].epoch, known) if epochs else known
                 self._note_epoch(epochs, epoch, written_end, end_offset - 1)
                 parts.append(filler(end_offset - 1, epoch))
                 written_end = end_offset
             written = self._write(new[-1], parts, written)
-        self._end_segment(new[-1], [], written, end_offset)
+        self._seal(new[-1], end_offset, written, written_end)
+        new[-1].release()
         self._copied.append((old, new))
         self._epochs[:0] = epochs
         self._epoch_max = epochs[0].epoch if epochs else self._epoch_max

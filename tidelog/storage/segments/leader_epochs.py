@@ -146,6 +146,17 @@ class LeaderEpochs:
                 self.assign(epoch, start)
         return first_offset
 
+    def agree_with(self, seen: list[tuple[int, int]], first_offset: int) -> bool:
+        """Whether the batches of a cleaned segment may have these epochs, each with its first offset. A cleaner may
+        have removed all batches of others. What another epoch follows up to `first_offset` is deleted.
+        """
+        ends = [*(start for _, start in seen[1:]), first_offset + 1]
+        return all(
+            self.epoch_for_offset(max(start, first_offset)) == epoch
+            for (epoch, start), end in zip(seen, ends)
+            if end > first_offset
+        )
+
     def correct(self, seen: list[tuple[int, int]], first_offset: int, end_offset: int) -> bool:
         """Correct the epochs of the records [first_offset, end_offset) from their batches. True if any was wrong.
 
