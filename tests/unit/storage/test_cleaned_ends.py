@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tidelog.storage.files.checkpoints import (
     CLEANER_OFFSET_FILE,
     RECOVERY_POINT_FILE,
 )
+from tidelog.storage.log import explained_gaps
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.verification import RECORDS, LogFacts, StoppedLog
@@ -190,6 +192,36 @@ def test_a_gap_at_the_end_of_a_segment_that_all_replicas_have_is_explained_for_t
     last_batch(made.folder / first)
     with pytest.raises(DamagedRecords):
         served(made.open())
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("place", ["between two batches", "at the end"])
+def test_a_gap_is_accepted_without_space_to_note_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: int
+) -> None:
+    """The log directory went offline. The next start asks the other replicas again."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, "simulated", "explained-gaps")
+
+    made = Logs(tmp_path / "logs", LogConfig(segment_bytes=1000))
+    for _ in range(40):
+        made.append(batch(2))
+    made.close()
+    path = made.folder / made.files("*.log")[2]
+    if place == "at the end":
+        last_batch(path)
+    else:
+        positions = [position for position, _ in iter_headers(path.read_bytes())]
+        path.write_bytes(path.read_bytes()[: positions[1]] + path.read_bytes()[positions[2] :])
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        served(log)
+    with monkeypatch.context() as patch:
+        patch.setattr(explained_gaps, "replace_file", refuse)
+        with pytest.raises(OSError, match="simulated") if code == errno.EIO else nullcontext():
+            log.accept_gap(*log.damaged_ranges()[0])
+    assert bool(log.damaged_ranges()) == (code == errno.EIO)
 
 
 def test_a_segment_that_is_appended_to_after_a_truncation_ends_where_the_next_one_begins(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tidelog.storage.files.checkpoints import (
     read_if_exists,
     replace_file,
 )
-from tidelog.storage.files.disk import Disk
+from tidelog.storage.files.disk import Disk, is_exhaustion, is_full
 from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET
@@ -63,9 +63,9 @@ def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None
     segment.may_have_gaps = True
     if damage.end_offset == segment.next_offset:
         segment.may_end_early = True
-        _write(log, log.gaps_explained_below, sync=True)
-    else:
-        explain_gaps(log, damage.end_offset, sync=True)
+        keep_early_ends(log)
+    elif damage.end_offset > log.gaps_explained_below:
+        _write_if_possible(log, damage.end_offset)
     segment.set_damage(tuple(each for each in segment.damage if each != damage))
 
 
@@ -79,7 +79,20 @@ def explain_gap_before(log: LogWithGaps, active: Segment) -> Segment:
 
 def keep_early_ends(log: LogWithGaps) -> None:
     """Record which segments may end before the next one begins, also for later starts. Raises OSError."""
-    _write(log, log.gaps_explained_below, sync=True)
+    _write_if_possible(log, log.gaps_explained_below)
+
+
+def _write_if_possible(log: LogWithGaps, end_offset: int) -> None:
+    """Without space, or descriptors, the next start takes the gap for damage, and asks the other replicas again.
+
+    Raises OSError if the device has failed.
+    """
+    try:
+        _write(log, end_offset, sync=True)
+    except OSError as error:
+        if not (is_full(error) or is_exhaustion(error)):
+            raise
+        logger.warning("%s: cannot note a gap that is no damage: %s", log.directory, error)
 
 
 def keep_early_ends_of_unknown(log: LogWithGaps) -> None:
