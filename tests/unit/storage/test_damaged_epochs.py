@@ -95,6 +95,20 @@ def test_a_wrong_epoch_of_a_batch_is_found_by_the_scan_after_a_kill(made: Logs, 
         assert list(log.leader_epochs) == EPOCHS, offset
 
 
+def test_a_doubtful_epoch_is_still_there_where_the_scrubber_finds_more(
+    made: Logs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log file said that the scrubber did not find it any more."""
+    set_epoch(made, 11, 1)
+    scrub(made.log)
+    path = made.folder / made.files("*.log")[1]
+    damage(path, 5, "CRC")
+    caplog.clear()
+    scrub(made.log)
+    assert [each.first_offset for _, each in made.log.damaged_ranges()] == [11, int(path.stem) + 5]
+    assert not [each for each in caplog.records if "does not find this any more" in each.getMessage()]
+
+
 def test_a_last_batch_of_an_epoch_that_the_file_does_not_know_yet_is_believed_after_a_kill(logs: MakeLogs) -> None:
     """With one replica nobody could tell otherwise."""
     made = logs()

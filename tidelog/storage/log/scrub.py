@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from tidelog.storage.producers.producer_snapshots import CorruptSnapshot
-from tidelog.storage.segments.damage import DamagedRange, describe
+from tidelog.storage.segments.damage import DamagedRange, apart_from, describe
 from tidelog.storage.segments.examination import Examiner, Findings, WholeBatch, doubt_epochs
 from tidelog.storage.segments.index_check import IndexCheck
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
@@ -95,9 +95,8 @@ class Scrub:
             index_is_wrong = index_is_wrong or self._index_check.lacks_last_time()
         is_new = findings.damage != segment.damage
         if is_new or (index_is_wrong or (left and not damage and segment.size_bytes == self._size_bytes)):
-            for each in segment.damage:
-                if all(each.first_offset >= one.end_offset or each.end_offset <= one.first_offset for one in damage):
-                    logger.warning("%s: the scrubber does not find this any more: %s", segment.path, describe(each))
+            for each in apart_from(segment.damage, findings.damage):
+                logger.warning("%s: the scrubber does not find this any more: %s", segment.path, describe(each))
             segment.findings = findings
             self.log.adopt_findings(segment)
         else:

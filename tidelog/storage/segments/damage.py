@@ -7,6 +7,8 @@ rebuilds it (docs/decisions/0016-damage-and-repair.md).
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -81,6 +83,17 @@ def merged(ranges: list[DamagedRange]) -> tuple[DamagedRange, ...]:
         else:
             joined.append(damage)
     return tuple(joined)
+
+
+def apart_from(ranges: Sequence[DamagedRange], others: Sequence[DamagedRange]) -> list[DamagedRange]:
+    """Those of the ranges that share no offset with the others. Both are in the order of their offsets."""
+    ends = [other.end_offset for other in others]
+    apart = []
+    for damage in ranges:
+        behind = bisect_right(ends, damage.first_offset)
+        if behind == len(others) or damage.end_offset <= others[behind].first_offset:
+            apart.append(damage)
+    return apart
 
 
 def describe(damage: DamagedRange) -> str:
