@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tidelog.replication.backoff import Backoff
@@ -60,14 +61,20 @@ class RetryingReporter(Generic[Key, Report]):
         try:
             while self._open and not self._closed:
                 self._forget_overtaken()
-                sent = dict(list(self._open.items())[: self.in_one_request_max])
+                sent = dict(islice(self._open.items(), self.in_one_request_max))
                 if sent and await self._try_send(sent):
                     self._backoff.reset()
                 elif sent:
+                    self._move_behind_others(sent)
                     await asyncio.sleep(self._backoff.next_ms(self._rng) / 1000)
         finally:
             self._task = None
         self._go_on()  # a report may have come after the last check
+
+    def _move_behind_others(self, sent: dict[Key, Report]) -> None:
+        """Those that are refused again and again would fill each request, and the others would never be sent."""
+        for key in [key for key in sent if key in self._open]:
+            self._open[key] = self._open.pop(key)
 
     async def _try_send(self, sent: dict[Key, Report]) -> bool:
         try:
@@ -80,5 +87,5 @@ class RetryingReporter(Generic[Key, Report]):
         """Withdraw the reports that are no longer needed."""
 
     async def _send(self, sent: dict[Key, Report]) -> bool:
-        """Send all these reports in one request. Returns whether all of them are settled."""
+        """Send these reports in one request. Returns whether all of them are settled."""
         raise NotImplementedError

@@ -145,6 +145,20 @@ async def test_changes_of_very_many_partitions_go_in_requests_that_the_controlle
     assert all(replica.outcome == (1,) for replica in replicas)
 
 
+async def test_changes_that_are_refused_again_and_again_do_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They filled each request, and those behind them were never sent."""
+    monkeypatch.setattr(IsrChanges, "in_one_request_max", 2)
+    controller = Controller(ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.NONE, ErrorCode.UNKNOWN_SERVER_ERROR)
+    changes = changes_to(controller)
+    for index in range(4):
+        submit(changes, Replica(index))
+    async with asyncio.timeout(PATIENCE_S):
+        await until_idle(changes)
+    assert controller.indexes() == [[0, 1], [2, 3], [0, 1], [0, 1]]
+
+
 @pytest.mark.parametrize(
     "failure",
     [
