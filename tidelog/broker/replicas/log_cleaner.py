@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tidelog.broker.replicas import rounds
 from tidelog.storage.cleaner.tables import key_table
 from tidelog.storage.log.compaction import CleaningFailed, CleaningStats, Compaction, find_cleanable
 from tidelog.storage.segments.damage import CorruptIndex
@@ -177,19 +178,11 @@ class LogCleaner:
         self._forget_removed_logs()
         if self._round is None:
             self._round = self._look_at_all(self._last_look_ms)
-            self._go_on()
+            rounds.go_on(self._loop, self._round, TURN_S, lambda: self._is_closing, self._round_ended)
 
-    def _go_on(self) -> None:
-        if self._is_closing or self._round is None:
-            return
-        ends_s = self._loop.time() + TURN_S
-        try:
-            for _ in self._round:
-                if self._loop.time() > ends_s:
-                    self._loop.call_soon(self._go_on)
-                    return
-        except Exception:  # a bug here: the next look begins anew
-            logger.exception("the look for logs to clean failed")
+    def _round_ended(self, error: Exception | None) -> None:
+        if error is not None:  # a bug here: the next look begins anew
+            logger.error("the look for logs to clean failed", exc_info=error)
         self._round = None
         self._begin_due()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tidelog.broker.replicas import rounds
 from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.log_names import DELETE_SUFFIX
 
@@ -165,19 +166,14 @@ class Upkeep:
     def _synced(self, directory: LogDirectory, task: CheckpointTask, synced: asyncio.Future[None]) -> None:
         if self._is_closed:
             return  # another process may have the directory by now
-        self._finish_checkpoint(directory, directory.synced_checkpoint_steps(task, self._clock_ms()))
+        steps = directory.synced_checkpoint_steps(task, self._clock_ms())
+        self._begin_round(steps, partial(self._checkpoint_ended, directory))
 
-    def _finish_checkpoint(self, directory: LogDirectory, steps: Iterator[None]) -> None:
-        """A part of it, as much as one turn of the loop may do."""
-        if self._is_closed:
-            return
-        ends_s = self._loop.time() + TURN_S
-        try:
-            for _ in steps:
-                if self._loop.time() >= ends_s:
-                    self._loop.call_soon(self._finish_checkpoint, directory, steps)
-                    return
-        except Exception as error:
+    def _begin_round(self, steps: Iterator[None], on_end: Callable[[Exception | None], None]) -> None:
+        rounds.go_on(self._loop, steps, TURN_S, lambda: self._is_closed, on_end)
+
+    def _checkpoint_ended(self, directory: LogDirectory, error: Exception | None) -> None:
+        if error is not None:
             self._checkpoint_failed(directory, error)
         self._checkpointing.discard(directory)
         self._time_removals()
@@ -191,22 +187,13 @@ class Upkeep:
         """Apply retention and the other periodic maintenance of the logs, in turns of the loop."""
         if self._round is None:
             self._round = self._look_at_all()
-            self._go_on()
+            self._begin_round(self._round, self._round_ended)
         else:
             self._looks_again = True
 
-    def _go_on(self) -> None:
-        """A part of the round, as much as one turn of the loop may do."""
-        if self._is_closed or self._round is None:
-            return
-        ends_s = self._loop.time() + TURN_S
-        try:
-            for _ in self._round:
-                if self._loop.time() > ends_s:
-                    self._loop.call_soon(self._go_on)
-                    return
-        except Exception:  # a bug here: the next round begins anew
-            logger.exception("the maintenance of the logs failed")
+    def _round_ended(self, error: Exception | None) -> None:
+        if error is not None:  # a bug here: the next round begins anew
+            logger.error("the maintenance of the logs failed", exc_info=error)
         self._round = None
         self._time_removals()
         if self._looks_again:

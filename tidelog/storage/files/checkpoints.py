@@ -31,8 +31,8 @@ logger = logging.getLogger("tidelog.storage")
 
 _VERSION: Final = "0"
 _END_OFFSET_VERSION: Final = "1"
-_EARLY_ENDS_VERSION: Final = "2"
 """Version 0 had no checksum."""
+_EARLY_ENDS_VERSION: Final = "2"
 _MAX_CHECKPOINT_LINES: Final = 10_000_000
 
 

@@ -336,7 +336,7 @@ class PartitionLog:
                 self.failure = f"{self.directory}: has lost its empty segment: {error}"
                 raise
         if active.recent_offsets:
-            active.may_end_early = False  # it was truncated since it did
+            active.may_end_early = False  # batches were appended up to the log end
         active.seal()
         self.durability.note_seal(active)
         if self.config.preallocate:

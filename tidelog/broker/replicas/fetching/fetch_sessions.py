@@ -149,9 +149,13 @@ def forgotten_in(request: FetchRequest, uses_topic_ids: bool) -> list[Key]:
     ]
 
 
-def are_names_short(request: FetchRequest, uses_topic_ids: bool) -> bool:
-    """Whether a session may keep the topics' names. Longer ones, up to 32 KB each, name no topic."""
-    return uses_topic_ids or all(len(topic.topic) <= MAX_LENGTH for topic in request.topics)
+def are_short(names: Iterable[str | bytes]) -> bool:
+    """Whether a session may keep these topics' names. Longer ones, up to 32 KB each, name no topic."""
+    return all(len(name) <= MAX_LENGTH for name in names)
+
+
+def _may_keep_topics(request: FetchRequest, uses_topic_ids: bool) -> bool:
+    return uses_topic_ids or are_short(topic.topic for topic in request.topics)
 
 
 def _unwatch(entry: SessionPartition) -> None:
@@ -202,7 +206,7 @@ class FetchSessions:
             self._remove(session.id)
             return FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms), True
         is_too_large = len(session.partitions) > SESSION_PARTITIONS_MAX or self._partition_count > PARTITIONS_MAX
-        if (is_too_large and len(session.partitions) > before) or not are_names_short(request, uses_topic_ids):
+        if (is_too_large and len(session.partitions) > before) or not _may_keep_topics(request, uses_topic_ids):
             self._remove(session.id)
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # the client sends a full request, without a session
         session.epoch = 1 if session.epoch == EPOCH_MAX else session.epoch + 1
@@ -214,7 +218,7 @@ class FetchSessions:
         session = FetchSession(SESSION_ID_NONE, uses_topic_ids, now_ms)
         session.ask(_partitions_of(request, uses_topic_ids))
         wants_session = request.session_epoch == EPOCH_INITIAL and request.topics
-        if wants_session and are_names_short(request, uses_topic_ids) and self._make_place(session, now_ms):
+        if wants_session and _may_keep_topics(request, uses_topic_ids) and self._make_place(session, now_ms):
             session.id = self._free_id()
             self._sessions[session.id] = session
             self._partition_count += len(session.partitions)

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tidelog.broker.network.request import Answer, Deferred, Peer
-from tidelog.broker.replicas.fetching.fetch_sessions import forgotten_in
+from tidelog.broker.replicas.fetching.fetch_sessions import are_short, forgotten_in
 from tidelog.broker.replicas.fetching.follower_answers import FollowerAnswers, Frames
 from tidelog.broker.replicas.fetching.follower_linger import LINGER_MS
 from tidelog.broker.replicas.fetching.follower_sessions import (
@@ -29,7 +29,6 @@ from tidelog.broker.replicas.fetching.follower_sessions import (
     HostedReplicas,
     Key,
     ParkedFetch,
-    are_names_short,
     as_follower_request,
     has_place,
     is_gone,
@@ -183,7 +182,7 @@ class FollowerFetches:
             raise KafkaError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != uses_topic_ids:
             raise KafkaError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        if self._not_hosted(request) is not None or not (uses_topic_ids or are_names_short(request)):
+        if self._not_hosted(request) is not None or not _may_keep_topics(request, uses_topic_ids):
             self._close(session.id)
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)  # a full request is answered in pieces
         session.epoch = session.epoch + 1 if session.epoch < EPOCH_MAX else 1
@@ -243,7 +242,7 @@ class FollowerFetches:
         self._close_ended(self._loop.time() * 1000)
         session_id = 0
         wants_session = request.session_epoch == EPOCH_INITIAL and request.partitions
-        if wants_session and (uses_topic_ids or are_names_short(request)) and self._may_have_session(request):
+        if wants_session and _may_keep_topics(request, uses_topic_ids) and self._may_have_session(request):
             while not session_id or session_id in self.sessions:
                 session_id = self._rng.randint(1, 2**31 - 1)
         defer = self._partitions.callbacks.defer
@@ -593,3 +592,7 @@ class FollowerFetches:
     def close(self) -> None:
         for session_id in list(self.sessions):
             self._close(session_id)
+
+
+def _may_keep_topics(request: FollowerRequest, uses_topic_ids: bool) -> bool:
+    return uses_topic_ids or are_short(each.topic_id for each in request.partitions)

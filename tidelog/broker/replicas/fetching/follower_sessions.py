@@ -16,7 +16,6 @@ from tidelog.broker.network.request import Deferred
 from tidelog.broker.replicas.fetching.follower_linger import FollowerLinger
 from tidelog.protocol.hot import TOPIC_ID_FROM, Buffer, FetchedPartition, encode_fetch_response
 from tidelog.protocol.hot_replication import VERSION, FollowerPartition, FollowerRequest, encode_nothing_fetched
-from tidelog.replication.controller.decisions.topic_names import MAX_LENGTH
 
 if TYPE_CHECKING:
     from tidelog.broker.replicas.deletions import Deletions
@@ -197,11 +196,6 @@ def has_place(request: FollowerRequest, broker: BrokerImage | None, sessions: Co
         return False
     of_broker = sum(session.replica_id == request.replica_id for session in sessions)
     return of_broker < SESSIONS_OF_BROKER_MAX
-
-
-def are_names_short(request: FollowerRequest) -> bool:
-    """Whether a session may keep the topics' names. Longer ones, up to 32 KB each, name no topic."""
-    return all(len(each.topic_id) <= MAX_LENGTH for each in request.partitions)
 
 
 def nothing(parked: ParkedFetch, session_id: int) -> bytes | list[Buffer]:
