@@ -67,20 +67,6 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> object:
-        """Run the command. A Ctrl-C that the command does not handle is a failure with a line, as any other.
-
-        When the reader of the output has closed the pipe, as `head` does, it has what it wanted: that is no failure.
-        A command that has more to do than to print goes on (`echo`).
-        """
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            swallow_output()
-            return 0
-        except KeyboardInterrupt:
-            raise click.ClickException("interrupted") from None
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
@@ -100,7 +86,12 @@ def cli() -> None:
 
 
 def run(words: list[str]) -> int:
-    """Run one command; an expected failure becomes one line on standard error."""
+    """Run one command; an expected failure becomes one line on standard error. So does a Ctrl-C that the command does
+    not handle.
+
+    When the reader of the output has closed the pipe, as `head` does, it has what it wanted: that is no failure.
+    A command that has more to do than to print goes on (`echo`).
+    """
     _open_what_is_closed()
     code = _run(words)
     try:
@@ -130,10 +121,13 @@ def _run(words: list[str]) -> int:
         return 2
     except click.ClickException as error:
         return fail(error.format_message()) and error.exit_code
-    except (click.Abort, KeyboardInterrupt):  # a Ctrl-C before or after the command
+    except (click.Abort, KeyboardInterrupt):
         return fail("interrupted")
     except KafkaError as error:
         return fail(with_advice(error))
+    except BrokenPipeError:
+        swallow_output()
+        return 0
     except OSError as error:
         return fail(reason(error))
     except RuntimeError as error:

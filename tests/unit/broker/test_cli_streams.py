@@ -166,6 +166,22 @@ sys.exit(main([]))
 """
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "topics --help", "topics list --help"])
+def test_help_whose_reader_has_closed_the_pipe_is_no_failure(words: str):
+    """It was a failure, at the top with the line `Broken pipe`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "tidelog", *words.split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, env=environment, timeout=PATIENCE_S, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_one_that_is_interrupted_while_its_words_are_read_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
