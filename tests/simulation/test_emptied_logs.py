@@ -230,6 +230,42 @@ def test_a_crash_leaves_the_whole_log_or_none_of_it(crash: str) -> None:
     assert operations > 20
 
 
+def killed_with_a_mark(
+    seed: int, operations: int = 1
+) -> tuple[SimulatedDisk, list[tuple[int, bytes | None, bytes | None]], int]:
+    """A process was killed when it had just made the mark: the disk, what was in the log, and after how many operations
+    of the emptying this is.
+    """
+    for number in range(operations, OPERATIONS_MAX):
+        disk = SimulatedDisk(Random(seed))
+        log = log_of(cleaned(disk))
+        before = contents(log)
+        disk.fail_after(number)
+        with suppress(PowerLoss):
+            log.truncate_fully_and_start_at(0)
+        disk.end_process()
+        if disk.exists(f"{PATH}/t-0/{tidying.EMPTYING_FILE}"):
+            return disk, before, number
+    raise AssertionError("there is no mark")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_loss_of_power_in_the_start_after_a_kill_leaves_the_whole_log_or_none_of_it(seed: int) -> None:
+    """The mark was not on the device yet when the start removed the first segments: the last ones could stay."""
+    _, _, made_after = killed_with_a_mark(seed)
+    is_over, operations = False, 0
+    while not is_over:
+        operations += 1
+        disk, before, _ = killed_with_a_mark(seed, made_after)
+        disk.fail_after(operations)
+        with suppress(PowerLoss):
+            opened_compacted(disk, machine_ran_on=True)
+            is_over = True
+        disk.lose_power()
+        assert contents(log_of(opened_compacted(disk))) in (before, []), operations
+    assert operations > 20
+
+
 def end(disk: SimulatedDisk, crash: str) -> None:
     if crash == "kill":
         disk.end_process()

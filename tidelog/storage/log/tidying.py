@@ -89,6 +89,7 @@ def _finish_emptying(disk: Disk, directory: str, names: set[str]) -> None:
         logger.warning("%s: it was being emptied: removing its segments", directory)
         suffixes = (*SUFFIXES, SNAPSHOT_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX)
         gone = [name for name in sorted(names) if name.endswith(suffixes) and name[:20].isdecimal()]
+        disk.sync_directory(directory)  # the process that made the mark may have been killed before this
     for name in gone:
         disk.remove(f"{directory}/{name}")
     disk.sync_directory(directory)
