@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -217,6 +218,50 @@ def test_a_log_that_moves_is_named_in_its_new_directory_before_it_takes_over(tmp
     log = logs.directory.logs["moved", 0]
     assert [offset for offset, _, _ in contents(log)] == [0, 5]
     assert not log.damaged_ranges()
+
+
+@pytest.mark.parametrize("machine_ran_on", [False, True])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_new_copy_is_named_before_it_has_gaps(tmp_path: Path, is_checkpointed: bool, machine_ran_on: bool):
+    """The first checkpoint named it, after seconds. Until then a node that was killed or lost power, and came back when
+    the topic was not compacted any more, took the gaps for damage, or cut off what had been flushed.
+    """
+    logs = Logs(tmp_path / "logs", COMPACTED)
+    log = logs.directory.create_log("copied", 0, TOPIC_ID, COMPACTED, NOW)
+    for base_offset in (7, 8, 15):
+        log.append_as_follower(batch(key=b"a", base_offset=base_offset, leader_epoch=0), NOW)
+        if is_checkpointed:
+            write_as_a_node_does(logs.directory)
+    log.flush()
+    logs.config = DELETED
+    for _ in range(2):
+        logs.kill()
+        logs.open(machine_ran_on=machine_ran_on)
+        log = logs.directory.logs["copied", 0]
+        assert [offset for offset, _, _ in contents(log)] == [7, 8, 15]
+        assert not log.damaged_ranges()
+        assert not logs.directory.shortened_logs
+
+
+def test_the_checkpoints_of_a_copy_are_not_written_for_each_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    logs = Logs(tmp_path / "logs", COMPACTED)
+    log = logs.directory.create_log("copied", 0, TOPIC_ID, COMPACTED, NOW)
+    written: list[object] = []
+    write = OffsetCheckpoints.write
+
+    def noted(*words: Any) -> None:
+        written.append(words)
+        write(*words)
+
+    monkeypatch.setattr(OffsetCheckpoints, "write", noted)
+    task = None
+    for base_offset in range(0, 100, 10):
+        log.append_as_follower(batch(key=b"a", base_offset=base_offset, leader_epoch=0), NOW)
+        if task is not None:
+            task.run()
+            logs.directory.finish_checkpoints(task)
+        task = logs.directory.begin_checkpoints()
+    assert len(written) == 1
 
 
 def test_a_loss_of_power_leaves_no_hole_in_a_segment_that_was_cut_after_its_cleaning(tmp_path: Path):

@@ -586,6 +586,7 @@ class TestFlushing:
         def refuse(*arguments: Any, **options: Any) -> None:
             raise OSError(errno.EMFILE, "too many")
 
+        made.directory.enter_in_cleaner_checkpoint(made.log)  # as before any gap; this syncs a directory, too
         with monkeypatch.context() as patch:
             patch.setattr(QuickDisk, port, refuse)
             with pytest.raises(OSError, match="too many") as caught:

@@ -519,6 +519,7 @@ class LogDirectory:
         log = PartitionLog(
             self._disk, directory, topic, partition, config, loaded, now_ms, write_checkpoint=self.write_checkpoints
         )
+        log.before_gaps = self.enter_in_cleaner_checkpoint
         if not is_settled:
             # The directory entries of the log, the removals of this start, and the unsynced files of an earlier process
             # must be on the device before the recovery point moves: otherwise a removed snapshot could come back.
@@ -593,6 +594,7 @@ class LogDirectory:
         task.unnamed = unnamed
         # The cleaner's checkpoint is not synced, so that a loss of power may bring the one before it back.
         task.cleaned = before & task.files[CLEANER_OFFSET_FILE].keys() if CLEANER_OFFSET_FILE in task.files else before
+        self._in_cleaner_checkpoint = task.cleaned  # named before its end and after it
         yield task
 
     def _collect(self) -> CheckpointedOffsets:

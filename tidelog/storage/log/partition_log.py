@@ -30,7 +30,7 @@ from tidelog.storage.log.usual_append import append_usual, append_usual_as_follo
 from tidelog.storage.producers.producer_state import EndMarker, SentBatch
 from tidelog.storage.producers.verification import TransactionAppend
 from tidelog.storage.segments import lookup
-from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, Batch, admit, admit_replicated
+from tidelog.storage.segments.append import NO_APPEND_TIME, AppendInfo, Batch, admit, admit_replicated, have_gaps
 from tidelog.storage.segments.append_rules import AppendRules
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords, describe
 from tidelog.storage.segments.examination import Findings, doubt_epochs
@@ -64,12 +64,12 @@ class PartitionLog:
     """LogDirectory opens and creates it. Times are ms since 1970, passed by the caller."""
 
     __slots__ = (
-        "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "accepted_losses", "cleaned_offset", "clock_ms",
-        "compaction", "config", "directory", "disk", "durability", "failure", "flush_at", "gaps_explained_below",
-        "hidden_ends", "high_watermark", "is_closed", "is_doubtful", "is_under_cleaning",
-        "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset", "may_be_cleaned",
-        "partition", "producers", "rules", "segment_bytes", "segments", "snapshots", "topic", "topic_id",
-        "topic_id_has_checksum", "unsynced_gaps_below", "write_checkpoint",
+        "_checkpointed_start", "_end_at_maintenance", "_filed_epochs", "accepted_losses", "before_gaps",
+        "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability", "failure",
+        "flush_at", "gaps_explained_below", "hidden_ends", "high_watermark", "is_closed", "is_doubtful",
+        "is_under_cleaning", "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset",
+        "may_be_cleaned", "partition", "producers", "rules", "segment_bytes", "segments", "snapshots", "topic",
+        "topic_id", "topic_id_has_checksum", "unsynced_gaps_below", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +101,7 @@ class PartitionLog:
         self._checkpointed_start = (loaded.log_start_offset, filed)
         self.write_checkpoint = write_checkpoint
         """Called when the recovery point or the log start goes back, to write checkpoints before any byte changes."""
+        self.before_gaps: Callable[[PartitionLog], None] = lambda log: None  # called before a copy of compacted records
         self.failure: str | None = None
         self.is_closed = self.is_doubtful = False  # doubtful: retention has met a wrong index, and has the log scrubbed
         self.gaps_explained_below = loaded.gaps_explained_below
@@ -241,14 +242,14 @@ class PartitionLog:
         Raises UnexplainedGap if the first batch begins above the log end and compaction cannot be the cause. Batches
         after a later gap of this kind are not appended.
         """
-        info = append_usual_as_follower(self, batches, now_ms, epoch_max)
-        if info is not None:
+        if (info := append_usual_as_follower(self, batches, now_ms, epoch_max)) is not None:
             return info
         no_gap_from = INT64_MAX if may_have_gaps or self.config.is_compacted else self.gaps_explained_below
-        admitted = admit_replicated(batches, self.log_end_offset, no_gap_from, epoch_max)
-        if not admitted:
-            return None
         end = self.log_end_offset
+        if not (admitted := admit_replicated(batches, end, no_gap_from, epoch_max)):
+            return None
+        if self.config.is_compacted and self.failure is None and have_gaps(admitted, end):
+            self.before_gaps(self)
         if self.log_start_offset == end and not self.failure and lookup.last_epoch(self.segments) > admitted[0][9]:
             producers = list(self.producers.entries.values())
             self._start_over_at(end)  # deleted batches of a later epoch, as in `_truncate_to`

@@ -295,6 +295,15 @@ def admit_replicated(
     return admitted
 
 
+def have_gaps(admitted: list[Batch], next_offset: int) -> bool:
+    """Whether offsets are missing before or between the batches, the first of which was expected at `next_offset`."""
+    for batch in admitted:
+        if batch[2] != next_offset:
+            return True
+        next_offset = batch[3] + 1
+    return False
+
+
 def check_first_holds(batches: memoryview, offset: int) -> int:
     """The base offset of the first batch, which may be below `offset`.
 
