@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from itertools import count
 from random import Random
 
 import pytest
@@ -213,6 +214,7 @@ def test_a_crash_leaves_the_whole_log_or_none_of_it(crash: str) -> None:
         disk = SimulatedDisk(Random(operations))
         log = log_of(cleaned(disk))
         before = contents(log)
+        disk.clock_ms = count(1).__next__  # what is written after the mark is newer
         disk.fail_after(operations)
         try:
             log.truncate_fully_and_start_at(0)
@@ -286,8 +288,9 @@ def test_what_is_written_to_the_emptied_log_stays(seed: int) -> None:
     assert [key for _, key, _ in contents(log_of(opened_compacted(disk)))] == [b"a"]
 
 
-def test_a_mark_that_another_broker_has_passed_over_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka, or an earlier version, opens what is left of the log, and goes on behind it."""
+@pytest.mark.parametrize("use", ["append", "lead", "follow"])
+def test_a_mark_that_another_broker_has_passed_over_removes_nothing(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka, or an earlier version, opens what is left of the log, serves it, and perhaps goes on behind it."""
     passed_over = 0
     for operations in range(1, OPERATIONS_MAX):
         disk = SimulatedDisk(Random(operations))
@@ -305,9 +308,12 @@ def test_a_mark_that_another_broker_has_passed_over_removes_nothing(monkeypatch:
             patch.setattr(tidying, "_finish_emptying", lambda disk, directory, names: None)
             directory = opened_compacted(disk, machine_ran_on=True)
             log = log_of(directory)
-            log.append_as_leader(batch(key=b"h"), 2, NOW)
-            log.set_high_watermark(log.log_end_offset)
-            log.flush()
+            if use != "follow":
+                log.assign_epoch(2)
+            if use == "append":
+                log.append_as_leader(batch(key=b"h"), 2, NOW)
+                log.set_high_watermark(log.log_end_offset)
+                log.flush()
             written = contents(log)
             directory.close()
         assert contents(log_of(opened_compacted(disk))) == written, operations

@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from tidelog.storage.files.checkpoints import replace_file
+from tidelog.storage.files.checkpoints import (
+    LEADER_EPOCH_FILE,
+    CorruptCheckpoint,
+    decode_leader_epochs,
+    read_if_exists,
+    replace_file,
+)
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.misnamed import restore_names
 from tidelog.storage.log.swap import finish_swaps
@@ -27,7 +33,6 @@ from tidelog.storage.segments.segment import (
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
-    file_name,
 )
 
 logger = logging.getLogger("tidelog.storage")
@@ -83,7 +88,7 @@ def _finish_emptying(disk: Disk, directory: str, names: set[str]) -> None:
     if EMPTYING_FILE not in names:
         return
     if _was_used_since(disk, directory, names):
-        logger.warning("%s: it was being emptied, but has been written to since: keeping its segments", directory)
+        logger.warning("%s: it was being emptied, but has been used since: keeping its segments", directory)
         gone = []
     else:
         logger.warning("%s: it was being emptied: removing its segments", directory)
@@ -99,10 +104,21 @@ def _finish_emptying(disk: Disk, directory: str, names: set[str]) -> None:
 
 
 def _was_used_since(disk: Disk, directory: str, names: set[str]) -> bool:
-    """Whether a broker that does not know the mark has appended to the log: Kafka, or an earlier version."""
+    """Whether a broker that does not know the mark has used the log: Kafka, or an earlier version.
+
+    It may have served what is left without an append. Its start after the kill, or its stop, has then written indexes,
+    snapshots or leader epochs. The process that was killed has written none of them after the mark, and no epoch.
+    """
     marked_ms = disk.modified_ms(f"{directory}/{EMPTYING_FILE}")
-    logs = [file_name(offset, LOG_SUFFIX) for offset in offsets_of(names, LOG_SUFFIX)]
-    return any(disk.modified_ms(f"{directory}/{name}") > marked_ms for name in logs)
+    own = [name for name in names if name.endswith((*SUFFIXES, SNAPSHOT_SUFFIX)) and name[:20].isdecimal()]
+    return _has_epochs(disk, directory) or any(disk.modified_ms(f"{directory}/{name}") > marked_ms for name in own)
+
+
+def _has_epochs(disk: Disk, directory: str) -> bool:
+    try:
+        return bool(decode_leader_epochs(read_if_exists(disk, f"{directory}/{LEADER_EPOCH_FILE}") or b""))
+    except CorruptCheckpoint:
+        return False
 
 
 def offsets_of(names: set[str], suffix: str) -> list[int]:
