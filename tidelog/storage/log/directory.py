@@ -11,14 +11,12 @@ import errno
 import logging
 from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from tidelog.protocol.uuids import METADATA_TOPIC_ID, uuid_from_text
 from tidelog.storage.files.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_FILE,
-    EXPLAINED_GAPS_FILE,
     HIGH_WATERMARK_FILE,
     LOG_START_FILE,
     META_PROPERTIES_FILE,
@@ -258,7 +256,7 @@ class LogDirectory:
             else:
                 log.cleaned_offset = cleaned_offset if cleaned_offset <= log.log_end_offset else -1
             if is_unknown:  # the next start has a checkpoint, of a log that was never cleaned
-                write_if_there_is_space(partial(keep_early_ends_of_unknown, log), EXPLAINED_GAPS_FILE)
+                keep_early_ends_of_unknown(log)
             (self.futures if is_future else self.logs)[key] = log
         self._removed_logs.update({*recovery_points, *log_starts, *high_watermarks} - {*self.logs, *self.futures})
         away = away_names(entry.name for entry in entries if entry.is_directory)
