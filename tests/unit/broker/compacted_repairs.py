@@ -20,6 +20,7 @@ from tidelog.broker.replicas.hosting import _set_config
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE
 from tidelog.storage.log.compaction import find_cleanable
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.prefix_copy import PrefixCopy
@@ -40,15 +41,18 @@ class CompactedRepairs(RepairedReplica):
     """Copy 1 is damaged. Needs a running loop."""
 
     def __init__(
-        self, path: Path, seed: int, *, is_cleaned_meanwhile: bool = False, ceases_to_be_compacted: bool = False
-    ) -> None:
+        self, path: Path, seed: int, *, is_cleaned_meanwhile: bool = False, ceases_to_be_compacted: bool = False,
+        loses_explained_gaps: bool = False,
+    ) -> None:  # fmt: skip
         """`is_cleaned_meanwhile`: the source of a whole copy, perhaps before each of its segments.
 
         `ceases_to_be_compacted`: the topic, before the damage. After the repair it is compacted again.
+        `loses_explained_gaps`: this is the damage.
         """
         self.rng = rng = Random(seed)
         self.rng_meanwhile = Random(seed) if is_cleaned_meanwhile else None
         self.ceases_to_be_compacted = ceases_to_be_compacted
+        self.loses_explained_gaps = loses_explained_gaps
         self.copied_segments = 0
         self.cleaned_meanwhile = 0
         self.path = path
@@ -218,6 +222,12 @@ class CompactedRepairs(RepairedReplica):
         rng, made = self.rng, self.copies[1]
         log, kind = made.log, rng.choice(DAMAGES)
         log.flush()
+        if self.loses_explained_gaps:
+            made.directory.write_checkpoints()
+            made.close()
+            (made.folder / EXPLAINED_GAPS_FILE).write_bytes(b"")
+            made.open(self.now_ms)
+            return self.find_damage(EXPLAINED_GAPS_FILE)
         files = [made.folder / f"{each.base_offset:020d}.log" for each in log.segments if each.size_bytes]
         closed = [made.folder / f"{each.base_offset:020d}.log" for each in list(log.segments)[:-1] if each.size_bytes]
         if not files or (kind in ("the end of a segment", "a segment") and not closed):
@@ -243,12 +253,15 @@ class CompactedRepairs(RepairedReplica):
                 end = min(start + rng.choice((30, 100, 300)), len(data))
                 data[start:end] = bytes(end - start)
             path.write_bytes(data)
-        log = made.log
+        return self.find_damage(f"{kind} of {path.name}")
+
+    def find_damage(self, what: str) -> bool:
+        log = self.copies[1].log
         for segment in log.segments:
             segment.findings = segment.examine()
             log.adopt_findings(segment)
         self.partition.log = log
-        self.steps.append(f"damaged: {kind} of {path.name}: {[str(each) for _, each in log.damaged_ranges()]}")
+        self.steps.append(f"damaged: {what}: {[str(each) for _, each in log.damaged_ranges()]}")
         return bool(log.damaged_ranges())
 
     async def repair(self) -> None:

@@ -39,6 +39,19 @@ async def test_no_repair_brings_a_deleted_key_back_after_the_topic_has_ceased_to
     history.close()
 
 
+async def test_gaps_between_whole_batches_are_explained_again_by_the_replicas_that_have_them_too(
+    tmp_path: Path,
+) -> None:
+    """Without `explained-gaps` one range of damage has several gaps, and the batches between them."""
+    damaged = 0
+    for seed in range(40, 60):
+        history = CompactedRepairs(tmp_path / f"{seed}", seed, ceases_to_be_compacted=True, loses_explained_gaps=True)
+        await history.live_and_repair()
+        history.close()
+        damaged += history.is_damaged
+    assert damaged
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(30_000, 30_100, 20))
 async def test_every_repair_leaves_the_newest_values_after_the_topic_has_ceased_to_be_compacted(

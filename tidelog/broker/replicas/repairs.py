@@ -275,7 +275,7 @@ class Repairs:
         everyone_lacks_it = True
         lacking: dict[int, int] = {}
         """Replicas without the whole range -> the lowest offset with which a batch that is worth a copy may begin."""
-        gap_is_shared = damage.position == damage.end_position
+        gap_is_shared = True  # every other replica lacks the first offsets of the range, too
         repair.lacks_below = log.cleaned_offset if damage.first_offset < compacted_below(log) else None
         cleaned: list[int] = []
         """Replicas whose cleaners may have removed other records of the range."""
@@ -329,14 +329,25 @@ class Repairs:
         elif self._damaged_leaders.may_resign(partition, damage):
             await self._damaged_leaders.resign(partition, damage)  # loses no committed record
         elif gap_is_shared and self.others(partition) and everyone_lacks_it:
-            logger.info("%s: no replica has offsets %d to %d", name, damage.first_offset, damage.end_offset)
-            log.accept_gap(segment, damage)
-            self._partitions.reported_values_changed(partition)
+            self._accept_gap(partition, segment, damage)
         elif everyone_lacks_it and (partition, damage.first_offset) not in self._lost_ranges:
             self._lost_ranges.add((partition, damage.first_offset))
             self.counters.ranges_lost += 1
             logger.error("%s: no replica has a whole copy of the damaged records: %s", name, describe(damage))
             log.accept_loss(damage)
+
+    def _accept_gap(self, partition: Partition, segment: Segment, damage: DamagedRange) -> None:
+        """Every other replica lacks the first offsets of the range, too. Whole batches may be among its bytes, with
+        further gaps between them: from now on the rules of a log that was compacted once count there. Raises OSError.
+        """
+        log = partition.log
+        if damage.position == damage.end_position:
+            logger.info("%s: no replica has offsets %d to %d", partition, damage.first_offset, damage.end_offset)
+            log.accept_gap(segment, damage)
+            self._partitions.reported_values_changed(partition)
+        elif not segment.may_have_gaps:
+            logger.info("%s: no replica has all offsets from %d on", partition, damage.first_offset)
+            log.explain_gaps(damage.end_offset)  # the next attempt repairs the range
 
     async def _copy_cleaned(self, partition: Partition, repair: RangeRepair, sources: list[int]) -> bool:
         """Their cleaners may have removed other records of the range. Whether the attempt is over: the log is replaced

@@ -227,7 +227,9 @@ class RangeRepair:
             if not is_next or header.last_offset_delta < 0 or header.next_offset > end_offset:
                 raise CopyRefused(
                     f"its batch of offsets {header.base_offset} to {header.next_offset} does not fit "
-                    f"{self.next_offset} to {end_offset}"
+                    f"{self.next_offset} to {end_offset}",
+                    is_gap=not self.segment.may_have_gaps
+                    and header.base_offset > self.next_offset == self.damage.first_offset,
                 )
             if not self._is_of_known_epoch(header) and not self._is_here(data[position:end]):
                 raise CopyRefused(
