@@ -243,6 +243,39 @@ def test_what_was_aborted_is_not_read_once_it_is_repaired_though_other_damage_is
             assert first not in committed(each)
 
 
+@pytest.mark.parametrize("is_rolled", [False, True])
+@pytest.mark.parametrize("ended", ["while it counts as lost", "after its repair"])
+def test_what_was_aborted_is_not_read_once_a_range_that_counted_as_lost_is_repaired(
+    made: Logs, ended: str, is_rolled: bool
+) -> None:
+    """A replica comes back that has it. The producers were known without the range, as far as a log without it knows
+    them: readers of committed records got the aborted ones.
+    """
+    first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
+    made.append(batch(2))
+    made.log.flush()
+    made.directory.write_checkpoints()
+    copy = copy_of(made)
+    made.kill()
+    damage(*_place_of(made, first), "CRC")
+    log = made.open(machine_ran_on=True)
+    scrub(log)
+    ((segment, each),) = log.damaged_ranges()
+    log.accept_loss(each)
+    if ended == "while it counts as lost":
+        made.append(marker(abort=True, producer_id=9), from_client=False)
+    if is_rolled:
+        log.roll(NOW)
+        made.append(batch(1))
+    repair_range(log, segment, each, copy)
+    if ended == "after its repair":
+        made.append(marker(abort=True, producer_id=9), from_client=False)
+    for each_log in (log, made.close_and_open()):
+        assert not each_log.damaged_ranges()
+        assert is_readable(each_log, first)
+        assert first not in committed(each_log)
+
+
 def _place_of(made: Logs, offset: int) -> tuple[Path, int]:
     """The file with the batch of the offset, and the batch's number in it."""
     return next(

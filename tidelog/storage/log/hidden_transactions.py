@@ -7,22 +7,29 @@ which nothing here says whether they were committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
+from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.transaction_index import AbortedTransaction, TransactionIndex
 
 if TYPE_CHECKING:
+    from tidelog.storage.producers.producer_snapshots import ProducerSnapshots
     from tidelog.storage.producers.producer_state import CompletedTransaction, ProducerState
     from tidelog.storage.segments.segment import Segment
+    from tidelog.storage.segments.segments import Segments
 
 
 class HidingLog(Protocol):
-    """The part of `partition_log.PartitionLog` that `stable_bound` uses."""
+    """The part of `partition_log.PartitionLog` that is used here."""
 
     hidden_ends: tuple[tuple[int, int], ...]
     accepted_losses: frozenset[int]
+    lacks_producers: bool
+    log_start_offset: int
+    segments: Segments
+    snapshots: ProducerSnapshots
 
     @property
     def last_stable_offset(self) -> int: ...
@@ -80,6 +87,22 @@ def note_end(completed: CompletedTransaction | None, index: TransactionIndex, *,
 def damage_to_repair(log: HidingLog) -> list[tuple[Segment, DamagedRange]]:
     """The damaged ranges, without those of which no replica has a copy."""
     return [each for each in log.damaged_ranges() if each[1].first_offset not in log.accepted_losses]
+
+
+def distrust_behind_losses(log: HidingLog, repaired: DamagedRange | None, left: Sequence[DamagedRange]) -> None:
+    """Of ranges that had no copy, and have one now: what was noted behind them lacks their producers and transactions.
+
+    `repaired`: None where the log was replaced. `left`: the damage that is left. Raises OSError.
+    """
+    gone = log.accepted_losses.difference(each.first_offset for each in left)
+    log.accepted_losses -= gone
+    in_log = [each for each in gone if each >= log.log_start_offset or (repaired and each == repaired.first_offset)]
+    if in_log:
+        log.lacks_producers = True
+        log.snapshots.delete_where(min(in_log) + 1, INT64_MAX)
+        for segment in log.segments:
+            if segment.next_offset > min(in_log):
+                segment.transaction_index.lacks_rows = True
 
 
 def stable_bound(log: HidingLog, offset: int) -> int:

@@ -21,7 +21,7 @@ from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log import explained_gaps, recovery
 from tidelog.storage.log.flush import Durability, FlushTask
-from tidelog.storage.log.hidden_transactions import damage_to_repair, note_end
+from tidelog.storage.log.hidden_transactions import damage_to_repair, distrust_behind_losses, note_end
 from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import examine_now, markers_in, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
@@ -459,6 +459,7 @@ class PartitionLog:
     def after_repair(self, repaired: DamagedRange | None = None) -> None:
         """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state."""
         damage, segments = [each for _, each in self.damaged_ranges()], list(self.segments)
+        distrust_behind_losses(self, repaired, damage)
         has_rows = repaired is not None and recovery.has_transactions(segments, repaired)
         if has_rows or not damage:
             recovery.rebuild_lacking(segments, self.snapshots, repaired if damage else None)
