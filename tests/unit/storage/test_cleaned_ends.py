@@ -46,6 +46,16 @@ def made(tmp_path: Path) -> Logs:
     return made
 
 
+def copied_with_gaps(path: Path, batch_count: int) -> Logs:
+    """A log that was copied from a cleaned one: of each three offsets it has the first."""
+    made = Logs(path, CONFIG)
+    for number in range(batch_count):
+        fetched = batch(key=b"%d" % number, value=b"." * 100, base_offset=3 * number, leader_epoch=0)
+        made.log.append_as_follower(fetched, NOW)
+    made.log.set_high_watermark(made.log.log_end_offset)
+    return made
+
+
 def last_batch(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: [position for position, _ in iter_headers(data)][-1]])
@@ -443,12 +453,8 @@ def test_gaps_of_a_topic_that_became_another_meanwhile_are_no_damage(
     tmp_path: Path, is_copied: bool, ending: str
 ) -> None:
     """Where the node was down. What is missing behind them later is damage, as in each log that is not compacted."""
-    made = Logs(tmp_path / "logs", CONFIG)
-    for offset in range(0, 60, 3):
-        fetched = batch(key=b"%d" % offset, value=b"." * 100, base_offset=offset, leader_epoch=0)
-        made.log.append_as_follower(fetched, NOW)
+    made = copied_with_gaps(tmp_path / "logs", 20)
     made.log.roll(NOW)
-    made.log.set_high_watermark(made.log.log_end_offset)
     if not is_copied:
         clean(made.log)
     made.directory.write_checkpoints()
@@ -513,11 +519,7 @@ def test_a_verification_of_a_stopped_node_names_what_a_log_that_was_never_cleane
     tmp_path: Path, lose: Loss, ceases: bool
 ) -> None:
     """Its gaps come from its leader. They are no damage, also where the topic is not compacted any more."""
-    made = Logs(tmp_path / "logs", CONFIG)
-    for offset in range(0, 90, 3):
-        fetched = batch(key=b"%d" % offset, value=b"." * 100, base_offset=offset, leader_epoch=0)
-        made.log.append_as_follower(fetched, NOW)
-    made.log.set_high_watermark(made.log.log_end_offset)
+    made = copied_with_gaps(tmp_path / "logs", 30)
     if ceases:
         cease(made)
     made.close()

@@ -273,7 +273,7 @@ def encode_explained_gaps(gaps: ExplainedGaps) -> bytes:
         return encode_end_offset(gaps.end_offset)
     ends = [f"{base_offset} {next_offset}" for base_offset, next_offset in sorted(gaps.early_ends)]
     lines = [_EARLY_ENDS_VERSION, str(gaps.end_offset), *ends]
-    return _join([*lines, f"{crc32c(_join(lines)):08x}"])
+    return _with_checksum(lines)
 
 
 def decode_explained_gaps(data: bytes) -> ExplainedGaps:
@@ -293,7 +293,7 @@ def decode_explained_gaps(data: bytes) -> ExplainedGaps:
 def encode_end_offset(end_offset: int) -> bytes:
     """The content of `cleaned-ends`: the cleaning up to `end_offset` has left each segment's last batch."""
     lines = [_END_OFFSET_VERSION, str(end_offset)]
-    return _join([*lines, f"{crc32c(_join(lines)):08x}"])
+    return _with_checksum(lines)
 
 
 def decode_end_offset(data: bytes) -> int:
@@ -311,7 +311,7 @@ def encode_transaction_sums(sums: Mapping[int, tuple[int, int]]) -> bytes:
     """Base offset of a segment -> (size, CRC-32C) of its .txnindex; size -1: its rows are known to be incomplete."""
     entries = [f"{base_offset} {size_bytes} {crc:08x}" for base_offset, (size_bytes, crc) in sorted(sums.items())]
     lines = [_VERSION, str(len(entries)), *entries]
-    return _join([*lines, f"{crc32c(_join(lines)):08x}"])
+    return _with_checksum(lines)
 
 
 def decode_transaction_sums(data: bytes) -> dict[int, tuple[int, int]]:
@@ -358,6 +358,11 @@ def decode_clean_shutdown(data: bytes) -> int:
         return int(content["brokerEpoch"])
     except (ValueError, KeyError, TypeError):
         return -1
+
+
+def _with_checksum(lines: list[str]) -> bytes:
+    """The lines, and the CRC-32C of them as the last one."""
+    return _join([*lines, f"{crc32c(_join(lines)):08x}"])
 
 
 def _join(lines: list[str]) -> bytes:
