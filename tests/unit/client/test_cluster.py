@@ -285,6 +285,32 @@ async def test_a_connection_is_idle_from_its_last_answer_on(monkeypatch: pytest.
         await cluster.close()
 
 
+@pytest.mark.parametrize("node_id", [1, None])
+async def test_a_new_connection_is_not_idle_before_its_caller_uses_it(
+    monkeypatch: pytest.MonkeyPatch, node_id: int | None
+) -> None:
+    """A loop that stood still for longer than the limit closed it before the caller came to its turn."""
+    async with FakeCluster() as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, connections_max_idle_ms=50))
+        await cluster.start()
+        cluster.close_connections()
+        looks = []
+
+        def stand_still_and_look() -> None:
+            looks.extend(cluster._connections())
+            for each in looks:
+                each.last_used -= 1.0
+            monkeypatch.undo()
+            cluster._close_idle()
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(cluster, "_await_idle", lambda delay_s: loop.call_soon(stand_still_and_look))
+        connection = await (cluster.any_connection() if node_id is None else cluster.connection(node_id))
+        assert connection in looks
+        assert not connection.closed
+        await cluster.close()
+
+
 async def test_without_a_limit_connections_are_kept_and_with_none_at_all_those_that_wait() -> None:
     async with FakeCluster() as fake:
         cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, connections_max_idle_ms=-1))

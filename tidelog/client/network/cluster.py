@@ -115,6 +115,7 @@ class Cluster:
         self._bootstrap: Connection | None = None
         self._bootstrap_attempt: asyncio.Task[Connection] | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._last_idle_look_s = 0.0
         self._topics: dict[str, float] = {}
         self._topic_max_idle_ms: float | None = None
         self._refresh_requested = asyncio.Event()
@@ -346,18 +347,21 @@ class Cluster:
             self._idle_timer = asyncio.get_running_loop().call_later(delay_s, self._close_idle)
 
     def _close_idle(self) -> None:
-        """Close connections unused for `connections_max_idle_ms`, before the broker does. The next look is due when the
-        first of the others may be idle; without any, with the next connection.
+        """Close connections unused for `connections_max_idle_ms` and since the last look, before the broker does. The
+        next look is due when the first of the others may be idle; without any, with the next connection.
+
+        A loop that stood still for so long looks before the caller that has waited for a connection can use it.
         """
         self._idle_timer = None
         now_s, max_idle_s = asyncio.get_running_loop().time(), self.config.connections_max_idle_ms / 1000
+        before_s, self._last_idle_look_s = min(now_s - max_idle_s, self._last_idle_look_s), now_s
         for link in self._links.values():
-            if link.connection is not None and link.connection.is_idle(now_s, max_idle_s):
+            if link.connection is not None and link.connection.is_idle(before_s):
                 # Closed on purpose: unlike the loss of a broker it is no reason to fetch metadata, and to connect.
                 idle, link.connection = link.connection, None
                 idle.on_close = None
                 idle.close()
-        if self._bootstrap is not None and self._bootstrap.is_idle(now_s, max_idle_s):
+        if self._bootstrap is not None and self._bootstrap.is_idle(before_s):
             self._bootstrap.close()
             self._bootstrap = None
         unused_s = [connection.unused_s(now_s) for connection in self._connections()]

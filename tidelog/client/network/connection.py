@@ -301,9 +301,9 @@ class Connection(asyncio.BufferedProtocol):
         """The time since the last request or answer; 0 while an answer is due."""
         return 0.0 if self._pending else now_s - self.last_used
 
-    def is_idle(self, now_s: float, max_idle_s: float) -> bool:
-        """Whether no answer is due, and there was no request or answer for `max_idle_s`."""
-        return not self._pending and now_s - self.last_used >= max_idle_s
+    def is_idle(self, before_s: float) -> bool:
+        """Whether no answer is due, and the last request or answer came by then."""
+        return not self._pending and self.last_used <= before_s
 
     def version_of(self, request: type[Message], max_version: int = 32767) -> int:
         """The highest common version, at most `max_version`.
