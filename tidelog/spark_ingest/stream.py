@@ -53,7 +53,7 @@ from tidelog.spark_ingest.stream_planning import (
     replayed_start,
     to_offset,
 )
-from tidelog.spark_ingest.topic_watch import TopicGone, check_gone
+from tidelog.spark_ingest.topic_watch import check_gone
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -384,9 +384,9 @@ class StreamDriver:
             except KafkaError as error:
                 failures += 1
                 wait_s = backoff.wait_ms(failures) / 1000
-                is_passing = isinstance(error, TopicGone) or (
-                    error.retriable and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                )  # another look finds what is there without a topic that is gone
+                # Another look finds what is there without a topic that is gone. All brokers have confirmed a
+                # MissingPartition.
+                is_passing = error.retriable and not isinstance(error, MissingPartition)
                 if not is_passing or self._cluster is None or loop.time() + wait_s > deadline:
                     raise
                 logger.warning("the cluster is asked again: %s", error)

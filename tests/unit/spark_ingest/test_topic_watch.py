@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S
-from tidelog.client.model import TopicPartition
+from tidelog.client.model import NewTopic, TopicPartition
 from tidelog.client.network import raw_fetch
 from tidelog.client.network.metadata import NO_TOPIC_ID, TopicMetadata, merge_metadata
 from tidelog.client.sync import Admin
@@ -218,6 +218,48 @@ def test_a_topic_that_is_deleted_while_its_offsets_are_looked_up(node, new_topic
         else:
             assert driver.latest_offset(start) == {f"{topic}-other": {"0": 5}}
         assert time.monotonic() - begin_s < PATIENCE_S / 2  # not default.api.timeout.ms
+    finally:
+        driver.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["_list_offsets", "epoch_ends"])
+@pytest.mark.parametrize("partitions", [0, 1])
+def test_a_stream_outlives_a_topic_that_is_deleted_between_two_requests_of_a_look(
+    node, new_topic, monkeypatch, step, partitions
+):
+    other = new_topic(5)
+    topic = f"{other}-gone"
+    given = {"subscribe": f"{topic},{other}", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    driver = StreamDriver(SourceOptions.parse({"kafka.bootstrap.servers": node.bootstrap_servers, **given}, "stream"))
+    real = vars(offsets)[step]
+    deleted: list[str] = []
+
+    def delete_and_create() -> None:
+        delete(node, topic)
+        if partitions:
+            with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+                admin.create_topics([NewTopic(topic, partitions)])
+
+    async def call_late(*arguments):
+        if not deleted:
+            deleted.append(topic)
+            await asyncio.to_thread(delete_and_create)
+        return await real(*arguments)
+
+    try:
+        with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic(topic, 3)])
+        start = driver.latest_offset(driver.initial_offset())
+        assert len(start[topic]) == 3
+        driver._leader_epochs = {each: epoch - 1 for each, epoch in driver._leader_epochs.items()}
+        monkeypatch.setattr(offsets, step, call_late)
+        end, begin_s = driver.latest_offset(start), time.monotonic()
+        while end.get(topic, {}) != {str(each): 0 for each in range(partitions)}:
+            assert time.monotonic() - begin_s < PATIENCE_S
+            end = driver.latest_offset(end)
+        assert deleted
+        assert end[other] == {"0": 5}
     finally:
         driver.close()
 
