@@ -219,11 +219,26 @@ class TestRolling:
         made.log.roll(NOW)
         assert offsets_of(records_of(made.log)) == [0, far]
 
-    def test_an_empty_segment_moves_rather_than_being_left_behind(self, logs: MakeLogs):
+    @pytest.mark.parametrize("ending", ["none", "clean stop", "kill"])
+    def test_an_empty_log_begins_where_it_began_also_before_a_first_batch_beyond_its_index(
+        self, logs: MakeLogs, ending: str
+    ):
+        """Its segment moved to the batch: a start missed the records before it, or the log began there after a kill."""
         made = logs(cleanup_policy=frozenset({"compact"}))
         far = 2**31 + 5
         made.log.append_as_follower(batch(1, base_offset=far, leader_epoch=0), NOW)
-        assert made.files("*.log") == [f"{far:020d}.log"]
+        assert made.files("*.log") == ["00000000000000000000.log", f"{far:020d}.log"]
+        for _ in range(3):
+            assert (made.log.log_start_offset, made.log.log_end_offset) == (0, far + 1)
+            assert offsets_of(records_of(made.log)) == [far]
+            assert not made.log.damaged_ranges()
+            if ending != "none":
+                (made.close if ending == "clean stop" else made.kill)()
+                made.open(machine_ran_on=True)
+        made.log.truncate_to(5)
+        made.append(batch(key=b"k"))
+        assert offsets_of(records_of(made.close_and_open())) == [0]
+        assert not made.log.damaged_ranges()
 
     def test_a_snapshot_of_the_producers_is_left_at_the_roll(self, logs: MakeLogs):
         made = logs(segment_bytes=300)

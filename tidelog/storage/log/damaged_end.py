@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tidelog.storage.files.disk import probe_descriptors
 from tidelog.storage.segments.damage import DamagedRange, describe
 from tidelog.storage.segments.log_config import MAX_RELATIVE_OFFSET
 
@@ -38,7 +39,13 @@ def move_damaged_end(log: PartitionLog, damage: DamagedRange, end_offset: int) -
     segment = log.segments[len(log.segments) - 2]
     if end_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
         return False
-    log.roll(log.clock_ms, end_offset)  # replaces the empty segment by one at `end_offset`
+    probe_descriptors(log.disk, log.directory)
+    try:
+        log.segments.drop_last(1, log.clock_ms)
+        log.begin_segment(log.clock_ms, end_offset)
+    except OSError as error:
+        log.failure = f"{log.directory}: has lost its empty segment: {error}"
+        raise
     segment.next_offset = end_offset
     segment.set_damage((*segment.damage[:-1], damage._replace(end_offset=end_offset)))
     logger.error("%s: %s", segment.path, describe(segment.damage[-1]))

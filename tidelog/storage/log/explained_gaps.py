@@ -71,9 +71,9 @@ def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None
 
 def explain_gap_before(log: LogWithGaps, active: Segment) -> Segment:
     """The active segment. It begins behind a gap that is too large for the index of the one before. Raises OSError."""
-    for before in list(log.segments)[-2:-1]:  # none where the log has lost its only segment, which was empty
-        before.next_offset, before.may_end_early = active.base_offset, True
-        _write(log, log.gaps_explained_below, sync=False)
+    before = log.segments[-2]
+    before.next_offset, before.may_end_early = active.base_offset, True
+    _write(log, log.gaps_explained_below, sync=False)
     return active
 
 

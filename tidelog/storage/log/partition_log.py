@@ -323,19 +323,16 @@ class PartitionLog:
         return explained_gaps.explain_gap_before(self, self.roll(now_ms, first_offset))
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
-        """Start a new segment at `base_offset`, by default the log end. An empty active segment is replaced."""
+        """Start a new segment at `base_offset`, by default the log end. As in Kafka, an empty active one stays before a
+        gap: the log may begin there.
+        """
         base_offset = max(base_offset, self.log_end_offset)
         active = self.segments.active
         if active.size_bytes == 0:
             if active.base_offset == base_offset:
                 return active
-            probe_descriptors(self.disk, self.directory)
-            try:
-                self.segments.drop_last(1, now_ms)
-                return self._begin_segment(now_ms, base_offset)
-            except OSError as error:
-                self.failure = f"{self.directory}: has lost its empty segment: {error}"
-                raise
+            active.begin_rebuild()  # for the index files, without which a start takes an empty segment for a lost one
+            active.next_offset = base_offset
         if active.recent_offsets:
             active.may_end_early = False  # batches were appended up to the log end
         active.seal()
@@ -346,9 +343,10 @@ class PartitionLog:
         path = None if self.lacks_producers else self.snapshots.take(self.producers, sync=False)
         if path is not None:
             self.durability.note_path(path)
-        return self._begin_segment(now_ms, base_offset)
+        return self.begin_segment(now_ms, base_offset)
 
-    def _begin_segment(self, now_ms: int, base_offset: int) -> Segment:
+    def begin_segment(self, now_ms: int, base_offset: int) -> Segment:
+        """Add an empty segment at the end. Raises OSError."""
         segment = Segment.create(self.disk, self.directory, base_offset, self.config, now_ms, self.jitter_ms)
         segment.may_have_gaps = segment.may_have_gaps or base_offset < self.gaps_explained_below
         self.segments.add(segment)
@@ -626,7 +624,7 @@ class PartitionLog:
             if damage and damage[-1].position == damage[-1].end_position == segment.size_bytes:
                 segment.seal()
                 self.durability.note_seal(segment)
-                self._begin_segment(self.clock_ms, end_offset)
+                self.begin_segment(self.clock_ms, end_offset)
         except OSError as error:
             self.failure = f"{self.directory}: was cut at {end_offset} in part: {error}"
             raise
@@ -677,7 +675,7 @@ class PartitionLog:
             self.segments.drop_last(len(self.segments), self.clock_ms + self.config.file_delete_delay_ms)
             self.rename_condemned(INT64_MAX, self.clock_ms)  # the new segment may get the name of one of them
             self.snapshots.delete_where(0, 2**63)
-        self._begin_segment(self.clock_ms, offset)
+        self.begin_segment(self.clock_ms, offset)
         self.disk.sync_directory(self.directory)
         self.producers.clear(offset)
         self.log_start_offset = self.log_end_offset = self.high_watermark = offset
