@@ -14,6 +14,8 @@ from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tests.unit.client.test_starts_and_ends import tasks_of_clients
 from tidelog.client import Consumer, RebalanceListener, TopicPartition
 from tidelog.client.groups import leave_limit
+from tidelog.client.network.cluster import COORDINATOR
+from tidelog.protocol.messages.api_versions import ApiVersionsRequest
 from tidelog.protocol.messages.leave_group import LeaveGroupRequest
 from tidelog.protocol.messages.list_offsets import ListOffsetsRequest
 from tidelog.protocol.messages.metadata import MetadataRequest
@@ -313,6 +315,47 @@ async def test_a_close_that_is_cancelled_sends_all_and_calls_the_listener(passes
         assert listener.events[-1] == ("revoked", [T0])
         await until(lambda: cluster.sent(OffsetCommitRequest))
         await until(lambda: cluster.sent(LeaveGroupRequest))
+        assert not tasks_of_clients()
+
+
+async def without_coordinator_connection(consuming: Consumer) -> None:
+    """As after its loss, between two heartbeats."""
+    assert consuming._cluster is not None
+    (node_id,) = consuming._cluster.metadata.nodes
+    (await consuming._cluster.connection(node_id, COORDINATOR)).close()
+
+
+async def test_a_close_that_is_cancelled_connects_to_the_coordinator() -> None:
+    """Without a connection it sent nothing: the next member read again what was not committed, after the timeout of
+    the session.
+    """
+    async with FakeCluster(t=1) as cluster:
+        consuming = await reading_member(cluster, Noting())
+        await without_coordinator_connection(consuming)
+        closing = asyncio.create_task(consuming.close(timeout_ms=600_000))
+        await asyncio.sleep(0)
+        closing.cancel()
+        async with asyncio.timeout(SOON_S):
+            await asyncio.wait([closing])
+        assert closing.cancelled()
+        await until(lambda: cluster.sent(OffsetCommitRequest))
+        await until(lambda: cluster.sent(LeaveGroupRequest))
+        assert not tasks_of_clients()
+
+
+async def test_a_close_that_is_cancelled_waits_only_a_little_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leave_limit, "CUT_CONNECTION_S", 0.05)
+    async with FakeCluster(t=1) as cluster:
+        consuming = await reading_member(cluster, Noting())
+        await without_coordinator_connection(consuming)
+        earlier = len(cluster.sent(ApiVersionsRequest))
+        cluster.script(ApiVersionsRequest, lambda request, node: SILENCE)
+        closing = asyncio.create_task(consuming.close(timeout_ms=600_000))
+        await until(lambda: len(cluster.sent(ApiVersionsRequest)) > earlier)
+        closing.cancel()
+        async with asyncio.timeout(SOON_S):
+            await asyncio.wait([closing])
+        assert closing.cancelled()
         assert not tasks_of_clients()
 
 

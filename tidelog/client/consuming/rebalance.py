@@ -404,7 +404,8 @@ class Rebalancer:
             await self._call_within(limit, self._lose_all())
         subscribed = self._subscription.subscribed
         if subscribed or self._subscription.is_user_assigned:
-            if self._config.auto_commit:
+            if self._config.auto_commit and self._positions():
+                await limit.for_connection(self.coordinator.connect())
                 await limit.for_brokers(self._commit_quietly())
             assigned = list(self._subscription.assigned)
             if assigned and subscribed:

@@ -197,7 +197,9 @@ class ConsumerMembership:
         request = self._member.leave()
         self.needs_join, self.is_lost, self.fatal_error = True, False, None
         logger.debug("leaving group %r: %s", self._coordinator.group_id, reason)
-        await limit.for_brokers(self._send_leave(request))
+        if request is not None:
+            await limit.for_connection(self._coordinator.connect())
+            await limit.for_brokers(self._send_leave(request))
 
     async def stop(self) -> None:
         """Cancel the heartbeat task without leaving the group."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from tidelog.client.assignment.protocol import by_topic
@@ -92,6 +93,12 @@ class Coordinator:
             if self._node_id is None:
                 self._node_id = await self._cluster.find_coordinator(self.group_id)
             return self._node_id
+
+    async def connect(self) -> None:
+        """Connect to the coordinator if it is known. The next request meets a failure again."""
+        if self._node_id is not None:
+            with suppress(KafkaError):
+                await self._cluster.connection(self._node_id, COORDINATOR)
 
     async def call(
         self,

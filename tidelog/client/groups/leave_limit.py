@@ -4,53 +4,57 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
 
 CUT_LISTENER_S = 3.0
 """The time of a listener that runs, or that is still to be called, when the caller of `close` is cancelled."""
+CUT_CONNECTION_S = 1.0
+"""The time for the connection to the coordinator then: nothing can be sent without it."""
 
 
 class LeaveLimit:
     """The limits of one leaving: `timeout_ms` for brokers, None for no limit, and none for the listener; or those of
-    `cut`.
+    `cut`. One wait at a time.
     """
 
     def __init__(self, timeout_ms: float | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._brokers_until = None if timeout_ms is None else self._loop.time() + timeout_ms / 1000
-        self._listener_until: float | None = None
-        self._broker_wait: asyncio.Timeout | None = None
-        self._listener_wait: asyncio.Timeout | None = None
+        self._cut_s: float | None = None
+        self._wait: asyncio.Timeout | None = None
+        self._time_after_cut_s = 0.0
 
     def cut(self) -> None:
-        """Wait for brokers no longer, and for the listener only a little: the caller has no time left."""
-        self._brokers_until = self._loop.time()
-        self._listener_until = self._brokers_until + CUT_LISTENER_S
-        if self._broker_wait is not None and not self._broker_wait.expired():
-            self._broker_wait.reschedule(self._brokers_until)
-        if self._listener_wait is not None:
-            self._listener_wait.reschedule(self._listener_until)
+        """Wait no longer for brokers, and only a little for a connection and for the listener: the caller has no time
+        left.
+        """
+        self._cut_s = self._loop.time()
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(self._cut_s + self._time_after_cut_s)
 
     @property
     def is_cut(self) -> bool:
-        return self._listener_until is not None
+        return self._cut_s is not None
 
     async def for_brokers(self, work: Awaitable[object]) -> None:
         """Wait for the work, and cancel it at the limit. What it sends before its first wait is sent in any case."""
-        with suppress(TimeoutError):
-            try:
-                async with asyncio.timeout_at(self._brokers_until) as self._broker_wait:
-                    await work
-            finally:
-                self._broker_wait = None
+        await self._wait_for(work, self._brokers_until, 0.0)
+
+    async def for_connection(self, work: Awaitable[object]) -> None:
+        """Wait for the work, and cancel it at the limit."""
+        await self._wait_for(work, self._brokers_until, CUT_CONNECTION_S)
 
     async def for_listener(self, work: Awaitable[object]) -> bool:
         """Wait for the work, and cancel it at the limit: False then."""
+        return await self._wait_for(work, None, CUT_LISTENER_S)
+
+    async def _wait_for(self, work: Awaitable[object], until_s: float | None, time_after_cut_s: float) -> bool:
+        self._time_after_cut_s = time_after_cut_s
         try:
-            async with asyncio.timeout_at(self._listener_until) as self._listener_wait:
+            async with asyncio.timeout_at(until_s if self._cut_s is None else self._cut_s + time_after_cut_s) as wait:
+                self._wait = wait
                 await work
         except TimeoutError:
             return False
         finally:
-            self._listener_wait = None
+            self._wait = None
         return True

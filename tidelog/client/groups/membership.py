@@ -377,6 +377,8 @@ class Membership:
         Waits for the response up to the limit.
         """
         await self.stop()
+        if self._member_id and self._config.group_instance_id is None:
+            await limit.for_connection(self._coordinator.connect())
         leave_request = self._send_leave(self._member_id, reason)
         self._forget_membership(ErrorCode.UNKNOWN_MEMBER_ID)
         self.needs_join, self.is_lost, self.fatal_error = True, False, None
