@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -18,14 +19,16 @@ from tests.doses import seeds
 from tests.simulation.divergent_history import DivergentHistory
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.simulation.storage_history import History
-from tests.unit.storage.batches import NOW, batch
+from tests.unit.storage.batches import NOW, batch, idempotent
 from tidelog.protocol.batches.record_batch import BatchHeader
-from tidelog.storage.files.checkpoints import CLEAN_SHUTDOWN_FILE, RECOVERY_POINT_FILE
+from tidelog.storage.files.checkpoints import CLEAN_SHUTDOWN_FILE, RECOVERY_POINT_FILE, OffsetCheckpoints
 from tidelog.storage.log import loader
 from tidelog.storage.log.checkpointed import CheckpointedOffsets
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.flush import Durability, FlushTask
+from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.verification import SNAPSHOT, LogFacts, StoppedLog
 from tidelog.storage.producers.producer_snapshots import ProducerSnapshots
 from tidelog.storage.producers.producer_state import ProducerState
 from tidelog.storage.segments import examination
@@ -55,6 +58,30 @@ def test_a_log_that_diverges_from_its_leaders_survives_it_too(chosen: range):
     """Of epochs that its file knows otherwise it refused batches."""
     for seed in chosen:
         DivergentHistory(seed).run()
+
+
+def test_no_snapshot_of_producers_below_the_recovery_point_is_torn():
+    """What a start after a kill had written was never synced: `log verify` called a healthy log damaged for good."""
+    config = LogConfig(segment_bytes=400)
+    for seed in range(10):
+        disk, sequence = SimulatedDisk(Random(seed)), count()
+        logs = LogDirectory.open(disk, "/data", node_id=1, cluster_id="cluster")
+        logs.load(lambda topic: config, NOW)
+        log = logs.create_log("t", 0, bytes(16), config, NOW)
+        for is_at_end in (False, False, True):
+            for _ in range(8):
+                log.append_as_leader(idempotent(next(sequence), value=b"." * 100), 0, NOW)
+            if is_at_end:
+                break
+            disk.end_process()
+            logs = LogDirectory.open(disk, "/data", node_id=1, cluster_id="cluster")
+            logs.ending = Ending.KILLED
+            log = logs.load(lambda topic: config, NOW)["t", 0]
+            log.flush()
+            logs.write_checkpoints()
+        disk.lose_power()
+        facts = LogFacts(recovery_point=OffsetCheckpoints(disk, "/data").read(RECOVERY_POINT_FILE)["t", 0])
+        assert SNAPSHOT not in {each.kind for each in StoppedLog(disk, "/data/t-0", facts).verify()}
 
 
 def test_a_seed_does_the_same_again():

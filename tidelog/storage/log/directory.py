@@ -521,7 +521,8 @@ class LogDirectory:
         if not is_settled:
             # The directory entries of the log, the removals of this start, and the unsynced files of an earlier process
             # must be on the device before the recovery point moves: otherwise a removed snapshot could come back.
-            for file in (f"{directory}/{PARTITION_METADATA_FILE}", *loaded.segments.active.paths()[1:]):
+            taken = [loaded.snapshots.path(each) for each in loaded.snapshots.offsets if each >= loaded.recovery_point]
+            for file in (f"{directory}/{PARTITION_METADATA_FILE}", *loaded.segments.active.paths()[1:], *taken):
                 log.durability.note_path(file)
             log.durability.note_directory(directory)
             log.durability.note_directory(self.path)
@@ -759,8 +760,7 @@ class LogDirectory:
             if self._is_loaded:
                 self.write_checkpoints()
             if is_clean and (self._is_loaded or self.was_clean):
-                data = encode_clean_shutdown(broker_epoch)
-                replace_file(self._disk, self.path, CLEAN_SHUTDOWN_FILE, data)
+                replace_file(self._disk, self.path, CLEAN_SHUTDOWN_FILE, encode_clean_shutdown(broker_epoch))
             return is_whole
         finally:
             self._lock.release()

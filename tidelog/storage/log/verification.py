@@ -317,7 +317,7 @@ class StoppedLog:
         self.leader_epochs = known
 
     def _verify_snapshot(self, offset: int) -> Iterator[Problem]:
-        if not self._facts.is_clean and offset > self._facts.recovery_point:
+        if not self._facts.is_clean and offset >= self._facts.recovery_point:
             return  # a loss of power may have torn it; the next start deletes it then
         try:
             ProducerSnapshots(self.disk, self.directory, [offset]).read(offset)
