@@ -415,6 +415,9 @@ class SimulatedDisk:
     def changed_ms(self, path: str) -> int:
         return self.modified_ms(path)
 
+    def is_backdated(self, path: str) -> bool:
+        return False
+
     def identity(self, path: str) -> str:
         return str(self._inode(path).number)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -27,7 +28,7 @@ from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.verification import RECORDS, LogFacts, StoppedLog
 from tidelog.storage.segments.damage import DamagedRecords
-from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
 
 Loss = Callable[[Path], None]
 
@@ -306,6 +307,41 @@ def test_ends_of_another_cleaning_say_nothing(made: Logs, is_cut: bool) -> None:
         log = made.close_and_open()
     served(log)
     assert not log.damaged_ranges()
+
+
+def shortened_by_kafka(path: Path) -> None:
+    """As its cleaner does it. The file gets the time of what it was made from, in milliseconds."""
+    last_batch(path)
+    os.utime(path, ns=(NOW * 1_000_000, NOW * 1_000_000))
+
+
+@pytest.mark.parametrize("is_cleaned_beyond", [False, True])
+@pytest.mark.parametrize("checkpoint", ["of a cleaning before", "lost"])
+def test_what_kafkas_cleaner_has_shortened_is_no_damage_where_no_checkpoint_says_so(
+    made: Logs, checkpoint: str, is_cleaned_beyond: bool
+) -> None:
+    """Kafka was stopped during a cleaning, or its checkpoint is lost: the ends of our last cleaning seemed to count."""
+    if is_cleaned_beyond:
+        for key in range(30):
+            made.append(keyed((f"k{key}", "later" * 10)))
+    made.close()
+    if checkpoint == "lost":
+        (made.path / CLEANER_OFFSET_FILE).unlink()
+    first, *_, third, second, _ = made.files("*.log")
+    for each in (first, second):
+        shortened_by_kafka(made.folder / each)
+    cleaned_offset = INT64_MAX if checkpoint == "lost" else 90
+    facts = LogFacts(is_clean=True, is_compacted=True, cleaned_offset=cleaned_offset)
+    assert RECORDS not in {each.kind for each in StoppedLog(made.disk, str(made.folder), facts).verify()}
+    expected = contents(made.open())
+    for _ in range(2):
+        served(made.log)
+        assert not made.log.damaged_ranges()
+        assert contents(made.close_and_open()) == expected
+    made.close()
+    last_batch(made.folder / third)
+    with pytest.raises(DamagedRecords):
+        served(made.open())
 
 
 @pytest.mark.parametrize("is_compacted_again", [False, True])

@@ -171,6 +171,12 @@ class Disk(Protocol):
         """When content, name, links, owner or times of a file changed last. No program can set it."""
         ...
 
+    def is_backdated(self, path: str) -> bool:
+        """Whether a program has set the modification time of a file, to a whole millisecond: Kafka's cleaner gives a
+        segment that of those that it was made from. False where the system has no finer times.
+        """
+        ...
+
     def identity(self, path: str) -> str:
         """What a file keeps when it is renamed, and a copy of it does not have while the file is there."""
         ...
@@ -471,6 +477,10 @@ class OsDisk:
 
     def changed_ms(self, path: str) -> int:
         return os.stat(path).st_ctime_ns // 1_000_000
+
+    def is_backdated(self, path: str) -> bool:
+        status = os.stat(path)
+        return not status.st_mtime_ns % 1_000_000 and status.st_ctime_ns % 1_000_000 > 0
 
     def identity(self, path: str) -> str:
         status = os.stat(path)

@@ -173,14 +173,16 @@ def is_beyond_index(base_offset: int, next_offset: int) -> bool:
 
 
 def may_end_early(
-    base_offset: int, next_offset: int, *, cleaned_offset: int, kept_below: int, early_ends: Set[tuple[int, int]]
+    segment: Segment, next_offset: int, *, cleaned_offset: int, kept_below: int, early_ends: Set[tuple[int, int]]
 ) -> bool:
     """Whether the last batches of a segment may be missing before the next one, which begins at `next_offset`.
 
     `kept_below`: as `ends_kept_below` says. `early_ends`: those of `explained-gaps`. No batch of a compacted log can be
-    at the end of a segment before a gap that is too large for its index.
+    at the end of a segment before a gap that is too large for its index. Kafka's cleaner writes its checkpoint last, or
+    not at all if it is stopped. Raises OSError.
     """
-    if cleaned_offset >= 0 and is_beyond_index(base_offset, next_offset):
+    base_offset = segment.base_offset
+    if cleaned_offset >= 0 and (is_beyond_index(base_offset, next_offset) or segment.is_backdated):
         return True
     if next_offset <= (kept_below or cleaned_offset):
         return not kept_below

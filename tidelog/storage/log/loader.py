@@ -397,14 +397,14 @@ class _Loader:
             size_bytes = self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}")
             has_index = base_offset in transaction_indexes
             segment = self._open_segment(base_offset, size_bytes, has_transaction_index=has_index)
-            segment.may_end_early = self._may_end_early(base_offset, end_offset)
+            segment.may_end_early = self._may_end_early(segment, end_offset)
             segment.may_have_gaps = segment.may_have_gaps or segment.may_end_early
             if segments:
                 segments[-1].next_offset = base_offset
             segments.append(segment)
         return segments
 
-    def _may_end_early(self, base_offset: int, end_offset: int) -> bool:
+    def _may_end_early(self, segment: Segment, end_offset: int) -> bool:
         """Whether cleaning may have removed the last batches of a segment.
 
         What it has cleaned is on the device. A loss of power may have taken what was appended there after a truncation.
@@ -414,7 +414,7 @@ class _Loader:
         if not is_cleaned and self._explains_loss and end_offset > self.checkpoints.recovery_point:
             return False
         return may_end_early(
-            base_offset, end_offset, cleaned_offset=cleaned_offset, kept_below=kept_below, early_ends=self.early_ends
+            segment, end_offset, cleaned_offset=cleaned_offset, kept_below=kept_below, early_ends=self.early_ends
         )
 
     def _open_segment(self, base_offset: int, size_bytes: int, *, has_transaction_index: bool) -> Segment:

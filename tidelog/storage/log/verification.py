@@ -137,7 +137,7 @@ class StoppedLog:
                 has_transaction_index=file_name(base_offset, TRANSACTION_INDEX_SUFFIX) in self._names,
             )  # fmt: skip
             segment.may_end_early = may_end_early(
-                base_offset, INT64_MAX if following is None else following, cleaned_offset=cleaned_offset,
+                segment, INT64_MAX if following is None else following, cleaned_offset=cleaned_offset,
                 kept_below=kept_below, early_ends=explained.early_ends,
             )  # fmt: skip
             if base_offset < explained.end_offset or segment.may_end_early:

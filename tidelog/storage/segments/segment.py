@@ -278,6 +278,11 @@ class Segment:
     # Files
 
     @property
+    def is_backdated(self) -> bool:
+        """Whether Kafka's cleaner has made it, as `Disk.is_backdated` says. Raises OSError."""
+        return self._disk.is_backdated(self.path)
+
+    @property
     def is_open(self) -> bool:
         """Whether it holds a descriptor of its .log."""
         return self._file is not None
