@@ -643,3 +643,64 @@ async def test_in_another_cluster_that_has_no_coordinators_yet_a_transaction_fai
         await sending.abort_transaction()
         await run(sending, b"3")
         assert cluster.transactions.committed == [b"3"]
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+@pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+async def test_after_a_begin_that_was_given_up_the_transaction_before_is_not_taken_for_the_next_one(
+    end: str, is_over: bool
+) -> None:
+    """The program got the outcome of the transaction before, and took records for committed that it had not sent; or
+    it aborted that one.
+    """
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        manager, gate = sending._manager, asyncio.Event()
+        assert manager is not None
+
+        async def answer_later(request: Any, node: FakeNode) -> Any:
+            await gate.wait()
+            return handled(request, node)
+
+        cluster.script(EndTxnRequest, answer_later)
+        await sending.begin_transaction()
+        await sending.send_and_wait("t", b"1", partition=0)
+        committing = asyncio.create_task(sending.commit_transaction())
+        await until(lambda: cluster.sent(EndTxnRequest))
+        beginning = asyncio.create_task(sending.begin_transaction())
+        await asyncio.sleep(0.01)
+        for task in (committing, beginning):
+            task.cancel()
+        await asyncio.wait([committing, beginning])
+        if is_over:
+            gate.set()
+            await until(lambda: manager.ended_number == 1)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="begin_transaction did not end"):
+                await getattr(sending, end)()
+        gate.set()
+        await run(sending, b"2")
+        with pytest.raises(RuntimeError, match="there is no transaction"):
+            await getattr(sending, end)()
+        assert cluster.transactions.committed == [b"1", b"2"]
+
+
+async def test_an_open_transaction_can_be_ended_after_a_begin_that_it_refused() -> None:
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        await sending.begin_transaction()
+        with pytest.raises(RuntimeError, match="open already"):
+            await sending.begin_transaction()
+        await sending.send("t", b"1", partition=0)
+        gate = asyncio.Event()
+
+        async def answer_later(request: Any, node: FakeNode) -> Any:
+            await gate.wait()
+            return handled(request, node)
+
+        cluster.script(EndTxnRequest, answer_later)
+        committing = asyncio.create_task(sending.commit_transaction())
+        await until(lambda: cluster.sent(EndTxnRequest))
+        committing.cancel()
+        await asyncio.wait([committing])
+        gate.set()
+        await sending.commit_transaction()
+        assert cluster.transactions.committed == [b"1"]

@@ -577,7 +577,11 @@ class Producer:
         return TransactionScope(self._begin)
 
     async def begin_transaction(self) -> None:
-        """Begin a transaction. Raises RuntimeError in an open one, TransactionTimeout, TransactionFatal."""
+        """Begin a transaction. Raises RuntimeError in an open one, TransactionTimeout, TransactionFatal.
+
+        A call that is cancelled or raises begins none: a commit or an abort then raises RuntimeError, also if it is the
+        previous transaction whose outcome is not known.
+        """
         await self._begin()
 
     async def _begin(self) -> tuple[Transactions, int]:

@@ -28,7 +28,8 @@ from tidelog.protocol.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-_RESTING = (State.READY, State.ABORTABLE_ERROR, State.FATAL_ERROR, State.IN_TRANSACTION)
+_OPEN_OR_FAILED = (State.ABORTABLE_ERROR, State.FATAL_ERROR, State.IN_TRANSACTION)
+_RESTING = (State.READY, *_OPEN_OR_FAILED)
 
 
 class Transactions:
@@ -41,6 +42,7 @@ class Transactions:
         self._is_detached = False
         self._unreported_number = 0
         """The last transaction whose commit or abort was called and has not returned."""
+        self._has_failed_to_begin = False
 
     # -- calls
 
@@ -56,10 +58,23 @@ class Transactions:
             raise self._manager.error
 
     async def begin(self, deadline: float) -> int:
-        """Begin a transaction, after the end of the previous one. Returns its number."""
+        """Begin a transaction, after the end of the previous one. Returns its number.
+
+        After a call that raises, or is cancelled, there is none to commit or to abort, also if the previous one still
+        ends.
+        """
         manager = self._manager
+        self._has_failed_to_begin = False
         if manager.state is State.READY and manager.begin(self._sender.uses_version_2):
             return manager.number  # usual, and nothing has to be sent
+        try:
+            return await self._begin_when_ready(deadline)
+        except BaseException:
+            self._has_failed_to_begin = True
+            raise
+
+    async def _begin_when_ready(self, deadline: float) -> int:
+        manager = self._manager
         manager.initialize()
         while True:
             await self._wait_until(lambda: manager.state in _RESTING, "begin_transaction", deadline)
@@ -72,12 +87,21 @@ class Transactions:
             else:
                 raise RuntimeError("a transaction is open already; transactions do not nest")
 
+    def _check_begun(self, end: str) -> None:
+        """Raise RuntimeError after a begin that failed: the caller would take the outcome of the previous transaction
+        for that of its own.
+        """
+        if self._has_failed_to_begin and self._manager.state not in _OPEN_OR_FAILED:
+            raise RuntimeError(f"there is no transaction to {end}: begin_transaction did not end, repeat it")
+        self._has_failed_to_begin = False
+
     async def commit(self) -> None:
         """Commit; return when the coordinator has decided so.
 
         Another call after one that ended early returns its outcome, also when that is known already.
         """
         manager = self._manager
+        self._check_begun("commit")
         if not self._has_unreported_end():
             manager.commit()
         number = self._unreported_number = manager.number
@@ -105,6 +129,7 @@ class Transactions:
     async def abort(self) -> None:
         """Abort; return when the coordinator has decided so. May be repeated as `commit`."""
         manager = self._manager
+        self._check_begun("abort")
         if not self._has_unreported_end():
             manager.abort()
         elif manager.ended_by_commit:
