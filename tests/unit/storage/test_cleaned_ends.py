@@ -113,6 +113,27 @@ def test_what_a_cleaned_segment_has_lost_is_damage_and_is_repaired(
     assert not made.log.damaged_ranges()
 
 
+@pytest.mark.parametrize("content", [b"", b"0\n700\n12345678\n"], ids=["empty", "of a wrong checksum"])
+@pytest.mark.parametrize("lose", [last_batch, everything, all_files])
+def test_what_a_cleaned_segment_has_lost_is_damage_also_where_the_file_that_says_so_is_damaged(
+    made: Logs, lose: Loss, content: bytes
+) -> None:
+    """The rest looked like the result of compaction, and readers passed over the records."""
+    copy, expected = copy_of(made), contents(made.log)
+    made.close()
+    (made.folder / CLEANED_ENDS_FILE).write_bytes(content)
+    assert contents(made.open()) == expected
+    served(made.log)
+    made.close()
+    lose(made.folder / made.files("*.log")[-4])
+    made.open()
+    with pytest.raises(DamagedRecords):
+        served(made.log)
+    repair(made.log, copy)
+    assert contents(made.log) == expected
+    assert contents(made.close_and_open()) == expected
+
+
 def cease(made: Logs) -> None:
     """The topic is not compacted any more, and a flush has put what explains its gaps on the device."""
     made.config = replace(made.config, cleanup_policy=frozenset({"delete"}))

@@ -148,9 +148,13 @@ def ends_kept_below(disk: Disk, directory: str, cleaned_offset: int) -> int:
     `cleaned_offset`: that of the cleaner's checkpoint, INT64_MAX where the checkpoint is lost. One above that of the
     file shows that Kafka's cleaner has cleaned since, which may leave segments that end earlier. A lower one is from
     before a kill, or from a truncation. One of 0 or less says nothing: the topic has ceased to be compacted since, and
-    `explained-gaps` names the segments that end earlier. Raises OSError.
+    `explained-gaps` names the segments that end earlier. A damaged file hides no damage beside it: it counts as one
+    that names the checkpoint's offset. Raises OSError.
     """
-    end_offset = _read(disk, f"{directory}/{CLEANED_ENDS_FILE}", decode_end_offset) or 0
+    path = f"{directory}/{CLEANED_ENDS_FILE}"
+    end_offset = _read(disk, path, decode_end_offset)
+    if end_offset is None:
+        end_offset = cleaned_offset if disk.exists(path) else 0
     return end_offset if 0 < cleaned_offset <= end_offset or cleaned_offset == INT64_MAX else 0
 
 
