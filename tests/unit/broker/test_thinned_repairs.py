@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.broker.repairing import RepairedReplica
 from tests.unit.broker.test_repair_parts import scrub_all
-from tests.unit.storage.batches import NOW, Logs
+from tests.unit.storage.batches import NOW, Logs, QuickDisk
 from tests.unit.storage.cleaning import clean, contents
 from tests.unit.storage.test_compaction import keyed
 from tests.unit.storage.test_damage import copy_of
@@ -425,17 +425,23 @@ def lose_headers(made: Logs) -> None:
     assert made.log.damaged_ranges()
 
 
+def copied_with_gaps(cleaned: Logs, path: Path, segments: int) -> Logs:
+    """A replica that was added after the cleaning: its active segment has gaps, too."""
+    copied = Logs(path, replace(GONE, segment_bytes=100_000))
+    for _, batch in sorted(copy_of(cleaned).items()):
+        copied.log.append_as_follower(memoryview(bytearray(batch)), NOW)
+        if len(copied.log.segments) < segments:
+            copied.log.roll(NOW)
+    copied.log.set_high_watermark(copied.log.log_end_offset)
+    return copied
+
+
 async def test_a_copy_that_was_made_of_a_cleaned_log_lacks_what_that_one_lacks(tmp_path: Path) -> None:
     """No cleaner has run here. The tombstone was gone when this replica was added, and is in no segment."""
     cluster = Cluster(tmp_path)
     ahead(cluster, 2)
     cleaned = cluster.here
-    copied = Logs(tmp_path / "copied", GONE)
-    for _, batch in sorted(copy_of(cleaned).items()):
-        copied.log.append_as_follower(memoryview(bytearray(batch)), NOW)
-        if len(copied.log.segments) < 3:
-            copied.log.roll(NOW)
-    copied.log.set_high_watermark(copied.log.log_end_offset)
+    copied = copied_with_gaps(cleaned, tmp_path / "copied", 3)
     before = newest_values(copied.log)
     cluster.use(copied, cluster.cleaned)
     lose_headers(copied)
@@ -492,6 +498,29 @@ async def test_a_copy_that_ends_in_the_middle_leaves_no_mixture_of_two_cleanings
     cluster.copies = {3: whole.log}
     assert await cluster.repair()
     assert contents(cluster.here.log) == before
+
+
+async def test_a_full_volume_is_waited_for_before_the_active_segment_is_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its indexes were written first, and the log directory went offline because of a repair."""
+    cluster = Cluster(tmp_path)
+    ahead(cluster, 2)
+    copied = copied_with_gaps(cluster.here, tmp_path / "copied", 1)
+    cluster.use(copied, cluster.cleaned)
+    damage(copied, 0)
+    before = len(copied.log.segments)
+    with monkeypatch.context() as patched:
+        patched.setattr(QuickDisk, "volume_bytes", lambda disk, path: (1 << 40, 0))
+        patched.setattr(QuickDisk, "write_file", no_space)
+        assert not await cluster.repair()
+    assert (len(copied.log.segments), cluster.refused) == (before, [])
+    assert await cluster.repair()
+    assert newest_values(copied.log) == newest_values(cluster.cleaned.log)
+
+
+def no_space(disk: QuickDisk, path: str, data: bytes, *, sync: bool) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", path)
 
 
 @pytest.mark.parametrize("fails_at", range(1, 8))

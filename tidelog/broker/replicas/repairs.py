@@ -40,6 +40,7 @@ from tidelog.storage.log.repair import (
     RepairCheck,
     SegmentFull,
     is_present,
+    require_space,
 )
 from tidelog.storage.segments.damage import DamagedRange, describe
 
@@ -346,6 +347,7 @@ class Repairs:
             log.accept_gap(segment, damage)
             self._partitions.reported_values_changed(partition)
         elif not segment.may_have_gaps:
+            require_space(log.disk, segment, 0)  # for the file
             logger.info("%s: no replica has all offsets from %d on", partition, damage.first_offset)
             log.explain_gaps(damage.end_offset)  # the next attempt repairs the range
 
@@ -482,9 +484,11 @@ class Repairs:
             logger.info("%s: the rest of the damage gets a segment of its own: %s", partition, refused)
 
     def _roll(self, partition: Partition, refused: NoRoom) -> None:
-        """Roll a new segment, so that the next attempt may rewrite the present one. Raises OSError."""
+        """Roll a new segment, so that the next attempt may rewrite the present one. Raises NoSpace, OSError."""
+        log = partition.log
+        require_space(log.disk, log.segments.active, 0)  # for its indexes
         logger.info("%s: starting a new segment, to repair the present one: %s", partition, refused)
-        partition.log.roll(partition.log.clock_ms)
+        log.roll(log.clock_ms)
 
     async def _explain(self, partition: Partition, first_offset: int, end_offset: int) -> None:
         """Fill a gap in what the leader sends, and accept as compacted what all in-sync replicas lack.

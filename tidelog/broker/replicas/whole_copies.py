@@ -21,6 +21,7 @@ from tidelog.replication.ports import PeerUnreachable
 from tidelog.replication.threads import until_done
 from tidelog.storage.log.compaction import CleaningFailed
 from tidelog.storage.log.prefix_copy import PrefixCopy
+from tidelog.storage.log.repair import require_space
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class WholeCopies:
             return False
         last = log.segments.from_offset(max(lacks_below - 1, repair.segment.base_offset))[0]
         if last is log.segments.active:
+            require_space(log.disk, last, 0)  # for its indexes
             log.roll(log.clock_ms)
         copy = PrefixCopy(log, last, log.clock_ms)
         logger.info("%s: copying all up to offset %d from broker %d", partition, copy.chosen.end_offset, source)
