@@ -4,7 +4,8 @@ configs.
 It follows committed images and elects no leaders. `discovered_logs.py` holds the logs that a start finds
 on the disks; `log_directories.py` knows the usable directories. Invariant: after `apply`, this node
 hosts the replicas that the image assigns to it. Two kinds are excepted: replicas in an offline log
-directory, for which requests get a storage error, and replicas deferred to the loop's next turns.
+directory, for which requests get a storage error, and replicas deferred to the loop's next turns. A deferred
+role is that of an earlier image, as on a node that has not received the newest one yet.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ NEW_LOGS_PER_TURN_MAX = 100
 NEW_LOGS_S = 0.02
 # So many are created however long they take.
 FEW_NEW_LOGS = 5
+# Changed roles in one turn of the loop, some 3 ms. The death of a broker changes thousands.
+ROLES_PER_TURN_MAX = 100
 # The time that changed settings take in one turn of the loop. A topic that ceases to be compacted has a file written.
 CONFIGS_S = 0.01
 # The pause after a shortage of file descriptors or memory.
@@ -92,7 +95,7 @@ class Hosting:
         self.pauses: Callable[[], int] = lambda: 0
         """How often the requests that are served in pieces have paused for others."""
         self._pauses_before = 0
-        self._new_logs_in_turn = 0
+        self._new_logs_in_turn = self._roles_in_turn = 0
         self._turn_began_s = 0.0
         self._deferred_partitions: dict[tuple[bytes, int], None] = {}
         if fetchers is not None:
@@ -234,10 +237,10 @@ class Hosting:
                 self._delete_replica(topic, index)
                 continue
             partition = self._partitions.find(topic.topic_id, index)
+            if may_defer and self._is_turn_over(partition):
+                self._defer(topic, index)
+                continue
             if partition is None:
-                if may_defer and self._is_turn_over():
-                    self._defer(topic, index)
-                    continue
                 self._new_logs_in_turn += 1
                 try:
                     partition = self._host(topic, index, assignment)
@@ -246,24 +249,25 @@ class Hosting:
                     self._defer(topic, index, SHORTAGE_PAUSE_S)
                     continue
             if partition is not None:
+                self._roles_in_turn += 1
                 self._apply_role(partition, assignment)
                 self._report_directory(partition, assignment)
 
     def _begin_turn(self) -> None:
-        self._new_logs_in_turn = 0
+        self._new_logs_in_turn = self._roles_in_turn = 0
         self._turn_began_s = self._stopwatch()
 
-    def _is_turn_over(self) -> bool:
-        """Whether the next new log is to wait for another turn of the loop."""
+    def _is_turn_over(self, partition: Partition | None = None) -> bool:
+        """Whether the next new log, or the next role of a partition, is to wait for another turn of the loop."""
+        if partition is not None:
+            return self._has_started and self._roles_in_turn >= ROLES_PER_TURN_MAX
         count = self._new_logs_in_turn
         if count < FEW_NEW_LOGS:
             return False
         return count >= NEW_LOGS_PER_TURN_MAX or self._stopwatch() - self._turn_began_s >= NEW_LOGS_S
 
     def _defer(self, topic: TopicImage, index: int, pause_s: float = 0.0) -> None:
-        """Defer a new replica to the loop's next turns: thousands of new logs would delay the
-        heartbeats.
-        """
+        """Defer a replica to the loop's next turns: thousands of new logs or roles would delay the heartbeats."""
         if self._has_started and not self._deferred_partitions:
             if pause_s:
                 self._loop.call_later(pause_s, self._apply_deferred)
@@ -281,7 +285,7 @@ class Hosting:
         others_waited, self._pauses_before = self.pauses() != self._pauses_before, self.pauses()
         waiting, self._deferred_partitions = self._deferred_partitions, {}
         for topic_id, index in list(islice(waiting, NEW_LOGS_PER_TURN_MAX)):
-            if self._is_turn_over():
+            if self._is_turn_over(self._partitions.find(topic_id, index)):
                 break
             del waiting[topic_id, index]
             self._apply_newest(topic_id, index)
@@ -558,7 +562,7 @@ class Hosting:
         assert self._image is not None
         topic = self._image.topics_by_id.get(partition.topic_id)
         if topic is not None and self._partitions.find(partition.topic_id, partition.index) is partition:
-            self._apply_partitions(topic, (partition.index,))
+            self._apply_partitions(topic, (partition.index,), may_defer=False)
 
     def _doubt_epochs(self, partition: Partition, assignment: PartitionImage) -> None:
         """Check the leader epochs of a log that may have read a damaged one from its last batch."""
