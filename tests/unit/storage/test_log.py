@@ -240,6 +240,17 @@ class TestRolling:
         assert offsets_of(records_of(made.close_and_open())) == [0]
         assert not made.log.damaged_ranges()
 
+    def test_what_was_flushed_behind_offsets_that_the_index_cannot_hold_stays_after_a_loss_of_power(
+        self, logs: MakeLogs
+    ):
+        """Before the next checkpoint of the recovery point the log was cut before the gap."""
+        made = logs(cleanup_policy=frozenset({"compact"}))
+        made.append(batch(key=b"k"))
+        far = 2**31 + 5
+        made.log.append_as_follower(batch(1, base_offset=far, leader_epoch=0), NOW)
+        made.log.flush()
+        assert offsets_of(records_of(made.kill_and_open())) == [0, far]
+
     def test_a_snapshot_of_the_producers_is_left_at_the_roll(self, logs: MakeLogs):
         made = logs(segment_bytes=300)
         made.append(*(idempotent(n, value=b"x" * 100) for n in range(3)))

@@ -30,7 +30,12 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.files.usurped_names import free_names
-from tidelog.storage.log.explained_gaps import ends_kept_below, may_end_early, read_explained_gaps
+from tidelog.storage.log.explained_gaps import (
+    ends_kept_below,
+    is_beyond_index,
+    may_end_early,
+    read_explained_gaps,
+)
 from tidelog.storage.log.hidden_transactions import ScannedTransactions
 from tidelog.storage.log.recovery import (
     examine_now,
@@ -407,12 +412,14 @@ class _Loader:
     def _may_end_early(self, segment: Segment, end_offset: int) -> bool:
         """Whether cleaning may have removed the last batches of a segment.
 
-        What it has cleaned is on the device. A loss of power may have taken what was appended there after a truncation.
+        What it has cleaned is on the device, and what is before a gap that is too large for an index. A loss of power
+        may have taken what was appended there after a truncation.
         """
         cleaned_offset, kept_below = self.checkpoints.cleaned_offset, self.ends_kept_below
         is_cleaned = end_offset <= (kept_below or cleaned_offset)
         if not is_cleaned and self._explains_loss and end_offset > self.checkpoints.recovery_point:
-            return False
+            base_offset = segment.base_offset
+            return is_beyond_index(base_offset, end_offset) and (base_offset, end_offset) in self.early_ends
         return may_end_early(
             segment, end_offset, cleaned_offset=cleaned_offset, kept_below=kept_below, early_ends=self.early_ends
         )

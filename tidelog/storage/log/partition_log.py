@@ -320,6 +320,7 @@ class PartitionLog:
         # The base offset is the log end, even before a gap: then a start can distinguish a lost tail from a gap.
         if last_offset - self.log_end_offset <= MAX_RELATIVE_OFFSET:
             return self.roll(now_ms)
+        self.disk.sync_file(self.segments.active.path)  # a start believes that its end is no torn one
         return explained_gaps.explain_gap_before(self, self.roll(now_ms, first_offset))
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
