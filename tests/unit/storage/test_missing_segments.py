@@ -289,3 +289,49 @@ def test_files_that_were_never_on_the_device_are_not_called_missing_after_a_loss
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
         assert not made.directory.shortened_logs
         made.kill()
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_empty_segment_behind_a_lost_end_stays_at_a_second_start(logs: MakeLogs, policy: str, kept: int) -> None:
+    """It was removed, and the next records went into the segment that lacked its end: readers passed over that."""
+    made = logs(cleanup_policy=frozenset({policy}))
+    made.append(batch(key=b"0"), batch(key=b"1"))
+    made.log.roll(NOW)
+    made.append(batch(key=b"2"), batch(key=b"3"))
+    if not kept:
+        made.log.roll(NOW)
+    copy, path = copy_of(made), made.folder / made.files("*.log")[1]
+    made.log.flush()
+    made.directory.write_checkpoints()
+    end(made, ENDINGS[0 if kept else 1])
+    data = path.read_bytes()
+    path.write_bytes(data[: kept * len(data) // 2])
+    made.open(machine_ran_on=True)
+    made.close_and_open()
+    assert made.log.log_end_offset == 4
+    for _ in range(2):
+        with pytest.raises(DamagedRecords):
+            read(made.log, 2 + kept, 1, 4)
+        made.append(batch(key=b"4"))
+        for segment in list(made.log.segments)[:2]:
+            work = Scrub(made.log, segment)
+            work.run(10**9)
+            work.finish()
+    repair(made.log, copy)
+    assert offsets_of(records_of(made.log)) == list(range(6))
+
+
+def test_a_read_at_the_begin_of_an_empty_segment_fails_at_the_end_of_the_log_too(logs: MakeLogs) -> None:
+    """The reader got no record and no error until the next append."""
+    made = logs()
+    made.append(batch(), batch())
+    made.log.roll(NOW)
+    made.append(batch())
+    made.log.roll(NOW)
+    made.close()
+    (made.folder / made.files("*.log")[1]).write_bytes(b"")
+    made.open()
+    made.close_and_open()
+    with pytest.raises(DamagedRecords):
+        read(made.log, 2, 1, 3)

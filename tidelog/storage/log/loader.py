@@ -54,7 +54,7 @@ from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, describe
 from tidelog.storage.segments.examination import UNKNOWN_END
 from tidelog.storage.segments.leader_epochs import LeaderEpochs, confirmed_log_start, first_offset_of
 from tidelog.storage.segments.log_config import INT64_MAX, LogConfig
-from tidelog.storage.segments.reader import headers
+from tidelog.storage.segments.reader import headers, position_of
 from tidelog.storage.segments.segment import (
     LOG_SUFFIX,
     SUFFIXES,
@@ -701,7 +701,7 @@ class _Loader:
                 if tail is None and self._may_have_held_records(segment):
                     logger.error("%s is empty, but may have held acknowledged records", segment.path)
                     self.on_loss()
-                if not is_behind_damage and not segments[index - 1].may_end_early:
+                if not is_behind_damage and not segments[index - 1].may_end_early and _is_reached(segments[index - 1]):
                     self._remove([segment])  # to the next start it would be one that has lost its records
                     return segments[:index], segment.base_offset
             next_offset = segments[-1].next_offset if tail is not None else segment.next_offset
@@ -754,6 +754,16 @@ class _Loader:
         checkpoints = self.checkpoints
         is_above = damage.first_offset >= checkpoints.recovery_point
         return self._explains_loss and not checkpoints.is_synced and is_above
+
+
+def _is_reached(segment: Segment) -> bool:
+    """Whether the batches of a segment reach the next one. The damage of one that is not scanned may not be known."""
+    try:
+        return position_of(segment, segment.next_offset - 1, wait=True) < segment.size_bytes
+    except CorruptIndex:
+        return False
+    finally:
+        segment.forget_indexes()
 
 
 def _has_index_files(names: set[str], segment: Segment) -> bool:

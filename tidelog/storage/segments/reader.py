@@ -302,10 +302,12 @@ def read_from(segments: Segments, offset: int, max_bytes: int, upper_offset: int
         index += 1
         segment = segments[index]
         before = segments[index - 1]
-        if segment.base_offset >= upper_offset or position_of(before, offset) < before.size_bytes:
+        if position_of(before, offset) < before.size_bytes:
             break
         if not before.may_end_early and offset < segment.base_offset:
             raise CorruptIndex(before.path, f"holds nothing at offset {offset}")
+        if segment.base_offset >= upper_offset:
+            break
         result = read(segment, max(offset, segment.base_offset), max_bytes, upper_offset, min_one_batch, epochs)
     return result
 
