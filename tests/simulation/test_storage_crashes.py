@@ -19,7 +19,8 @@ from tests.doses import seeds
 from tests.simulation.divergent_history import DivergentHistory
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.simulation.storage_history import History
-from tests.unit.storage.batches import NOW, batch, idempotent
+from tests.unit.storage.batches import NOW, batch, idempotent, offsets_of, records_of
+from tests.unit.storage.test_damage import repair
 from tidelog.protocol.batches.record_batch import BatchHeader
 from tidelog.storage.files.checkpoints import CLEAN_SHUTDOWN_FILE, RECOVERY_POINT_FILE, OffsetCheckpoints
 from tidelog.storage.log import loader
@@ -334,3 +335,31 @@ def hunt(invariant: str, weights: dict[str, int], settings: dict[str, Any], kind
             if invariant in str(error):
                 return
     pytest.fail(f"not caught by {invariant}, only by {sorted(caught)[:5]}")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_repair_of_a_missing_first_segment_stays_after_a_loss_of_power(seed: int):
+    """The repair syncs the file, in which the start had put nothing, but not its name."""
+    disk, config = SimulatedDisk(Random(seed)), LogConfig()
+    disk.make_directory("/data")
+
+    def opened() -> LogDirectory:
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id="cluster")
+        directory.load(lambda topic: config, NOW)
+        return directory
+
+    directory = opened()
+    log = directory.create_log("t", 0, bytes(16), config, NOW)
+    log.flush()
+    log.append_as_leader(batch(2), 0, NOW)
+    log.roll(NOW)
+    log.append_as_leader(batch(), 0, NOW)
+    copy = disk.read_file(log.segments[0].path)
+    directory.close()
+    disk.remove(log.segments[0].path)
+    disk.sync_everything()
+    log = opened().logs["t", 0]
+    repair(log, {0: copy})
+    assert not log.damaged_ranges()
+    disk.lose_power()
+    assert offsets_of(records_of(opened().logs["t", 0])) == [0, 1, 2]

@@ -489,6 +489,7 @@ class _Loader:
 
     def _begin_missing(self, base_offset: int) -> Segment:
         self.disk.write_file(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}", b"", sync=False)
+        self.disk.sync_directory(self.directory)  # a repair in place syncs only the file
         return self._open_segment(base_offset, 0, has_transaction_index=False)
 
     def _drop_deleted(self, segments: list[Segment]) -> list[Segment]:
