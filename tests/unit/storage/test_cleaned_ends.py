@@ -328,6 +328,10 @@ def test_ends_of_another_cleaning_say_nothing(made: Logs, is_cut: bool) -> None:
         log = made.close_and_open()
     served(log)
     assert not log.damaged_ranges()
+    made.close()
+    path.write_bytes(b"of a bad sector")
+    served(made.open())
+    assert not made.log.damaged_ranges()
 
 
 def shortened_by_kafka(path: Path) -> None:

@@ -201,6 +201,8 @@ class _Loader:
         names = {entry.name for entry in entries if not entry.is_directory} - freed
         self.gaps_explained_below, self.early_ends = read_explained_gaps(disk, directory)
         self.ends_kept_below = ends_kept_below(disk, directory, checkpoints.cleaned_offset)
+        if checkpoints.cleaned_offset > 0 and not self.ends_kept_below and CLEANED_ENDS_FILE in names:
+            disk.remove(f"{directory}/{CLEANED_ENDS_FILE}")  # the checkpoint that shows a later cleaning may be lost
         cleaned_below = max(checkpoints.cleaned_offset, self.gaps_explained_below)
         # The metadata log is read whole at each start.
         if config.is_compacted or checkpoints.was_compacted or checkpoints.is_synced:
