@@ -172,8 +172,9 @@ class Disk(Protocol):
         ...
 
     def is_backdated(self, path: str) -> bool:
-        """Whether a program has set the modification time of a file, to a whole millisecond: Kafka's cleaner gives a
-        segment that of those that it was made from. False where the system has no finer times.
+        """Whether a program has set the modification time of a file, in milliseconds: Kafka's cleaner gives a segment
+        that of those that it was made from. False where the system has no finer times, and for whole seconds, which
+        archives keep.
         """
         ...
 
@@ -480,7 +481,8 @@ class OsDisk:
 
     def is_backdated(self, path: str) -> bool:
         status = os.stat(path)
-        return not status.st_mtime_ns % 1_000_000 and status.st_ctime_ns % 1_000_000 > 0
+        modified_ns = status.st_mtime_ns % 1_000_000_000
+        return modified_ns > 0 and not modified_ns % 1_000_000 and status.st_ctime_ns % 1_000_000 > 0
 
     def identity(self, path: str) -> str:
         status = os.stat(path)
