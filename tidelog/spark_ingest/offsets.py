@@ -260,7 +260,7 @@ async def _topics(cluster: Cluster, options: SourceOptions, omit_missing: bool =
     """
     if options.pattern:
         pattern = compile_java_pattern(options.pattern)
-        topics = (await cluster.fetch_metadata(None)).topics
+        topics = (await cluster.fetch_metadata_within(None, options.consumer.default_api_timeout_ms)).topics
         matching = [topic for topic in topics if not topic.is_internal and pattern.search(topic.name or "")]
         return await _fetch_topics(cluster, options, [topic.name or "" for topic in matching], omit_missing=True)
     names = options.topics or tuple(dict.fromkeys(topic for topic, _ in options.partitions))
@@ -313,7 +313,8 @@ async def _fetch_topics(
     for attempt in range(options.fetch_offset_retries + 1):
         if attempt:
             await asyncio.sleep(options.fetch_offset_retry_interval_ms / 1000)
-        topics = (await cluster.fetch_metadata(list(names))).topics
+        response = await cluster.fetch_metadata_within(list(names), options.consumer.default_api_timeout_ms)
+        topics = response.topics
         failed = [topic for topic in topics if topic.error_code and not topic.partitions]
         if not failed:
             return topics

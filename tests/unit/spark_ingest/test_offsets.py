@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tidelog.client.model import TopicPartition
+from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponsePartition, MetadataResponseTopic
@@ -41,6 +42,21 @@ def test_several_topics_by_name_and_by_pattern(node):
     assert ranges(node, subscribePattern="lights") == expected  # found anywhere in the name, as by Spark's connector
     assert ranges(node, subscribePattern="^lights|ligh$") == []
     assert ranges(node, subscribePattern="__.*") == []  # internal topics are nobody's data
+
+
+@pytest.mark.parametrize("strategy", ["subscribe", "subscribePattern"])
+def test_a_read_outlives_a_broker_that_goes_away_while_it_is_planned(node, new_topic, monkeypatch, strategy):
+    topic = new_topic(3)
+    real, failures = Cluster.fetch_metadata, [KafkaError(ErrorCode.NETWORK_EXCEPTION) for _ in range(2)]
+
+    async def fetch_metadata(cluster, topics, **given):
+        if failures and cluster.metadata.nodes:  # it has started
+            raise failures.pop()
+        return await real(cluster, topics, **given)
+
+    monkeypatch.setattr(Cluster, "fetch_metadata", fetch_metadata)
+    assert ranges(node, **{strategy: topic}) == [(topic, 0, 0, 3)]
+    assert not failures
 
 
 def test_assigned_partitions_only(node, new_topic):
