@@ -289,6 +289,7 @@ def test_a_planted_bug_is_caught(plant: Plant, invariant: str, monkeypatch: pyte
 # These need several things to come together, so their histories are steered to where they do.
 NO_FLUSH = {"flush_messages": INT64_MAX}
 QUIET = dict.fromkeys(("begin_flush", "finish_flush", "maintain", "delete_records", "restart_cleanly"), 0)
+TRANSACTIONS = {"append_transactional": 20, "end_transaction": 16, "truncate": 0, "delete_records": 0}
 DEEP_PLANTS = [
     (
         truncate_without_checkpointing,
@@ -298,9 +299,9 @@ DEEP_PLANTS = [
     ),
     (
         checkpoint_the_end_of_an_open_segment,
-        "IndexesAgreeWithTheLog",  # a search by time does not believe them, so that it finds the records
-        {"checkpoint": 8, "flush": 12, "lose_power": 3},
-        {"segment_bytes": 1000},
+        "TransactionsAreKnown",
+        {"append": 4, "checkpoint": 8, "flush": 12, "lose_power": 3, **TRANSACTIONS},
+        {"segment_bytes": 1000, "index_interval_bytes": 0},
     ),
 ]
 
