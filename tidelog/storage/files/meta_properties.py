@@ -41,17 +41,16 @@ class DamagedProperties(ForeignDirectory):
 
 
 def make_durably(disk: Disk, path: str) -> None:
-    """Create the directory and its missing parents, and sync their directory entries. Raises OSError."""
-    missing = []
-    above = path.rstrip("/")
-    while above and not disk.exists(above):
-        missing.append(above)
-        above = above.rpartition("/")[0]
-    if above:
-        _sync_entry(disk, above)  # the process that made it may have been killed before this
-    for each in reversed(missing):
-        disk.make_directory(each)
-        _sync_entry(disk, each)
+    """Create the directory and its missing parents, and sync the entries of all of them. Raises OSError.
+
+    Those that are there may be new as well: another program may have made them just before.
+    """
+    names = path.rstrip("/").split("/")
+    for count in range(1, len(names) + 1):
+        if each := "/".join(names[:count]):
+            if not disk.exists(each):
+                disk.make_directory(each)
+            _sync_entry(disk, each)
     disk.make_directory(path)  # an error if the path is no directory
 
 
