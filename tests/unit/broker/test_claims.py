@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.files.incarnation import INCARNATION_FILE, write_incarnation
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import CorruptLog
+from tidelog.storage.segments.log_config import LogConfig
 from tidelog.testing.ports import free_port
 
 MakeBatch = Callable[..., bytes]
@@ -141,6 +142,52 @@ def test_a_copy_on_its_way_to_another_directory_is_not_the_replica() -> None:
     discovered = DiscoveredLogs([here, there])  # type: ignore[arg-type]
     assert not discovered.has(key, topic_id, here.directory_id), "it may lack anything"
     assert discovered.has(key, topic_id, there.directory_id), "the metadata says that it has taken over"
+
+
+class Refusing:
+    """A log directory that refuses changes, and the directories of its node. Its topic ids have no checksum."""
+
+    def __init__(self, count: int) -> None:
+        self.directory_id, self.tries, self.has_failed = b"a" * 16, 0, False
+        log = SimpleNamespace(topic_id=b"t" * 16, topic_id_has_checksum=False, flush_due=False)
+        self.found = {("t", index): log for index in range(count)}
+        self.offline: dict[tuple[str, int], str] = {}
+        self.vanished: set[tuple[str, int]] = set()
+
+    def __iter__(self) -> Iterator[Refusing]:
+        return iter([self])
+
+    def load(self, config_for: object, now_ms: int) -> dict[tuple[str, int], SimpleNamespace]:
+        return self.found
+
+    def refuse(self, *_: object) -> None:
+        self.tries += 1
+        raise OSError(errno.EIO, "simulated")
+
+    set_topic_id = set_aside = refuse
+
+    def forget_vanished(self, keys: object) -> None:
+        pass
+
+    def failed(self, directory: Refusing, error: OSError) -> None:
+        self.has_failed = True
+
+    def is_usable(self, directory: Refusing) -> bool:
+        return not self.has_failed
+
+
+@pytest.mark.parametrize("is_claimed", [True, False])
+def test_a_directory_that_refuses_the_claim_of_one_log_is_not_tried_for_each_other(is_claimed: bool) -> None:
+    """Each try may wait for the device, with the whole node."""
+    refusing = Refusing(20)
+    discovered = DiscoveredLogs(refusing)  # type: ignore[arg-type]
+    discovered.load(lambda topic: LogConfig(), 0)
+    for key in refusing.found:
+        if is_claimed:
+            assert discovered.claim(key, b"t" * 16, refusing.directory_id) is not None
+        else:
+            discovered.set_others_aside(key, b"u" * 16)
+    assert refusing.tries == 1
 
 
 async def test_a_controller_that_was_killed_knows_damage_at_the_end_of_its_log(start_node: Any, tmp_path: Path) -> None:

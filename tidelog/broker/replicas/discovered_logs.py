@@ -90,6 +90,8 @@ class DiscoveredLogs:
         """
         candidates = self._logs.get(key, [])
         for directory, log in candidates:
+            if not self._directories.is_usable(directory):
+                continue  # it has just refused another log's, and each try may be slow
             # A loss of power or damage took only the file with the topic id; or it has no checksum yet, as Kafka's.
             is_taken = takes_nameless and log.topic_id is None and len(candidates) == 1
             try:
@@ -150,10 +152,11 @@ class DiscoveredLogs:
             directory.forget_vanished(directory.vanished.difference(deferred, lost))
         for key in [key for key in self._logs if key not in deferred]:
             for directory, _ in self._logs.pop(key):
-                if self._directories.is_usable(directory):
-                    self._set_aside(directory, key)
+                self._set_aside(directory, key)
 
     def _set_aside(self, directory: LogDirectory, key: Key) -> None:
+        if not self._directories.is_usable(directory):
+            return
         try:
             where = directory.set_aside(*key)
         except OSError as error:

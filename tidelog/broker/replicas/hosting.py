@@ -348,7 +348,7 @@ class Hosting:
         config = self._log_config(topic.name)
         if log.config is not config:  # the log was opened with the settings of an earlier image
             _set_config(log, config, directory, set())
-        if self._is_former_copy(log, assignment):
+        if self._directories.is_usable(directory) and self._is_former_copy(log, assignment):
             logger.info("%s-%d is added again: its copy begins again", topic.name, index)
             try:
                 log.truncate_fully_and_start_at(log.log_start_offset)
