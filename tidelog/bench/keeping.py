@@ -19,7 +19,7 @@ import click
 from rich.console import Console
 
 from tidelog.bench.figures import one_line
-from tidelog.cli.common import Group
+from tidelog.cli.common import CommandGroup
 from tidelog.testing.processes import ServerFailed
 
 INTERRUPTED = 130
@@ -57,7 +57,7 @@ def signals_as_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class InterruptibleGroup(Group):
+class InterruptibleGroup(CommandGroup):
     """A group whose commands end with `INTERRUPTED` on Ctrl-C, SIGTERM and SIGHUP.
 
     A node that does not start is one line.

@@ -37,7 +37,7 @@ _DEFAULT_PORT = 9092
 _PATTERN_CHARACTERS = frozenset("*+?[](){}|^$\\")
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group whose help has the whole summary of each command. click cuts it at the end of the line."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -15,7 +15,7 @@ import click
 from tidelog.broker.config.node_config import FREE_PREFIXES
 from tidelog.cli.common import (
     HELP,
-    Group,
+    CommandGroup,
     answered_by_brokers,
     as_json,
     change_each,
@@ -58,7 +58,7 @@ _KIND = click.argument("kind", type=click.Choice(list(_KINDS)), metavar="|".join
 _FOR_ALL_BROKERS = click.option("--default", "for_all", is_flag=True, help="What holds for all brokers, not for one.")
 
 
-@click.group("configs", cls=Group, context_settings=HELP)
+@click.group("configs", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """Describe and alter configs of topics, brokers and their loggers, groups and metrics subscriptions.
 

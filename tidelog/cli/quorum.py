@@ -9,7 +9,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
-    Group,
+    CommandGroup,
     IntegerRange,
     alternative,
     as_json,
@@ -28,7 +28,7 @@ from tidelog.protocol.uuids import uuid_from_text, uuid_to_text
 _NO_DIRECTORY = bytes(16)
 
 
-@click.group("quorum", cls=Group, context_settings=HELP)
+@click.group("quorum", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """Describe the metadata quorum; add and remove voters.
 

@@ -13,7 +13,7 @@ import click
 from tidelog.cli.brokers.log_dirs import Described
 from tidelog.cli.common import (
     HELP,
-    Group,
+    CommandGroup,
     IntegerRange,
     alternative,
     answered_by_brokers,
@@ -43,7 +43,7 @@ Details = dict[TopicPartition, dict[str, int | None]]
 _TOPIC_CONFIG = 1  # the source in DescribeConfigs of a topic's own value
 
 
-@click.group("topics", cls=Group, context_settings=HELP)
+@click.group("topics", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """List, create, describe, alter and delete topics; show their offsets, delete records.
 

@@ -11,7 +11,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
-    Group,
+    CommandGroup,
     IntegerRange,
     answered_by_brokers,
     as_json,
@@ -41,7 +41,7 @@ _PARTITION = click.option(
 )
 
 
-@click.group("transactions", cls=Group, context_settings=HELP)
+@click.group("transactions", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """List and describe transactions; find those that hold back readers or hang, and end them.
 

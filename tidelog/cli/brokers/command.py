@@ -11,7 +11,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
-    Group,
+    CommandGroup,
     IntegerRange,
     as_bytes,
     as_json,
@@ -51,7 +51,7 @@ class Broker:
         return sum(each.size_bytes for directory in self.log_dirs for each in directory.replicas)
 
 
-@click.group("brokers", cls=Group, context_settings=HELP)
+@click.group("brokers", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """List and describe brokers; end the registration of one that is gone.
 

@@ -6,7 +6,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
-    Group,
+    CommandGroup,
     as_json,
     client_options,
     connecting,
@@ -42,7 +42,7 @@ def _levels(values: tuple[str, ...]) -> dict[str, int]:
     return levels
 
 
-@click.group("features", cls=Group, context_settings=HELP)
+@click.group("features", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """Describe the feature levels of the cluster, move them up or down.
 

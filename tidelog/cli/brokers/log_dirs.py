@@ -8,7 +8,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
-    Group,
+    CommandGroup,
     answered_by_brokers,
     as_bytes,
     as_json,
@@ -25,7 +25,7 @@ from tidelog.client.model import LogDirDescription
 Described = dict[int, list[LogDirDescription]]
 
 
-@click.group("log-dirs", cls=Group, context_settings=HELP)
+@click.group("log-dirs", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """Describe the log directories of brokers. Moving replicas between them: `tidelog reassign`.
 

@@ -27,7 +27,7 @@ from tidelog.cli.cluster.state import (
 )
 from tidelog.cli.common import (
     HELP,
-    Group,
+    CommandGroup,
     IntegerRange,
     NumberRange,
     announce,
@@ -57,7 +57,7 @@ _SOME = click.argument("ids", metavar="NODE...", nargs=-1, type=int, required=Tr
 _ANY = click.argument("ids", metavar="[NODE]...", nargs=-1, type=int)
 
 
-@click.group("cluster", cls=Group, context_settings=HELP)
+@click.group("cluster", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """Run a cluster of several nodes on this machine.
 

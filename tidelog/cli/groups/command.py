@@ -13,7 +13,7 @@ import click
 
 from tidelog.cli.common import (
     HELP,
-    Group,
+    CommandGroup,
     alternative,
     answered_by_brokers,
     as_count,
@@ -39,7 +39,7 @@ _LOOKS = 5
 _GROUPS_AT_ONCE = 50
 
 
-@click.group("groups", cls=Group, context_settings=HELP)
+@click.group("groups", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """List and describe consumer groups, reset and delete their offsets.
 

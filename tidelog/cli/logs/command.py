@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import click
 
-from tidelog.cli.common import HELP, Group, emit
+from tidelog.cli.common import HELP, CommandGroup, emit
 from tidelog.cli.logs.dump import Row, dump, is_known
 from tidelog.cli.logs.verify import command as verify_command
 from tidelog.storage.files.disk import Disk, OsDisk
 
 
-@click.group("log", cls=Group, context_settings=HELP)
+@click.group("log", cls=CommandGroup, context_settings=HELP)
 def command() -> None:
     """Look into the files of a data directory, and for damage in them.
 

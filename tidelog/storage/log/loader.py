@@ -32,7 +32,6 @@ from tidelog.storage.files.disk import Disk
 from tidelog.storage.files.usurped_names import free_names
 from tidelog.storage.log.explained_gaps import (
     ends_kept_below,
-    is_beyond_index,
     may_end_early,
     read_explained_gaps,
 )
