@@ -31,7 +31,7 @@ from tidelog.storage.files.checkpoints import (
     replace_file,
     require_formatted,
 )
-from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock, is_full
+from tidelog.storage.files.disk import DirectoryInUse, Disk, Lock
 from tidelog.storage.files.incarnation import INCARNATION_FILE
 from tidelog.storage.files.log_files import write_epochs
 from tidelog.storage.files.log_names import (
@@ -278,12 +278,7 @@ class LogDirectory:
         """What compaction left out of a log whose topic has become another while the node was down is no damage."""
         # Also where there is a file: the last process may not have synced it.
         log.unsynced_gaps_below = log.log_end_offset
-        try:
-            log.explain_gaps(log.log_end_offset)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            logger.warning("%s: cannot note that it was compacted: %s", log.directory, error)
+        write_if_there_is_space(lambda: log.explain_gaps(log.log_end_offset), f"the gaps of {log.directory}")
 
     def _note_vanished(self, files: dict[str, dict[TopicPartition, int]], away: Collection[TopicPartition]) -> None:
         """Find the logs that are gone with records which were on the device. `files`: the checkpoints.

@@ -26,8 +26,9 @@ from tidelog.storage.files.checkpoints import (
     read_if_exists,
     replace_file,
 )
-from tidelog.storage.files.disk import Disk, is_exhaustion, is_full
+from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.flush import Durability, FlushTask
+from tidelog.storage.log.recovery import write_if_there_is_space
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET
 from tidelog.storage.segments.reader import position_of
@@ -87,12 +88,8 @@ def _write_if_possible(log: LogWithGaps, end_offset: int) -> None:
 
     Raises OSError if the device has failed.
     """
-    try:
-        _write(log, end_offset, sync=True)
-    except OSError as error:
-        if not (is_full(error) or is_exhaustion(error)):
-            raise
-        logger.warning("%s: cannot note a gap that is no damage: %s", log.directory, error)
+    what = f"a gap that is no damage in {log.directory}"
+    write_if_there_is_space(lambda: _write(log, end_offset, sync=True), what, or_descriptors=True)
 
 
 def keep_early_ends_of_unknown(log: LogWithGaps) -> None:

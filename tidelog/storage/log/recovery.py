@@ -25,7 +25,7 @@ from tidelog.protocol.batches.records import (
     read_usual_marker,
 )
 from tidelog.protocol.errors import KafkaError
-from tidelog.storage.files.disk import Buffer, is_full
+from tidelog.storage.files.disk import Buffer, is_exhaustion, is_full
 from tidelog.storage.log.hidden_transactions import ScannedTransactions, aborted
 from tidelog.storage.producers.producer_snapshots import CorruptSnapshot, ProducerSnapshots
 from tidelog.storage.producers.producer_state import EndMarker, ProducerEntry, ProducerState
@@ -161,15 +161,16 @@ def settle(segment: Segment, *, is_active: bool) -> list[str]:
     return segment.paths()[1:] if write_if_there_is_space(write, f"the indexes of {segment.path}") else []
 
 
-def write_if_there_is_space(write: Callable[[], object], what: str) -> bool:
-    """Write files that are made from batches. False where the volume is full: they can be made again. Raises OSError.
+def write_if_there_is_space(write: Callable[[], object], what: str, *, or_descriptors: bool = False) -> bool:
+    """Write files without which a later start does more. False where the volume is full. Raises OSError.
 
-    A full volume says nothing against the device, and what there is can be read.
+    A full volume says nothing against the device, and what there is can be read. `or_descriptors`: nor is a shortage of
+    descriptors an error.
     """
     try:
         write()
     except OSError as error:
-        if not is_full(error):
+        if not (is_full(error) or (or_descriptors and is_exhaustion(error))):
             raise
         logger.warning("no space for %s: %s", what, error)
         return False
