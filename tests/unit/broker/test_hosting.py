@@ -18,6 +18,7 @@ from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tests.unit.storage.batches import NOW, batch
 from tidelog.broker import broker_side
 from tidelog.broker.replicas import hosting
+from tidelog.broker.replicas.discovered_logs import DiscoveredLogs
 from tidelog.broker.replicas.hosting import Hosting
 from tidelog.protocol.errors import ConfigError, ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -37,6 +38,7 @@ from tidelog.storage.files.meta_properties import ForeignDirectory
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.segments.append import UnexplainedGap
+from tidelog.storage.segments.log_config import LogConfig
 
 MakeBatch = Callable[..., bytes]
 
@@ -506,3 +508,29 @@ async def test_a_directory_that_cannot_be_written_to_is_tried_once_for_a_change_
         await wire.call(cleanup_policy("t", "delete"), 1, IncrementalAlterConfigsResponse)
         await until(lambda: not any(log.config.is_compacted for log in logs))
         assert len(tries) == 2
+
+
+async def test_a_directory_that_cannot_be_written_to_is_tried_once_for_settings_that_changed_before_a_start(
+    start_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await start_node()
+    await compacted_logs(node, await node.connect())
+    await node.stop()
+    load, tries = DiscoveredLogs.load, []
+
+    def with_later_settings(self: DiscoveredLogs, config_for: Callable[[str], LogConfig], now_ms: int) -> None:
+        load(self, config_for, now_ms)
+        monkeypatch.setattr(hosting.Hosting, "_log_config", lambda self, topic: later)
+
+    def refuse(self: LogDirectory, log: object) -> None:
+        tries.append(log)
+        raise OSError(errno.EMFILE, "simulated shortage", self.path)
+
+    later = LogConfig()
+    monkeypatch.setattr(DiscoveredLogs, "load", with_later_settings)
+    monkeypatch.setattr(LogDirectory, "enter_in_cleaner_checkpoint", refuse)
+    node = await start_node()
+    partitions = node.node._broker.partitions
+    await until(lambda: len(list(partitions.hosted())) == 30)
+    assert not any(partitions.find("t", index).log.config.is_compacted for index in range(30))
+    assert len(tries) == 1

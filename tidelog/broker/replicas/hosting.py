@@ -254,6 +254,8 @@ class Hosting:
                 self._report_directory(partition, assignment)
 
     def _begin_turn(self) -> None:
+        if not (self._to_configure or self._deferred_partitions):
+            self._refusing.clear()
         self._new_logs_in_turn = self._roles_in_turn = 0
         self._turn_began_s = self._stopwatch()
 
@@ -347,7 +349,7 @@ class Hosting:
         directory, log = location
         config = self._log_config(topic.name)
         if log.config is not config:  # the log was opened with the settings of an earlier image
-            _set_config(log, config, directory, set())
+            _set_config(log, config, directory, self._refusing)
         if self._directories.is_usable(directory) and self._is_former_copy(log, assignment):
             logger.info("%s-%d is added again: its copy begins again", topic.name, index)
             try:
