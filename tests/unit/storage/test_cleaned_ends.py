@@ -370,6 +370,19 @@ def test_what_kafkas_cleaner_has_shortened_is_no_damage_where_no_checkpoint_says
         served(made.open())
 
 
+def test_no_log_ends_after_a_loss_of_power_where_kafkas_cleaner_has_shortened_a_segment(made: Logs) -> None:
+    """What Kafka has cleaned is on the device. All behind it was cut off."""
+    for key in range(30):
+        made.append(keyed((f"k{key}", "later" * 10)))
+    made.close()
+    shortened_by_kafka(made.folder / made.files("*.log")[-2])
+    expected = contents(made.open())
+    made.close()
+    (made.path / CLEAN_SHUTDOWN_FILE).unlink()
+    (made.path / RECOVERY_POINT_FILE).write_text("0\n1\nt 0 0\n")
+    assert contents(made.open()) == expected
+
+
 @pytest.mark.parametrize("is_compacted_again", [False, True])
 def test_an_end_that_all_replicas_lack_is_explained_where_the_log_was_cleaned_before(
     made: Logs, is_compacted_again: bool

@@ -174,20 +174,32 @@ def is_beyond_index(base_offset: int, next_offset: int) -> bool:
 
 
 def may_end_early(
-    segment: Segment, next_offset: int, *, cleaned_offset: int, kept_below: int, early_ends: Set[tuple[int, int]]
+    segment: Segment,
+    next_offset: int,
+    *,
+    cleaned_offset: int,
+    kept_below: int,
+    early_ends: Set[tuple[int, int]],
+    synced_below: int = INT64_MAX,
 ) -> bool:
     """Whether the last batches of a segment may be missing before the next one, which begins at `next_offset`.
 
-    `kept_below`: as `ends_kept_below` says. `early_ends`: those of `explained-gaps`. No batch of a compacted log can be
-    at the end of a segment before a gap that is too large for its index. Kafka's cleaner writes its checkpoint last, or
-    not at all if it is stopped. Raises OSError.
+    `kept_below`: as `ends_kept_below` says. `early_ends`: those of `explained-gaps`. `synced_below`: a loss of power
+    may have taken what was appended above it, but not what was cleaned, nor what is before a gap that is too large for
+    an index. No batch of a compacted log can be at the end of a segment before such a gap. Kafka's cleaner writes its
+    checkpoint last, or not at all if it is stopped. Raises OSError.
     """
-    base_offset = segment.base_offset
-    if cleaned_offset >= 0 and (is_beyond_index(base_offset, next_offset) or segment.is_backdated):
+    base_offset, is_named = segment.base_offset, (segment.base_offset, next_offset) in early_ends
+    if cleaned_offset >= 0 and segment.is_backdated:
         return True
-    if next_offset <= (kept_below or cleaned_offset):
+    is_cleaned = next_offset <= (kept_below or cleaned_offset)
+    if not is_cleaned and next_offset > synced_below:
+        return is_named and is_beyond_index(base_offset, next_offset)
+    if cleaned_offset >= 0 and is_beyond_index(base_offset, next_offset):
+        return True
+    if is_cleaned:
         return not kept_below
-    return (base_offset, next_offset) in early_ends or (not kept_below and base_offset < cleaned_offset)
+    return is_named or (not kept_below and base_offset < cleaned_offset)
 
 
 def _read(disk: Disk, path: str, decode: Callable[[bytes], _Content]) -> _Content | None:

@@ -399,31 +399,20 @@ class _Loader:
         transaction_indexes = set(offsets_of(self.names, TRANSACTION_INDEX_SUFFIX))
         bases = sorted(offsets_of(self.names, LOG_SUFFIX))
         segments: list[Segment] = []
+        synced_below = self.checkpoints.recovery_point if self._explains_loss else INT64_MAX
         for base_offset, end_offset in zip(bases, [*bases[1:], INT64_MAX]):
             size_bytes = self.disk.size_of(f"{self.directory}/{file_name(base_offset, LOG_SUFFIX)}")
             has_index = base_offset in transaction_indexes
             segment = self._open_segment(base_offset, size_bytes, has_transaction_index=has_index)
-            segment.may_end_early = self._may_end_early(segment, end_offset)
+            segment.may_end_early = may_end_early(
+                segment, end_offset, cleaned_offset=self.checkpoints.cleaned_offset, kept_below=self.ends_kept_below,
+                early_ends=self.early_ends, synced_below=synced_below,
+            )  # fmt: skip
             segment.may_have_gaps = segment.may_have_gaps or segment.may_end_early
             if segments:
                 segments[-1].next_offset = base_offset
             segments.append(segment)
         return segments
-
-    def _may_end_early(self, segment: Segment, end_offset: int) -> bool:
-        """Whether cleaning may have removed the last batches of a segment.
-
-        What it has cleaned is on the device, and what is before a gap that is too large for an index. A loss of power
-        may have taken what was appended there after a truncation.
-        """
-        cleaned_offset, kept_below = self.checkpoints.cleaned_offset, self.ends_kept_below
-        is_cleaned = end_offset <= (kept_below or cleaned_offset)
-        if not is_cleaned and self._explains_loss and end_offset > self.checkpoints.recovery_point:
-            base_offset = segment.base_offset
-            return is_beyond_index(base_offset, end_offset) and (base_offset, end_offset) in self.early_ends
-        return may_end_early(
-            segment, end_offset, cleaned_offset=cleaned_offset, kept_below=kept_below, early_ends=self.early_ends
-        )
 
     def _open_segment(self, base_offset: int, size_bytes: int, *, has_transaction_index: bool) -> Segment:
         segment = Segment(
