@@ -361,3 +361,52 @@ def _of_another_producer(data: bytearray, position: int) -> bytes:
     header = data[position : position + 61]
     header[50] ^= 1
     return bytes(header)
+
+
+@pytest.mark.parametrize("is_rolled", [False, True])
+@pytest.mark.parametrize("ended", ["while it counts as lost", "after a start", "after its repair"])
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("kind", ["CRC", "zeros"])
+@pytest.mark.parametrize("is_scanned", [True, False])
+def test_what_was_aborted_is_not_read_once_a_range_that_counted_as_lost_is_repaired_after_a_start(
+    made: Logs, ended: str, is_rolled: bool, ending: str, kind: str, is_scanned: bool
+) -> None:
+    """The producers and transactions that the node wrote before were known without the range."""
+    first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
+    made.append(batch(2))
+    made.log.flush()
+    made.directory.write_checkpoints()
+    copy, log = copy_of(made), made.log
+    damage(*_place_of(made, first), kind)
+    if is_scanned:
+        made.kill()
+        log = made.open(machine_ran_on=True)
+    else:
+        made.append(batch(1))
+        made.log.segments.distrust_from(0)
+        scrub(log)
+        log.truncate_to(log.log_end_offset - 1)
+        assert log.lacks_producers
+        log.set_high_watermark(log.log_end_offset)
+    scrub(log)
+    ((_, each),) = log.damaged_ranges()
+    log.accept_loss(each)
+    if ended == "while it counts as lost":
+        made.append(marker(abort=True, producer_id=9), from_client=False)
+    if is_rolled:
+        log.roll(NOW)
+        made.append(batch(1))
+    log.flush()
+    made.directory.write_checkpoints()
+    made.close() if ending == "after a clean stop" else made.kill()
+    log = made.open(machine_ran_on=True)
+    if ended == "after a start":
+        made.append(marker(abort=True, producer_id=9), from_client=False)
+    scrub(log)
+    repair(log, copy)
+    if ended == "after its repair":
+        made.append(marker(abort=True, producer_id=9), from_client=False)
+    for each_log in (log, made.close_and_open()):
+        assert not each_log.damaged_ranges()
+        assert is_readable(each_log, first)
+        assert first not in committed(each_log)

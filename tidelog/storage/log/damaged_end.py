@@ -51,5 +51,5 @@ def move_damaged_end(log: PartitionLog, damage: DamagedRange, end_offset: int) -
     logger.error("%s: %s", segment.path, describe(segment.damage[-1]))
     log.snapshots.delete_where(damage.end_offset, end_offset)
     log.log_end_offset = log.producers.end_offset = end_offset
-    log.lacks_producers = True
+    log.lacks_producers = log.passes_damage = True
     return True

@@ -11,14 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
-from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.transaction_index import AbortedTransaction, TransactionIndex
 
 if TYPE_CHECKING:
-    from tidelog.storage.producers.producer_snapshots import ProducerSnapshots
     from tidelog.storage.producers.producer_state import CompletedTransaction, ProducerState
     from tidelog.storage.segments.segment import Segment
-    from tidelog.storage.segments.segments import Segments
 
 
 class HidingLog(Protocol):
@@ -28,8 +25,7 @@ class HidingLog(Protocol):
     accepted_losses: frozenset[int]
     lacks_producers: bool
     log_start_offset: int
-    segments: Segments
-    snapshots: ProducerSnapshots
+    passes_damage: bool
 
     @property
     def last_stable_offset(self) -> int: ...
@@ -90,19 +86,14 @@ def damage_to_repair(log: HidingLog) -> list[tuple[Segment, DamagedRange]]:
 
 
 def distrust_behind_losses(log: HidingLog, repaired: DamagedRange | None, left: Sequence[DamagedRange]) -> None:
-    """Of ranges that had no copy, and have one now: what was noted behind them lacks their producers and transactions.
+    """Of ranges that had no copy, and have one now: producers that are known without them lack their batches.
 
-    `repaired`: None where the log was replaced. `left`: the damage that is left. Raises OSError.
+    `repaired`: None where the log was replaced. `left`: the damage that is left.
     """
     gone = log.accepted_losses.difference(each.first_offset for each in left)
     log.accepted_losses -= gone
-    in_log = [each for each in gone if each >= log.log_start_offset or (repaired and each == repaired.first_offset)]
-    if in_log:
-        log.lacks_producers = True
-        log.snapshots.delete_where(min(in_log) + 1, INT64_MAX)
-        for segment in log.segments:
-            if segment.next_offset > min(in_log):
-                segment.transaction_index.lacks_rows = True
+    if any(each >= log.log_start_offset or (repaired and each == repaired.first_offset) for each in gone):
+        log.lacks_producers = log.passes_damage
 
 
 def stable_bound(log: HidingLog, offset: int) -> int:

@@ -68,8 +68,8 @@ class PartitionLog:
         "cleaned_offset", "clock_ms", "compaction", "config", "directory", "disk", "durability", "failure",
         "flush_at", "gaps_explained_below", "hidden_ends", "high_watermark", "is_closed", "is_doubtful",
         "is_under_cleaning", "jitter_ms", "lacks_producers", "leader_epochs", "log_end_offset", "log_start_offset",
-        "may_be_cleaned", "partition", "producers", "rules", "segment_bytes", "segments", "snapshots", "topic",
-        "topic_id", "topic_id_has_checksum", "unsynced_gaps_below", "write_checkpoint",
+        "may_be_cleaned", "partition", "passes_damage", "producers", "rules", "segment_bytes", "segments", "snapshots",
+        "topic", "topic_id", "topic_id_has_checksum", "unsynced_gaps_below", "write_checkpoint",
     )  # fmt: skip
 
     def __init__(
@@ -91,8 +91,8 @@ class PartitionLog:
         self.segments = loaded.segments
         self.segments.leader_epochs = loaded.leader_epochs
         self.producers, self.snapshots = loaded.producers, loaded.snapshots
-        self.lacks_producers = loaded.lacks_producers
-        """Damage hides batches of producers: until its repair, duplicates of these cannot be detected."""
+        self.lacks_producers = self.passes_damage = loaded.lacks_producers
+        """Until a repair, duplicates may pass. `passes_damage`: also where no copy is; a start reads them anew."""
         self.hidden_ends, self.log_end_offset = loaded.hidden_ends, loaded.log_end_offset
         self.accepted_losses: frozenset[int] = frozenset()
         """The first offsets of damaged ranges of which there is no copy."""
@@ -307,7 +307,7 @@ class PartitionLog:
 
     def accept_marker(self, marker: EndMarker | None) -> None:
         completed = self.producers.accept_marker(marker) if marker is not None else None
-        note_end(completed, self.segments.active.transaction_index, may_be_wrong=self.lacks_producers)
+        note_end(completed, self.segments.active.transaction_index, may_be_wrong=self.passes_damage)
 
     def after_failed_write(self, segment: Segment, error: OSError) -> None:
         try:
@@ -341,7 +341,7 @@ class PartitionLog:
         if self.config.preallocate:
             active.trim()
         self.producers.end_offset = base_offset
-        path = None if self.lacks_producers else self.snapshots.take(self.producers, sync=False)
+        path = None if self.passes_damage else self.snapshots.take(self.producers, sync=False)
         if path is not None:
             self.durability.note_path(path)
         return self.begin_segment(now_ms, base_offset)
@@ -494,6 +494,7 @@ class PartitionLog:
         replay(self.producers, list(self.segments), self.log_end_offset)
         self.producers.on_high_watermark(self.high_watermark)
         self.lacks_producers = any(each.end_offset > offset for _, each in damage_to_repair(self))
+        self.passes_damage = any(each.end_offset > offset for _, each in self.damaged_ranges())
 
     def adopt_findings(self, segment: Segment) -> None:
         """Apply the result of a segment's examination. Raises OSError."""
@@ -785,7 +786,7 @@ class PartitionLog:
                 durability.note_path(path)
         if self.config.preallocate:
             active.trim()
-        snapshot = None if self.lacks_producers else self.snapshots.take(self.producers, sync=False)
+        snapshot = None if self.passes_damage else self.snapshots.take(self.producers, sync=False)
         if snapshot is not None:
             durability.note_path(snapshot)
             durability.note_directory(self.directory)
