@@ -38,7 +38,7 @@ class Partitions:
         self.refused: list[tuple[str, Exception]] = []
         self.by_name = {}
         for number, error in enumerate(errors):
-            log = SimpleNamespace(snapshots=Snapshots(error), segments=[], failure=None)
+            log = SimpleNamespace(snapshots=Snapshots(error), segments=[], failure=None, gaps_explained_below=0)
             name = f"t{number}"
             self.by_name[name] = SimpleNamespace(topic=name, index=0, log=log, offline=False)
 

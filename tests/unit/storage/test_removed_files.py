@@ -8,13 +8,13 @@ from contextlib import suppress
 
 import pytest
 
-from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, read
+from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, read, records_of
 from tests.unit.storage.cleaning import clean
 from tests.unit.storage.test_damage import batches_of
 from tidelog.storage.log.compaction import CleaningFailed
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.scrub import Scrub, check_small_files
-from tidelog.storage.segments.damage import CorruptIndex, DamagedRecords
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, DamagedRecords
 
 MakeLogs = Callable[..., Logs]
 
@@ -130,3 +130,40 @@ def test_a_search_by_time_does_not_pass_over_a_segment_that_is_gone(logs: MakeLo
     found = log.offset_for_timestamp(NOW + 10)
     assert found is not None
     assert found.offset == 2
+
+
+@pytest.mark.parametrize("content", [b"1\n999\n", b"", None])
+@pytest.mark.parametrize("is_scrubbed", [True, False])
+@pytest.mark.parametrize("is_at_end", [True, False])
+def test_a_note_of_gaps_that_is_damaged_while_the_log_is_open_is_written_again(
+    logs: MakeLogs, is_at_end: bool, is_scrubbed: bool, content: bytes | None
+) -> None:
+    """By the scrubber, before a kill, and at a clean stop. No other replica may be left to explain the gaps again."""
+    made = logs(segment_bytes=200)
+    log = made.log
+    made.append(batch(2))
+    if is_at_end:
+        log.roll(NOW, 7)
+        log.segments.first.set_damage((DamagedRange(log.size_bytes, log.size_bytes, 2, 7, "is missing"),))
+        log.segments.first.next_offset = log.log_end_offset = log.producers.end_offset = 7
+        log.accept_gap(log.segments.first, log.segments.first.damage[0])
+    else:
+        log.explain_gaps(300)
+    for base_offset in (7, 8) if is_at_end else (7, 9, 150, 299):
+        log.append_as_follower(batch(1, base_offset=base_offset, leader_epoch=0), NOW)
+    expected = offsets_of(records_of(log))
+    log.set_high_watermark(log.log_end_offset)
+    log.flush()
+    note = made.folder / "explained-gaps"
+    kept = note.read_bytes()
+    note.unlink() if content is None else note.write_bytes(content)
+    if is_scrubbed:
+        scrub(log)
+        assert note.read_bytes() == kept
+        made.kill()
+    else:
+        made.close()
+    log = made.open(machine_ran_on=True)
+    scrub(log)
+    assert not log.damaged_ranges()
+    assert offsets_of(records_of(log)) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from tidelog.storage.log.explained_gaps import write_again
 from tidelog.storage.log.flush import FlushTask
 from tidelog.storage.log.partition_log import CorruptLog, PartitionLog
 
@@ -32,6 +33,8 @@ def _close_some(
     is_clean = True
     for log in logs:
         try:
+            if log.failure is None:
+                write_again(log, sync=False)
             tasks.append((log, log.begin_close()))
         except OSError as error:
             is_clean = _not_closed(log, error)

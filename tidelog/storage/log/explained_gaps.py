@@ -30,7 +30,7 @@ from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.log.recovery import write_if_there_is_space
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
-from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET
+from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET, LogConfig
 from tidelog.storage.segments.reader import position_of
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.segments import Segments
@@ -44,6 +44,7 @@ class LogWithGaps(Protocol):
     """The part of `partition_log.PartitionLog` that is used here."""
 
     cleaned_offset: int
+    config: LogConfig
     disk: Disk
     directory: str
     durability: Durability
@@ -83,13 +84,26 @@ def keep_early_ends(log: LogWithGaps) -> None:
     _write_if_possible(log, log.gaps_explained_below)
 
 
-def _write_if_possible(log: LogWithGaps, end_offset: int) -> None:
+def write_again(log: LogWithGaps, *, sync: bool) -> None:
+    """Write the file from memory if it is unreadable, missing or older. Raises OSError if the device has failed.
+
+    Where no other replica has the log, nothing else explains the gaps to the next start. What a compacted log has at
+    the ends of its segments is the cleaner's matter.
+    """
+    if log.gaps_explained_below or (_early_ends(log) and not log.config.is_compacted):
+        filed = _read(log.disk, f"{log.directory}/{EXPLAINED_GAPS_FILE}", decode_explained_gaps)
+        if filed is None or filed.end_offset < log.gaps_explained_below:
+            logger.warning("%s: writing %s again", log.directory, EXPLAINED_GAPS_FILE)
+            _write_if_possible(log, log.gaps_explained_below, sync=sync)
+
+
+def _write_if_possible(log: LogWithGaps, end_offset: int, *, sync: bool = True) -> None:
     """Without space, or descriptors, the next start takes the gap for damage, and asks the other replicas again.
 
     Raises OSError if the device has failed.
     """
     what = f"a gap that is no damage in {log.directory}"
-    write_if_there_is_space(lambda: _write(log, end_offset, sync=True), what, or_descriptors=True)
+    write_if_there_is_space(lambda: _write(log, end_offset, sync=sync), what, or_descriptors=True)
 
 
 def keep_early_ends_of_unknown(log: LogWithGaps) -> None:
@@ -105,12 +119,8 @@ def keep_early_ends_of_unknown(log: LogWithGaps) -> None:
 
 
 def _write(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
-    segments = list(log.segments)
-    early_ends = frozenset(
-        (each.base_offset, after.base_offset) for each, after in pairwise(segments) if each.may_end_early
-    )
     log.unsynced_gaps_below = max(log.unsynced_gaps_below, end_offset)  # also where there is no space for the file
-    content = encode_explained_gaps(ExplainedGaps(end_offset, early_ends))
+    content = encode_explained_gaps(ExplainedGaps(end_offset, _early_ends(log)))
     replace_file(log.disk, log.directory, EXPLAINED_GAPS_FILE, content, sync=sync)
     log.gaps_explained_below = end_offset
     if sync:
@@ -120,6 +130,11 @@ def _write(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
         log.durability.note_directory(log.directory)
     for segment in log.segments:
         segment.may_have_gaps = segment.may_have_gaps or segment.base_offset < end_offset
+
+
+def _early_ends(log: LogWithGaps) -> frozenset[tuple[int, int]]:
+    segments = list(log.segments)
+    return frozenset((each.base_offset, after.base_offset) for each, after in pairwise(segments) if each.may_end_early)
 
 
 def note_flush(log: LogWithGaps, task: FlushTask) -> None:

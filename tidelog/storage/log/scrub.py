@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from tidelog.storage.log.explained_gaps import write_again
 from tidelog.storage.producers.producer_snapshots import CorruptSnapshot
 from tidelog.storage.segments.damage import DamagedRange, apart_from, describe
 from tidelog.storage.segments.examination import Examiner, Findings, WholeBatch, doubt_epochs
@@ -108,7 +109,11 @@ class Scrub:
 
 
 def check_small_files(log: PartitionLog) -> Iterator[None]:
-    """Delete damaged producer snapshots and write damaged transaction indexes again. Each step checks one file."""
+    """Delete damaged producer snapshots, write damaged transaction indexes and `explained-gaps` again.
+
+    Each step checks one file.
+    """
+    write_again(log, sync=True)
     for offset in log.snapshots.offsets:
         yield
         if offset not in log.snapshots.offsets:
