@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from struct import pack, pack_into
+from time import process_time
 from zlib import crc32
 
 import pytest
@@ -22,7 +23,7 @@ from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments import examination, reader
 from tidelog.storage.segments import segment as segment_module
 from tidelog.storage.segments.append import UnexplainedGap
-from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
+from tidelog.storage.segments.damage import DamagedRange, DamagedRecords, bytes_after
 from tidelog.storage.segments.examination import UNKNOWN_END, Examiner, WholeBatch
 from tidelog.storage.segments.segment import Segment
 
@@ -667,3 +668,17 @@ def test_all_that_lies_before_a_cut_is_read_in_one_piece(
         assert (result.next_offset, result.size_bytes) == (base + 6, sum(map(len, result.regions)))
     with pytest.raises(DamagedRecords):
         read(made.log, base + 6, 1 << 20, end)
+
+
+def test_a_walk_over_many_damaged_ranges_does_not_look_at_each_for_every_batch() -> None:
+    ranges = tuple(DamagedRange(10 * n, 10 * n + 5, n, n + 1, "") for n in range(6000))
+    began = process_time()
+    assert all(bytes_after(ranges, at) == at + 5 for at in range(0, 60_000, 10))
+    assert all(bytes_after(ranges, at) == at for at in range(7, 60_000, 10))
+    assert process_time() - began < 1
+
+
+def test_bytes_behind_damage_that_follows_other_damage_are_found() -> None:
+    gap, end = DamagedRange(20, 20, 7, 9, ""), DamagedRange(50, 50, 12, 13, "")
+    ranges = (DamagedRange(10, 20, 5, 7, ""), gap, DamagedRange(20, 30, 9, 11, ""), end)
+    assert [bytes_after(ranges, at) for at in (0, 9, 10, 19, 20, 29, 30, 50, 60)] == [0, 9, 30, 30, 30, 30, 30, 50, 60]

@@ -67,10 +67,14 @@ def next_damage(ranges: tuple[DamagedRange, ...], offset: int) -> DamagedRange |
 
 
 def bytes_after(ranges: tuple[DamagedRange, ...], position: int) -> int:
-    """The position of the next readable batch: `position`, or the end of the damaged range that holds it."""
-    for damage in ranges:
-        if damage.position <= position < damage.end_position:
-            position = damage.end_position
+    """The position of the next readable batch: `position`, or the end of the damaged range that holds it.
+
+    A walk asks this for each batch. The ranges are in the order of their positions.
+    """
+    number = max(0, bisect_right(ranges, (position + 1,)) - 1)  # the last range that begins at the position or before
+    while number < len(ranges) and ranges[number].position <= position:
+        position = max(position, ranges[number].end_position)
+        number += 1
     return position
 
 
