@@ -670,3 +670,47 @@ async def test_a_leader_takes_what_it_has_committed_and_resigns_for_the_rest(tmp
     assert left == ([(first + reaches, end_offset)] if reaches < len(lost) else [])
     assert partition.resign.called == bool(left)
     assert cluster.here.lacks() == set(range(first + reaches, end_offset))
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("left_bytes", [20, 300])
+@pytest.mark.parametrize("segment", [0, 2])
+@pytest.mark.parametrize("first", [4, "last"])
+@pytest.mark.parametrize("position_max", [400, 900])
+async def test_a_longer_copy_behind_the_last_position_of_an_index_loses_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_compacted: bool,
+    left_bytes: int,
+    segment: int,
+    first: Any,
+    position_max: int,
+) -> None:
+    """The damaged bytes are fewer than those of the copy, which ends above 2 GiB. Within a segment the repair was tried
+    again for ever.
+    """
+    monkeypatch.setattr(repair, "MAX_POSITION", position_max)
+    cluster = Cluster(tmp_path)
+    here = cluster.here
+    for replica in cluster.replicas if is_compacted else ():
+        replica.log.set_config(replace(replica.log.config, cleanup_policy=frozenset({"compact"})))
+        replica.logs.config = replica.log.config
+        replica.log.cleaned_offset = 0
+    path = here.logs.folder / here.logs.files("*.log")[segment]
+    batches = batches_of(path)
+    number = len(batches) - 4 if first == "last" else first
+    data, start, end = path.read_bytes(), batches[number][0], sum(batches[number + 3])
+    assert end - start > left_bytes
+    path.write_bytes(data[:start] + bytes(left_bytes) + data[end:])
+    scrub_all(here.log)
+    assert here.lacks()
+    expected = records_of(cluster.replicas[1].log)
+    for _ in range(3):
+        await cluster.repair()
+    for _ in range(2):
+        assert not cluster.refused
+        assert not here.lacks()
+        assert not here.log.damaged_ranges()
+        assert records_of(here.log) == expected
+        here.logs.close_and_open()
+        scrub_all(here.log)

@@ -437,8 +437,9 @@ class RangeRepair:
 
     def _put(self, batch: memoryview) -> None:
         end = self._position + len(batch)
-        if self._held_batches is None and end > max(MAX_POSITION, self.damage.end_position):
-            raise SegmentFull(f"the segment ends at {self._position}")
+        is_held = self._held_batches is not None
+        if self._is_at_end and not is_held and end > max(MAX_POSITION, self.damage.end_position):
+            raise SegmentFull(f"the segment ends at {self._position}")  # what lies within one has no other place
         if self._held_batches is None and (self._is_at_end or end <= self.damage.end_position):
             if not self._has_written:
                 self._has_written = True
