@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.patience import PATIENCE_S
+from tests.unit.storage.batches import NOW, Logs, batch
 from tidelog.broker.config.definitions import BROKER
 from tidelog.broker.replicas.scrubber import Scrubber
+from tidelog.storage.log.scrub import Scrub
+from tidelog.storage.segments.log_config import LogConfig
 
 
 class Snapshots:
@@ -101,3 +105,33 @@ async def test_others_are_served_between_two_logs() -> None:
         assert len(seen) > 25, "the loop turns while the logs without records are gone through"
     finally:
         await scrubber.close()
+
+
+async def test_a_segment_that_was_removed_while_it_is_open_is_damage_once_the_cleaner_misses_it(tmp_path: Path) -> None:
+    """The scrub at once read the open file, and the log was not cleaned until another scrub found the damage."""
+    made = Logs(tmp_path, LogConfig(segment_bytes=1000))
+    for _ in range(40):
+        made.append(batch(2, value=b"v" * 50))
+    log, looked_at = made.log, list[Any]()
+    first = log.segments.first
+    whole = Scrub(log, first)
+    whole.run(10**9)
+    assert not whole.finish()
+    made.disk.remove(first.path)
+    partition: Any = SimpleNamespace(topic="t", index=0, log=log, offline=False)
+    partitions: Any = SimpleNamespace(hosted=lambda: [partition], find=lambda topic, index: partition)
+    config: Any = SimpleNamespace(integer=lambda key: 1 << 30)
+    repairs: Any = SimpleNamespace(look_at=looked_at.append)
+
+    async def run(work: Callable[[], None]) -> None:
+        work()
+
+    scrubber = Scrubber(config, partitions, repairs, asyncio.get_running_loop(), run)
+    scrubber.look_soon(log)
+    urgent: Any = scrubber._urgent
+    async with asyncio.timeout(PATIENCE_S):
+        assert await urgent
+    assert looked_at == [partition]
+    assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(0, first.next_offset)]
+    log.maintain(NOW)
+    made.close()

@@ -118,6 +118,7 @@ class Scrubber:
         """The cleaner could not read this log: scrub it now, unless another such scrub is running."""
         partition = next((each for each in self._partitions.hosted() if each.log is log), None)
         if partition is not None and (self._urgent is None or self._urgent.done()):
+            log.segments.release(keep_active=True)  # a file that was removed while it is open seems whole
             self._urgent = self._loop.create_task(self.read_whole(partition, 0), name="scrub at once")
 
     async def read_whole(self, partition: Partition, rate_min: int = WHOLE_BYTES_PER_S) -> bool:
