@@ -116,7 +116,14 @@ def test_the_file_is_written_whole_and_read_again(tmp_path: Path, child: subproc
     again.asked = STOPPED
     file.create(ClusterState("an-id", [again]))
     assert json.loads(file.path.read_text())["nodes"][0]["pid"] is None
-    for text in ("{}", "[" * 100_000):
+    edited = [
+        json.dumps(content | {"nodes": [content["nodes"][0] | {key: value}]})
+        for key, value in (
+            ("id", "1"), ("pid", "x"), ("started", 1.5), ("output_from", []), ("role", 1), ("data", None),
+            ("output", {}), ("asked", 2), ("addresses", "x"), ("addresses", {}), ("config", {"key": 1}), ("config", [])
+        )
+    ]  # fmt: skip
+    for text in ("{}", "[" * 100_000, json.dumps(content | {"nodes": "x"}), *edited):
         file.path.write_text(text)
         with pytest.raises(NoCluster, match="is not a cluster's file"):
             file.read()

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ class ClusterFile:
             raise NoCluster(
                 f"no cluster in {self.directory}: it has no {FILE} (tidelog cluster start makes one)"
             ) from None
-        except (KeyError, TypeError, ValueError, RecursionError):
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             raise NoCluster(f"{self.path} is not a cluster's file") from None
         find_processes(state.nodes)
         return state
@@ -235,6 +236,7 @@ def _node(content: Mapping[str, Any], directory: Path) -> Node:
     """
     node = Node(**{key: value for key, value in content.items() if key != "state"})
     node.pid, node.started = node.pid or 0, node.started or 0
+    _check_types(node)
     before = Path(node.data).parent
     if before != directory and (before / FILE).exists():
         node.pid, node.asked = 0, STOPPED  # this is a copy, and the processes are the original's
@@ -243,3 +245,15 @@ def _node(content: Mapping[str, Any], directory: Path) -> Node:
         node.config["log.dirs"] = data
     node.data, node.output = data, str(directory / Path(node.output).name)
     return node
+
+
+def _check_types(node: Node) -> None:
+    """Raise TypeError for a value of another type: a file may have been edited by hand. KeyError without an address."""
+    numbers, maps = (node.id, node.pid, node.started, node.output_from), (node.addresses, node.config)
+    if any(type(each) is not int for each in numbers) or any(type(each) is not dict for each in maps):
+        raise TypeError(numbers, maps)
+    texts = (node.role, node.data, node.output, node.asked, *chain(*maps, *(each.values() for each in maps)))
+    if not all(isinstance(each, str) for each in texts):
+        raise TypeError(texts)
+    if node.is_broker and "PLAINTEXT" not in node.addresses:
+        raise KeyError("PLAINTEXT")
