@@ -1132,3 +1132,38 @@ def test_new_logs_that_meet_a_shortage_wait_and_hold_up_no_turn(monkeypatch: pyt
     assert len(tries) < 20, "there is a pause after a shortage"
     cluster.loop.run_for(20_000)
     assert len(node.directory.logs) == 31
+
+
+@pytest.mark.parametrize("why", ["a shortage", "slow disks"])
+def test_roles_do_not_wait_for_new_logs(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the death of a broker, 100 replicas a second took their roles while there were too few descriptors."""
+    cluster = Replicas(1)
+    node = cluster.nodes[1]
+    old = cluster.add_topic(b"o" * 16, "old", 400)
+    node.hosting.apply(cluster.image, MetadataDelta(changed_partitions={b"o" * 16: set(range(400))}))
+    cluster.loop.run_for(1000)
+    assert sum(1 for _ in node.partitions.hosted()) == 401
+    create = node.directory.create_log
+
+    def create_badly(*arguments: Any) -> Any:
+        if why == "a shortage":
+            raise OSError(errno.EMFILE, "too many open files")
+        return create(*arguments)
+
+    monkeypatch.setattr(node.directory, "create_log", create_badly)
+    node.hosting._stopwatch = lambda: len(node.directory.logs) / 50
+    cluster.add_topic(b"m" * 16, "many", 300)
+    elected = {index: replace(each, leader_epoch=1, partition_epoch=1) for index, each in old.partitions.items()}
+    newer = replace(old, partitions=elected)
+    image = cluster.image
+    cluster.image = replace(
+        image,
+        topics_by_name={**image.topics_by_name, "old": newer},
+        topics_by_id={**image.topics_by_id, b"o" * 16: newer},
+    )
+    changed = {b"m" * 16: set(range(300)), b"o" * 16: set(range(400))}
+    node.hosting.apply(cluster.image, MetadataDelta(changed_partitions=changed))
+    for _ in range(5):
+        cluster.loop.turn()
+    assert {each.leader_epoch for each in node.partitions.hosted() if each.topic == "old"} == {1}
+    assert len(node.directory.logs) < 450

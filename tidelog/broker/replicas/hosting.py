@@ -98,6 +98,7 @@ class Hosting:
         self._new_logs_in_turn = self._roles_in_turn = 0
         self._turn_began_s = 0.0
         self._deferred_partitions: dict[tuple[bytes, int], None] = {}
+        self._deferred_roles: dict[tuple[bytes, int], None] = {}
         if fetchers is not None:
             partitions.flushes.on_flushed = fetchers.resume
         directories.on_offline.append(self._on_directory_failed)
@@ -197,6 +198,7 @@ class Hosting:
     def close(self) -> None:
         self._is_closed = True
         self._deferred_partitions.clear()
+        self._deferred_roles.clear()
         self._to_configure.clear()
         self._deletions.finish_all()
 
@@ -237,10 +239,15 @@ class Hosting:
                 self._delete_replica(topic, index)
                 continue
             partition = self._partitions.find(topic.topic_id, index)
-            if may_defer and self._is_turn_over(partition):
-                self._defer(topic, index)
+            if may_defer and partition is not None and self._has_started and self._roles_in_turn >= ROLES_PER_TURN_MAX:
+                if not self._deferred_roles:
+                    self._loop.call_soon(self._apply_deferred_roles)
+                self._deferred_roles[topic.topic_id, index] = None
                 continue
             if partition is None:
+                if may_defer and self._is_turn_over():
+                    self._defer(topic, index)
+                    continue
                 self._new_logs_in_turn += 1
                 try:
                     partition = self._host(topic, index, assignment)
@@ -259,17 +266,15 @@ class Hosting:
         self._new_logs_in_turn = self._roles_in_turn = 0
         self._turn_began_s = self._stopwatch()
 
-    def _is_turn_over(self, partition: Partition | None = None) -> bool:
-        """Whether the next new log, or the next role of a partition, is to wait for another turn of the loop."""
-        if partition is not None:
-            return self._has_started and self._roles_in_turn >= ROLES_PER_TURN_MAX
+    def _is_turn_over(self) -> bool:
+        """Whether the next new log is to wait for another turn of the loop."""
         count = self._new_logs_in_turn
         if count < FEW_NEW_LOGS:
             return False
         return count >= NEW_LOGS_PER_TURN_MAX or self._stopwatch() - self._turn_began_s >= NEW_LOGS_S
 
     def _defer(self, topic: TopicImage, index: int, pause_s: float = 0.0) -> None:
-        """Defer a replica to the loop's next turns: thousands of new logs or roles would delay the heartbeats."""
+        """Defer a new replica to the loop's next turns: thousands of new logs would delay the heartbeats."""
         if self._has_started and not self._deferred_partitions:
             if pause_s:
                 self._loop.call_later(pause_s, self._apply_deferred)
@@ -278,31 +283,44 @@ class Hosting:
         self._deferred_partitions[topic.topic_id, index] = None
 
     def _apply_deferred(self) -> None:
-        """Apply the newest image to as many deferred partitions as one turn may create. If others had to wait since the
-        last turn, they get as much time before the next one.
-        """
+        """Apply the newest image to as many deferred partitions as one turn may create."""
         if self._is_closed:
             return  # the logs and moves of those that are left stay for the next start
         self._begin_turn()
-        others_waited, self._pauses_before = self.pauses() != self._pauses_before, self.pauses()
         waiting, self._deferred_partitions = self._deferred_partitions, {}
         for topic_id, index in list(islice(waiting, NEW_LOGS_PER_TURN_MAX)):
-            if self._is_turn_over(self._partitions.find(topic_id, index)):
+            if self._is_turn_over():
                 break
             del waiting[topic_id, index]
             self._apply_newest(topic_id, index)
         # Those that met a shortage have a pause before the next turn.
         if waiting and not self._deferred_partitions:
-            if others_waited:
-                self._loop.call_later(self._stopwatch() - self._turn_began_s, self._apply_deferred)
-            else:
-                self._loop.call_soon(self._apply_deferred)
+            self._go_on_later(self._apply_deferred)
         waiting.update(self._deferred_partitions)
         self._deferred_partitions = waiting
         if self._discovered_logs.has_rest:
             self._set_rest_aside()  # the start has kept the logs of those that it had to defer
         if self._moves_wait and not waiting:
             self._resume_moves()
+
+    def _apply_deferred_roles(self) -> None:
+        """Apply the newest image to as many replicas as one turn may. They do not wait for new logs, which may take
+        minutes.
+        """
+        self._begin_turn()
+        for key in list(islice(self._deferred_roles, ROLES_PER_TURN_MAX)):
+            del self._deferred_roles[key]
+            self._apply_newest(*key)
+        if self._deferred_roles:
+            self._go_on_later(self._apply_deferred_roles)
+
+    def _go_on_later(self, go_on: Callable[[], None]) -> None:
+        """Call it in another turn. If others had to wait since the last turn, they get as much time before."""
+        others_waited, self._pauses_before = self.pauses() != self._pauses_before, self.pauses()
+        if others_waited:
+            self._loop.call_later(self._stopwatch() - self._turn_began_s, go_on)
+        else:
+            self._loop.call_soon(go_on)
 
     def _apply_newest(self, topic_id: bytes, index: int) -> None:
         assert self._image is not None
