@@ -43,8 +43,8 @@ class Truncations:
         self._is_used = False
         if self._waiting:
             followed = next(iter(self._waiting))
-            if len(self._waiting) > 1 and followed.log.durability.recovery_point > _confirmed_end(followed.log):
-                _lower_recovery_points([each.log for each in self._waiting])
+            if followed.log.durability.recovery_point > _confirmed_end(followed.log):
+                _lower_recovery_points(followed.log, [each.log for each in self._waiting])
             self.do(followed, self._waiting.pop(followed))
 
 
@@ -52,18 +52,20 @@ def _confirmed_end(log: PartitionLog) -> int:
     return max(log.log_start_offset, log.high_watermark)
 
 
-def _lower_recovery_points(logs: Collection[PartitionLog]) -> None:
-    """Lower all recovery points with one checkpoint, below every record that may go.
+def _lower_recovery_points(first: PartitionLog, waiting: Collection[PartitionLog]) -> None:
+    """Lower those of all logs in the directory of the first with one checkpoint, below every record that may go.
 
     A truncation that lowers one writes the checkpoint before, which names all logs of its directory: thousands of such
     truncations would write thousands of checkpoints with thousands of logs each.
     """
-    before = [(log, log.durability.recovery_point) for log in logs]
+    write_checkpoint = first.write_checkpoint
+    before = [(log, log.durability.recovery_point) for log in waiting if log.write_checkpoint == write_checkpoint]
+    if len(before) == 1:
+        return
     for log, recovery_point in before:
         log.durability.recovery_point = min(recovery_point, _confirmed_end(log))
     try:
-        for write_checkpoint in {log.write_checkpoint for log in logs}:
-            write_checkpoint()
+        write_checkpoint()
     except OSError:  # each truncation writes it again, and reports the error
         for log, recovery_point in before:
             log.durability.recovery_point = recovery_point

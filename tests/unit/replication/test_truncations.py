@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,34 @@ def test_each_writes_its_own_where_the_one_of_all_fails(tmp_path: Path, monkeypa
     checked.clear()
     truncate_all(logs)
     assert len(checked) == 4, "the first, the failed one, that of the second log alone, and that of the others"
+
+
+def test_a_full_directory_costs_the_others_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each truncation wrote two in the other directory."""
+    written = list[LogDirectory]()
+    is_full = False
+    write = LogDirectory.write_checkpoints
+    healthy, full = Logs(tmp_path / "healthy", LogConfig()), Logs(tmp_path / "full", LogConfig())
+
+    def counted(directory: LogDirectory) -> None:
+        written.append(directory)
+        if directory is full.directory and is_full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write(directory)
+
+    def truncate(log: PartitionLog) -> None:
+        with suppress(OSError):
+            log.truncate_to(END - 1)
+
+    monkeypatch.setattr(LogDirectory, "write_checkpoints", counted)
+    logs = [log for pair in zip(diverged(healthy), diverged(full), strict=True) for log in pair]
+    written.clear()
+    is_full = True
+    loop: Any = Turns()
+    truncations = Truncations(loop)
+    for log in logs:
+        followed: Any = Followed(log)
+        truncations.do(followed, partial(truncate, log))
+    loop.run()
+    assert {log.log_end_offset for log in logs[::2]} == {END - 1}
+    assert written.count(healthy.directory) == 2
