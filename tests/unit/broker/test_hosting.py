@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
+from tests.unit.broker.scraping import commit
 from tests.unit.broker.test_node import fetch, fetched, produce, produced
 from tests.unit.storage.batches import NOW, batch
 from tidelog.broker import broker_side
@@ -23,15 +24,17 @@ from tidelog.broker.replicas.hosting import Hosting
 from tidelog.protocol.errors import ConfigError, ErrorCode
 from tidelog.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from tidelog.protocol.messages.fetch import FetchResponse
+from tidelog.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tidelog.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from tidelog.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchResponse
 from tidelog.protocol.messages.produce import ProduceResponse
 from tidelog.protocol.uuids import UNASSIGNED_DIRECTORY
-from tidelog.replication.controller.metadata.image import MetadataDelta
+from tidelog.replication.controller.metadata.image import MetadataDelta, MetadataImage
 from tidelog.storage.files.checkpoints import CheckpointTask, encode_partition_metadata
 from tidelog.storage.files.disk import OsDisk
 from tidelog.storage.files.meta_properties import ForeignDirectory
@@ -479,6 +482,48 @@ async def test_a_change_of_roles_leaves_the_loop_turns_for_others(
     assert in_turn == [7, 7, 7, 7, 2]
     answer = await wire.call(produce("t", *(make_batch(b"a") for _ in range(30))), 9, ProduceResponse)
     assert produced(answer) == [(0, 0)] * 30
+
+
+async def test_a_new_coordinator_deletes_the_offsets_of_topics_that_are_deleted_after_its_election(
+    start_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its role came in a later turn than the deletion, and the offsets stayed for ever."""
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t", 3)
+    await wire.create_topic("kept")
+    await wire.call(FindCoordinatorRequest(coordinator_keys=["g"]), 4, FindCoordinatorResponse)
+    await commit(wire, "g", "t", 1)
+    await commit(wire, "g", "kept", 1)
+    broker, image = node.node._broker, node.node._metadata.tracker.image
+    changed = {topic.topic_id: set(topic.partitions) for topic in image.topics_by_id.values()}
+    broker.on_image(led_by(image, -1, 4), MetadataDelta(changed_partitions=changed))
+    elected = led_by(image, 1, 5)
+    deleted = elected.topics_by_name["t"]
+    rest = {topic_id: topic for topic_id, topic in elected.topics_by_id.items() if topic is not deleted}
+    newest = replace(elected, topics_by_id=rest, topics_by_name={each.name: each for each in rest.values()})
+    monkeypatch.setattr(hosting, "ROLES_PER_TURN_MAX", 1)
+    broker.on_image(elected, MetadataDelta(changed_partitions=changed))
+    broker.on_image(newest, MetadataDelta(deleted_topics={deleted.topic_id: deleted}))
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=None)])
+    names = list[str]()
+    until_s = time.monotonic() + PATIENCE_S
+    while names != ["kept"] and time.monotonic() < until_s:
+        await asyncio.sleep(0.01)
+        answer = await wire.call(request, 8, OffsetFetchResponse)
+        names = [topic.name for topic in answer.groups[0].topics]
+    assert names == ["kept"]
+
+
+def led_by(image: MetadataImage, leader: int, leader_epoch: int) -> MetadataImage:
+    by_id = {}
+    for topic in image.topics_by_id.values():
+        partitions = {
+            index: replace(each, leader=leader, leader_epoch=leader_epoch, partition_epoch=leader_epoch)
+            for index, each in topic.partitions.items()
+        }
+        by_id[topic.topic_id] = replace(topic, partitions=partitions)
+    return replace(image, topics_by_id=by_id, topics_by_name={each.name: each for each in by_id.values()})
 
 
 async def test_a_directory_that_cannot_be_written_to_is_tried_once_for_a_change_of_settings(

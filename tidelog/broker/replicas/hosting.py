@@ -239,7 +239,7 @@ class Hosting:
                 self._delete_replica(topic, index)
                 continue
             partition = self._partitions.find(topic.topic_id, index)
-            if may_defer and partition is not None and self._has_started and self._roles_in_turn >= ROLES_PER_TURN_MAX:
+            if may_defer and partition is not None and self._may_defer_role(partition):
                 if not self._deferred_roles:
                     self._loop.call_soon(self._apply_deferred_roles)
                 self._deferred_roles[topic.topic_id, index] = None
@@ -259,6 +259,12 @@ class Hosting:
                 self._roles_in_turn += 1
                 self._apply_role(partition, assignment)
                 self._report_directory(partition, assignment)
+
+    def _may_defer_role(self, partition: Partition) -> bool:
+        """Whether its role waits for another turn. A coordinator hears at once that it is elected: deletions of topics
+        in a later image, or in the same one, concern it, too.
+        """
+        return self._has_started and self._roles_in_turn >= ROLES_PER_TURN_MAX and not partition.is_internal
 
     def _begin_turn(self) -> None:
         if not (self._to_configure or self._deferred_partitions):
