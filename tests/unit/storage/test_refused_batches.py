@@ -217,6 +217,17 @@ def test_the_time_of_a_gap_counts_from_its_first_batch():
     assert not check(here, 20, 15, NOW + AWAITED_MS_MAX + 1)
 
 
+def test_a_gap_behind_a_batch_that_this_leader_refused_for_good_is_none_of_the_leader_before():
+    here = RefusedBatches().of(HERE)
+    here.on_election(NOW)
+    late_ms = NOW + GAPS_AFTER_ELECTION_REFUSED_MS + 1
+    header = sequenced_header(idempotent(5, 1, producer_id=PID))
+    assert header is not None
+    here.note(header, ErrorCode.MESSAGE_TOO_LARGE, 5, late_ms)
+    assert not check(here, 6, 5, late_ms)
+    assert check(here, 8, 6, late_ms), "a gap elsewhere"
+
+
 def test_gaps_are_forgotten_by_number():
     table = RefusedBatches(producers_max=10)
     here = table.of(HERE)

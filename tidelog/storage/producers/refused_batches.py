@@ -124,7 +124,11 @@ class RefusedBatches:
                 # This batch was appended and then truncated. The batches behind it were refused before that.
                 run.extend((behind.next_sequence - 1) % _SEQUENCES)
         elif run is None or run.first_sequence == first_sequence:
-            return  # the first batch was sent again, and is refused with a final error
+            # The first batch is refused with a final error, so the gap is none that the leader before has left.
+            if expected == first_sequence:
+                met_ms = now_ms - GAPS_AFTER_ELECTION_REFUSED_MS - 1
+                self.gap_since(places[0], producer_id, header.producer_epoch, expected, met_ms)
+            return
         runs = self._unknown if expected is None else self._known
         runs[places[0], producer_id] = run
         if len(runs) > self.producers_max:
