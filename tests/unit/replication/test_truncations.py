@@ -52,29 +52,47 @@ def diverged(logs: Logs) -> list[PartitionLog]:
     return made
 
 
-def truncate_all(logs: list[PartitionLog]) -> None:
+def truncate(log: PartitionLog) -> None:
+    log.truncate_to(END - 1)
+
+
+def truncate_all(logs: list[PartitionLog], how: Callable[[PartitionLog], None] = truncate) -> None:
     loop: Any = Turns()
     truncations = Truncations(loop)
     for log in logs:
         followed: Any = Followed(log)
-        truncations.do(followed, partial(log.truncate_to, END - 1))
+        truncations.do(followed, partial(how, log))
     loop.run()
-    assert {log.log_end_offset for log in logs} == {END - 1}
 
 
-def test_they_share_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each wrote one, which names all logs of the directory: 34 ms and nine syncs with 5,000 of them."""
+def are_truncated(logs: list[PartitionLog]) -> bool:
+    return {log.log_end_offset for log in logs} == {END - 1}
+
+
+def count_writes(
+    monkeypatch: pytest.MonkeyPatch, is_full: Callable[[LogDirectory], bool] = lambda directory: False
+) -> list[LogDirectory]:
+    """The directories of all writes of checkpoints from now on. Those to a full one fail, and are counted, too."""
     written = list[LogDirectory]()
     write = LogDirectory.write_checkpoints
 
     def counted(directory: LogDirectory) -> None:
         written.append(directory)
+        if is_full(directory):
+            raise OSError(errno.ENOSPC, "no space left on device")
         write(directory)
 
     monkeypatch.setattr(LogDirectory, "write_checkpoints", counted)
+    return written
+
+
+def test_they_share_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wrote one, which names all logs of the directory: 34 ms and nine syncs with 5,000 of them."""
+    written = count_writes(monkeypatch)
     logs = diverged(Logs(tmp_path, LogConfig()))
     written.clear()
     truncate_all(logs)
+    assert are_truncated(logs)
     assert len(written) == 2, "that of the first, which could not know of the others, and that of all others"
 
 
@@ -82,6 +100,7 @@ def test_a_start_finds_no_damage_after_a_loss_of_power_between_them(tmp_path: Pa
     logs = Logs(tmp_path, LogConfig())
     some = diverged(logs)
     truncate_all(some[: COUNT // 2])
+    assert are_truncated(some[: COUNT // 2])
     logs.kill()
     logs.open()
     ends = [logs.directory.logs["d", n].log_end_offset for n in range(COUNT)]
@@ -90,48 +109,27 @@ def test_a_start_finds_no_damage_after_a_loss_of_power_between_them(tmp_path: Pa
 
 
 def test_each_writes_its_own_where_the_one_of_all_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = list[int]()
-    write = LogDirectory.write_checkpoints
-
-    def failing_once(directory: LogDirectory) -> None:
-        checked.append(1)
-        if len(checked) == 2:
-            raise OSError(errno.ENOSPC, "no space left on device")
-        write(directory)
-
-    monkeypatch.setattr(LogDirectory, "write_checkpoints", failing_once)
+    written = count_writes(monkeypatch, lambda directory: len(written) == 2)
     logs = diverged(Logs(tmp_path, LogConfig()))
-    checked.clear()
+    written.clear()
     truncate_all(logs)
-    assert len(checked) == 4, "the first, the failed one, that of the second log alone, and that of the others"
+    assert are_truncated(logs)
+    assert len(written) == 4, "the first, the failed one, that of the second log alone, and that of the others"
 
 
 def test_a_full_directory_costs_the_others_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each truncation wrote two in the other directory."""
-    written = list[LogDirectory]()
-    is_full = False
-    write = LogDirectory.write_checkpoints
     healthy, full = Logs(tmp_path / "healthy", LogConfig()), Logs(tmp_path / "full", LogConfig())
+    is_full = False
+    written = count_writes(monkeypatch, lambda directory: is_full and directory is full.directory)
 
-    def counted(directory: LogDirectory) -> None:
-        written.append(directory)
-        if directory is full.directory and is_full:
-            raise OSError(errno.ENOSPC, "no space left on device")
-        write(directory)
-
-    def truncate(log: PartitionLog) -> None:
+    def try_to_truncate(log: PartitionLog) -> None:
         with suppress(OSError):
-            log.truncate_to(END - 1)
+            truncate(log)
 
-    monkeypatch.setattr(LogDirectory, "write_checkpoints", counted)
     logs = [log for pair in zip(diverged(healthy), diverged(full), strict=True) for log in pair]
     written.clear()
     is_full = True
-    loop: Any = Turns()
-    truncations = Truncations(loop)
-    for log in logs:
-        followed: Any = Followed(log)
-        truncations.do(followed, partial(truncate, log))
-    loop.run()
-    assert {log.log_end_offset for log in logs[::2]} == {END - 1}
+    truncate_all(logs, try_to_truncate)
+    assert are_truncated(logs[::2])
     assert written.count(healthy.directory) == 2

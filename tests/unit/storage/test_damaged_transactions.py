@@ -15,7 +15,7 @@ from tests.unit.storage.test_removed_files import scrub
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.partition_log import PartitionLog
-from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
 from tidelog.storage.segments.transaction_index import AbortedTransaction
 
 MakeLogs = Callable[..., Logs]
@@ -243,6 +243,37 @@ def test_what_was_aborted_is_not_read_once_it_is_repaired_though_other_damage_is
             assert first not in committed(each)
 
 
+def begin_transaction(made: Logs) -> int:
+    """The offset of a transaction's first record. It is on the device, and the transaction is open."""
+    first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
+    made.append(batch(2))
+    made.log.flush()
+    made.directory.write_checkpoints()
+    return first
+
+
+def abort(made: Logs) -> None:
+    made.append(marker(abort=True, producer_id=9), from_client=False)
+
+
+def accept_loss(made: Logs, lost: DamagedRange, *, is_aborted: bool, is_rolled: bool) -> None:
+    made.log.accept_loss(lost)
+    if is_aborted:
+        abort(made)
+    if is_rolled:
+        made.log.roll(NOW)
+        made.append(batch(1))
+
+
+def assert_aborted(made: Logs, first: int) -> None:
+    """Now and after a start, the record can be read, and not as a committed one."""
+    for is_started in (False, True):
+        log = made.close_and_open() if is_started else made.log
+        assert not log.damaged_ranges()
+        assert is_readable(log, first)
+        assert first not in committed(log)
+
+
 @pytest.mark.parametrize("is_rolled", [False, True])
 @pytest.mark.parametrize("ended", ["while it counts as lost", "after its repair"])
 def test_what_was_aborted_is_not_read_once_a_range_that_counted_as_lost_is_repaired(
@@ -251,29 +282,18 @@ def test_what_was_aborted_is_not_read_once_a_range_that_counted_as_lost_is_repai
     """A replica comes back that has it. The producers were known without the range, as far as a log without it knows
     them: readers of committed records got the aborted ones.
     """
-    first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
-    made.append(batch(2))
-    made.log.flush()
-    made.directory.write_checkpoints()
+    first = begin_transaction(made)
     copy = copy_of(made)
     made.kill()
     damage(*_place_of(made, first), "CRC")
     log = made.open(machine_ran_on=True)
     scrub(log)
     ((segment, each),) = log.damaged_ranges()
-    log.accept_loss(each)
-    if ended == "while it counts as lost":
-        made.append(marker(abort=True, producer_id=9), from_client=False)
-    if is_rolled:
-        log.roll(NOW)
-        made.append(batch(1))
+    accept_loss(made, each, is_aborted=ended == "while it counts as lost", is_rolled=is_rolled)
     repair_range(log, segment, each, copy)
     if ended == "after its repair":
-        made.append(marker(abort=True, producer_id=9), from_client=False)
-    for each_log in (log, made.close_and_open()):
-        assert not each_log.damaged_ranges()
-        assert is_readable(each_log, first)
-        assert first not in committed(each_log)
+        abort(made)
+    assert_aborted(made, first)
 
 
 def _place_of(made: Logs, offset: int) -> tuple[Path, int]:
@@ -372,10 +392,7 @@ def test_what_was_aborted_is_not_read_once_a_range_that_counted_as_lost_is_repai
     made: Logs, ended: str, is_rolled: bool, ending: str, kind: str, is_scanned: bool
 ) -> None:
     """The producers and transactions that the node wrote before were known without the range."""
-    first = made.append(idempotent(20, producer_id=9, transactional=True), from_client=False)[0].first_offset
-    made.append(batch(2))
-    made.log.flush()
-    made.directory.write_checkpoints()
+    first = begin_transaction(made)
     copy, log = copy_of(made), made.log
     damage(*_place_of(made, first), kind)
     if is_scanned:
@@ -390,23 +407,15 @@ def test_what_was_aborted_is_not_read_once_a_range_that_counted_as_lost_is_repai
         log.set_high_watermark(log.log_end_offset)
     scrub(log)
     ((_, each),) = log.damaged_ranges()
-    log.accept_loss(each)
-    if ended == "while it counts as lost":
-        made.append(marker(abort=True, producer_id=9), from_client=False)
-    if is_rolled:
-        log.roll(NOW)
-        made.append(batch(1))
+    accept_loss(made, each, is_aborted=ended == "while it counts as lost", is_rolled=is_rolled)
     log.flush()
     made.directory.write_checkpoints()
     made.close() if ending == "after a clean stop" else made.kill()
     log = made.open(machine_ran_on=True)
     if ended == "after a start":
-        made.append(marker(abort=True, producer_id=9), from_client=False)
+        abort(made)
     scrub(log)
     repair(log, copy)
     if ended == "after its repair":
-        made.append(marker(abort=True, producer_id=9), from_client=False)
-    for each_log in (log, made.close_and_open()):
-        assert not each_log.damaged_ranges()
-        assert is_readable(each_log, first)
-        assert first not in committed(each_log)
+        abort(made)
+    assert_aborted(made, first)

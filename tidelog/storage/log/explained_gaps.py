@@ -102,7 +102,7 @@ def _write_if_possible(log: LogWithGaps, end_offset: int, *, sync: bool = True) 
 
     Raises OSError if the device has failed.
     """
-    what = f"a gap that is no damage in {log.directory}"
+    what = f"{log.directory}/{EXPLAINED_GAPS_FILE}"
     write_if_there_is_space(lambda: _write(log, end_offset, sync=sync), what, or_descriptors=True)
 
 

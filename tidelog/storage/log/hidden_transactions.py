@@ -86,7 +86,7 @@ def damage_to_repair(log: HidingLog) -> list[tuple[Segment, DamagedRange]]:
 
 
 def distrust_behind_losses(log: HidingLog, repaired: DamagedRange | None, left: Sequence[DamagedRange]) -> None:
-    """Of ranges that had no copy, and have one now: producers that are known without them lack their batches.
+    """End the acceptance of losses that are repaired now. What the log knows of producers is without their batches.
 
     `repaired`: None where the log was replaced. `left`: the damage that is left.
     """

@@ -30,11 +30,7 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.files.usurped_names import free_names
-from tidelog.storage.log.explained_gaps import (
-    ends_kept_below,
-    may_end_early,
-    read_explained_gaps,
-)
+from tidelog.storage.log.explained_gaps import ends_kept_below, may_end_early, read_explained_gaps
 from tidelog.storage.log.hidden_transactions import ScannedTransactions
 from tidelog.storage.log.recovery import (
     examine_now,

@@ -92,7 +92,7 @@ class PartitionLog:
         self.segments.leader_epochs = loaded.leader_epochs
         self.producers, self.snapshots = loaded.producers, loaded.snapshots
         self.lacks_producers = self.passes_damage = loaded.lacks_producers
-        """Until a repair, duplicates may pass. `passes_damage`: also where no copy is; a start reads them anew."""
+        """Damage, until its repair, hides batches from `producers`. `passes_damage`: also damage without a copy."""
         self.hidden_ends, self.log_end_offset = loaded.hidden_ends, loaded.log_end_offset
         self.accepted_losses: frozenset[int] = frozenset()
         """The first offsets of damaged ranges of which there is no copy."""

@@ -124,7 +124,8 @@ class RefusedBatches:
                 # This batch was appended and then truncated. The batches behind it were refused before that.
                 run.extend((behind.next_sequence - 1) % _SEQUENCES)
         elif run is None or run.first_sequence == first_sequence:
-            # The first batch is refused with a final error, so the gap is none that the leader before has left.
+            # The first batch is refused with a final error. The gap that it leaves is not from the leader before: it
+            # counts as met so long ago that it is not retriable.
             if expected == first_sequence:
                 met_ms = now_ms - GAPS_AFTER_ELECTION_REFUSED_MS - 1
                 self.gap_since(places[0], producer_id, header.producer_epoch, expected, met_ms)
