@@ -338,18 +338,17 @@ def hunt(invariant: str, weights: dict[str, int], settings: dict[str, Any], kind
     pytest.fail(f"not caught by {invariant}, only by {sorted(caught)[:5]}")
 
 
+def opened(disk: SimulatedDisk, config: LogConfig) -> LogDirectory:
+    directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id="cluster")
+    directory.load(lambda topic: config, NOW)
+    return directory
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_repair_of_a_missing_first_segment_stays_after_a_loss_of_power(seed: int):
     """The repair syncs the file, in which the start had put nothing, but not its name."""
     disk, config = SimulatedDisk(Random(seed)), LogConfig()
-    disk.make_directory("/data")
-
-    def opened() -> LogDirectory:
-        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id="cluster")
-        directory.load(lambda topic: config, NOW)
-        return directory
-
-    directory = opened()
+    directory = opened(disk, config)
     log = directory.create_log("t", 0, bytes(16), config, NOW)
     log.flush()
     log.append_as_leader(batch(2), 0, NOW)
@@ -359,8 +358,26 @@ def test_the_repair_of_a_missing_first_segment_stays_after_a_loss_of_power(seed:
     directory.close()
     disk.remove(log.segments[0].path)
     disk.sync_everything()
-    log = opened().logs["t", 0]
+    log = opened(disk, config).logs["t", 0]
     repair(log, {0: copy})
     assert not log.damaged_ranges()
     disk.lose_power()
-    assert offsets_of(records_of(opened().logs["t", 0])) == [0, 1, 2]
+    assert offsets_of(records_of(opened(disk, config).logs["t", 0])) == [0, 1, 2]
+
+
+def test_no_record_before_a_gap_that_the_index_cannot_hold_is_passed_over_after_a_loss_of_power():
+    """A start believes that the segment before such a gap ends there."""
+    far, config = 2**31 + 5, LogConfig(cleanup_policy=frozenset({"compact"}))
+    ends = set[int]()
+    for seed in range(30):
+        disk = SimulatedDisk(Random(seed))
+        log = opened(disk, config).create_log("t", 0, bytes(16), config, NOW)
+        log.flush()
+        log.append_as_leader(batch(3, key=b"k"), 0, NOW)
+        log.append_as_follower(batch(key=b"k", base_offset=far, leader_epoch=0), NOW)
+        disk.lose_power()
+        log = opened(disk, config).logs["t", 0]
+        ends.add(log.log_end_offset)
+        first = next(iter(log.segments))
+        assert log.log_end_offset < far or (first.size_bytes and not log.damaged_ranges())
+    assert far + 1 in ends

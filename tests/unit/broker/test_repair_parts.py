@@ -23,6 +23,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.storage.files.disk import Buffer, File
 from tidelog.storage.log import repair
+from tidelog.storage.log.repair import NoRoom, NoSpace
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.log_config import LogConfig
@@ -460,6 +461,25 @@ async def test_a_lost_segment_waits_for_space(tmp_path: Path) -> None:
     disk.free = 1 << 40
     await cluster.repair()
     assert cluster.here.lacks() == set()
+
+
+@pytest.mark.parametrize("step", ["a segment is sealed", "gaps are explained"])
+async def test_the_small_files_of_a_repair_wait_for_space(tmp_path: Path, step: str) -> None:
+    """The log directory went offline where there was none."""
+    cluster = Cluster(tmp_path)
+    log = cluster.here.log
+    cluster.here.damage(2, 6, cut=False)
+    cluster.here.lacks()  # has the damage detected
+    ((segment, damage),) = log.damaged_ranges()
+    before = len(log.segments), log.gaps_explained_below
+    steps = {
+        "a segment is sealed": lambda: cluster.repairs._roll(cluster.partition, NoRoom("it does not fit")),
+        "gaps are explained": lambda: cluster.repairs._accept_gap(cluster.partition, segment, damage),
+    }
+    cluster.here.disk.free = 0
+    with pytest.raises(NoSpace):
+        steps[step]()
+    assert (len(log.segments), log.gaps_explained_below) == before
 
 
 def delete_segment(cluster: Cluster) -> None:

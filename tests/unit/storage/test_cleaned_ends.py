@@ -334,6 +334,14 @@ def test_ends_of_another_cleaning_say_nothing(made: Logs, is_cut: bool) -> None:
     assert not made.log.damaged_ranges()
 
 
+def assert_whole_at_each_start(made: Logs) -> None:
+    expected = contents(made.open())
+    for _ in range(2):
+        served(made.log)
+        assert not made.log.damaged_ranges()
+        assert contents(made.close_and_open()) == expected
+
+
 def shortened_by_kafka(path: Path) -> None:
     """As its cleaner does it. The file gets the time of what it was made from, in milliseconds."""
     last_batch(path)
@@ -358,11 +366,7 @@ def test_what_kafkas_cleaner_has_shortened_is_no_damage_where_no_checkpoint_says
     cleaned_offset = INT64_MAX if checkpoint == "lost" else 90
     facts = LogFacts(is_clean=True, is_compacted=True, cleaned_offset=cleaned_offset)
     assert RECORDS not in {each.kind for each in StoppedLog(made.disk, str(made.folder), facts).verify()}
-    expected = contents(made.open())
-    for _ in range(2):
-        served(made.log)
-        assert not made.log.damaged_ranges()
-        assert contents(made.close_and_open()) == expected
+    assert_whole_at_each_start(made)
     made.close()
     last_batch(made.folder / third)
     os.utime(made.folder / third, (NOW // 1000, NOW // 1000))  # as an archive sets it that is unpacked
@@ -456,11 +460,7 @@ def test_segments_that_kafka_has_shortened_are_no_damage_where_the_cleaners_chec
     (made.path / CLEANER_OFFSET_FILE).unlink()
     if content is not None:
         (made.path / CLEANER_OFFSET_FILE).write_bytes(content)
-    expected = contents(made.open())
-    for _ in range(2):
-        served(made.log)
-        assert not made.log.damaged_ranges()
-        assert contents(made.close_and_open()) == expected
+    assert_whole_at_each_start(made)
     made.close()
     last_batch(made.folder / names[1])
     with pytest.raises(DamagedRecords):
@@ -649,6 +649,23 @@ def test_a_log_cut_behind_a_segment_that_kafka_has_cleaned_ends_there_at_each_st
         assert not log.damaged_ranges()
         assert log.log_end_offset == offset
     assert [info.first_offset for info in made.append(keyed(("k1", "next")))] == [offset]
+
+
+def test_what_a_loss_of_power_took_behind_a_segment_that_kafka_has_cleaned_is_no_gap(made: Logs) -> None:
+    """Records were appended to the segment after a truncation. A torn end is where the log ends."""
+    made.close()
+    (made.folder / CLEANED_ENDS_FILE).unlink()
+    *_, cleaned, _ = made.files("*.log")
+    log = made.open()
+    log.truncate_to([header.base_offset for _, header in iter_headers((made.folder / cleaned).read_bytes())][2])
+    log.set_high_watermark(log.log_end_offset)
+    made.directory.write_checkpoints()
+    while log.segments.active.base_offset == int(cleaned.removesuffix(".log")):
+        last = made.append(keyed(("k1", "next" * 10)))[0].first_offset - 1
+    made.kill()
+    last_batch(made.folder / cleaned)
+    assert made.open().log_end_offset == last
+    assert not made.log.damaged_ranges()
 
 
 def cleaned_by_kafka(path: Path, disk: Mortal) -> Logs:

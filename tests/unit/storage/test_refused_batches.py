@@ -223,6 +223,10 @@ def test_a_gap_behind_a_batch_that_this_leader_refused_for_good_is_none_of_the_l
     late_ms = NOW + GAPS_AFTER_ELECTION_REFUSED_MS + 1
     header = sequenced_header(idempotent(5, 1, producer_id=PID))
     assert header is not None
+    here.note(header, ErrorCode.MESSAGE_TOO_LARGE, 3, late_ms)
+    assert check(here, 6, 3, late_ms), "the leader before may have refused those before it"
+    here = RefusedBatches().of(HERE)
+    here.on_election(NOW)
     here.note(header, ErrorCode.MESSAGE_TOO_LARGE, 5, late_ms)
     assert not check(here, 6, 5, late_ms)
     assert check(here, 8, 6, late_ms), "a gap elsewhere"
