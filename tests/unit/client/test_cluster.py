@@ -200,6 +200,28 @@ async def test_a_broker_that_hangs_does_not_hide_what_the_others_know(monkeypatc
         await until(lambda: connections(fake) == 0)
 
 
+@pytest.mark.parametrize("keeps_broker", [False, True])
+async def test_a_broker_that_hangs_does_not_hold_the_start(monkeypatch: pytest.MonkeyPatch, keeps_broker: bool) -> None:
+    monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
+    async with FakeCluster(t=2, nodes=3) as fake:
+        hanging: list[int] = []
+
+        def answer(request: MetadataRequest, node: FakeNode) -> object:
+            hanging.extend([] if hanging else [node.node_id])
+            return SILENCE if node.node_id in hanging else node.on_metadata(request)
+
+        fake.script(MetadataRequest, *[answer] * 99)
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, request_timeout_ms=3_600_000))
+        cluster.keeps_broker = keeps_broker
+        async with asyncio.timeout(PATIENCE_S):
+            await cluster.start()
+            monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 3_600.0)
+            assert len((await cluster.fetch_metadata([])).brokers) == 3, "another one is asked first now"
+        assert fake.nodes[hanging[0]].connections == 0
+        await cluster.close()
+        await until(lambda: connections(fake) == 0)
+
+
 async def test_a_broker_that_hangs_does_not_hold_what_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
     async with FakeCluster(nodes=3) as fake:

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from tidelog.client.config import ClientConfig
@@ -573,14 +574,10 @@ class Cluster:
         `_ANSWER_WAIT_S`: a broker that hangs must not hide what the others know until the request's timeout. Only for
         what may be asked twice.
         """
-        others = list(self.metadata.nodes)
+        others = [partial(self._ask_node, ask, node_id) for node_id in self.metadata.nodes]
+        if not others:
+            others = [partial(self._ask_address, ask, *address) for address in self._addresses]
         self.rng.shuffle(others)
-
-        async def ask_other(node_id: int) -> Response:
-            connection = await self.connection(node_id, COORDINATOR)
-            answer = await ask(connection)
-            self._kept_connection = connection  # later calls need not wait for the one that hangs
-            return answer
 
         asked = {start_task(self._ask(ask, None))}
         try:
@@ -593,9 +590,27 @@ class Cluster:
                 if done and not asked:
                     return done.pop().result()
                 if not done:
-                    asked.add(start_task(ask_other(others.pop())))
+                    asked.add(start_task(others.pop()()))
         finally:
             cancel_all(asked)
+
+    async def _ask_node(self, ask: Callable[[Connection], Awaitable[Response]], node_id: int) -> Response:
+        connection = await self.connection(node_id, COORDINATOR)
+        answer = await ask(connection)
+        self._kept_connection = connection  # later calls need not wait for the one that hangs
+        return answer
+
+    async def _ask_address(self, ask: Callable[[Connection], Awaitable[Response]], host: str, port: int) -> Response:
+        connection = await self._open_connection(host, port)
+        try:
+            answer = await ask(connection)
+        except BaseException:
+            connection.close()
+            raise
+        hanging, self._bootstrap = self._bootstrap, connection
+        if hanging is not None:
+            hanging.close()
+        return answer
 
     async def _ask(self, ask: Callable[[Connection], Awaitable[Response]], node_id: int | None) -> Response:
         return await ask(await (self.any_connection() if node_id is None else self.connection(node_id, COORDINATOR)))
