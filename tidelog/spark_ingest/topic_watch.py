@@ -91,7 +91,7 @@ def _is_other(topic: TopicMetadata | MetadataResponseTopic | None, topic_id: byt
 async def check_gone(cluster: Cluster, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, bytes]) -> None:
     """Return when no broker has any of these partitions; zeros, or no id, stand for any topic id.
 
-    Raises KafkaError(LEADER_NOT_AVAILABLE) where a broker has one, or does not answer.
+    Raises KafkaError: LEADER_NOT_AVAILABLE where a broker has one, or does not answer, TOPIC_AUTHORIZATION_FAILED.
     """
     first_indexes: dict[str, int] = {}  # a broker that has a partition has all that are before it
     for topic, index in partitions:
@@ -123,6 +123,10 @@ async def _lacks(cluster: Cluster, node_id: int, name: str, topic_id: bytes, ind
         response = await cluster.fetch_metadata([name], node_id=node_id)
     except KafkaError:
         return False
+    for topic in response.topics:
+        code = ErrorCode.of(topic.error_code)
+        if code is not ErrorCode.NONE and not code.retriable:  # the topic is there, and hidden from all lists
+            raise KafkaError(code, f"topic {name!r} cannot be read")
     return all(
         topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         or (not topic.error_code and (_is_other(topic, topic_id) or len(topic.partitions) <= index))

@@ -116,6 +116,12 @@ def test_partitions_are_gone_when_no_broker_has_any_of_them(monkeypatch, answers
         asyncio.run(check())
 
 
+def test_a_topic_that_may_not_be_read_is_in_no_list_and_not_gone():
+    brokers: Any = Brokers(UNKNOWN, UNKNOWN, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(KafkaError, match="TOPIC_AUTHORIZATION_FAILED: topic 't' cannot be read"):
+        asyncio.run(check_gone(brokers, [TopicPartition("t", 0)], {}))
+
+
 def test_brokers_are_asked_a_second_time(monkeypatch):
     brokers = Brokers(UNKNOWN, UNKNOWN)
 
