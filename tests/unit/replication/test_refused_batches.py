@@ -139,6 +139,24 @@ def test_a_new_leader_does_not_know_what_the_leader_before_refused() -> None:
     assert codes(cluster, 1, 2, 3, node=2) == [0, 0, 0]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_partition_has_no_leader_before_another_replica_is_elected(is_killed: bool) -> None:
+    """The old leader hangs with a batch when the last other replica that may lead is away, too."""
+    cluster = cluster_of()
+    assert send(cluster, 0).code == 0
+    cluster.loop.run_for(600)
+    if is_killed:
+        cluster.stop(2)
+    cluster.elect(-1, [1, 2], tell=[3] if is_killed else [2, 3])
+    cluster.loop.run_for(100)
+    if is_killed:
+        cluster.start(2, killed=True)
+    cluster.elect(2, [2, 3], tell=[2, 3])
+    cluster.loop.run_for(100)
+    assert codes(cluster, 2, node=2) == [NOT_LEADER]
+    assert codes(cluster, 1, 2, node=2) == [0, 0]
+
+
 def test_a_producer_whose_first_batch_the_leader_before_refused() -> None:
     cluster = cluster_of()
     shrink(cluster)

@@ -183,7 +183,7 @@ class RefusedOfPartition:
         self._elected_ms: int | None = None
 
     def on_election(self, now_ms: int) -> None:
-        """This replica takes over from another leader, which may have refused batches a moment ago."""
+        """This replica takes over from another leader or process, which may have refused batches a moment ago."""
         self._elected_ms = now_ms
 
     def note(self, header: BatchHeader, code: ErrorCode, expected: int | None, now_ms: int) -> None:
