@@ -457,6 +457,47 @@ class TestTrouble:
                 consuming.seek(T0, 5)
                 assert await read(consuming, 4) == [5, 6, 7, 8]
 
+    @pytest.mark.parametrize("is_in_range", [True, False])
+    async def test_what_cannot_be_read_is_said_while_other_partitions_have_records(self, is_in_range):
+        """As Java does: behind a backlog of another partition the error was never raised."""
+
+        def refuse(value: bytes) -> bytes:
+            if value == b"900":
+                raise ValueError("not this one")
+            return value
+
+        async with FakeCluster(t=2) as cluster:
+            fill(cluster, "t", 0, 901, per_batch=901)
+            fill(cluster, "t", 1, 200, per_batch=1)
+            async with consumer(cluster, auto_offset_reset="none", value_deserializer=refuse) as consuming:
+                consuming.assign([T0, T1])
+                consuming.seek(T0, 900 if is_in_range else 2000)
+                consuming.seek(T1, 0)
+                errors, numbers = 0, list[int]()
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(numbers) < 200:
+                        try:
+                            for records in (await consuming.poll(1000, 1)).values():
+                                numbers += [record.offset for record in records]
+                        except (ValueError, KafkaError):
+                            errors += 1
+                assert numbers == list(range(200)), "an error costs no record"
+                assert errors
+
+    async def test_a_program_that_polls_again_after_each_error_lets_its_event_loop_run(self):
+        """The exception of a deserializer came back without a turn: no time limit, heartbeat or signal got through."""
+        async with FakeCluster(t=1) as cluster:
+            fill(cluster, "t", 0, 1)
+            async with consumer(cluster, "t", value_deserializer=lambda value: int(value) // 0) as consuming:
+                with pytest.raises(ZeroDivisionError):
+                    await read(consuming, 1)
+                turns = list[None]()
+                asyncio.get_running_loop().call_soon(turns.append, None)
+                for _ in range(3):
+                    with pytest.raises(ZeroDivisionError):
+                        await consuming.poll(1000)
+                assert turns
+
     async def test_records_for_which_there_was_no_memory_are_fetched_again(self, monkeypatch):
         """Each later poll raised the error of the first."""
 

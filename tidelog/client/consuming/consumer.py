@@ -433,7 +433,11 @@ class Consumer:
             lookup.start_lookup()
             if self.keeps_positions:
                 self.positions_before_take = self._subscription.positions()
-            records = take(self._fetcher)
+            try:
+                records = take(self._fetcher)
+            except Exception:
+                await asyncio.sleep(0)  # as below: the next poll may raise the same at once
+                raise
             self._fetcher.send_fetches()
             remaining_s = deadline - loop.time()
             if records or remaining_s <= 0:

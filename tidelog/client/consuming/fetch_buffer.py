@@ -26,7 +26,9 @@ class FetchBuffer:
         self._subscription = subscription
         self._fetches: dict[TopicPartition, deque[CompletedFetch]] = {}
         self.errors: dict[TopicPartition, KafkaError] = {}
-        """The next `take` without records to hand out raises one of these."""
+        """A `take` raises one of these: the next one without records to hand out, or the one after the next."""
+        self._kept_back: Collection[TopicPartition] = ()
+        """The partitions whose errors the last `take` has not raised, because it had records of others."""
 
     def add(self, fetch: CompletedFetch) -> None:
         self._fetches.setdefault(fetch.partition, deque()).append(fetch)
@@ -49,12 +51,13 @@ class FetchBuffer:
     def take(self, limit: int) -> dict[TopicPartition, list[ConsumerRecord]]:
         """Return up to `limit` records by partition and move the positions behind them.
 
-        When no records remain, raises the KafkaError of a partition that cannot be read, or the
-        exception of a deserializer. Batches that are damaged are fetched again after that: the
-        broker, or another one, may have a whole copy by then. So are those for which there was no
-        memory. What is raised and is no Exception (an interrupt, or a deserializer's CancelledError)
+        Raises the KafkaError of a partition that cannot be read, or the exception of a deserializer: when no records
+        remain, or else in the call after one that has returned records in its place. Batches that are damaged are
+        fetched again after that: the broker, or another one, may have a whole copy by then. So are those for which
+        there was no memory. What is raised and is no Exception (an interrupt, or a deserializer's CancelledError)
         leaves all positions as they were.
         """
+        self._raise_kept_back()
         records_by_partition: dict[TopicPartition, list[ConsumerRecord]] = {}
         remaining = limit
         errors: dict[TopicPartition, Exception] = {}
@@ -62,12 +65,14 @@ class FetchBuffer:
         progress = True
         while progress and remaining > 0:
             progress = False
-            for partition in list(self._fetches):
+            for partition in self._in_turn():
                 try:
                     self._note_start(starts, partition)
                     records = self._take_from(partition, remaining)
                 except Exception as error:
                     errors[partition] = error
+                    if partition in self._kept_back and not records_by_partition:
+                        break
                     continue
                 except BaseException:
                     self._go_back_to(starts)
@@ -78,9 +83,20 @@ class FetchBuffer:
                     progress = True
                     if not remaining:
                         break
+        self._kept_back = {*errors, *self.errors} if records_by_partition else ()
         if not records_by_partition:
             self._raise_first(errors)
         return records_by_partition
+
+    def _raise_kept_back(self) -> None:
+        """Raise a broker's error that the last call has kept back: behind a backlog it would stay unseen."""
+        if not self.errors.keys().isdisjoint(self._kept_back):
+            self._kept_back = ()
+            self._raise_partition_error()
+
+    def _in_turn(self) -> list[TopicPartition]:
+        """The partitions with records. First those whose records could not be decoded: they raise now, or go on."""
+        return sorted(self._fetches, key=lambda partition: partition not in self._kept_back)
 
     def _note_start(self, starts: dict[TopicPartition, tuple[int, int]], partition: TopicPartition) -> None:
         """Note the position before the first records of a call."""
@@ -146,18 +162,21 @@ class FetchBuffer:
 
         Raises as `take`.
         """
+        self._raise_kept_back()
         taken: list[pa.RecordBatch] = []
         errors: dict[TopicPartition, Exception] = {}
         starts: dict[TopicPartition, tuple[int, int]] = {}
         progress = True
         while progress and rows > 0 and size_bytes > 0:
             progress = False
-            for partition in list(self._fetches):
+            for partition in self._in_turn():
                 try:
                     self._note_start(starts, partition)
                     piece = self._take_piece(partition, columns)
                 except Exception as error:
                     errors[partition] = error
+                    if partition in self._kept_back and not taken:
+                        break
                     continue
                 except BaseException:
                     self._go_back_to(starts)
@@ -169,6 +188,7 @@ class FetchBuffer:
                     progress = True
                     if rows <= 0 or size_bytes <= 0:
                         break
+        self._kept_back = {*errors, *self.errors} if taken else ()
         if not taken:
             self._raise_first(errors)
         return taken
