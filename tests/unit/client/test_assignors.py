@@ -142,6 +142,11 @@ class TestCooperativeSticky:
         group = {"A": owning(("T0",), "T0P0", generation=5), "stale": owning(("T0",), "T0P0", generation=2)}
         assert shown(CooperativeStickyAssignor().assign({"T0": 2}, group)) == {"A": "T0P0", "stale": "T0P1"}
 
+    def test_what_moves_to_a_member_with_a_stale_claim_is_withheld_until_its_owner_has_given_it_up(self):
+        """It went to that member at once: two members read it meanwhile. Java withholds it too (KIP-792)."""
+        group = {"A": owning(("T0",), "T0P0 T0P1", generation=5), "stale": owning(("T0",), "T0P1", generation=2)}
+        assert shown(CooperativeStickyAssignor().assign({"T0": 2}, group)) == {"A": "T0P0", "stale": ""}
+
     def test_the_generation_in_the_user_data_serves_where_the_subscription_has_none(self):
         assignor = CooperativeStickyAssignor()
         held = partitions("T0P0")

@@ -54,14 +54,15 @@ class CooperativeStickyAssignor:
     def assign(self, partition_counts: Mapping[str, int], members: Mapping[str, MemberSubscription]) -> Assignment:
         ownership = {name: (member.owned, _generation_of(member)) for name, member in members.items()}
         assignment = _AssignmentBuilder(partition_counts, members, ownership).assign()
-        holders: dict[TopicPartition, set[str]] = {}
-        for name, member in members.items():
-            for partition in member.owned:
-                holders.setdefault(partition, set()).add(name)
+        holders: dict[TopicPartition, tuple[int, set[str]]] = {}
+        for name, (owned, generation) in ownership.items():
+            for partition in owned:
+                newest, names = holders.get(partition, (generation, set()))
+                if generation >= newest:
+                    holders[partition] = generation, {name} | (names if generation == newest else set())
         for name, partitions in assignment.items():
-            # A partition with another owner is withheld. The stale claim of a member that left and
-            # returned does not withhold it, because the new owner is among the holders.
-            partitions[:] = [partition for partition in partitions if name in holders.get(partition, (name,))]
+            # A partition with another owner is withheld. The stale claim of a member that returned does not count.
+            partitions[:] = [partition for partition in partitions if name in holders.get(partition, (0, (name,)))[1]]
         return assignment
 
 
