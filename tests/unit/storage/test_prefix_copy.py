@@ -262,6 +262,42 @@ def test_the_other_copy_may_be_less_clean(tmp_path: Path) -> None:
     assert {(key, value) for _, key, value in contents(log) if key in (b"a", b"b", b"x")} == {(b"b", b"1")}
 
 
+@pytest.mark.parametrize("is_in_copy", [True, False])
+def test_a_transaction_whose_records_are_here_again_stays_aborted(tmp_path: Path, is_in_copy: bool) -> None:
+    """A start behind the cleaning has noted nothing of it. Its marker is in the copy, or behind it."""
+    seven: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    made, other = (Logs(tmp_path / name, replace(GONE, segment_bytes=1000)) for name in ("made", "other"))
+    for each in (made, other):
+        each.append(keyed(("x", "aborted"), base_sequence=0, **seven), keyed(("q", "v" * 600)))
+        each.log.roll(NOW)
+        each.append(keyed(("r", "v" * 600)))
+        if is_in_copy:
+            each.append(marker(abort=True), from_client=False)
+            each.log.roll(NOW)
+        else:
+            each.log.roll(NOW)
+            each.append(marker(abort=True), from_client=False)
+        each.append(keyed(("y", "1"), base_sequence=1, **seven))
+        each.append(marker(abort=False), keyed(("s", "v" * 600)), from_client=False)
+    clean(made.log)
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert log.aborted_transactions(0, log.log_end_offset) == []
+    damage(made, 0)
+    copy_prefix(log, other.log, 1 if is_in_copy else 0)
+
+    def known() -> list[tuple[int, int, int]]:
+        rows = log.aborted_transactions(0, log.log_end_offset)
+        return [(row.producer_id, row.first_offset, row.last_offset) for row in rows]
+
+    assert known() == [(7, 0, 3)]
+    made.close()
+    for name in made.files("*.txnindex"):
+        (made.folder / name).write_bytes(b"")
+    log = made.open()
+    assert known() == [(7, 0, 3)], "a start that scans does not know it"
+
+
 @pytest.mark.parametrize("fault", ["crc", "epoch", "nothing", "too far"])
 def test_a_copy_that_cannot_be_ours_changes_nothing(tmp_path: Path, fault: str) -> None:
     lagging, cleaned = replicas(tmp_path, deletes_a)

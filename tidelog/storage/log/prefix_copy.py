@@ -18,21 +18,23 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog.protocol.batches.record_batch import BatchHeader, CorruptRecord, check_crc, check_magic, iter_headers
+from tidelog.protocol.errors import KafkaError
 from tidelog.storage.cleaner.choice import CleanableRange
 from tidelog.storage.cleaner.filter import CleanedBatch, filler
 from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import is_full
-from tidelog.storage.log.compaction import CleaningFailed, Compaction, write_batches
+from tidelog.storage.log.compaction import CleaningFailed, Compaction, chunks, write_batches
 from tidelog.storage.log.explained_gaps import is_beyond_index
 from tidelog.storage.log.hidden_transactions import aborted
 from tidelog.storage.log.recovery import read_marker
 from tidelog.storage.log.repair import NoSpace, require_space
 from tidelog.storage.producers.producer_state import ProducerState
 from tidelog.storage.segments.damage import CorruptIndex
-from tidelog.storage.segments.log_config import MAX_POSITION
+from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
 from tidelog.storage.segments.reader import headers
 from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.transaction_index import AbortedTransaction
 
 if TYPE_CHECKING:
     from tidelog.storage.log.partition_log import PartitionLog
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.storage")
 
 _REPLAYED_AT_ONCE: Final = 1000
+_REPLAYED_BYTES: Final = 1024 * 1024
 
 
 class EpochBatches(NamedTuple):
@@ -73,9 +76,14 @@ class PrefixCopy(Compaction):
         self._epoch_max = max(behind, log.leader_epochs.epoch_for_offset(end_offset))
         """The leader epoch behind what is copied next."""
         self._epochs: list[EpochBatches] = []
-        self._has_aborted = False
+        self._has_transactions = False
         self._producers = ProducerState()
         self._producers.load((), log.log_start_offset)
+        self._is_whole = False
+        self._behind = [(each, each.size_bytes, each.next_offset) for each in log.segments.from_offset(end_offset)]
+        self._rows_behind: list[tuple[Segment, list[AbortedTransaction]]] = []
+        self._last_snapshot = end_offset
+        """Up to this offset, the snapshots of producers may lack transactions of which the copy has the records."""
 
     @property
     def is_copied(self) -> bool:
@@ -93,6 +101,9 @@ class PrefixCopy(Compaction):
             try:
                 if isinstance(self.error, OSError) and is_full(self.error):
                     raise self.error
+                if self._is_whole:
+                    self._is_whole = False
+                    self._forget_former_transactions()
                 if self._ready:
                     # On the device before the copy takes its place: the cleaner is to compare the whole log again.
                     self.log.cleaned_offset = min(self.log.cleaned_offset, self.log.log_start_offset)
@@ -130,6 +141,22 @@ class PrefixCopy(Compaction):
         super()._finish()
         self.log.after_repair()
 
+    def _forget_former_transactions(self) -> None:
+        """Before the copy takes its place: correct what was noted without the aborted records that only the copy has.
+
+        A later start would not know their transactions, and readers of committed records would get them.
+        """
+        self.log.snapshots.delete_where(0, self._last_snapshot + 1)
+        self._rows_behind = [(segment, rows) for segment, rows in self._rows_behind if rows]
+        for segment, rows in self._rows_behind:
+            index = segment.transaction_index
+            rows_by_end = {row.last_offset: row for row in [*index.rows_or_none(), *rows]}
+            index.begin_rebuild()
+            for last_offset in sorted(rows_by_end):
+                index.append(rows_by_end[last_offset])
+            index.settle()
+            self.log.segments.sums_are_stale = True
+
     def _whole(self) -> Generator[None]:
         # The replaced files stay for `file.delete.delay.ms`, so that all of the copy comes on top of them.
         require_space(self._disk, self._segments[-1], sum(segment.size_bytes for segment in self._segments))
@@ -140,11 +167,17 @@ class PrefixCopy(Compaction):
         for start, stop in reversed(self._groups(self._segments)):
             yield from self._copy(self._segments[start:stop], self._ends[stop - 1])
         self._copied.reverse()
-        if self._has_aborted:
+        if self._has_transactions:
             for new in [segment for _, segments in self._copied for segment in segments]:
                 yield from self._note_aborted(new)
+            yield from self._note_behind()
         self._remove_strays()
+        self._is_whole = True
+        yield
+        for segment, _ in self._rows_behind:
+            self._disk.sync_file(segment.transaction_index.path)
         self.log.durability.files.remove(CLEANED_ENDS_FILE)
+        self._disk.sync_directory(self.log.directory)
         self._ready = self._copied
         yield
         self._is_done = True
@@ -173,9 +206,7 @@ class PrefixCopy(Compaction):
                     written, size_bytes, parts = 0, 0, []
                 parts.append(CleanedBatch(batch, header.last_offset, header.max_timestamp))
                 size_bytes += len(batch)
-                if header.is_control:
-                    marker = read_marker(batch, header)
-                    self._has_aborted = self._has_aborted or (marker is not None and marker.is_abort)
+                self._has_transactions = self._has_transactions or header.is_transactional
                 next_offset = written_end = header.next_offset
             if next_offset == before:
                 raise CorruptRecord("the other replica sends no whole batch")
@@ -229,13 +260,9 @@ class PrefixCopy(Compaction):
         new.transaction_index.begin_rebuild()
         try:
             for number, (position, header) in enumerate(headers(new)):
-                marker = None
-                if header.is_control:
-                    marker = read_marker(new.file.read_at(header.size_bytes, position), header)
-                completed = self._producers.replay(header, marker)
-                self._producers.on_high_watermark(header.next_offset)
-                if completed is not None and completed.is_abort:
-                    new.transaction_index.append(aborted(completed))
+                batch = new.file.read_at(header.size_bytes, position) if header.is_control else b""
+                for row in self._replay(header, batch):
+                    new.transaction_index.append(row)
                 if number % _REPLAYED_AT_ONCE == _REPLAYED_AT_ONCE - 1:
                     yield
         except CorruptIndex as error:
@@ -244,3 +271,30 @@ class PrefixCopy(Compaction):
             new.sync_indexes()
         new.release()
         yield
+
+    def _replay(self, header: BatchHeader, batch: bytes | memoryview) -> list[AbortedTransaction]:
+        """The transaction that the batch aborts, if it does. `batch`: needed of a control batch."""
+        completed = self._producers.replay(header, read_marker(batch, header) if header.is_control else None)
+        self._producers.on_high_watermark(header.next_offset)
+        return [aborted(completed)] if completed is not None and completed.is_abort else []
+
+    def _note_behind(self) -> Iterator[None]:
+        """Collect the transactions that were aborted behind the copy, until all that are open at its end have ended.
+
+        A start may have noted none of which the cleaner had removed the records before.
+        """
+        open_from = set(self._producers.ongoing)
+        if open_from:
+            self._last_snapshot = INT64_MAX
+        for segment, size_bytes, next_offset in self._behind:
+            if open_from.isdisjoint(self._producers.ongoing):
+                return
+            rows: list[AbortedTransaction] = []
+            self._rows_behind.append((segment, rows))
+            try:
+                for data, batches, _ in chunks(self._disk, segment, size_bytes, next_offset, _REPLAYED_BYTES):
+                    for position, header in batches:
+                        rows += self._replay(header, data[position : position + header.size_bytes])
+                    yield
+            except KafkaError:
+                return  # damage may hide the ends of transactions
