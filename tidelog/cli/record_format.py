@@ -123,7 +123,7 @@ def compile_template(template: str, key_form: str = "text", value_form: str = "t
         if name in fields and (specification or conversion):
             raise ValueError(f"{{{name}}} takes no format specification or conversion")
         if name not in fields:
-            raise ValueError(f"{{{name}}} is not one of {', '.join(f'{{{field}}}' for field in fields)}")
+            raise ValueError(f"{{{repr(name)[1:-1]}}} is not one of {', '.join(f'{{{field}}}' for field in fields)}")
         parts.append(fields[name])
     parts.append(b"\n")
     return lambda record: b"".join(part if isinstance(part, bytes) else part(record) for part in parts)

@@ -32,8 +32,8 @@ class WrongArgument(ValueError):
 
 
 def shown(value: Any) -> str:
-    """A value in an error, not longer than a line."""
-    text = repr(value)
+    """A value in an error, not longer than a line. A table, for example, is written on several."""
+    text = " ".join(repr(value).split("\n"))
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}..."
 
 

@@ -42,6 +42,8 @@ def test_a_template_has_nothing_but_fields(template: str):
 def test_a_wrong_template_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
     assert main(["consume", "t", "-f", "{nothing}"]) == 2
     assert "{nothing} is not one of {topic}" in capsys.readouterr().err
+    assert main(["consume", "t", "-f", "{no\nthing}"]) == 2
+    assert "{no\\nthing} is not one of {topic}" in capsys.readouterr().err, "an error is one line"
 
 
 def test_json_keeps_text_as_text_and_the_rest_as_base64():

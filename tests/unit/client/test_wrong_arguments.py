@@ -71,7 +71,7 @@ GOOD: dict[str, Any] = {
 GOOD_OF_PRODUCER = {"partition": 0}
 wrong: Any = tidelog
 WRONG: list[Any] = [
-    5, -1, 2**31, 2**70, 1.5, float("nan"), True, None, object(), print,
+    5, -1, 2**31, 2**70, 1.5, float("nan"), True, None, object(), print, pa.table({"a": [1]}),
     "x", "", "\ud800", "y" * 40_000, b"x", {}, [], [[]], [None], [5], ["x"], ["\ud800"],
     {"x": 5}, {5: 5}, {"x": None}, {"x": [5]}, {"x": {"a": object()}}, {"x": {5: "x"}}, {("x",): {}},
     T0, [("t", "0")], [("t", True)], [("t", 2**40)], {T0: "x"}, {T0: None}, {T0: 1.5}, {T0: -5}, {T0: 2**70},
