@@ -430,6 +430,20 @@ def test_a_group_with_members_takes_no_progress(node, new_topic):
             assert failure.value.code is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_a_refusal_of_progress_says_its_cause(node, new_topic, monkeypatch):
+    async def refuse(cluster, options, offsets):
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "the broker has no version of OffsetCommit")
+
+    monkeypatch.setattr(stream_module, "commit_offsets", refuse)
+    topic = new_topic(1)
+    cause = "group 'g' takes no commits: the broker has no version of OffsetCommit"
+    with (
+        driver(node, subscribe=topic, startingOffsets="earliest", commitOffsetsToGroup="g") as stream,
+        pytest.raises(KafkaError, match=cause),
+    ):
+        stream.latest_offset(stream.initial_offset())
+
+
 def test_errors_that_pass_are_outlived_and_others_are_not(node, new_topic, monkeypatch):
     topic = new_topic(5)
     real, errors = offsets_module.find_ends, [ErrorCode.NETWORK_EXCEPTION, ErrorCode.NOT_LEADER_OR_FOLLOWER]
