@@ -52,6 +52,8 @@ class LogWithGaps(Protocol):
     unsynced_gaps_below: int
     segments: Segments
 
+    def roll(self, now_ms: int, base_offset: int = -1) -> Segment: ...
+
 
 def explain_gaps(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
     """Record that the gaps below `end_offset` are no damage, also for later starts. Raises OSError."""
@@ -71,11 +73,17 @@ def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None
     segment.set_damage(tuple(each for each in segment.damage if each != damage))
 
 
-def explain_gap_before(log: LogWithGaps, active: Segment) -> Segment:
-    """The active segment. It begins behind a gap that is too large for the index of the one before. Raises OSError."""
-    before = log.segments[-2]
-    before.next_offset, before.may_end_early = active.base_offset, True
-    _write(log, log.gaps_explained_below, sync=False)
+def roll_behind_gap(log: LogWithGaps, next_offset: int, now_ms: int) -> Segment:
+    """A new active segment behind a gap that is too large for the index of the one before. Raises OSError.
+
+    The file comes first: if it named a segment beside an earlier gap, which a truncation has removed, a start after a
+    kill would miss that one (`may_end_early`).
+    """
+    before = log.segments.active
+    log.disk.sync_file(before.path)  # a start believes that its end is no torn one
+    _write(log, log.gaps_explained_below, sync=False, early_end=(before.base_offset, next_offset))
+    active = log.roll(now_ms, next_offset)
+    before.next_offset, before.may_end_early = next_offset, True
     return active
 
 
@@ -118,9 +126,11 @@ def keep_early_ends_of_unknown(log: LogWithGaps) -> None:
         keep_early_ends(log)
 
 
-def _write(log: LogWithGaps, end_offset: int, *, sync: bool) -> None:
+def _write(log: LogWithGaps, end_offset: int, *, sync: bool, early_end: tuple[int, int] | None = None) -> None:
+    """`early_end`: one that is not among the segments yet."""
     log.unsynced_gaps_below = max(log.unsynced_gaps_below, end_offset)  # also where there is no space for the file
-    content = encode_explained_gaps(ExplainedGaps(end_offset, _early_ends(log)))
+    early_ends = _early_ends(log) | ({early_end} if early_end else set())
+    content = encode_explained_gaps(ExplainedGaps(end_offset, early_ends))
     replace_file(log.disk, log.directory, EXPLAINED_GAPS_FILE, content, sync=sync)
     log.gaps_explained_below = end_offset
     if sync:
@@ -188,6 +198,14 @@ def is_beyond_index(base_offset: int, next_offset: int) -> bool:
     return next_offset - 1 - base_offset > MAX_RELATIVE_OFFSET and next_offset < INT64_MAX
 
 
+def _has_far_gap(base_offset: int, next_offset: int, early_ends: Set[tuple[int, int]]) -> bool:
+    """Whether a gap that is too large for an index has another segment beside it, which is missing.
+
+    No cleaner merges the segments beside such a gap with ones across it, or before it.
+    """
+    return any(base_offset <= base and end <= next_offset and is_beyond_index(base, end) for base, end in early_ends)
+
+
 def may_end_early(
     segment: Segment,
     next_offset: int,
@@ -205,6 +223,12 @@ def may_end_early(
     checkpoint last, or not at all if it is stopped. Raises OSError.
     """
     base_offset, is_named = segment.base_offset, (segment.base_offset, next_offset) in early_ends
+    if (
+        not is_named
+        and is_beyond_index(base_offset, next_offset)
+        and _has_far_gap(base_offset, next_offset, early_ends)
+    ):
+        return False
     if cleaned_offset >= 0 and segment.is_backdated:
         return True
     is_cleaned = next_offset <= (kept_below or cleaned_offset)

@@ -320,8 +320,7 @@ class PartitionLog:
         # The base offset is the log end, even before a gap: then a start can distinguish a lost tail from a gap.
         if last_offset - self.log_end_offset <= MAX_RELATIVE_OFFSET:
             return self.roll(now_ms)
-        self.disk.sync_file(self.segments.active.path)  # a start believes that its end is no torn one
-        return explained_gaps.explain_gap_before(self, self.roll(now_ms, first_offset))
+        return explained_gaps.roll_behind_gap(self, first_offset, now_ms)
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
         """Start a new segment at `base_offset`, by default the log end. As in Kafka, an empty active one stays before a

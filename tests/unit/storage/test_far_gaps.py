@@ -1,0 +1,99 @@
+"""Gaps between offsets that are too far apart for one index: a segment beside such a gap is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
+from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, read, records_of
+from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.loader import Ending
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.verification import LogFacts, StoppedLog
+from tidelog.storage.segments.damage import DamagedRecords
+from tidelog.storage.segments.log_config import LogConfig
+
+MakeLogs = Callable[..., Logs]
+
+COMPACTED = frozenset({"compact"})
+FAR = 2**31 + 50
+
+
+def follow(log: PartitionLog, *offsets: int) -> None:
+    for offset in offsets:
+        log.append_as_follower(batch(1, base_offset=offset, leader_epoch=0, key=b"%d" % offset), NOW)
+
+
+def with_far_gap(made: Logs, *, is_cleaned: bool) -> None:
+    """Segments of the offsets 0 and 1, 2 and 3, those behind the gap, and two behind them."""
+    made.append(batch(2, key=b"a"))
+    made.log.roll(NOW)
+    made.append(batch(2, key=b"b"))
+    follow(made.log, FAR, FAR + 1)
+    made.log.roll(NOW)
+    follow(made.log, FAR + 2, FAR + 3)
+    made.log.roll(NOW)
+    follow(made.log, FAR + 4)
+    made.log.set_high_watermark(made.log.log_end_offset)
+    if is_cleaned:
+        made.directory.enter_in_cleaner_checkpoint(made.log)
+
+
+@pytest.mark.parametrize("lost", [2, FAR])
+@pytest.mark.parametrize("ending", ["clean stop", "kill", "loss of power"])
+@pytest.mark.parametrize("is_cleaned", [False, True])
+def test_a_lost_segment_beside_the_gap_is_damage_in_a_compacted_topic(
+    logs: MakeLogs, is_cleaned: bool, ending: str, lost: int
+) -> None:
+    """A reader passed over its records, without an error: before the gap a segment may end at any offset."""
+    made = logs(cleanup_policy=COMPACTED)
+    with_far_gap(made, is_cleaned=is_cleaned)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    (made.close if ending == "clean stop" else made.kill)()
+    (made.folder / f"{lost:020d}.log").unlink()
+    facts = LogFacts(is_clean=ending == "clean stop", is_compacted=True, cleaned_offset=0)
+    assert list(StoppedLog(made.disk, str(made.folder), facts).verify())
+    made.open(machine_ran_on=ending == "kill")
+    with pytest.raises(DamagedRecords):
+        read(made.log, lost, 100, made.log.log_end_offset)
+    expected = (2, FAR) if lost == 2 else (4, FAR + 2)
+    assert [(each.first_offset, each.end_offset) for _, each in made.log.damaged_ranges()] == [expected]
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("kept", [2, 4])
+def test_a_kill_before_another_far_gap_leaves_no_damage(is_compacted: bool, kept: int) -> None:
+    """`explained-gaps` may name segments that were truncated since."""
+    config = LogConfig(cleanup_policy=COMPACTED if is_compacted else frozenset({"delete"}))
+    for step in range(1, 30):
+        disk = SimulatedDisk(Random(step))
+        disk.make_directory("/data")
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id="c")
+        directory.load(lambda topic: config, NOW)
+        log = directory.create_log("t", 0, TOPIC_ID, config, NOW)
+        log.explain_gaps(3 * FAR)
+        follow(log, 0, 1)
+        log.roll(NOW)
+        follow(log, 2, 3, FAR)
+        log.truncate_to(kept)
+        disk.fail_after(step)
+        with_gap = False
+        try:
+            follow(log, 2 * FAR)
+            with_gap = True
+        except PowerLoss:
+            pass
+        disk.end_process()
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id="c")
+        directory.ending = Ending.KILLED
+        directory.load(lambda topic: config, NOW)
+        log = directory.logs["t", 0]
+        assert not log.damaged_ranges(), step
+        assert offsets_of(records_of(log)) == [*range(kept), *([2 * FAR] if with_gap else [])]
+        if with_gap:
+            return
+    pytest.fail("the batch was never written")
