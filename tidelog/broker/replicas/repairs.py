@@ -480,7 +480,7 @@ class Repairs:
         log, part = partition.log, repair.finish_part(goes_on_behind=True)
         if part is not None:
             await self._check(partition, part)
-        if begin_segment_at_damage(log, repair.segment):
+        if begin_segment_at_damage(log, repair.segment, repair.next_offset, refused.first_offset):
             logger.info("%s: the rest of the damage gets a segment of its own: %s", partition, refused)
 
     def _roll(self, partition: Partition, refused: NoRoom) -> None:

@@ -1,8 +1,8 @@
-"""Damage behind the last batch of a closed segment, where the copies of several lost segments belong.
+"""Damage at the end of a closed segment that cannot hold what is missing: the rest gets a segment of its own.
 
-A lost segment file belongs to the segment before it, as damage. The copies of several may be too large for one segment.
-Then what is still damaged gets a segment of its own. Invariant: after a crash the log has the same damage, in either
-segment.
+A lost segment file belongs to the segment before it, as damage. The copies of several may be too large for one segment,
+or have offsets that are too far from its base offset. Invariant: after a crash the log has the same damage, in either
+segment, or first a range of no offsets, whose bytes a repair removes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from tidelog.storage.log.repair import is_present
+from tidelog.storage.files.checkpoints import replace_file
+from tidelog.storage.log.explained_gaps import name_early_ends
+from tidelog.storage.log.repair import PLACE_OF_THE_REST, is_present
 from tidelog.storage.segments.segment import LOG_SUFFIX, Segment, file_name
 
 if TYPE_CHECKING:
@@ -19,31 +21,47 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tidelog.storage")
 
 
-def begin_segment_at_damage(log: PartitionLog, segment: Segment) -> bool:
-    """Give the damage behind the last batch of `segment` an empty segment, in which it is all. Raises OSError.
+def begin_segment_at_damage(log: PartitionLog, segment: Segment, copied_to: int, first_offset: int) -> bool:
+    """Give the damage at the end of `segment` a segment from `first_offset` on, in which it is all. Raises OSError.
 
-    False if there is no such damage, if its segment has nothing else, or if the log has changed meanwhile.
+    `copied_to`: from there to `first_offset` the other replica has no batches. False if there is no such damage, if its
+    segment has nothing else, or if the log has changed meanwhile.
     """
     if segment is log.segments.active or not segment.damage:
         return False
     damage = segment.damage[-1]
-    if not is_present(log, segment, damage):
+    first_offset = max(first_offset, damage.first_offset)
+    is_at_end = damage.end_position == segment.size_bytes and damage.end_offset == segment.next_offset
+    is_rest = copied_to <= damage.first_offset and segment.base_offset < first_offset < damage.end_offset
+    if not (is_present(log, segment, damage) and is_at_end and is_rest):
         return False
-    is_behind = damage.position == damage.end_position == segment.size_bytes
-    if not is_behind or damage.end_offset != segment.next_offset or damage.first_offset <= segment.base_offset:
-        return False
-    following = Segment(log.disk, log.directory, damage.first_offset, log.config, log.clock_ms, jitter_ms=log.jitter_ms)
-    log.disk.write_file(f"{log.directory}/{file_name(damage.first_offset, LOG_SUFFIX)}", b"", sync=True)
-    log.disk.sync_directory(log.directory)
+    has_gap = damage.first_offset < first_offset
+    if has_gap:
+        name_early_ends(log, {(segment.base_offset, first_offset)})
+    place = PLACE_OF_THE_REST if segment.may_have_gaps else b""
+    replace_file(log.disk, log.directory, file_name(first_offset, LOG_SUFFIX), place)
+    following = Segment(
+        log.disk, log.directory, first_offset, log.config, log.clock_ms, size_bytes=len(place), jitter_ms=log.jitter_ms
+    )
     following.may_have_gaps, following.may_end_early = segment.may_have_gaps, segment.may_end_early
     following.next_offset = damage.end_offset
-    following.set_damage((damage._replace(position=0, end_position=0),))
-    segment.next_offset = damage.first_offset
+    following.set_damage((damage._replace(position=0, end_position=len(place), first_offset=first_offset),))
+    segment.end_at(damage.position)
+    segment.next_offset, segment.may_end_early = first_offset, segment.may_end_early or has_gap
     segment.set_damage(segment.damage[:-1])
-    _move_transactions(segment, following, damage.first_offset)
+    if not segment.size_bytes:
+        _keep_empty(segment)
+    _move_transactions(segment, following, first_offset)
     log.segments.insert(following)
-    logger.info("%s: the damage from offset %d on gets this segment", following.path, damage.first_offset)
+    logger.info("%s: the damage from offset %d on gets this segment", following.path, first_offset)
     return True
+
+
+def _keep_empty(segment: Segment) -> None:
+    """A start takes an empty segment without index files for one whose file is lost."""
+    segment.begin_rebuild()
+    segment.seal()
+    segment.sync_indexes()
 
 
 def _move_transactions(segment: Segment, following: Segment, offset: int) -> None:

@@ -81,7 +81,7 @@ def roll_behind_gap(log: LogWithGaps, next_offset: int, now_ms: int) -> Segment:
     """
     before = log.segments.active
     log.disk.sync_file(before.path)  # a start believes that its end is no torn one
-    _write(log, log.gaps_explained_below, sync=False, early_end=(before.base_offset, next_offset))
+    _write(log, log.gaps_explained_below, sync=False, early_ends={(before.base_offset, next_offset)})
     active = log.roll(now_ms, next_offset)
     before.next_offset, before.may_end_early = next_offset, True
     return active
@@ -90,6 +90,11 @@ def roll_behind_gap(log: LogWithGaps, next_offset: int, now_ms: int) -> Segment:
 def keep_early_ends(log: LogWithGaps) -> None:
     """Record which segments may end before the next one begins, also for later starts. Raises OSError."""
     _write_if_possible(log, log.gaps_explained_below)
+
+
+def name_early_ends(log: LogWithGaps, early_ends: Set[tuple[int, int]]) -> None:
+    """Before a segment is there that may end before the next one begins. Waits for the device. Raises OSError."""
+    _write(log, log.gaps_explained_below, sync=True, early_ends=early_ends)
 
 
 def write_again(log: LogWithGaps, *, sync: bool) -> None:
@@ -126,11 +131,10 @@ def keep_early_ends_of_unknown(log: LogWithGaps) -> None:
         keep_early_ends(log)
 
 
-def _write(log: LogWithGaps, end_offset: int, *, sync: bool, early_end: tuple[int, int] | None = None) -> None:
-    """`early_end`: one that is not among the segments yet."""
+def _write(log: LogWithGaps, end_offset: int, *, sync: bool, early_ends: Set[tuple[int, int]] = frozenset()) -> None:
+    """`early_ends`: some that are not among the segments yet."""
     log.unsynced_gaps_below = max(log.unsynced_gaps_below, end_offset)  # also where there is no space for the file
-    early_ends = _early_ends(log) | ({early_end} if early_end else set())
-    content = encode_explained_gaps(ExplainedGaps(end_offset, early_ends))
+    content = encode_explained_gaps(ExplainedGaps(end_offset, _early_ends(log) | early_ends))
     replace_file(log.disk, log.directory, EXPLAINED_GAPS_FILE, content, sync=sync)
     log.gaps_explained_below = end_offset
     if sync:

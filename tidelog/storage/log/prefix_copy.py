@@ -25,7 +25,7 @@ from tidelog.storage.cleaner.keys import PlainKeyTable
 from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import is_full
 from tidelog.storage.log.compaction import CleaningFailed, Compaction, chunks, write_batches
-from tidelog.storage.log.explained_gaps import is_beyond_index
+from tidelog.storage.log.explained_gaps import is_beyond_index, name_early_ends
 from tidelog.storage.log.hidden_transactions import aborted
 from tidelog.storage.log.recovery import read_marker
 from tidelog.storage.log.repair import NoSpace, require_space
@@ -108,6 +108,7 @@ class PrefixCopy(Compaction):
                     # On the device before the copy takes its place: the cleaner is to compare the whole log again.
                     self.log.cleaned_offset = min(self.log.cleaned_offset, self.log.log_start_offset)
                     self.log.write_checkpoint()
+                    self._name_early_ends()
             except OSError as error:
                 if not is_full(error):
                     raise
@@ -116,6 +117,12 @@ class PrefixCopy(Compaction):
         has_more = super().advance()
         self._correct_epochs()
         return has_more
+
+    def _name_early_ends(self) -> None:
+        """Before the segments on both sides of a gap are there that is too large for an index. Raises OSError."""
+        copied = [segment for _, new in self._copied for segment in new]
+        if early_ends := {(each.base_offset, each.next_offset) for each in copied if each.may_end_early}:
+            name_early_ends(self.log, early_ends)
 
     def give_up(self) -> None:
         super().give_up()
@@ -200,9 +207,11 @@ class PrefixCopy(Compaction):
                 batch = memoryview(self.data)[position : position + header.size_bytes]
                 self._check(batch, header, next_offset, old[0].base_offset, end_offset)
                 self._note_epoch(epochs, header.partition_leader_epoch, next_offset, header.base_offset)
-                if size_bytes and size_bytes + len(batch) > self._size_max:
-                    self._end_segment(new[-1], parts, written, written_end)
-                    new.append(self._begin_segment(written_end))
+                is_far = header.last_offset > new[-1].max_offset
+                if is_far or (size_bytes and size_bytes + len(batch) > self._size_max):
+                    begin = header.base_offset if is_far else written_end
+                    self._end_segment(new[-1], parts, written, written_end, begin)
+                    new.append(self._begin_segment(begin))
                     written, size_bytes, parts = 0, 0, []
                 parts.append(CleanedBatch(batch, header.last_offset, header.max_timestamp))
                 size_bytes += len(batch)
@@ -228,10 +237,12 @@ class PrefixCopy(Compaction):
         require_space(self._disk, new, sum(len(part.data) for part in parts))  # the copy may be the larger one
         return write_batches(new, parts, written)
 
-    def _end_segment(self, new: Segment, parts: list[CleanedBatch], written: int, end_offset: int) -> None:
+    def _end_segment(
+        self, new: Segment, parts: list[CleanedBatch], written: int, written_end: int, next_offset: int
+    ) -> None:
         if parts:
             written = self._write(new, parts, written)
-        self._seal(new, end_offset, written, end_offset)
+        self._seal(new, next_offset, written, written_end)
         new.release()  # there may be thousands of them
 
     def _check(

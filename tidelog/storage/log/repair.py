@@ -42,7 +42,7 @@ HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bound of a copy in memory. A copy of another length than the damaged range is kept there until it is complete."""
 
 
-_PLACE_OF_THE_REST: Final = bytes(HEADER_SIZE - 1)
+PLACE_OF_THE_REST: Final = bytes(HEADER_SIZE - 1)
 """Stands where records of a compacted log are still missing beside a copied part. Without bytes the rest of the range
 would be a gap, as a cleaner leaves it, and nothing would look for its records any more. It is shorter than any batch.
 """
@@ -99,7 +99,14 @@ class NoRoom(CopyRefused):
 
 
 class SegmentFull(CopyRefused):
-    """The segment has no room for the rest of the range, which needs a segment of its own (`damage_behind.py`)."""
+    """The segment cannot hold the rest of the range, which needs a segment of its own (`damage_behind.py`).
+
+    `first_offset`: where the rest begins. Between the copied part and the rest the other replica has no batches.
+    """
+
+    def __init__(self, message: str, first_offset: int) -> None:
+        super().__init__(message)
+        self.first_offset = first_offset
 
 
 class NoSpace(OSError):
@@ -240,6 +247,7 @@ class RangeRepair:
                 raise EpochBegins(f"leader epoch {header.partition_leader_epoch} begins at {header.base_offset}")
             if self.lacks_below is not None and not fills and not self._has_header(header):
                 self._require_same_records(header, self.lacks_below)
+            self._require_in_index(header)
             self._put(data[position:end])
             self._has_markers = self._has_markers or header.is_control
             self._epoch, self.next_offset = header.partition_leader_epoch, header.next_offset
@@ -435,21 +443,35 @@ class RangeRepair:
             return False
         return self.move_end(self.damage, header.next_offset)
 
+    def _require_in_index(self, header: BatchHeader) -> None:
+        """Raises CopyRefused for a batch behind a gap that is too large for an index: its segment is lost."""
+        if header.last_offset <= self.segment.max_offset:
+            return
+        if not self._may_rewrite:
+            raise NoRoom(f"the index of the active segment cannot hold offset {header.base_offset}")
+        if not self._is_at_end or self._held_batches is not None:
+            raise CopyRefused(f"the index of the segment cannot hold offset {header.base_offset}")
+        raise SegmentFull(f"its index cannot hold offset {header.base_offset}", header.base_offset)
+
     def _put(self, batch: memoryview) -> None:
         end = self._position + len(batch)
         is_held = self._held_batches is not None
         if self._is_at_end and not is_held and end > max(MAX_POSITION, self.damage.end_position):
-            raise SegmentFull(f"the segment ends at {self._position}")  # what lies within one has no other place
+            raise SegmentFull(
+                f"it ends at {self._position}", self.next_offset
+            )  # what lies within one has no other place
         if self._held_batches is None and (self._is_at_end or end <= self.damage.end_position):
             if not self._has_written:
                 self._has_written = True
                 self.segment.generation += 1  # a running examination may see half of a copy
                 self._generation = self.segment.generation
             try:
+                if self._is_at_end and self.segment.may_end_early:  # a kill must not leave the rest without bytes
+                    batch = memoryview(b"".join((batch, PLACE_OF_THE_REST)))
                 _write(self.segment.file, batch, self._position)
             except OSError as error:
                 raise _no_space(error) from error
-            self._position += len(batch)
+            self._position = end
             return
         if not self._may_rewrite:
             raise NoRoom(f"it does not fit the {self.damage.end_position - self.damage.position} bytes")
@@ -476,22 +498,22 @@ class RangeRepair:
                 self.log, self.segment, self.damage, copied, self._proven, copy, start, start,
                 has_markers=self._has_markers,
             )  # fmt: skip
-        if self._position > self.segment.size_bytes:
-            self.segment.end_at(self._position)
+        is_left = self._is_at_end and self.segment.may_end_early  # PLACE_OF_THE_REST is behind the copy
+        end = self._position + (len(PLACE_OF_THE_REST) if is_left else 0)
+        if end > self.segment.size_bytes:
+            self.segment.end_at(end)
         if goes_on_behind or not self._leaves_gap():
             return RepairCheck(self.log, self.segment, self.damage, copied, self._proven, has_markers=self._has_markers)
         if not self._may_rewrite:
             raise NoRoom(f"it fills the {self.damage.end_position - self.damage.position} bytes, and more is missing")
         return RepairCheck(
-            self.log, self.segment, self.damage, copied, self._proven, _PLACE_OF_THE_REST, self._position,
+            self.log, self.segment, self.damage, copied, self._proven, PLACE_OF_THE_REST, self._position,
             self._position, has_markers=self._has_markers,
         )  # fmt: skip
 
     def _leaves_gap(self) -> bool:
         """Whether the batches so far have left no bytes of the range, so that its rest would look like a gap."""
-        if self._is_at_end:
-            return self.segment.may_end_early and self._position >= self.segment.file.size_bytes()
-        return self.segment.may_have_gaps and self._position >= self.damage.end_position
+        return not self._is_at_end and self.segment.may_have_gaps and self._position >= self.damage.end_position
 
     def finish(self) -> RepairCheck:
         """The copy is complete: the task to run on a thread, and then pass to `log.finish_repair`. Raises OSError."""
@@ -606,7 +628,7 @@ class RepairCheck:
         try:
             position = self._copy_bytes(file, 0, 0, self._start)
             if self._is_end_part and self.segment.may_have_gaps and position <= self._begins_at:
-                position = _write(file, memoryview(_PLACE_OF_THE_REST), position)
+                position = _write(file, memoryview(PLACE_OF_THE_REST), position)
             position = _write(file, memoryview(copy), position)
             position = self._copy_bytes(file, position, self._end, self.size_bytes)
             file.sync()
