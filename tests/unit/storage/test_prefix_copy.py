@@ -262,8 +262,10 @@ def test_the_other_copy_may_be_less_clean(tmp_path: Path) -> None:
     assert {(key, value) for _, key, value in contents(log) if key in (b"a", b"b", b"x")} == {(b"b", b"1")}
 
 
-@pytest.mark.parametrize("is_in_copy", [True, False])
-def test_a_transaction_whose_records_are_here_again_stays_aborted(tmp_path: Path, is_in_copy: bool) -> None:
+@pytest.mark.parametrize(("is_in_copy", "is_range_alone"), [(True, False), (False, False), (False, True)])
+def test_a_transaction_whose_records_are_here_again_stays_aborted(
+    tmp_path: Path, is_in_copy: bool, is_range_alone: bool
+) -> None:
     """A start behind the cleaning has noted nothing of it. Its marker is in the copy, or behind it."""
     seven: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     made, other = (Logs(tmp_path / name, replace(GONE, segment_bytes=1000)) for name in ("made", "other"))
@@ -284,7 +286,11 @@ def test_a_transaction_whose_records_are_here_again_stays_aborted(tmp_path: Path
     log = made.open(machine_ran_on=True)
     assert log.aborted_transactions(0, log.log_end_offset) == []
     damage(made, 0)
-    copy_prefix(log, other.log, 1 if is_in_copy else 0)
+    if is_range_alone:
+        ((segment, damaged),) = log.damaged_ranges()
+        repair_range(log, segment, damaged, copy_of(other), lacks_below=0)  # the cleaner's checkpoint was lost
+    else:
+        copy_prefix(log, other.log, 1 if is_in_copy else 0)
 
     def known() -> list[tuple[int, int, int]]:
         rows = log.aborted_transactions(0, log.log_end_offset)

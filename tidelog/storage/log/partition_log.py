@@ -458,7 +458,7 @@ class PartitionLog:
         """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state."""
         damage, segments = [each for _, each in self.damaged_ranges()], list(self.segments)
         distrust_behind_losses(self, repaired, damage)
-        has_rows = repaired is not None and recovery.has_transactions(segments, repaired)
+        has_rows = repaired is not None and recovery.distrust_behind_copy(segments, self.snapshots, repaired)
         if has_rows or not damage:
             recovery.rebuild_lacking(segments, self.snapshots, repaired if damage else None)
             self.segments.sums_are_stale = True

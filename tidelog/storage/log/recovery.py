@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from struct import error as StructError
 
 from tidelog.protocol.batches.record_batch import (
@@ -34,6 +35,7 @@ from tidelog.storage.segments.append import Batch
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange, damage_at, describe, merged
 from tidelog.storage.segments.examination import UNKNOWN_END, EpochEdges, Examiner
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.reader import batch_at, headers, position_of
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.transaction_index import AbortedTransaction
@@ -318,11 +320,6 @@ def rebuild_lacking(segments: list[Segment], snapshots: ProducerSnapshots, repai
             rebuild_transaction_index(segment, segments, snapshots, repaired)
 
 
-def has_transactions(segments: list[Segment], repaired: DamagedRange) -> bool:
-    """Whether the range, which is repaired now, has batches of transactions."""
-    return any(header.is_transactional for header in _headers_in(segments, repaired.first_offset, repaired.end_offset))
-
-
 def _headers_in(segments: list[Segment], first_offset: int, end_offset: int) -> Iterator[BatchHeader]:
     for segment in segments:
         if segment.base_offset < end_offset and first_offset < segment.next_offset:
@@ -331,6 +328,30 @@ def _headers_in(segments: list[Segment], first_offset: int, end_offset: int) -> 
                 if header.base_offset >= end_offset:
                     return
                 yield header
+
+
+def distrust_behind_copy(segments: list[Segment], snapshots: ProducerSnapshots, repaired: DamagedRange) -> bool:
+    """Whether the range, which is repaired now, has batches of transactions. Raises CorruptIndex.
+
+    A cleaner may have removed them here, and a start that scanned the log after that did not know the transactions:
+    those that were aborted have no row. So the rows are made anew up to their ends, and the snapshots go.
+    """
+    in_range = _headers_in(segments, repaired.first_offset, repaired.end_offset)
+    transactional = [header for header in in_range if header.is_transactional]
+    open_ids: set[int] = set()
+    for header in transactional:
+        (open_ids.discard if header.is_control else open_ids.add)(header.producer_id)
+    for segment in segments if transactional else ():
+        if segment.next_offset <= repaired.first_offset or not segment.may_have_gaps:
+            continue
+        if repaired.end_offset <= segment.base_offset and not open_ids:
+            break
+        segment.transaction_index.lacks_rows = True
+        snapshots.delete_where(segment.base_offset + 1, segment.next_offset + 1)
+        with suppress(CorruptIndex):  # damage that nothing has detected yet
+            behind = _headers_in([segment], repaired.end_offset, INT64_MAX)
+            open_ids -= {header.producer_id for header in behind if header.is_control}
+    return bool(transactional)
 
 
 def hidden_ends(
