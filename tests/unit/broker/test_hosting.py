@@ -484,6 +484,56 @@ async def test_a_change_of_roles_leaves_the_loop_turns_for_others(
     assert produced(answer) == [(0, 0)] * 30
 
 
+@pytest.mark.parametrize("per_turn", [1000, 7])
+async def test_a_role_that_fails_leaves_no_other_one_undone(
+    start_node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, per_turn: int
+) -> None:
+    """Those behind it waited for ever, and with them the roles of all later images."""
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t", 30)
+    partitions = node.node._broker.partitions
+    await until(lambda: len(list(partitions.hosted())) == 30)
+    image, host = node.node._metadata.tracker.image, node.node._broker._hosting
+    changed = {topic.topic_id: set(topic.partitions) for topic in image.topics_by_id.values()}
+    monkeypatch.setattr(hosting, "ROLES_PER_TURN_MAX", per_turn)
+
+    class Failing(Hosting):
+        def _apply_role(self, partition: Any, assignment: Any) -> None:
+            if partition.index in (3, 10) and assignment.leader_epoch == 5:
+                raise AssertionError("planted")
+            super()._apply_role(partition, assignment)
+
+    host.__class__ = Failing
+    host.apply(led_by(image, 1, 5), MetadataDelta(changed_partitions=changed))
+    await until(lambda: sum(each.leader_epoch == 5 for each in partitions.hosted()) == 28)
+    reported = [each.getMessage() for each in caplog.records if each.levelname == "ERROR" and each.exc_info]
+    assert reported == [f"cannot apply the metadata of t-{index}" for index in (3, 10)]
+    host.apply(led_by(image, 1, 6), MetadataDelta(changed_partitions=changed))
+    await until(lambda: {each.leader_epoch for each in partitions.hosted()} == {6})
+
+
+async def test_a_deletion_that_fails_leaves_no_other_one_undone(
+    start_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await start_node()
+    wire = await node.connect()
+    await wire.create_topic("t", 3)
+    partitions, host = node.node._broker.partitions, node.node._broker._hosting
+    await until(lambda: len(list(partitions.hosted())) == 3)
+    topic = node.node._metadata.tracker.image.topics_by_name["t"]
+    delete = host._delete_replica
+
+    def failing(deleted: Any, index: int) -> None:
+        if index == 1:
+            raise AssertionError("planted")
+        delete(deleted, index)
+
+    monkeypatch.setattr(host, "_delete_replica", failing)
+    host.apply(node.node._metadata.tracker.image, MetadataDelta(deleted_topics={topic.topic_id: topic}))
+    assert [each.index for each in partitions.hosted()] == [1]
+
+
 async def test_a_new_coordinator_deletes_the_offsets_of_topics_that_are_deleted_after_its_election(
     start_node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

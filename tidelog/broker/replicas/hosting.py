@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -215,7 +216,8 @@ class Hosting:
         for topic in delta.deleted_topics.values():
             self._log_configs.pop(topic.name, None)
             for index in topic.partitions:
-                self._delete_replica(topic, index)
+                with _one_of_many(topic, index):
+                    self._delete_replica(topic, index)
         if delta.changed_configs:
             self._apply_configs(delta.changed_configs)
         for topic_id, indexes in delta.changed_partitions.items():
@@ -234,31 +236,35 @@ class Hosting:
 
     def _apply_partitions(self, topic: TopicImage, indexes: Iterable[int], *, may_defer: bool = True) -> None:
         for index in sorted(indexes):
-            assignment = topic.partitions.get(index)
-            if assignment is None or self._node_id not in assignment.replicas:
-                self._delete_replica(topic, index)
-                continue
-            partition = self._partitions.find(topic.topic_id, index)
-            if may_defer and partition is not None and self._may_defer_role(partition):
-                if not self._deferred_roles:
-                    self._loop.call_soon(self._apply_deferred_roles)
-                self._deferred_roles[topic.topic_id, index] = None
-                continue
-            if partition is None:
-                if may_defer and self._is_turn_over():
-                    self._defer(topic, index)
-                    continue
-                self._new_logs_in_turn += 1
-                try:
-                    partition = self._host(topic, index, assignment)
-                except OSError as error:  # a shortage, which passes, and is no failure of the directory
-                    logger.error("cannot create %s-%d now: %s", topic.name, index, error)
-                    self._defer(topic, index, SHORTAGE_PAUSE_S)
-                    continue
-            if partition is not None:
-                self._roles_in_turn += 1
-                self._apply_role(partition, assignment)
-                self._report_directory(partition, assignment)
+            with _one_of_many(topic, index):
+                self._apply_partition(topic, index, may_defer=may_defer)
+
+    def _apply_partition(self, topic: TopicImage, index: int, *, may_defer: bool) -> None:
+        assignment = topic.partitions.get(index)
+        if assignment is None or self._node_id not in assignment.replicas:
+            self._delete_replica(topic, index)
+            return
+        partition = self._partitions.find(topic.topic_id, index)
+        if may_defer and partition is not None and self._may_defer_role(partition):
+            if not self._deferred_roles:
+                self._loop.call_soon(self._apply_deferred_roles)
+            self._deferred_roles[topic.topic_id, index] = None
+            return
+        if partition is None:
+            if may_defer and self._is_turn_over():
+                self._defer(topic, index)
+                return
+            self._new_logs_in_turn += 1
+            try:
+                partition = self._host(topic, index, assignment)
+            except OSError as error:  # a shortage, which passes, and is no failure of the directory
+                logger.error("cannot create %s-%d now: %s", topic.name, index, error)
+                self._defer(topic, index, SHORTAGE_PAUSE_S)
+                return
+        if partition is not None:
+            self._roles_in_turn += 1
+            self._apply_role(partition, assignment)
+            self._report_directory(partition, assignment)
 
     def _may_defer_role(self, partition: Partition) -> bool:
         """Whether its role waits for another turn. A coordinator hears at once that it is elected: deletions of topics
@@ -713,6 +719,15 @@ class Hosting:
     def _configure_in_next_turn(self) -> None:
         self._configures_later = False
         self._configure_some()
+
+
+@contextmanager
+def _one_of_many(topic: TopicImage, index: int) -> Iterator[None]:
+    """An error in one replica, which is a bug here, leaves none of the others undone, and no later image."""
+    try:
+        yield
+    except Exception:
+        logger.exception("cannot apply the metadata of %s-%d", topic.name, index)
 
 
 def _set_config(log: PartitionLog, config: LogConfig, home: LogDirectory, refusing: set[LogDirectory]) -> None:
