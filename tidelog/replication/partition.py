@@ -148,8 +148,7 @@ class Partition:
             self.in_sync = InSyncReplicas(assignment.leader, ports.lag_ms_max)
         if begins:
             log.assign_epoch(assignment.leader_epoch)
-            # -1: there was no leader for a while, or another process of this node may have led.
-            if self.leader_id != assignment.leader and assignment.leader_epoch > 0:
+            if not self.leads and assignment.leader_epoch > 0:  # another replica or process has led
                 self.refused.on_election(now_ms)
         log.producers.refused = self.refused
         proposal = self.in_sync.pending

@@ -89,6 +89,16 @@ async def test_it_takes_over_what_the_others_have_before_it_leads(cluster: Repli
     assert node.produce(b"on", acks=1).code == 0
 
 
+async def test_it_awaits_the_batches_that_the_leader_before_may_have_refused(cluster: Replicas) -> None:
+    cluster.elect(2, [2])
+    node = cluster.nodes[2]
+    await until(lambda: node.partition.leads)
+    cluster.loop.run_for(600)
+    behind = node.produce(b"behind a gap", acks=1, producer_id=7, producer_epoch=0, base_sequence=3)
+    assert behind.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert node.produce(b"first", acks=1, producer_id=7, producer_epoch=0, base_sequence=0).code == 0
+
+
 async def test_it_leads_with_what_it_has_where_none_of_them_answers(cluster: Replicas) -> None:
     cluster.others.silent = {1, 3}  # type: ignore[attr-defined]
     cluster.elect(2, [2], tell=[2])
