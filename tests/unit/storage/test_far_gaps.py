@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, read, records_of
+from tests.unit.storage.test_damage import copy_of, repair_range
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
@@ -62,6 +63,25 @@ def test_a_lost_segment_beside_the_gap_is_damage_in_a_compacted_topic(
         read(made.log, lost, 100, made.log.log_end_offset)
     expected = (2, FAR) if lost == 2 else (4, FAR + 2)
     assert [(each.first_offset, each.end_offset) for _, each in made.log.damaged_ranges()] == [expected]
+
+
+@pytest.mark.parametrize("ending", ["clean stop", "kill"])
+def test_a_lost_segment_before_the_gap_that_is_repaired_stays_so(logs: MakeLogs, ending: str) -> None:
+    """It becomes a part of the segment before. `explained-gaps` named it still, as missing, to each later start."""
+    made = logs(cleanup_policy=COMPACTED)
+    with_far_gap(made, is_cleaned=True)
+    copy = copy_of(made)
+    made.close()
+    (made.folder / f"{2:020d}.log").unlink()
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        read(log, 2, 100, log.log_end_offset)
+    repair_range(log, *log.damaged_ranges()[0], copy)
+    for _ in range(3):
+        assert offsets_of(records_of(made.log)) == [0, 1, 2, 3, *range(FAR, FAR + 5)]
+        assert not made.log.damaged_ranges()
+        (made.close if ending == "clean stop" else made.kill)()
+        made.open(machine_ran_on=True)
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])

@@ -92,6 +92,13 @@ def keep_early_ends(log: LogWithGaps) -> None:
     _write_if_possible(log, log.gaps_explained_below)
 
 
+def keep_early_end(log: LogWithGaps, repaired: Segment) -> None:
+    """`keep_early_ends` where a start needs it. A segment beside a far gap may now be part of the one before it."""
+    needs_name = not log.config.is_compacted or is_beyond_index(repaired.base_offset, repaired.next_offset)
+    if repaired.may_end_early and needs_name:
+        keep_early_ends(log)
+
+
 def name_early_ends(log: LogWithGaps, early_ends: Set[tuple[int, int]]) -> None:
     """Before a segment is there that may end before the next one begins. Waits for the device. Raises OSError."""
     _write(log, log.gaps_explained_below, sync=True, early_ends=early_ends)
@@ -205,7 +212,7 @@ def is_beyond_index(base_offset: int, next_offset: int) -> bool:
 def _has_far_gap(base_offset: int, next_offset: int, early_ends: Set[tuple[int, int]]) -> bool:
     """Whether a gap that is too large for an index has another segment beside it, which is missing.
 
-    No cleaner merges the segments beside such a gap with ones across it, or before it.
+    No cleaner merges the segments beside such a gap with ones across it, or before it. A repair does, and names it.
     """
     return any(base_offset <= base and end <= next_offset and is_beyond_index(base, end) for base, end in early_ends)
 

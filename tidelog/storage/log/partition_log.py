@@ -449,8 +449,8 @@ class PartitionLog:
     def finish_repair(self, check: RepairCheck) -> bool:
         """Apply the result of `check.run`. False if the log has changed meanwhile. Raises OSError."""
         is_done = finish_repair(check)
-        if is_done and check.segment.may_end_early and not self.config.is_compacted:
-            explained_gaps.keep_early_ends(self)
+        if is_done:
+            explained_gaps.keep_early_end(self, check.segment)
         self.after_repair(check.damage if is_done else None)
         return is_done
 
