@@ -20,9 +20,11 @@ from tidelog.storage.files.checkpoints import CLEANER_OFFSET_FILE, OffsetCheckpo
 from tidelog.storage.files.disk import DirectoryEntry
 from tidelog.storage.log import swap
 from tidelog.storage.log.compaction import CleaningFailed, Compaction
+from tidelog.storage.log.hidden_transactions import stable_bound
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.log.repair import NoSpace, OtherCleaning
+from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.reader import ColdRead
 
 GONE = replace(CONFIG, delete_retention_ms=0, verifies_transactions=False)
@@ -302,6 +304,50 @@ def test_a_transaction_whose_records_are_here_again_stays_aborted(
         (made.folder / name).write_bytes(b"")
     log = made.open()
     assert known() == [(7, 0, 3)], "a start that scans does not know it"
+
+
+@pytest.mark.parametrize("is_lost_for_good", [False, True])
+@pytest.mark.parametrize("left", [bytes(671), b""])
+def test_a_transaction_that_is_here_again_stays_aborted_over_damage_behind(
+    tmp_path: Path, left: bytes, is_lost_for_good: bool
+) -> None:
+    """Between the copy and the marker there is another damaged segment, which may hide another end of it."""
+    seven: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+    made, other = (Logs(tmp_path / name, replace(GONE, segment_bytes=1000)) for name in ("made", "other"))
+    for each in (made, other):
+        each.append(keyed(("x", "aborted"), base_sequence=0, **seven), keyed(("q", "v" * 600)))
+        for key in "rt":
+            each.log.roll(NOW)
+            each.append(keyed((key, "v" * 600)))
+        each.append(marker(abort=True), from_client=False)
+        each.append(keyed(("y", "1"), base_sequence=1, **seven))
+        each.append(marker(abort=False), from_client=False)
+    clean(made.log)
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert log.aborted_transactions(0, log.log_end_offset) == []
+    (made.folder / made.files("*.log")[1]).write_bytes(left)
+    damage(made, 0)
+    copy_prefix(log, other.log, 0)
+    ((segment, damaged),) = log.damaged_ranges()
+    assert damaged.first_offset == 2
+    assert stable_bound(log, 2) == log.log_end_offset
+    with pytest.raises(DamagedRecords):
+        stable_bound(log, 0)
+
+    def known() -> list[tuple[int, int, int]]:
+        rows = log.aborted_transactions(0, log.log_end_offset)
+        return [(row.producer_id, row.first_offset, row.last_offset) for row in rows]
+
+    if is_lost_for_good:
+        log.accept_loss(damaged)
+        assert stable_bound(log, 0) == log.log_end_offset
+    else:
+        repair_range(log, segment, damaged, copy_of(other))
+    assert known() == [(7, 0, 4)]
+    made.close()
+    log = made.open()
+    assert known() == [(7, 0, 4)]
 
 
 @pytest.mark.parametrize("fault", ["crc", "epoch", "nothing", "too far"])

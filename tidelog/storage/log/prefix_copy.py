@@ -30,7 +30,7 @@ from tidelog.storage.log.hidden_transactions import aborted
 from tidelog.storage.log.recovery import read_marker
 from tidelog.storage.log.repair import NoSpace, require_space
 from tidelog.storage.producers.producer_state import ProducerState
-from tidelog.storage.segments.damage import CorruptIndex
+from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
 from tidelog.storage.segments.reader import headers
 from tidelog.storage.segments.segment import Segment
@@ -80,8 +80,12 @@ class PrefixCopy(Compaction):
         self._producers = ProducerState()
         self._producers.load((), log.log_start_offset)
         self._is_whole = False
-        self._behind = [(each, each.size_bytes, each.next_offset) for each in log.segments.from_offset(end_offset)]
+        self._behind = [
+            (each, each.damage, each.size_bytes, each.next_offset) for each in log.segments.from_offset(end_offset)
+        ]
         self._rows_behind: list[tuple[Segment, list[AbortedTransaction]]] = []
+        self._hidden_ends: list[tuple[int, int]] = []
+        """As in `ScannedTransactions`, of transactions with records in the copy."""
         self._last_snapshot = end_offset
         """Up to this offset, the snapshots of producers may lack transactions of which the copy has the records."""
 
@@ -154,10 +158,16 @@ class PrefixCopy(Compaction):
         A later start would not know their transactions, and readers of committed records would get them.
         """
         self.log.snapshots.delete_where(0, self._last_snapshot + 1)
+        self.log.hidden_ends += tuple(self._hidden_ends)
+        hidden_behind = min((end_offset for _, end_offset in self._hidden_ends), default=INT64_MAX)
+        for segment, *_ in self._behind:
+            index = segment.transaction_index
+            index.lacks_rows = index.lacks_rows or segment.next_offset > hidden_behind  # the repair there completes it
         self._rows_behind = [(segment, rows) for segment, rows in self._rows_behind if rows]
         for segment, rows in self._rows_behind:
-            index = segment.transaction_index
-            rows_by_end = {row.last_offset: row for row in [*index.rows_or_none(), *rows]}
+            index, known = segment.transaction_index, segment.transaction_index.rows_or_none()
+            rows_by_end = {row.last_offset: row for row in [*known, *rows]}
+            rows_by_end |= {row.last_offset: row for row in known if row.last_offset >= hidden_behind}
             index.begin_rebuild()
             for last_offset in sorted(rows_by_end):
                 index.append(rows_by_end[last_offset])
@@ -297,15 +307,28 @@ class PrefixCopy(Compaction):
         open_from = set(self._producers.ongoing)
         if open_from:
             self._last_snapshot = INT64_MAX
-        for segment, size_bytes, next_offset in self._behind:
+        for segment, damage, size_bytes, next_offset in self._behind:
             if open_from.isdisjoint(self._producers.ongoing):
                 return
             rows: list[AbortedTransaction] = []
             self._rows_behind.append((segment, rows))
-            try:
-                for data, batches, _ in chunks(self._disk, segment, size_bytes, next_offset, _REPLAYED_BYTES):
-                    for position, header in batches:
-                        rows += self._replay(header, data[position : position + header.size_bytes])
-                    yield
-            except KafkaError:
-                return  # damage may hide the ends of transactions
+            position, offset = 0, segment.base_offset
+            for each in (*damage, DamagedRange(size_bytes, size_bytes, next_offset, next_offset, "")):
+                piece = chunks(
+                    self._disk, segment, each.position, each.first_offset, _REPLAYED_BYTES, position, offset
+                )  # fmt: skip
+                try:
+                    for data, batches, _ in piece:
+                        for at, header in batches:
+                            rows += self._replay(header, data[at : at + header.size_bytes])
+                        yield
+                except KafkaError:  # damage that nothing has detected yet
+                    self._note_hidden(open_from, segment.base_offset)
+                if each.first_offset < each.end_offset:
+                    self._note_hidden(open_from, each.first_offset)
+                position, offset = each.end_position, each.end_offset
+
+    def _note_hidden(self, open_from: set[int], end_offset: int) -> None:
+        """Damage at `end_offset` may hide how the transactions end that are open there."""
+        if left := open_from.intersection(self._producers.ongoing):
+            self._hidden_ends.append((min(left), end_offset))
