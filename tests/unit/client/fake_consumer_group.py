@@ -163,8 +163,9 @@ class FakeConsumerGroups:
         target = group.targets.get(name, set())
         if member.epoch < group.epoch and (revoked := member.assigned - target):
             member.assigned &= target
-            member.revoking = revoked
-            return
+            if request.topic_partitions is None or _partitions(request.topic_partitions) & revoked:
+                member.revoking = revoked
+                return
         taken = {each for other, its in group.members.items() if other != name for each in its.assigned | its.revoking}
         member.assigned = target - taken
         member.epoch = group.epoch

@@ -234,6 +234,28 @@ async def test_without_an_answer_everything_is_sent_again() -> None:
         assert len(reading.assignment()) == 2
 
 
+async def test_names_end_the_pattern_of_an_earlier_process_with_the_instance_id() -> None:
+    """Kafka keeps the expression of a static member until it gets another one: it assigned what no member read."""
+    async with FakeCluster(t=1, u=1) as cluster:
+        async with consumer(cluster, group_instance_id="i") as first:
+            first.subscribe(pattern="t")
+            await poll_until(lambda: first.assignment() == {T0}, first)
+        async with consumer(cluster, "u", group_instance_id="i") as second:
+            await poll_until(lambda: second.assignment() == {TopicPartition("u", 0)}, second)
+            assert len(member_of(cluster)[1].assigned) == 1  # what it has beyond that, no other member gets
+
+
+async def test_names_end_a_pattern_also_when_the_first_word_of_it_is_lost() -> None:
+    async with FakeCluster(t=1, u=1) as cluster, consumer(cluster) as reading:
+        reading.subscribe(pattern="t")
+        await poll_until(lambda: reading.assignment() == {T0}, reading)
+        cluster.consumer_groups.interval_ms = 3_600_000
+        await poll_until(lambda: member_of(cluster)[1].revoking == set(), reading)
+        cluster.script(ConsumerGroupHeartbeatRequest, *[lambda request, node: DROP] * 5)
+        reading.subscribe(["u"])
+        await poll_until(lambda: reading.assignment() == {TopicPartition("u", 0)}, reading)
+
+
 @pytest.mark.parametrize(("instance", "epoch"), [(None, -1), ("i", -2)])
 async def test_closing_leaves_or_says_that_it_may_return(instance: str | None, epoch: int) -> None:
     async with FakeCluster(t=1) as cluster:

@@ -147,8 +147,9 @@ class ConsumerMember:
             request.server_assignor = self._server_assignor
         if known is None or known.topics != topics:
             request.subscribed_topic_names = list(topics.names)
-            # An empty expression ends an earlier one.
-            if topics.regex is not None or (known is not None and known.topics.regex is not None):
+            # An empty expression ends an earlier one: also that of the last process with this instance id, and one that
+            # a heartbeat without a response would have ended. The coordinator keeps both as long as this is null.
+            if topics.regex is not None or known is None or known.topics.regex is not None:
                 request.subscribed_topic_regex = topics.regex or ""
         if known is None or known.owned != self.owned:
             request.topic_partitions = _by_topic(self.owned)

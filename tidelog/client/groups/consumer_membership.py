@@ -146,8 +146,8 @@ class ConsumerMembership:
         member = self._member
         request = member.next_heartbeat()
         try:
-            if request.subscribed_topic_regex:
-                await self._require_regex()
+            if request.subscribed_topic_regex is not None:
+                await self._fit_regex(request)
             response = await self._coordinator.call(request, ConsumerGroupHeartbeatResponse)
         except KafkaError as error:
             logger.debug("a heartbeat of group %r failed: %s", member.group_id, error)
@@ -166,11 +166,15 @@ class ConsumerMembership:
             self.is_lost = True
         self._on_update()
 
-    async def _require_regex(self) -> None:
+    async def _fit_regex(self, request: ConsumerGroupHeartbeatRequest) -> None:
+        """A broker of version 0 keeps no expression that an empty one would end. Raises KafkaError for any other."""
         connection = await self._cluster.connection(await self._coordinator.find())
-        if connection.version_of(ConsumerGroupHeartbeatRequest) < _REGEX_VERSION:
+        if connection.version_of(ConsumerGroupHeartbeatRequest) >= _REGEX_VERSION:
+            return
+        if request.subscribed_topic_regex:
             problem = "this broker does not evaluate patterns of the consumer protocol; subscribe to names"
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, problem)
+        request.subscribed_topic_regex = None
 
     async def _leave_idle(self) -> None:
         group_id, interval_ms = self._member.group_id, self._config.max_poll_interval_ms
