@@ -482,6 +482,87 @@ async def test_the_small_files_of_a_repair_wait_for_space(tmp_path: Path, step: 
     assert (len(log.segments), log.gaps_explained_below) == before
 
 
+def quota_of(monkeypatch: pytest.MonkeyPatch, disk: SmallDisk, code: int) -> Callable[[], None]:
+    """From now on no new file can be made, and no file can grow, though the volume says that it has space. Until the
+    function that is returned is called.
+    """
+    is_over: list[bool] = []
+    write_file, opened = QuickDisk.write_file, SmallDisk.open
+
+    def full(path: str) -> OSError:
+        return OSError(code, os.strerror(code), path)
+
+    def refuse(self: SmallDisk, path: str, data: Buffer, *, sync: bool) -> None:
+        if self is disk and not is_over and not os.path.exists(path):
+            raise full(path)
+        write_file(self, path, data, sync=sync)
+
+    def limited(self: SmallDisk, path: str, *, create: bool = False) -> File:
+        if self is disk and create and not is_over and not os.path.exists(path):
+            raise full(path)
+        file: Any = opened(self, path, create=create)
+        write = file.write_at
+
+        def write_at(data: Buffer, position: int) -> int:
+            if self is disk and not is_over and position + len(data) > file.size_bytes():
+                raise full(path)
+            return int(write(data, position))
+
+        file.write_at = write_at
+        return file
+
+    monkeypatch.setattr(SmallDisk, "write_file", refuse)
+    monkeypatch.setattr(SmallDisk, "open", limited)
+    return lambda: is_over.append(True)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("where", ["a new segment is needed", "a segment is written anew", "a file has grown shorter"])
+async def test_a_quota_that_the_volume_does_not_show_is_no_reason_to_give_up_the_directory(
+    tmp_path: Path, where: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path)
+    here = cluster.here
+    number = {"a new segment is needed": 2, "a segment is written anew": 0, "a file has grown shorter": 1}[where]
+    if where == "a file has grown shorter":
+        path = here.logs.folder / here.logs.files("*.log")[number]
+        os.truncate(path, batches_of(path)[4][0])
+        scrub_all(here.log)
+        lost = here.lacks()
+    else:
+        lost = here.damage(2, 6, segment=number, cut=True)
+    here.log.segments.release()
+    end_quota = quota_of(monkeypatch, here.disk, code)
+    await cluster.repair()
+    assert not cluster.refused
+    assert here.log.failure is None
+    assert here.lacks() == lost
+    assert cluster.partition in cluster.repairs._without_space
+    end_quota()
+    await cluster.repair()
+    assert here.lacks() == set()
+    here.logs.append(idempotent(2 * COUNT, count=2))
+    assert len(records_of(here.logs.close_and_open())) == 2 * COUNT + 2
+
+
+async def test_a_quota_while_missing_records_are_taken_is_no_reason_to_give_up_the_directory(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    error = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    async def fail(*_: object) -> None:
+        raise error
+
+    cluster.repairs._explain = fail
+    cluster.repairs._gaps[cluster.partition] = 1, 2
+    assert not await cluster.repairs._repair(cluster.partition)
+    assert not cluster.refused
+    assert cluster.partition in cluster.repairs._without_space
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+    cluster.repairs._gaps[cluster.partition] = 1, 2
+    assert not await cluster.repairs._repair(cluster.partition)
+    assert cluster.refused == [error]
+
+
 def delete_segment(cluster: Cluster) -> None:
     log = cluster.here.log
     log.delete_records(log.segments[1].base_offset)

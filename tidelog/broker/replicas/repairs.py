@@ -26,6 +26,7 @@ from tidelog.protocol.messages.fetch import FetchPartition, FetchRequest, FetchT
 from tidelog.replication.ports import PeerUnreachable
 from tidelog.replication.threads import until_done
 from tidelog.replication.truncation import compacted_below
+from tidelog.storage.files.disk import is_full
 from tidelog.storage.log.damage_behind import begin_segment_at_damage
 from tidelog.storage.log.damaged_end import move_damaged_end
 from tidelog.storage.log.gap_scan import GapScan
@@ -34,7 +35,6 @@ from tidelog.storage.log.repair import (
     EpochBegins,
     GapsUnknown,
     NoRoom,
-    NoSpace,
     OtherCleaning,
     RangeRepair,
     RepairCheck,
@@ -239,7 +239,8 @@ class Repairs:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            self._partitions.refusal(partition, error)
+            if not self._waits_for_space(partition, partition.log, error):
+                self._partitions.refusal(partition, error)
             return False
         self._count(partition)
         if not partition.log.damaged_ranges():
@@ -258,9 +259,9 @@ class Repairs:
             wanting.discard(partition)
             try:
                 await self._repair_range(partition, segment, damage)
-            except NoSpace as error:  # says nothing against the device: the log is as it was
-                logger.warning("%s-%d cannot be repaired now: %s", partition.topic, partition.index, error)
-                self._without_space.add(partition)
+            except OSError as error:
+                if not self._waits_for_space(partition, log, error):
+                    raise
             if partition in wanting:
                 waits_for_copy = True
             elif is_present(log, segment, damage) and (partition, damage.first_offset) not in self._lost_ranges:
@@ -268,6 +269,16 @@ class Repairs:
         wanting.discard(partition)
         if waits_for_copy and not may_be_repaired:
             wanting.add(partition)
+
+    def _waits_for_space(self, partition: Partition, log: PartitionLog, error: Exception) -> bool:
+        """Whether the error says that the volume is full, or a quota, which nothing else shows: nothing against the
+        device. The log is as it was, and a later attempt may find space.
+        """
+        if not is_full(error) or log.failure is not None:
+            return False
+        logger.warning("%s-%d cannot be repaired now: %s", partition.topic, partition.index, error)
+        self._without_space.add(partition)
+        return True
 
     async def _repair_range(self, partition: Partition, segment: Segment, damage: DamagedRange) -> None:
         log = partition.log
