@@ -381,3 +381,34 @@ def test_no_record_before_a_gap_that_the_index_cannot_hold_is_passed_over_after_
         first = next(iter(log.segments))
         assert log.log_end_offset < far or (first.size_bytes and not log.damaged_ranges())
     assert far + 1 in ends
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_repair_of_a_segment_that_was_removed_in_use_stays_after_a_loss_of_power(seed: int, number: int) -> None:
+    """The file that takes its place is synced by the repair, but was made by its name long before."""
+    disk, config = SimulatedDisk(Random(seed)), LogConfig()
+    disk.make_directory("/data")
+
+    def opened() -> PartitionLog:
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id="cluster")
+        directory.load(lambda topic: config, NOW)
+        return directory.logs.get(("t", 0)) or directory.create_log("t", 0, bytes(16), config, NOW)
+
+    log = opened()
+    for _ in range(3):
+        log.append_as_leader(batch(2), 0, NOW)
+        log.roll(NOW)
+    log.flush()
+    segment = log.segments[number]
+    copy = disk.read_file(segment.path)
+    segment.release()
+    disk.remove(segment.path)
+    disk.sync_everything()
+    segment.findings = segment.examine()
+    log.adopt_findings(segment)
+    repair(log, {segment.base_offset: copy})
+    assert not log.damaged_ranges()
+    disk.lose_power()
+    assert disk.exists(segment.path)
+    assert offsets_of(records_of(opened())) == [*range(6)]

@@ -297,6 +297,7 @@ class Segment:
                     raise
                 logger.error("%s is missing: an empty file takes its place, to be repaired", self.path)
                 self._file = self._disk.open(self.path, create=True)  # fails where the whole directory is missing
+                self._disk.sync_directory(self.directory)  # or a loss of power takes the repaired file again
         return self._file
 
     def view(self, end: int) -> memoryview:
