@@ -412,3 +412,35 @@ def test_the_repair_of_a_segment_that_was_removed_in_use_stays_after_a_loss_of_p
     disk.lose_power()
     assert disk.exists(segment.path)
     assert offsets_of(records_of(opened())) == [*range(6)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_follows_a_lost_end_does_not_count_as_synced(seed: int) -> None:
+    """The log has lost its end, which the recovery point says was on the device. What takes its place is not there."""
+    disk, config = SimulatedDisk(Random(seed)), LogConfig(segment_bytes=300)
+    disk.make_directory("/data")
+
+    def opened(ending: Ending) -> PartitionLog:
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id="cluster")
+        directory.ending = ending
+        directory.load(lambda topic: config, NOW)
+        if ("t", 0) not in directory.logs:
+            directory.create_log("t", 0, bytes(16), config, NOW)
+        return directory.logs["t", 0]
+
+    log = opened(Ending.POWER_LOSS)
+    for _ in range(8):
+        log.append_as_leader(batch(), 0, NOW)
+    log.flush()
+    log.write_checkpoint()  # no other replica has them yet
+    file = disk.open(log.segments.active.path)
+    file.truncate(log.segments.active.size_bytes // 2)
+    file.sync()
+    disk.end_process()
+    log = opened(Ending.KILLED)
+    assert log.log_end_offset == 6
+    for _ in range(10):
+        log.append_as_leader(batch(), 0, NOW)
+    disk.lose_power()
+    log = opened(Ending.POWER_LOSS)
+    assert not [each for each in log.segments if each.examine().damage]

@@ -266,8 +266,10 @@ class LogDirectory:
         )
         self._is_loaded = True
         opened = {**self.futures, **self.logs}
-        if any(log.log_end_offset < high_watermarks.get(key, 0) for key, log in opened.items()):
-            # A start after a kill would miss the lost records, and call the end damaged.
+        ends = {key: max(high_watermarks.get(key, 0), recovery_points.get(key, 0)) for key in opened}
+        if any(log.log_end_offset < ends[key] for key, log in opened.items()):
+            # A start after a kill would miss the lost records, and call the end damaged. One after a loss of
+            # power would believe that what is appended next was on the device.
             write_if_there_is_space(self.write_checkpoints, "the checkpoints of a log that has lost its end")
         elif self._cleaned is None:
             # The formatting was interrupted, or is Kafka's. The next start would take new logs for cleaned ones.
