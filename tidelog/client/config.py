@@ -156,6 +156,8 @@ def _address(text: str) -> tuple[str, int]:
         host = bracketed[1]
     if not _is_host(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
         hint = "; an IPv6 address needs brackets, as [::1]:9092" if text.count(":") > 1 else ""
+        if "://" in text:
+            hint = "; it is without a scheme, as 127.0.0.1:9092"
         raise ConfigError(f"bootstrap_servers: {shown(text)} is not host:port{hint}")
     return host, int(port)
 

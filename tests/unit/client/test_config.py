@@ -65,6 +65,7 @@ def test_a_string_that_no_request_could_carry_is_refused_at_once(name):
         (ConsumerConfig, {"group_instance_id": "i"}, ["group_instance_id needs a group_id"]),
         (ClientConfig, {"bootstrap_servers": "localhost"}, ["bootstrap_servers", "'localhost' is not host:port"]),
         (ClientConfig, {"bootstrap_servers": "http://h:1"}, ["'http://h:1' is not host:port"]),
+        (ClientConfig, {"bootstrap_servers": "http://127.0.0.1:9092"}, ["is not host:port; it is without a scheme"]),
         (ClientConfig, {"bootstrap_servers": []}, ["bootstrap_servers is empty"]),
         (ClientConfig, {"bootstrap_servers": "h:99999"}, ["not host:port"]),
         (ClientConfig, {"bootstrap_servers": "[::1"}, ["'[::1' is not host:port", "needs brackets, as [::1]:9092"]),
