@@ -10,8 +10,9 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tidelog.broker.apis.cluster_roles import at_controller
+from tidelog.broker.config.definitions import BROKER
 from tidelog.broker.config.dynamic_config import DynamicConfig
-from tidelog.broker.config.node_config import Listener, NodeConfig, nearest_keys, own_name
+from tidelog.broker.config.node_config import REMOVED, Listener, NodeConfig, nearest_keys, own_name
 from tidelog.broker.config.validation import check_values
 from tidelog.broker.metadata_wiring import controller_endpoints
 from tidelog.broker.network.request import RequestContext
@@ -150,6 +151,28 @@ def test_an_unknown_key_is_refused_with_the_nearest_known(wrong, meant):
     assert meant in nearest_keys(wrong)
     with pytest.raises(ConfigError, match=rf"unknown configuration key '{wrong}'; did you mean .*{meant}"):
         NodeConfig.load(None, {wrong: "1"})
+
+
+def test_a_file_of_an_older_kafka_is_refused_in_one_line_that_says_what_to_do_with_each_removed_key(tmp_path):
+    file = tmp_path / "server.properties"
+    file.write_text(
+        "broker.id=0\nport=9092\nzookeeper.connect=z:2181\nzookeeper.session.timeout.ms=6000\n"
+        "control.plane.listener.name=C\nnum.partitons=3\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        NodeConfig.load(file)
+    assert str(caught.value).split("; unknown ") == [
+        "unknown configuration key 'port' (Kafka has removed it: set listeners)",
+        "configuration key 'zookeeper.connect' (Kafka has removed it: leave it out)",
+        "configuration key 'zookeeper.session.timeout.ms' (Kafka has removed it: leave it out)",
+        "configuration key 'control.plane.listener.name' (Kafka has removed it: leave it out)",
+        "configuration key 'num.partitons'; did you mean num.partitions?",
+    ]
+
+
+def test_no_removed_key_is_known_and_each_successor_is():
+    assert not [name for name in REMOVED if name in BROKER]
+    assert {successor for successor in REMOVED.values() if successor} <= BROKER.keys()
 
 
 def test_a_key_like_nothing_known_has_no_suggestion():

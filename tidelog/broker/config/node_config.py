@@ -30,6 +30,30 @@ __all__ = ["ConfigError", "Listener", "NodeConfig", "internal_topic_options"]
 
 # Keys of plugins and of single listeners carry free names.
 FREE_PREFIXES = ("listener.name.", "rsm.config.", "rlmm.config.", "config.providers.")
+# Keys of Kafka's servers before 4.0, with the key in their place, if there is one; a prefix ends with a dot.
+REMOVED = {
+    "advertised.host.name": "advertised.listeners",
+    "advertised.port": "advertised.listeners",
+    "broker.id.generation.enable": "",
+    "control.plane.listener.name": "",
+    "delegation.token.master.key": "delegation.token.secret.key",
+    "eligible.leader.replicas.enable": "",
+    "group.coordinator.new.enable": "",
+    "host.name": "listeners",
+    "inter.broker.protocol.version": "",
+    "leader.imbalance.per.broker.percentage": "",
+    "log.message.downconversion.enable": "",
+    "log.message.format.version": "",
+    "log.message.timestamp.difference.max.ms": "log.message.timestamp.before.max.ms",
+    "offsets.commit.required.acks": "",
+    "password.encoder.": "",
+    "port": "listeners",
+    "quota.consumer.default": "",
+    "quota.producer.default": "",
+    "replica.lag.max.messages": "replica.lag.time.max.ms",
+    "reserved.broker.max.id": "",
+    "zookeeper.": "",
+}
 _NO_HOST = re.compile(r"[^0-9A-Za-z\-._:%\[\]]")  # as Kafka's EndPoint
 _META_ADDRESSES = ("0.0.0.0", "::", "0:0:0:0:0:0:0:0")
 
@@ -371,14 +395,24 @@ def _can_be_sent(text: str) -> bool:
 
 
 def _check_names(explicit: Mapping[str, str]) -> None:
+    """All wrong names at once: a file of an older Kafka has several."""
+    problems = []
     for name in explicit:
         if name in BROKER or name.startswith(FREE_PREFIXES):
             continue
         if name in DYNAMIC_ONLY:
             raise ConfigError(f"{name} is set on a running cluster (configs alter), not in a node's configuration")
-        near = nearest_keys(name)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ConfigError(f"unknown configuration key {name!r}{hint}")
+        problems.append(f"unknown configuration key {name!r}{_hint(name)}")
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _hint(name: str) -> str:
+    for removed, successor in REMOVED.items():
+        if name == removed or (removed.endswith(".") and name.startswith(removed)):
+            return f" (Kafka has removed it: {f'set {successor}' if successor else 'leave it out'})"
+    near = nearest_keys(name)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def nearest_keys(name: str) -> list[str]:
