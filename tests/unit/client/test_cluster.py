@@ -222,6 +222,54 @@ async def test_a_broker_that_hangs_does_not_hold_the_start(monkeypatch: pytest.M
         await until(lambda: connections(fake) == 0)
 
 
+@pytest.mark.parametrize("unanswered", [MetadataRequest, ApiVersionsRequest])
+async def test_closing_ends_a_start_that_asks_several_bootstrap_servers(
+    monkeypatch: pytest.MonkeyPatch, unanswered: type[Message]
+) -> None:
+    monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
+    async with FakeCluster(nodes=3) as fake:
+        fake.script(unanswered, *[lambda request, node: SILENCE] * 99)
+        cluster = Cluster(
+            ClientConfig(
+                bootstrap_servers=fake.bootstrap,
+                request_timeout_ms=3_600_000,
+                socket_connection_setup_timeout_ms=3_600_000,
+            )
+        )
+        start = asyncio.ensure_future(cluster.start())
+        await until(lambda: len(fake.sent(unanswered)) >= 4)  # one server twice: first as any, then by its address
+        await cluster.close()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(KafkaError, match="this client is closed"):
+                await start
+        await until(lambda: connections(fake) == 0)
+
+
+async def test_a_slow_bootstrap_server_does_not_replace_the_one_that_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
+    monkeypatch.setattr(cluster_module, "_BROKER_WAIT_S", 3_600.0)
+    open_connection, is_slow, has_started = Cluster._open_connection, iter([True]), asyncio.Event()
+
+    async def open_slowly(cluster: Cluster, host: str, port: int) -> Connection:
+        if next(is_slow, False):
+            await has_started.wait()
+        return await open_connection(cluster, host, port)
+
+    monkeypatch.setattr(Cluster, "_open_connection", open_slowly)
+    async with FakeCluster(nodes=3) as fake:
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap))
+        async with asyncio.timeout(PATIENCE_S):
+            await cluster.start()
+            await until(lambda: connections(fake) == 1)
+            opened = len(fake.sent(ApiVersionsRequest))
+            has_started.set()
+            await until(lambda: len(fake.sent(ApiVersionsRequest)) > opened and connections(fake) == 1)
+        await cluster.close()
+        await until(lambda: connections(fake) == 0)
+
+
 async def test_a_broker_that_hangs_does_not_hold_what_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
     async with FakeCluster(nodes=3) as fake:

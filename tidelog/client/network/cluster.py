@@ -330,7 +330,11 @@ class Cluster:
 
     async def _open_bootstrap(self) -> Connection:
         try:
-            self._bootstrap = await self._connect_first_reachable()
+            connection = await self._connect_first_reachable()
+            if self._bootstrap is None or self._bootstrap.closed:
+                self._bootstrap = connection
+            else:
+                connection.close()  # `_ask_address` came first
             return self._bootstrap
         finally:
             self._bootstrap_attempt = None
@@ -572,27 +576,31 @@ class Cluster:
     async def ask_any(self, ask: Callable[[Connection], Awaitable[Response]]) -> Response:
         """What `ask` returns for any broker; another one is asked, too, whenever none has answered for
         `_ANSWER_WAIT_S`: a broker that hangs must not hide what the others know until the request's timeout. Only for
-        what may be asked twice.
+        what may be asked twice. `close` ends it with NETWORK_EXCEPTION, whatever it waits for.
         """
         others = [partial(self._ask_node, ask, node_id) for node_id in self.metadata.nodes]
         if not others:
             others = [partial(self._ask_address, ask, *address) for address in self._addresses]
         self.rng.shuffle(others)
 
+        closing = start_task(self._close_event.wait())
         asked = {start_task(self._ask(ask, None))}
         try:
             while True:
                 wait_s = _ANSWER_WAIT_S if others else None
-                done, asked = await asyncio.wait(asked, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({*asked, closing}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                done = {task for task in asked if task.done()}
+                asked -= done
                 for task in done:
                     if task.exception() is None:
                         return task.result()
                 if done and not asked:
                     return done.pop().result()
+                self._check_open()
                 if not done:
                     asked.add(start_task(others.pop()()))
         finally:
-            cancel_all(asked)
+            cancel_all([*asked, closing])
 
     async def _ask_node(self, ask: Callable[[Connection], Awaitable[Response]], node_id: int) -> Response:
         connection = await self.connection(node_id, COORDINATOR)
