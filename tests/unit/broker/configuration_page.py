@@ -38,9 +38,10 @@ log:
 ```
 
 The file may also be a `.properties` file of Kafka. Values are the text that is written (`broker.rack: 1.10` is not
-1.1), and YAML may name a key only once. A node refuses a key that neither Kafka 4.3 nor Tidelog knows, and names the
-nearest known key. A topic has its own configs from its creation on. For a config that a topic does not set, the
-broker's key in the table of topic configs below applies.
+1.1), and YAML may name a key only once. A node refuses keys that neither Kafka 4.3 nor Tidelog knows. It names all of
+them with the nearest known key, and says of a key that Kafka has removed (`zookeeper.connect`, `port`) what to do with
+it. A topic has its own configs from its creation on. For a config that a topic does not set, the broker's key in the
+table of topic configs below applies.
 
 ## While the cluster runs
 

@@ -36,7 +36,7 @@ REMOVED = {
     "advertised.port": "advertised.listeners",
     "broker.id.generation.enable": "",
     "control.plane.listener.name": "",
-    "delegation.token.master.key": "delegation.token.secret.key",
+    "delegation.token.master.key": "",
     "eligible.leader.replicas.enable": "",
     "group.coordinator.new.enable": "",
     "host.name": "listeners",
