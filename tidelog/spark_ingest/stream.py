@@ -333,8 +333,9 @@ class StreamDriver:
         except KafkaError as error:
             group = self._options.commit_group
             if self._committed is None and not error.retriable:
-                has_members = error.code is ErrorCode.UNKNOWN_MEMBER_ID
-                hint = "; it has members" if has_members else f": {error.message}" if error.message else ""
+                hint = f": {error.message}" if error.message else ""
+                if error.code is ErrorCode.UNKNOWN_MEMBER_ID:
+                    hint = "; it has members"
                 raise KafkaError(error.code, f"commitOffsetsToGroup: group {group!r} takes no commits{hint}") from None
             logger.warning("the progress of the stream could not be committed for group %r: %s", group, error)
             if self._commits_fail_since_ms is None:

@@ -407,10 +407,16 @@ def cleanup_policy(topic: str, value: str) -> IncrementalAlterConfigsRequest:
     )
 
 
-async def compacted_logs(node: Any, wire: Any) -> list[PartitionLog]:
-    await wire.create_topic("t", 30, cleanup_policy="compact")
+async def hosting_topic(node: Any, wire: Any, count: int, **configs: str) -> Any:
+    """The node's partitions, which are the `count` ones of a new topic `t`."""
+    await wire.create_topic("t", count, **configs)
     partitions = node.node._broker.partitions
-    await until(lambda: len(list(partitions.hosted())) == 30)
+    await until(lambda: len(list(partitions.hosted())) == count)
+    return partitions
+
+
+async def compacted_logs(node: Any, wire: Any) -> list[PartitionLog]:
+    partitions = await hosting_topic(node, wire, 30, cleanup_policy="compact")
     return [partitions.find("t", index).log for index in range(30)]
 
 
@@ -451,9 +457,7 @@ async def test_a_change_of_roles_leaves_the_loop_turns_for_others(
     """The death of a broker took 130 ms of the others where it led or followed 5,000 replicas."""
     node = await start_node()
     wire = await node.connect()
-    await wire.create_topic("t", 30)
-    partitions = node.node._broker.partitions
-    await until(lambda: len(list(partitions.hosted())) == 30)
+    partitions = await hosting_topic(node, wire, 30)
     image = node.node._metadata.tracker.image
     topic = image.topics_by_name["t"]
     elected = {n: replace(each, leader_epoch=5, partition_epoch=9) for n, each in topic.partitions.items()}
@@ -490,10 +494,7 @@ async def test_a_role_that_fails_leaves_no_other_one_undone(
 ) -> None:
     """Those behind it waited for ever, and with them the roles of all later images."""
     node = await start_node()
-    wire = await node.connect()
-    await wire.create_topic("t", 30)
-    partitions = node.node._broker.partitions
-    await until(lambda: len(list(partitions.hosted())) == 30)
+    partitions = await hosting_topic(node, await node.connect(), 30)
     image, host = node.node._metadata.tracker.image, node.node._broker._hosting
     changed = {topic.topic_id: set(topic.partitions) for topic in image.topics_by_id.values()}
     monkeypatch.setattr(hosting, "ROLES_PER_TURN_MAX", per_turn)
@@ -517,10 +518,7 @@ async def test_a_deletion_that_fails_leaves_no_other_one_undone(
     start_node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await start_node()
-    wire = await node.connect()
-    await wire.create_topic("t", 3)
-    partitions, host = node.node._broker.partitions, node.node._broker._hosting
-    await until(lambda: len(list(partitions.hosted())) == 3)
+    partitions, host = await hosting_topic(node, await node.connect(), 3), node.node._broker._hosting
     topic = node.node._metadata.tracker.image.topics_by_name["t"]
     delete = host._delete_replica
 

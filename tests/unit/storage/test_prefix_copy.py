@@ -264,6 +264,12 @@ def test_the_other_copy_may_be_less_clean(tmp_path: Path) -> None:
     assert {(key, value) for _, key, value in contents(log) if key in (b"a", b"b", b"x")} == {(b"b", b"1")}
 
 
+def aborted_in(log: PartitionLog) -> list[tuple[int, int, int]]:
+    """(producer id, first offset, last offset) of each aborted transaction that the log knows."""
+    rows = log.aborted_transactions(0, log.log_end_offset)
+    return [(row.producer_id, row.first_offset, row.last_offset) for row in rows]
+
+
 @pytest.mark.parametrize(("is_in_copy", "is_range_alone"), [(True, False), (False, False), (False, True)])
 def test_a_transaction_whose_records_are_here_again_stays_aborted(
     tmp_path: Path, is_in_copy: bool, is_range_alone: bool
@@ -294,16 +300,12 @@ def test_a_transaction_whose_records_are_here_again_stays_aborted(
     else:
         copy_prefix(log, other.log, 1 if is_in_copy else 0)
 
-    def known() -> list[tuple[int, int, int]]:
-        rows = log.aborted_transactions(0, log.log_end_offset)
-        return [(row.producer_id, row.first_offset, row.last_offset) for row in rows]
-
-    assert known() == [(7, 0, 3)]
+    assert aborted_in(log) == [(7, 0, 3)]
     made.close()
     for name in made.files("*.txnindex"):
         (made.folder / name).write_bytes(b"")
     log = made.open()
-    assert known() == [(7, 0, 3)], "a start that scans does not know it"
+    assert aborted_in(log) == [(7, 0, 3)], "a start that scans does not know it"
 
 
 @pytest.mark.parametrize("is_lost_for_good", [False, True])
@@ -335,19 +337,15 @@ def test_a_transaction_that_is_here_again_stays_aborted_over_damage_behind(
     with pytest.raises(DamagedRecords):
         stable_bound(log, 0)
 
-    def known() -> list[tuple[int, int, int]]:
-        rows = log.aborted_transactions(0, log.log_end_offset)
-        return [(row.producer_id, row.first_offset, row.last_offset) for row in rows]
-
     if is_lost_for_good:
         log.accept_loss(damaged)
         assert stable_bound(log, 0) == log.log_end_offset
     else:
         repair_range(log, segment, damaged, copy_of(other))
-    assert known() == [(7, 0, 4)]
+    assert aborted_in(log) == [(7, 0, 4)]
     made.close()
     log = made.open()
-    assert known() == [(7, 0, 4)]
+    assert aborted_in(log) == [(7, 0, 4)]
 
 
 @pytest.mark.parametrize("fault", ["crc", "epoch", "nothing", "too far"])

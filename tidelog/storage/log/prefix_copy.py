@@ -314,11 +314,11 @@ class PrefixCopy(Compaction):
             self._rows_behind.append((segment, rows))
             position, offset = 0, segment.base_offset
             for each in (*damage, DamagedRange(size_bytes, size_bytes, next_offset, next_offset, "")):
-                piece = chunks(
-                    self._disk, segment, each.position, each.first_offset, _REPLAYED_BYTES, position, offset
-                )  # fmt: skip
+                end, end_offset = each.position, each.first_offset
                 try:
-                    for data, batches, _ in piece:
+                    for data, batches, _ in chunks(
+                        self._disk, segment, end, end_offset, _REPLAYED_BYTES, position, offset
+                    ):
                         for at, header in batches:
                             rows += self._replay(header, data[at : at + header.size_bytes])
                         yield

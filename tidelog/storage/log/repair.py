@@ -457,9 +457,8 @@ class RangeRepair:
         end = self._position + len(batch)
         is_held = self._held_batches is not None
         if self._is_at_end and not is_held and end > max(MAX_POSITION, self.damage.end_position):
-            raise SegmentFull(
-                f"it ends at {self._position}", self.next_offset
-            )  # what lies within one has no other place
+            # What lies within a segment has no other place.
+            raise SegmentFull(f"it ends at {self._position}", self.next_offset)
         if self._held_batches is None and (self._is_at_end or end <= self.damage.end_position):
             if not self._has_written:
                 self._has_written = True
