@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE_S, until
-from tests.unit.client.fake_broker import SILENCE, FakeCluster, FakeNode
+from tests.unit.client.fake_broker import DROP, SILENCE, FakeCluster, FakeNode
 from tests.unit.client.test_silent_leader import answered_but_by
 from tidelog.client import Consumer, Producer
 from tidelog.client.config import ClientConfig
@@ -238,6 +238,30 @@ async def test_closing_ends_a_start_that_asks_several_bootstrap_servers(
         )
         start = asyncio.ensure_future(cluster.start())
         await until(lambda: len(fake.sent(unanswered)) >= 4)  # one server twice: first as any, then by its address
+        await cluster.close()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(KafkaError, match="this client is closed"):
+                await start
+        await until(lambda: connections(fake) == 0)
+
+
+async def test_closing_ends_a_start_whose_first_connection_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_ANSWER_WAIT_S", 0.01)
+    second_is_asked = asyncio.Event()
+
+    async def drop_first(request: MetadataRequest, node: FakeNode) -> object:
+        await second_is_asked.wait()
+        return DROP
+
+    def hang_second(request: MetadataRequest, node: FakeNode) -> object:
+        second_is_asked.set()
+        return SILENCE
+
+    async with FakeCluster() as fake:
+        fake.script(MetadataRequest, drop_first, hang_second)
+        cluster = Cluster(ClientConfig(bootstrap_servers=fake.bootstrap, request_timeout_ms=3_600_000))
+        start = asyncio.ensure_future(cluster.start())
+        await until(lambda: second_is_asked.is_set() and connections(fake) == 1)
         await cluster.close()
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(KafkaError, match="this client is closed"):
