@@ -97,6 +97,12 @@ def test_a_new_epoch_begins_at_zero_and_fences_the_old(producer: Producer):
     assert producer.refused(0, 3, epoch=0) == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
+def test_an_epoch_below_that_of_no_producer_is_older_than_any(producer: Producer):
+    assert producer.refused(0, epoch=-2) == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert producer.refused(0, epoch=-2, transactional=True) == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert producer.send(0, epoch=-1) is None  # as in Kafka
+
+
 def test_sequences_wrap_to_zero_between_batches(producer: Producer):
     producer.send(LAST_SEQUENCE - 1, 2)
     assert producer.send(0, 2) is None

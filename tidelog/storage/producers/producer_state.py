@@ -184,6 +184,8 @@ class ProducerState:
         """
         entry = self.entries.get(producer_id)
         if entry is None:
+            if epoch < NO_EPOCH and from_client:
+                raise _older_epoch(producer_id, epoch, NO_EPOCH)
             if from_client and self.refused is not None:
                 self.refused.check_gap(producer_id, epoch, first_sequence, None, now_ms)
             return None
