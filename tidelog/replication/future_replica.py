@@ -29,7 +29,8 @@ class MoveState(Enum):
 
 class FutureReplica:
     __slots__ = (
-        "begins_again", "destination_id", "is_checked", "log", "overtaken_times", "partition", "source_id", "state",
+        "begins_again", "damage_logged_at", "destination_id", "is_checked", "log", "overtaken_times", "partition",
+        "source_id", "state",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, log: PartitionLog, source_id: bytes, destination_id: bytes) -> None:
@@ -41,6 +42,8 @@ class FutureReplica:
         self.overtaken_times = 0
         self.is_checked = False
         """The log was read and found whole after it had caught up."""
+        self.damage_logged_at = -1
+        """The first offset of the damaged range of the present log that the move was last logged to wait for."""
         self.begins_again = False
         """The log is of an earlier process and is emptied first."""
 

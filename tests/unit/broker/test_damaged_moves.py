@@ -85,7 +85,9 @@ async def test_a_replica_stays_where_it_is_if_each_copy_is_damaged(
     await moving.arrived(target)
 
 
-async def test_damage_of_the_replica_that_moves_is_reported_and_the_move_waits_for_the_repair(moving: Moving) -> None:
+async def test_damage_of_the_replica_that_moves_is_reported_and_the_move_waits_for_the_repair(
+    moving: Moving, caplog: pytest.LogCaptureFixture
+) -> None:
     """The records were appended a moment ago, and reads take such bytes for checked."""
     target, _ = await begin(moving)
     damage(moving.home / "t-0" / LOG, moving.partition.log.size_bytes - 2)
@@ -93,6 +95,9 @@ async def test_damage_of_the_replica_that_moves_is_reported_and_the_move_waits_f
     await until(lambda: moving.partition.log.damaged_ranges())
     assert moving.moves._moves
     await until_corrupt(moving)
+    lines = [each.getMessage() for each in caplog.records if "waits with its move" in each.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].startswith("t-0 waits with its move until it is repaired, or its damaged")
     moving.partition.log.set_high_watermark(COUNT)
     damage(moving.home / "t-0" / LOG, moving.partition.log.size_bytes - 2)  # the same bit: it is whole again
     (segment,) = moving.partition.log.segments

@@ -26,7 +26,7 @@ from tidelog.storage.files.disk import is_exhaustion
 from tidelog.storage.files.log_names import NAME_LENGTH_MAX, future_name
 from tidelog.storage.log.partition_log import CorruptLog
 from tidelog.storage.log.scrub import Scrub
-from tidelog.storage.segments.damage import DamagedRecords, describe
+from tidelog.storage.segments.damage import DamagedRange, DamagedRecords, describe
 from tidelog.storage.segments.reader import ColdRead
 
 if TYPE_CHECKING:
@@ -301,6 +301,7 @@ class ReplicaMoves:
             batches = replica.read_next(STEP_BYTES)
         except DamagedRecords as error:
             self._partitions.refusal(replica.partition, error)  # starts the repair, after which the move continues
+            self._log_damage(replica, error.damage)
             return 0
         except (KafkaError, CorruptLog, OSError) as error:
             if is_exhaustion(error):
@@ -315,6 +316,15 @@ class ReplicaMoves:
             return 0
         replica.append(batches, self._clock_ms())
         return len(batches)
+
+    def _log_damage(self, replica: FutureReplica, damage: DamagedRange) -> None:
+        """Say once of each damaged range that the move waits for its repair: where no replica has a copy, for good."""
+        if replica.damage_logged_at != damage.first_offset:
+            replica.damage_logged_at = damage.first_offset
+            logger.warning(
+                "%s waits with its move until it is repaired, or its damaged records are deleted: %s",
+                replica.partition, describe(damage),
+            )  # fmt: skip
 
     def _align(self, replica: FutureReplica) -> None:
         log_start_offset = replica.log.log_start_offset
