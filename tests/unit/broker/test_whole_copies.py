@@ -19,6 +19,7 @@ from tests.unit.storage.test_prefix_copy import GONE, damage
 from tidelog.broker.replicas import repair_queue, whole_copies
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.replication.ports import PeerUnreachable
+from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE, decode_leader_epochs
 from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.segments.append import UnexplainedGap
 
@@ -175,10 +176,13 @@ async def test_a_replica_that_was_copied_from_a_cleaned_one_has_other_starts_of_
             here.log.roll(NOW)
     here.log.set_high_watermark(here.log.log_end_offset)
     assert [*here.log.leader_epochs] == [(0, 0), (1, 2)]
+    here.log.flush()
     cluster.use(here, other)
     before = newest_values(here.log)
     lose_headers(here)
     assert await cluster.repair()
+    filed = decode_leader_epochs((here.folder / LEADER_EPOCH_FILE).read_bytes())
+    assert [*filed] == [(0, 0), (1, 4)], "else whole batches may count as damaged after a kill"
     for log in (here.log, here.close_and_open()):
         for segment in log.segments:
             segment.findings = segment.examine()

@@ -210,6 +210,30 @@ def test_an_epoch_file_that_is_wrong_for_one_batch_is_corrected_once_another_rep
     assert offsets_of(records_of(made.log)) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("machine_ran_on", [True, False])
+def test_a_repaired_batch_that_begins_an_epoch_is_no_damage_after_the_next_kill(
+    logs: MakeLogs, machine_ran_on: bool
+) -> None:
+    """A flush had written the epochs of the whole batches, and the repair corrected only those in memory."""
+    made = logs()
+    for epoch in (0, 0, 0, 1, 1, 1):
+        made.append(batch(), epoch=epoch)
+        if not epoch:
+            made.log.flush()
+    copy = copy_of(made)
+    made.kill()
+    damage(made.folder / made.files("*.log")[0], 3, "CRC")
+    log = made.open(machine_ran_on=True)
+    assert [damaged.first_offset for _, damaged in log.damaged_ranges()] == [3]
+    log.flush()
+    repair_all(log, copy)
+    made.kill()
+    log = made.open(machine_ran_on=machine_ran_on)
+    assert not log.damaged_ranges()
+    assert list(log.leader_epochs) == [(0, 0), (1, 3)]
+    assert offsets_of(records_of(log)) == list(range(6))
+
+
 def test_another_batch_that_fits_a_wrong_epoch_file_is_taken_as_committed_only(made: Logs) -> None:
     """A replica that is not in sync may have it from an older leader."""
     made.log.leader_epochs.clear()

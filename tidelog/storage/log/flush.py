@@ -9,7 +9,7 @@ it, the directory entries of its files and its leader epochs are on the device; 
 from __future__ import annotations
 
 from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE, encode_transaction_sums
-from tidelog.storage.files.disk import Disk, File, is_exhaustion
+from tidelog.storage.files.disk import Disk, File, is_exhaustion, is_full
 from tidelog.storage.files.log_files import EpochContent, LogFiles
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX
@@ -320,6 +320,20 @@ class Durability:
         epochs.truncate_from_end(end_offset)
         if self._task is not None:
             self.files.epochs(epochs).write()
+
+    def file_epochs(self, epochs: LeaderEpochs) -> None:
+        """Write the epochs that a repair has corrected. By the file from before, a start after a kill would take the
+        repaired batches for damaged. Without space the next flush writes them. Raises OSError.
+        """
+        if not epochs.is_dirty:
+            return
+        try:
+            self.files.epochs(epochs).write()
+        except OSError as error:
+            if not (is_full(error) or is_exhaustion(error)):
+                raise
+            return
+        epochs.is_dirty = False
 
     def started_at(self, offset: int) -> None:
         """The log was emptied and begins at `offset`. Nothing waits for a sync."""

@@ -147,6 +147,7 @@ class PrefixCopy(Compaction):
             logger.warning("%s: taking the leader epochs of another replica's copy", self.log.directory)
             start = max(epochs[0].earliest, self.log.log_start_offset)
             known.correct([*seen.items()], start, self.chosen.end_offset)
+            self.log.durability.file_epochs(known)
 
     def _finish(self) -> None:
         super()._finish()
