@@ -499,6 +499,26 @@ def test_indexes_that_are_made_anew_are_whole_where_the_limit_is_lower_now(tmp_p
     assert _is_indexed(log, 200)
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_producer_is_known_where_its_later_batches_are_cut_after_a_cleaning(logs: Logs, count: int) -> None:
+    """The cleaner kept the last batch only, which was not committed. From the log alone the next one was refused."""
+    logs.append(idempotent(0, key=b"same"), keyed(("same", "newer")))
+    roll(logs.log)
+    committed = logs.log.log_end_offset
+    for sequence in range(1, count + 1):
+        logs.append(idempotent(sequence, key=b"other"))
+    logs.log.high_watermark = committed
+    clean(logs.log)
+    assert [offset for offset, _, _ in contents(logs.log)] == [1, *range(2, 2 + count)]
+    logs.log.truncate_to(committed)
+    logs.kill()
+    for name in logs.files("*.snapshot"):
+        (logs.folder / name).unlink()
+    log = logs.open()
+    assert log.producers.entries[7].last_sequence == 0
+    logs.append(idempotent(1, key=b"other"))
+
+
 def test_batches_of_idempotent_producers_are_known_after_grouping(logs: Logs):
     for sequence in range(30):
         logs.append(idempotent(sequence, key=b"same"))

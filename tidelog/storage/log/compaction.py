@@ -26,7 +26,7 @@ from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
 from tidelog.storage.files.disk import Disk, is_exhaustion
 from tidelog.storage.log.explained_gaps import is_beyond_index, keep_ends_below
 from tidelog.storage.log.swap import Swap, remove_strays
-from tidelog.storage.producers.producer_state import LAST_OFFSET
+from tidelog.storage.producers.producer_state import LAST_OFFSET, ProducerEntry
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.damage import CorruptIndex
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
@@ -145,7 +145,7 @@ class Compaction:
         synced = log.durability.recovery_point
         self._to_sync = [segment.path for segment in log.segments if segment.next_offset > synced]
         self._last_of_producers: dict[int, LastOfProducer] = {
-            entry.producer_id: (entry.epoch, entry.batches[-1][LAST_OFFSET] if entry.batches else -1)
+            entry.producer_id: (entry.epoch, _last_committed_of(entry, log.high_watermark))
             for entry in log.producers.entries.values()
         }
         self._ready: list[tuple[list[Segment], list[Segment]]] = []
@@ -467,6 +467,14 @@ def chunks(
             raise CorruptRecord(f"{segment.path} ends at offset {offset}, not {end_offset}")
     finally:
         file.close()
+
+
+def _last_committed_of(entry: ProducerEntry, high_watermark: int) -> int:
+    """The last offset of a producer's last batch, -1 without one. What is not committed may be cut: if the batch before
+    it was removed, the log would say nothing of the producer, and its next batch would be refused.
+    """
+    offsets = [each[LAST_OFFSET] for each in entry.batches]
+    return max((each for each in offsets if each < high_watermark), default=max(offsets, default=-1))
 
 
 def _index_bytes(disk: Disk, segment: Segment) -> int:
