@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from struct import pack_into
 
 import pytest
@@ -196,7 +197,15 @@ def test_the_epochs_of_whole_batches_behind_damage_are_not_those_of_a_file_from_
     assert list(log.leader_epochs)[-1 - len(later) :] == [(epoch, 4 + n) for n, epoch in enumerate((3, *later))]
 
 
-def test_an_epoch_file_that_is_wrong_for_one_batch_is_corrected_once_another_replica_has_said_so(made: Logs) -> None:
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_an_epoch_file_that_is_wrong_for_one_batch_is_corrected_once_another_replica_has_said_so(
+    made: Logs, policy: str
+) -> None:
+    """In a compacted log only the first batch of each epoch was compared with it, and the last one was repaired again
+    and again.
+    """
+    made.config = replace(made.config, cleanup_policy=frozenset({policy}))
+    made.log.set_config(made.config)
     copy = copy_of(made)
     made.close()
     path = made.folder / "leader-epoch-checkpoint"

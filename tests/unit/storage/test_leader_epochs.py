@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.leader_epochs import EpochBatches, LeaderEpochs
 
 
 def epochs(*entries: tuple[int, int]) -> LeaderEpochs:
@@ -85,3 +85,20 @@ def test_epochs_of_deleted_records_correct_nothing():
     wrong = epochs((1, 15), (4, 17))
     assert wrong.correct([(1, 10), (2, 12), (4, 16)], 15, 19)
     assert list(wrong) == [(2, 15), (4, 16)]
+
+
+@pytest.mark.parametrize(("start", "corrected"), [(6, 9), (9, 9), (12, 12), (14, 14), (15, 9)])
+def test_an_epoch_of_a_cleaned_log_keeps_a_start_that_may_be_right_or_begins_behind_the_batch_before(
+    start: int, corrected: int
+):
+    """The cleaner may have removed its first batches."""
+    batches = [EpochBatches(1, 0, 0, 7), EpochBatches(3, 9, 14, 20)]
+    cache = epochs((1, 0), (3, start))
+    assert cache.correct_by(batches, 0, 25, is_cleaned=True) == (start != corrected)
+    assert list(cache) == [(1, 0), (3, corrected)]
+
+
+def test_an_epoch_of_which_a_cleaner_has_removed_all_batches_stays():
+    cache = epochs((1, 0), (2, 10), (3, 12))
+    assert not cache.correct_by([EpochBatches(1, 0, 0, 7), EpochBatches(3, 9, 14, 20)], 0, 25, is_cleaned=True)
+    assert list(cache) == [(1, 0), (2, 10), (3, 12)]

@@ -516,8 +516,7 @@ class PartitionLog:
         segment.proven = ()
         start = max(segment.base_offset, self.log_start_offset)
         known = self.leader_epochs
-        agrees = segment.may_have_gaps and known.agree_with(findings.epochs, start)
-        if not agrees and known.correct(findings.epochs, start, findings.end_offset):
+        if known.correct_by(findings.epochs, start, findings.end_offset, is_cleaned=segment.may_have_gaps):
             logger.warning("%s: reading leader epochs from the batches of %s", self.directory, segment.path)
 
     def doubt_epochs_above(self, leader_epoch: int) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from tidelog.protocol.batches.record_batch import BatchHeader, CorruptRecord, check_crc, check_magic, iter_headers
 from tidelog.protocol.errors import KafkaError
@@ -31,6 +31,7 @@ from tidelog.storage.log.recovery import read_marker
 from tidelog.storage.log.repair import NoSpace, require_space
 from tidelog.storage.producers.producer_state import ProducerState
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
+from tidelog.storage.segments.leader_epochs import EpochBatches
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
 from tidelog.storage.segments.reader import headers
 from tidelog.storage.segments.segment import Segment
@@ -43,18 +44,6 @@ logger = logging.getLogger("tidelog.storage")
 
 _REPLAYED_AT_ONCE: Final = 1000
 _REPLAYED_BYTES: Final = 1024 * 1024
-
-
-class EpochBatches(NamedTuple):
-    """Copied batches of one leader epoch, which follow each other: the base offset of the first and of the last one.
-
-    `earliest`: the end of the batch before. The epoch begins there at the earliest.
-    """
-
-    epoch: int
-    earliest: int
-    first: int
-    last: int
 
 
 class PrefixCopy(Compaction):
@@ -138,15 +127,9 @@ class PrefixCopy(Compaction):
         if not epochs or not self.is_in_place:
             return
         self._epochs = []
-        starts = dict(known)
-        if any(known.epoch_for_offset(offset) != each.epoch for each in epochs for offset in (each.first, each.last)):
-            seen: dict[int, int] = {}
-            for each in epochs:
-                start = starts.get(each.epoch, -1)
-                seen.setdefault(each.epoch, start if each.earliest <= start <= each.first else each.earliest)
+        start = max(epochs[0].earliest, self.log.log_start_offset)
+        if known.correct_by(epochs, start, self.chosen.end_offset, is_cleaned=True):
             logger.warning("%s: taking the leader epochs of another replica's copy", self.log.directory)
-            start = max(epochs[0].earliest, self.log.log_start_offset)
-            known.correct([*seen.items()], start, self.chosen.end_offset)
             self.log.durability.file_epochs(known)
 
     def _finish(self) -> None:

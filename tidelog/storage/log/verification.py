@@ -306,10 +306,10 @@ class StoppedLog:
             is_judged = number < self._first_unsynced and not segment.damage and not segment.may_have_gaps
             start = max(segment.base_offset, self._facts.log_start_offset)
             if not is_readable:
-                for epoch, offset in findings.epochs:
-                    if epoch > known.latest:
-                        known.assign(epoch, max(offset, start))
-            elif is_judged and known.correct(findings.epochs, start, findings.end_offset):
+                for each in findings.epochs:
+                    if each.epoch > known.latest:
+                        known.assign(each.epoch, max(each.first, start))
+            elif is_judged and known.correct_by(findings.epochs, start, findings.end_offset, is_cleaned=False):
                 yield Problem(path, EPOCHS, "the batches say otherwise", -1, -1, start, findings.end_offset)
         has_records = len(known) > 0 and self._facts.log_start_offset < self.end_offset
         if not is_readable and has_records and self._facts.is_clean and not self._epochs_are_unreadable:

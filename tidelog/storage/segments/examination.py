@@ -29,6 +29,7 @@ from tidelog.protocol.batches.record_batch import (
 from tidelog.protocol.batches.record_walk import records_end
 from tidelog.storage.files.disk import File
 from tidelog.storage.segments.damage import DamagedRange, merged
+from tidelog.storage.segments.leader_epochs import EpochBatches
 from tidelog.storage.segments.log_config import MAX_POSITION, MAX_RELATIVE_OFFSET
 
 _OLD_MESSAGE: Final = Struct(">qiIb")  # offset, size of what follows, CRC-32 of what follows it, format
@@ -458,7 +459,7 @@ class Findings:
     """The result of an examination: the index rows of the whole batches, and the damage between them."""
 
     __slots__ = (
-        "bytes_since_index_row", "damage", "end_offset", "epoch_edges", "epochs",
+        "_epochs", "_last_of_epochs", "bytes_since_index_row", "damage", "end_offset", "epoch_edges",
         "first_timestamp", "generation", "max_timestamp", "offset_of_max_timestamp", "offset_rows", "size_bytes",
         "tail", "time_rows",
     )  # fmt: skip
@@ -471,8 +472,8 @@ class Findings:
         self.damage: tuple[DamagedRange, ...] = ()
         self.tail: DamagedRange | None = None
         """The rest of the file after the last whole batch, if its number of records is unknown."""
-        self.epochs: list[tuple[int, int]] = []
-        """(leader epoch, its first offset in this segment)."""
+        self._epochs: list[tuple[int, int, int]] = []
+        self._last_of_epochs: list[int] = []
         self.offset_rows = IndexRows()
         self.time_rows = IndexRows()
         self.max_timestamp = -1
@@ -495,11 +496,19 @@ class Findings:
         if not position:
             self.first_timestamp = header.max_timestamp
         epoch = header.partition_leader_epoch
-        if not self.epochs or epoch > self.epochs[-1][0]:
-            self.epochs.append((epoch, header.base_offset))
+        if not self._epochs or epoch > self._epochs[-1][0]:
+            self._epochs.append((epoch, self.end_offset, header.base_offset))
+            self._last_of_epochs.append(header.base_offset)
+        elif epoch == self._epochs[-1][0]:
+            self._last_of_epochs[-1] = header.base_offset
         self.epoch_edges.note((position, position + header.size_bytes, header.base_offset, header.next_offset, epoch))
         self.bytes_since_index_row += header.size_bytes
         self.end_offset = header.next_offset
+
+    @property
+    def epochs(self) -> list[EpochBatches]:
+        """The batches of each leader epoch in this segment."""
+        return [EpochBatches(*each, last) for each, last in zip(self._epochs, self._last_of_epochs)]
 
     def close(self, damage: list[DamagedRange], present_bytes: int, end_offset: int) -> None:
         """End the examination: `damage` lies between the batches, and the file had `present_bytes`.

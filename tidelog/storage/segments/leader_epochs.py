@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidelog.storage.segments.append import Batch
 from tidelog.storage.segments.log_config import INT64_MAX
 
 UNDEFINED_EPOCH: Final = -1
 UNDEFINED_OFFSET: Final = -1
+
+
+class EpochBatches(NamedTuple):
+    """Batches of one leader epoch, which follow each other: the base offset of the first and of the last one.
+
+    `earliest`: the end of the batch before. The epoch begins there at the earliest.
+    """
+
+    epoch: int
+    earliest: int
+    first: int
+    last: int
 
 
 class LeaderEpochs:
@@ -146,15 +158,34 @@ class LeaderEpochs:
                 self.assign(epoch, start)
         return first_offset
 
-    def agree_with(self, seen: list[tuple[int, int]], first_offset: int) -> bool:
-        """Whether the batches of a cleaned segment may have these epochs, each with its first offset. A cleaner may
-        have removed all batches of others. What another epoch follows up to `first_offset` is deleted.
+    def correct_by(
+        self, batches: Sequence[EpochBatches], first_offset: int, end_offset: int, *, is_cleaned: bool
+    ) -> bool:
+        """`correct` by these batches. `is_cleaned`: others may be missing between them.
+
+        Then an epoch keeps a start that may be right. Otherwise it begins where the batch before ends: behind its true
+        start a follower would keep records of another history.
         """
-        ends = [*(start for _, start in seen[1:]), first_offset + 1]
+        if not is_cleaned:
+            return self.correct([(each.epoch, each.first) for each in batches], first_offset, end_offset)
+        if self._agrees_with(batches, first_offset):
+            return False
+        starts, seen = dict(self), dict[int, int]()
+        for each in batches:
+            start = starts.get(each.epoch, UNDEFINED_OFFSET)
+            seen.setdefault(each.epoch, start if each.earliest <= start <= each.first else each.earliest)
+        return self.correct([*seen.items()], first_offset, end_offset)
+
+    def _agrees_with(self, batches: Sequence[EpochBatches], first_offset: int) -> bool:
+        """Whether a log of which a cleaner may have removed all batches of other epochs may have these batches. What
+        another epoch follows up to `first_offset` is deleted.
+        """
+        ends = [*(each.first for each in batches[1:]), first_offset + 1]
         return all(
-            self.epoch_for_offset(max(start, first_offset)) == epoch
-            for (epoch, start), end in zip(seen, ends)
+            self.epoch_for_offset(max(offset, first_offset)) == each.epoch
+            for each, end in zip(batches, ends)
             if end > first_offset
+            for offset in (each.first, each.last)
         )
 
     def correct(self, seen: list[tuple[int, int]], first_offset: int, end_offset: int) -> bool:
