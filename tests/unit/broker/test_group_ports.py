@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.storage.batches import Logs, batch
+from tests.unit.storage.batches import NOW, Logs, batch
 from tidelog.broker.coordinators.group_ports import GroupPorts
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.storage.segments.damage import DamagedRange, DamagedRecords
@@ -89,3 +89,19 @@ async def test_a_coordinator_does_not_load_a_record_that_changed_after_it_was_ch
     with pytest.raises(KafkaError, match="CORRUPT_MESSAGE"):
         list(ports.read_log(0))
     assert [each.first_offset for _, each in made.log.damaged_ranges()] == [0]
+
+
+async def test_a_coordinator_loads_a_log_that_ends_behind_a_gap(tmp_path: Path) -> None:
+    """Nothing was to be read in the gap: the coordinator failed, and no later start loaded it."""
+    made = Logs(tmp_path / "data", LogConfig(cleanup_policy=frozenset({"compact"})))
+    made.append(batch(1, key=b"k"))
+    made.log.roll(NOW)
+    far = 2**31 + 5
+    made.log.append_as_follower(batch(1, key=b"k", base_offset=far, leader_epoch=0), NOW)
+    made.log.truncate_to(far)
+    assert made.log.log_end_offset == far
+    assert made.log.read(1, 100, far).next_offset == far
+    partitions = OneLeader(ErrorCode.CORRUPT_MESSAGE)
+    partitions.replica.log = made.log
+    ports = GroupPorts("__consumer_offsets", partitions, asyncio.get_running_loop(), lambda: 0)  # type: ignore[arg-type]
+    assert b"".join(ports.read_log(0)) == (made.folder / made.files("*.log")[0]).read_bytes()

@@ -81,7 +81,7 @@ class GroupPorts:
                     raise refusal from None
                 yield from self._pause()
                 continue
-            if not result.size_bytes:
+            if result.next_offset <= offset:
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"nothing to read at {offset}, the log ends at {end}")
             if not is_whole(result):
                 leader.log.segments.distrust_from(offset)

@@ -289,7 +289,9 @@ def _is_bound_within_batch(segment: Segment, position: int, base_offset: int, bo
 
 
 def read_from(segments: Segments, offset: int, max_bytes: int, upper_offset: int, min_one_batch: bool) -> ReadResult:
-    """`read` for a whole log: from the segment that holds `offset`, or the next one with a batch."""
+    """`read` for a whole log: from the segment that holds `offset`, or the next one with a batch. Where there is none
+    below `upper_offset`, `next_offset` is this bound: the log may end behind a gap.
+    """
     if offset >= upper_offset:
         return ReadResult([], 0, offset)
     epochs = segments.leader_epochs
@@ -307,7 +309,7 @@ def read_from(segments: Segments, offset: int, max_bytes: int, upper_offset: int
         if not before.may_end_early and offset < segment.base_offset:
             raise CorruptIndex(before.path, f"holds nothing at offset {offset}")
         if segment.base_offset >= upper_offset:
-            break
+            return ReadResult([], 0, upper_offset)
         result = read(segment, max(offset, segment.base_offset), max_bytes, upper_offset, min_one_batch, epochs)
     return result
 
