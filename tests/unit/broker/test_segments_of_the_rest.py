@@ -134,7 +134,10 @@ def with_far_gap(policy: str, seed: int = 0) -> Copies:
 OFFSETS = [0, 1, 2, 3, *range(FAR, FAR + 6)]
 
 
-@pytest.mark.parametrize("lost", [[0], [2], [FAR], [2, FAR], [FAR, FAR + 2], [0, 2, FAR], [2, FAR, FAR + 2]])
+LOST = [[0], [2], [4], [FAR], [2, FAR], [4, FAR], [2, 4, FAR], [FAR, FAR + 2], [0, 2, FAR], [2, FAR, FAR + 2]]
+
+
+@pytest.mark.parametrize("lost", LOST)
 @pytest.mark.parametrize("ending", [Ending.CLEAN, Ending.KILLED])
 @pytest.mark.parametrize("policy", ["delete", "compact"])
 async def test_a_lost_segment_behind_a_far_gap_gets_its_own_again(policy: str, ending: Ending, lost: list[int]) -> None:
@@ -149,6 +152,8 @@ async def test_a_lost_segment_behind_a_far_gap_gets_its_own_again(policy: str, e
         assert not log.damaged_ranges()
         assert offsets_of(records_of(log)) == OFFSETS
         assert all(each.next_offset - 1 <= each.max_offset or each.may_end_early for each in list(log.segments)[:-1])
+        if lost != [4]:  # the empty segment that held the gap
+            assert not any(each.may_end_early and each.size_bytes for each in log.segments)
         copies.flush()
         copies.open_again(ending_now)
         scrub_all(copies.logs[0])
@@ -156,7 +161,7 @@ async def test_a_lost_segment_behind_a_far_gap_gets_its_own_again(policy: str, e
     assert not copies.passed_over(OFFSETS)
 
 
-@pytest.mark.parametrize("lost", [[FAR], [0, 2, FAR]])
+@pytest.mark.parametrize("lost", [[FAR], [0, 2, FAR], [2, 4, FAR]])
 @pytest.mark.parametrize("ending", [Ending.KILLED, Ending.POWER_LOSS])
 @pytest.mark.parametrize("policy", ["delete", "compact"])
 async def test_such_a_repair_may_end_at_each_step(policy: str, ending: Ending, lost: list[int]) -> None:

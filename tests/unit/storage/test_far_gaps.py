@@ -1,4 +1,4 @@
-"""Gaps between offsets that are too far apart for one index: a segment beside such a gap is lost."""
+"""Gaps between offsets that are too far apart for one index: a segment beside such a gap is lost or cut."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, read, records_of
 from tests.unit.storage.test_damage import copy_of, repair_range
+from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps, encode_explained_gaps
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
@@ -28,11 +30,11 @@ def follow(log: PartitionLog, *offsets: int) -> None:
         log.append_as_follower(batch(1, base_offset=offset, leader_epoch=0, key=b"%d" % offset), NOW)
 
 
-def with_far_gap(made: Logs, *, is_cleaned: bool) -> None:
-    """Segments of the offsets 0 and 1, 2 and 3, those behind the gap, and two behind them."""
+def with_far_gap(made: Logs, *, is_cleaned: bool, batches: int = 1) -> None:
+    """Segments of the offsets 0 and 1, 2 and 3 in so many batches, those behind the gap, and two behind them."""
     made.append(batch(2, key=b"a"))
     made.log.roll(NOW)
-    made.append(batch(2, key=b"b"))
+    made.append(*(batch(2 // batches, key=b"b") for _ in range(batches)))
     follow(made.log, FAR, FAR + 1)
     made.log.roll(NOW)
     follow(made.log, FAR + 2, FAR + 3)
@@ -43,11 +45,20 @@ def with_far_gap(made: Logs, *, is_cleaned: bool) -> None:
         made.directory.enter_in_cleaner_checkpoint(made.log)
 
 
+def as_earlier_versions_wrote_it(made: Logs) -> None:
+    """The last segment with records before the gap ended early: no empty one held the gap."""
+    for path in made.folder.glob(f"{4:020d}.*"):
+        path.unlink()
+    content = encode_explained_gaps(ExplainedGaps(0, frozenset({(2, FAR)})))
+    (made.folder / EXPLAINED_GAPS_FILE).write_bytes(content)
+
+
 @pytest.mark.parametrize("lost", [2, FAR])
 @pytest.mark.parametrize("ending", ["clean stop", "kill", "loss of power"])
 @pytest.mark.parametrize("is_cleaned", [False, True])
+@pytest.mark.parametrize("is_of_earlier", [False, True])
 def test_a_lost_segment_beside_the_gap_is_damage_in_a_compacted_topic(
-    logs: MakeLogs, is_cleaned: bool, ending: str, lost: int
+    logs: MakeLogs, is_cleaned: bool, ending: str, lost: int, is_of_earlier: bool
 ) -> None:
     """A reader passed over its records, without an error: before the gap a segment may end at any offset."""
     made = logs(cleanup_policy=COMPACTED)
@@ -55,14 +66,82 @@ def test_a_lost_segment_beside_the_gap_is_damage_in_a_compacted_topic(
     made.log.flush()
     made.directory.write_checkpoints()
     (made.close if ending == "clean stop" else made.kill)()
+    if is_of_earlier:
+        as_earlier_versions_wrote_it(made)
     (made.folder / f"{lost:020d}.log").unlink()
     facts = LogFacts(is_clean=ending == "clean stop", is_compacted=True, cleaned_offset=0)
     assert list(StoppedLog(made.disk, str(made.folder), facts).verify())
     made.open(machine_ran_on=ending == "kill")
     with pytest.raises(DamagedRecords):
         read(made.log, lost, 100, made.log.log_end_offset)
-    expected = (2, FAR) if lost == 2 else (4, FAR + 2)
+    expected = (4, FAR + 2) if lost == FAR else (2, FAR) if is_of_earlier else (2, 4)
     assert [(each.first_offset, each.end_offset) for _, each in made.log.damaged_ranges()] == [expected]
+
+
+@pytest.mark.parametrize("ending", ["clean stop", "kill", "loss of power"])
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("state", ["not compacted", "compacted", "cleaned"])
+def test_a_segment_before_the_gap_that_is_cut_between_two_batches_or_emptied_is_damage(
+    logs: MakeLogs, state: str, kept: int, ending: str
+) -> None:
+    """Readers passed over its records, without an error: before the gap a segment could end at any offset."""
+    made = logs(cleanup_policy=frozenset({"delete"}) if state == "not compacted" else COMPACTED)
+    if state == "not compacted":
+        made.log.explain_gaps(2 * FAR)
+    with_far_gap(made, is_cleaned=state == "cleaned", batches=2)
+    made.log.flush()
+    made.directory.write_checkpoints()
+    copy = copy_of(made)
+    (made.close if ending == "clean stop" else made.kill)()
+    cut_between_batches(made, 2, kept)
+    cleaned_offset = -1 if state == "not compacted" else 0
+    facts = LogFacts(ending == "clean stop", is_compacted=cleaned_offset == 0, cleaned_offset=cleaned_offset)
+    assert list(StoppedLog(made.disk, str(made.folder), facts).verify())
+    log = made.open(machine_ran_on=ending == "kill")
+    with pytest.raises(DamagedRecords):
+        read(log, 2 + kept, 100, log.log_end_offset)
+    assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(2 + kept, 4)]
+    repair_range(log, *log.damaged_ranges()[0], copy)
+    for _ in range(2):
+        assert offsets_of(records_of(made.log)) == [0, 1, 2, 3, *range(FAR, FAR + 5)]
+        assert not made.log.damaged_ranges()
+        made.close_and_open()
+
+
+def cut_between_batches(made: Logs, base_offset: int, count: int) -> None:
+    path = made.folder / f"{base_offset:020d}.log"
+    data = path.read_bytes()
+    path.write_bytes(data[: [*(position for position, _ in iter_headers(data)), len(data)][count]])
+
+
+@pytest.mark.parametrize("ending", ["clean stop", "kill"])
+def test_a_segment_that_is_cut_before_a_gap_that_all_replicas_have_is_damage(logs: MakeLogs, ending: str) -> None:
+    """The gap was explained for the segment, and readers passed over the records that it lost later."""
+    made = logs()
+    follow(made.log, 0, 1)
+    made.log.roll(NOW)
+    follow(made.log, 2, 3)
+    made.log.roll(NOW)
+    follow(made.log, 4)
+    made.log.set_high_watermark(5)
+    made.close()
+    cut_between_batches(made, 2, 1)
+    log = made.open()
+    with pytest.raises(DamagedRecords):
+        read(log, 3, 100, 5)
+    log.accept_gap(*log.damaged_ranges()[0])
+    for _ in range(2):
+        assert offsets_of(records_of(made.log)) == [0, 1, 2, 4]
+        (made.close if ending == "clean stop" else made.kill)()
+        made.open(machine_ran_on=True)
+        assert not made.log.damaged_ranges()
+    made.log.set_high_watermark(5)
+    (made.close if ending == "clean stop" else made.kill)()
+    cut_between_batches(made, 2, 0)
+    log = made.open(machine_ran_on=True)
+    with pytest.raises(DamagedRecords):
+        read(log, 2, 100, 5)
+    assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(2, 3)]
 
 
 @pytest.mark.parametrize("ending", ["clean stop", "kill"])

@@ -167,7 +167,7 @@ class TestRolling:
         made.append(batch(key=b"k"))
         far = 2**31 + 5
         made.log.append_as_follower(batch(1, base_offset=far, leader_epoch=0), NOW)
-        assert made.files("*.log") == ["00000000000000000000.log", f"{far:020d}.log"]
+        assert made.files("*.log") == ["00000000000000000000.log", f"{1:020d}.log", f"{far:020d}.log"]
         assert offsets_of(records_of(made.log)) == [0, far]
         assert offsets_of(records_of(made.close_and_open())) == [0, far]
         assert not made.log.damaged_ranges()
@@ -215,7 +215,7 @@ class TestRolling:
         far = 2**31 + 5
         fetched = b"".join(batch(1, base_offset=offset, leader_epoch=0) for offset in (0, far))
         made.log.append_as_follower(memoryview(bytearray(fetched)), NOW)
-        assert made.files("*.log") == ["00000000000000000000.log", f"{far:020d}.log"]
+        assert made.files("*.log") == ["00000000000000000000.log", f"{1:020d}.log", f"{far:020d}.log"]
         made.log.roll(NOW)
         assert offsets_of(records_of(made.log)) == [0, far]
 

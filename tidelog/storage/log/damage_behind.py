@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidelog.storage.files.checkpoints import replace_file
-from tidelog.storage.log.explained_gaps import name_early_ends
+from tidelog.storage.log.explained_gaps import hold_gap, keep_empty, name_early_ends
 from tidelog.storage.log.repair import PLACE_OF_THE_REST, is_present
 from tidelog.storage.segments.segment import LOG_SUFFIX, Segment, file_name
 
@@ -50,18 +50,13 @@ def begin_segment_at_damage(log: PartitionLog, segment: Segment, copied_to: int,
     segment.next_offset, segment.may_end_early = first_offset, segment.may_end_early or has_gap
     segment.set_damage(segment.damage[:-1])
     if not segment.size_bytes:
-        _keep_empty(segment)
+        keep_empty(segment)
     _move_transactions(segment, following, first_offset)
     log.segments.insert(following)
+    if has_gap and segment.base_offset < damage.first_offset:
+        hold_gap(log, segment, damage.first_offset)
     logger.info("%s: the damage from offset %d on gets this segment", following.path, first_offset)
     return True
-
-
-def _keep_empty(segment: Segment) -> None:
-    """A start takes an empty segment without index files for one whose file is lost."""
-    segment.begin_rebuild()
-    segment.seal()
-    segment.sync_indexes()
 
 
 def _move_transactions(segment: Segment, following: Segment, offset: int) -> None:

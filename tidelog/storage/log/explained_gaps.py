@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Set
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
@@ -28,11 +29,11 @@ from tidelog.storage.files.checkpoints import (
 )
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.log.flush import Durability, FlushTask
-from tidelog.storage.log.recovery import write_if_there_is_space
+from tidelog.storage.log.recovery import seal, write_if_there_is_space
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET, LogConfig
 from tidelog.storage.segments.reader import position_of
-from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.segment import LOG_SUFFIX, Segment, file_name
 from tidelog.storage.segments.segments import Segments
 
 _Content = TypeVar("_Content")
@@ -44,11 +45,13 @@ class LogWithGaps(Protocol):
     """The part of `partition_log.PartitionLog` that is used here."""
 
     cleaned_offset: int
+    clock_ms: int
     config: LogConfig
     disk: Disk
     directory: str
     durability: Durability
     gaps_explained_below: int
+    jitter_ms: int
     unsynced_gaps_below: int
     segments: Segments
 
@@ -66,8 +69,12 @@ def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None
     """The offsets of `damage`, between two batches or at the segment's end, are missing in all replicas."""
     segment.may_have_gaps = True
     if damage.end_offset == segment.next_offset:
-        segment.may_end_early = True
-        keep_early_ends(log)
+        what = f"{log.directory}/{file_name(damage.first_offset, LOG_SUFFIX)}"
+        has_begin = damage.first_offset > segment.base_offset
+        hold = partial(hold_gap, log, segment, damage.first_offset)
+        if not (has_begin and write_if_there_is_space(hold, what, or_descriptors=True)):
+            segment.may_end_early = True
+            keep_early_ends(log)
     elif damage.end_offset > log.gaps_explained_below:
         _write_if_possible(log, damage.end_offset)
     segment.set_damage(tuple(each for each in segment.damage if each != damage))
@@ -76,15 +83,41 @@ def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None
 def roll_behind_gap(log: LogWithGaps, next_offset: int, now_ms: int) -> Segment:
     """A new active segment behind a gap that is too large for the index of the one before. Raises OSError.
 
-    The file comes first: if it named a segment beside an earlier gap, which a truncation has removed, a start after a
-    kill would miss that one (`may_end_early`).
+    An empty segment holds the gap, so that the end of the one before is known: a start misses batches that are cut off.
+    The file comes before the new segment: if it named a segment beside an earlier gap, which a truncation has removed,
+    a start after a kill would miss that one (`may_end_early`).
     """
-    before = log.segments.active
-    log.disk.sync_file(before.path)  # a start believes that its end is no torn one
-    _write(log, log.gaps_explained_below, sync=False, early_ends={(before.base_offset, next_offset)})
+    gap = log.roll(now_ms)
+    _write(log, log.gaps_explained_below, sync=False, early_ends={(gap.base_offset, next_offset)})
     active = log.roll(now_ms, next_offset)
-    before.next_offset, before.may_end_early = next_offset, True
+    gap.next_offset, gap.may_end_early = next_offset, True
     return active
+
+
+def hold_gap(log: LogWithGaps, segment: Segment, offset: int) -> None:
+    """Give the gap between `offset`, where the batches of `segment` end, and the next segment an empty segment. Waits
+    for the device. Raises OSError.
+
+    So the end of `segment` is known, as in `roll_behind_gap`. After a crash in between the gap is damage again.
+    """
+    gap = Segment(log.disk, log.directory, offset, log.config, log.clock_ms, jitter_ms=log.jitter_ms)
+    gap.next_offset = segment.next_offset
+    gap.may_have_gaps = gap.may_end_early = True
+    name_early_ends(log, {(offset, gap.next_offset)})
+    try:
+        replace_file(log.disk, log.directory, file_name(offset, LOG_SUFFIX), b"")
+    except OSError:  # it may be there, without a sync of the directory
+        log.disk.remove(gap.path)
+        raise
+    segment.next_offset, segment.may_end_early = offset, False
+    log.segments.insert(gap)
+    keep_empty(gap)
+
+
+def keep_empty(segment: Segment) -> None:
+    """A start takes an empty segment without index files for one whose file is lost. Raises OSError."""
+    segment.begin_rebuild()
+    seal(segment, is_synced=True)
 
 
 def keep_early_ends(log: LogWithGaps) -> None:

@@ -202,11 +202,13 @@ class PrefixCopy(Compaction):
                 self._check(batch, header, next_offset, old[0].base_offset, end_offset)
                 self._note_epoch(epochs, header.partition_leader_epoch, next_offset, header.base_offset)
                 is_far = header.last_offset > new[-1].max_offset
-                if is_far or (size_bytes and size_bytes + len(batch) > self._size_max):
-                    begin = header.base_offset if is_far else written_end
-                    self._end_segment(new[-1], parts, written, written_end, begin)
-                    new.append(self._begin_segment(begin))
+                if size_bytes and (is_far or size_bytes + len(batch) > self._size_max):
+                    self._end_segment(new[-1], parts, written, written_end, written_end)
+                    new.append(self._begin_segment(written_end))
                     written, size_bytes, parts = 0, 0, []
+                if header.last_offset > new[-1].max_offset:  # an empty segment holds the gap
+                    self._end_segment(new[-1], [], 0, written_end, header.base_offset)
+                    new.append(self._begin_segment(header.base_offset))
                 parts.append(CleanedBatch(batch, header.last_offset, header.max_timestamp))
                 size_bytes += len(batch)
                 self._has_transactions = self._has_transactions or header.is_transactional
