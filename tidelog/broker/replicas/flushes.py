@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
     from tidelog.broker.scheduling.purgatory import Settled
     from tidelog.replication.partition import Partition
+    from tidelog.storage.log.flush import FlushTask
     from tidelog.storage.log.partition_log import PartitionLog
 
 logger = logging.getLogger("tidelog.partitions")
 
+# Begun flushes without a result. More would wait for the threads: the others begin when one of these ends. Each begin
+# takes the loop 80 us, and the first records of thousands of new partitions may come at the same moment.
+UNDER_WAY_MAX = 100
 SHORTAGE_PAUSE_S = 1.0  # the pause after a sync that failed for want of file descriptors
 
 
@@ -53,6 +57,7 @@ class Flushes:
         self._fail = fail
         self._settle = settle
         self._under_way: set[asyncio.Future[None]] = set()
+        self._waiting: dict[Partition, None] = {}
         self._short: set[Partition] = set()  # to sync again after a shortage
         self._is_closing = False
 
@@ -64,6 +69,12 @@ class Flushes:
         """Sync all records appended so far with one fdatasync on a thread. Later records wait for the next sync."""
         if self._is_closing:
             return
+        if len(self._under_way) >= UNDER_WAY_MAX:
+            self._waiting[partition] = None
+        else:
+            self._begin(partition)
+
+    def _begin(self, partition: Partition) -> None:
         log = partition.log
         try:
             task = log.begin_flush()
@@ -78,20 +89,33 @@ class Flushes:
             self._under_way.discard(done)
             self.durations.observe(self._stopwatch() - began)
             try:
-                done.result()
-                log.finish_flush(task, self._clock_ms())
-            except (OSError, CorruptLog) as error:
-                if self._cannot_sync(partition, log, error):
-                    return
-            if partition.offline or not self._is_hosted(partition):
-                return
-            self.acknowledge(partition)
-            if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
-                self.on_flushed(partition)
-            if partition.log.flush_due:
-                self.flush(partition)
+                self._flushed(partition, log, task, done)
+            finally:
+                self._begin_waiting()
 
         future.add_done_callback(flushed)
+
+    def _flushed(self, partition: Partition, log: PartitionLog, task: FlushTask, done: asyncio.Future[None]) -> None:
+        try:
+            done.result()
+            log.finish_flush(task, self._clock_ms())
+        except (OSError, CorruptLog) as error:
+            if self._cannot_sync(partition, log, error):
+                return
+        if partition.offline or not self._is_hosted(partition):
+            return
+        self.acknowledge(partition)
+        if self.on_flushed is not None and not partition.leads and partition.log.durability.blocked_from < 0:
+            self.on_flushed(partition)
+        if partition.log.flush_due:
+            self.flush(partition)
+
+    def _begin_waiting(self) -> None:
+        while self._waiting and len(self._under_way) < UNDER_WAY_MAX:
+            partition = next(iter(self._waiting))
+            del self._waiting[partition]
+            if self._is_hosted(partition) and not partition.offline:
+                self.flush_if_due(partition)
 
     def acknowledge(self, partition: Partition) -> None:
         """Of the partition's present log, which may have moved to another directory since the records were appended."""
