@@ -29,7 +29,7 @@ from tidelog.cli.common import (
     warn_of_unreachable_brokers,
 )
 from tidelog.cli.record_format import FORMATS, Render, compile_template, json_writer
-from tidelog.client import Consumer, ConsumerRecord, TopicPartition
+from tidelog.client import Consumer, ConsumerRecord, PartitionErrors, TopicPartition
 from tidelog.protocol.errors import ErrorCode, KafkaError, join_some
 
 _POLL_MS = 200
@@ -131,11 +131,11 @@ def command(
     )
     if sys.stderr.isatty() and _waits_for_new_records(selection):
         click.echo("waiting for new records; --from-beginning prints those that there are, Ctrl-C ends", err=True)
-    count, unread = run(_consume(options, selection, render))
-    say_count(count)
-    if not unread:
-        return 0
-    return fail(f"without {join_some(unread)}: {next(iter(unread.values()))}")
+    reading = run(_consume(options, selection, render))
+    say_count(reading.count)
+    if not reading.unread:
+        return int(reading.has_left_out)
+    return fail(f"without {join_some(reading.unread)}: {next(iter(reading.unread.values()))}")
 
 
 def _selection(*, from_beginning: bool, offset: str | None, **selected: Any) -> Selection:
@@ -163,12 +163,8 @@ def _waits_for_new_records(selection: Selection) -> bool:
     return selection.offset == "latest" and not selection.until_end and bounds == (None, None, None)
 
 
-async def _consume(
-    options: dict[str, Any], selection: Selection, render: Render
-) -> tuple[int, dict[TopicPartition, KafkaError]]:
-    """Print records until a condition or a signal to stop. Returns the number of records, and the partitions that were
-    awaited until the timeout and could not be read.
-    """
+async def _consume(options: dict[str, Any], selection: Selection, render: Render) -> _Reading:
+    """Print records until a condition or a signal to stop."""
     stopping = asyncio.Event()
     async with Consumer(**options) as consumer:
         reading = _Reading(consumer, selection)
@@ -176,19 +172,23 @@ async def _consume(
         warn_of_unreachable_brokers()
         for number in end_signals():
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        count = await reading.print_all(render, stopping)
-        return count, reading.unread
+        await reading.print_all(render, stopping)
+        return reading
 
 
 class _Reading:
-    """A consumer, and the offsets at which it stops (`_stops`, by partition)."""
+    """A consumer, and the offsets at which it stops (`_stops`, by partition).
+
+    `unread` are the partitions that were awaited until the timeout and could not be read.
+    """
 
     def __init__(self, consumer: Consumer, selection: Selection) -> None:
         self._consumer = consumer
         self._selection = selection
         self._stops: dict[TopicPartition, int] = {}
         self._waits_for_time = False
-        self._count = 0
+        self.count = 0
+        self.has_left_out = False
         self._has_waited = False
         self.unread: dict[TopicPartition, KafkaError] = {}
 
@@ -204,9 +204,12 @@ class _Reading:
         if selection.group is not None:
             consumer.subscribe(selection.topics)
             return
-        consumer.assign(chosen)
-        if self._needs_offsets():
-            await self._seek(chosen, await consumer.end_offsets(chosen))
+        if not self._needs_offsets():
+            consumer.assign(chosen)
+            return
+        ends = await self._end_offsets(chosen)
+        consumer.assign(ends)
+        await self._seek(list(ends), ends)
 
     def _needs_offsets(self) -> bool:
         """Whether the start or the stop needs an answer for every partition. Otherwise each partition begins where
@@ -215,6 +218,21 @@ class _Reading:
         selection = self._selection
         bounded = selection.until_end or selection.from_ms is not None or selection.until_ms is not None
         return bounded or selection.offset not in ("earliest", "latest")
+
+    async def _end_offsets(self, chosen: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """The end offsets of the partitions whose leaders answer. The others are named at once and left out.
+
+        Raises KafkaError if none answers.
+        """
+        try:
+            return await self._consumer.end_offsets(chosen)
+        except PartitionErrors as error:
+            ends = {each: answer.offset for each, answer in error.answers.items() if answer is not None}
+            if not ends:
+                raise
+            fail(f"without {join_some(error.errors)}: {next(iter(error.errors.values()))}")
+            self.has_left_out = True
+            return ends
 
     async def _partitions(self) -> list[TopicPartition]:
         selection = self._selection
@@ -282,12 +300,12 @@ class _Reading:
 
     #  stop conditions
 
-    async def print_all(self, render: Render, stopping: asyncio.Event) -> int:
+    async def print_all(self, render: Render, stopping: asyncio.Event) -> None:
         loop, consumer, selection = asyncio.get_running_loop(), self._consumer, self._selection
         started = last = loop.time()
         while not stopping.is_set() and not await self._is_at_end():
             most = selection.max_messages
-            left = _POLL_RECORDS if most is None else min(_POLL_RECORDS, most - self._count)
+            left = _POLL_RECORDS if most is None else min(_POLL_RECORDS, most - self.count)
             batches = await consumer.poll(timeout_ms=_POLL_MS, max_records=left)
             if batches:
                 self._print(batches, render)
@@ -298,9 +316,8 @@ class _Reading:
                 if not await self._is_worth_waiting(stopping):
                     break
                 last = loop.time()
-            if most is not None and self._count >= most:
+            if most is not None and self.count >= most:
                 break
-        return self._count
 
     async def _is_worth_waiting(self, stopping: asyncio.Event) -> bool:
         """Whether a partition that was not fetched so far can be by now. The first silence is not that of partitions
@@ -338,7 +355,7 @@ class _Reading:
                 for record in records:
                     if self._is_wanted(partition, record.offset, record.timestamp_ms):
                         sys.stdout.buffer.write(render(record))
-                        self._count += 1
+                        self.count += 1
             sys.stdout.buffer.flush()
         except OSError as error:
             for partition, records in batches.items():

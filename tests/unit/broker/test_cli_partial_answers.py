@@ -69,6 +69,13 @@ def test_a_partition_without_a_leader_does_not_hide_the_others(cluster: Embedded
         status, records, problem = cli(*words, *more)
         assert (status, records, unread in problem, problem.count("\n")) == (1, out, True, 2)
     assert cli(*words, "-p", "0") == (0, "0\n1\n2\n", "3 records\n")
+    unread = "tidelog: without flights-1: REQUEST_TIMED_OUT: offsets of flights-1 not found in"
+    past, later = ("--from-time", "2026-03-01"), ("--until-time", str(time.time_ns() // 1_000_000))
+    for bounds in ["-o", "earliest", "-e"], ["-o", "-9", "--timeout-ms", "100"], [*past, *later]:
+        status, records, problem = cli("consume", "flights", *bounds)
+        assert (status, records, unread in problem, problem.count("\n")) == (1, "0\n1\n2\n", True, 2), problem
+    status, records, problem = cli("consume", "flights", "-o", "earliest", "-e", "-p", "1")
+    assert (status, records, problem.count("\n")) == (1, "", 1)
     status, out, problem = cli("topics", "delete-records", "flights", "--all", "--json")
     assert (status, json.loads(out), problem) == (1, [row | {"low_watermark": 3}], MISSING)
     assert cli("topics", "offsets", "flights", "-p", "0")[::2] == (0, "")
