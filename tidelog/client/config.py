@@ -95,8 +95,8 @@ class ClientConfig:
     receive_message_max_bytes: int = _number(100_000_000, 1_000)
     """The maximum size of a response (librdkafka's `receive.message.max.bytes`).
 
-    A larger one means a broken peer. A consumer also reads no record batch that decompresses to more than this, and to
-    more than 128 MiB: MESSAGE_TOO_LARGE.
+    A consumer asks for no more records at once. A poll raises MESSAGE_TOO_LARGE for a batch that does not fit
+    nevertheless, and for one that decompresses to more than this and to more than 128 MiB.
     """
 
     @classmethod

@@ -21,7 +21,7 @@ from tidelog.client.config import AdminConfig
 from tidelog.client.model import Node
 from tidelog.client.network import connection as connection_module
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.connection import MAX_IN_FLIGHT, Connection, connect
+from tidelog.client.network.connection import MAX_IN_FLIGHT, AnswerTooLarge, Connection, connect
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tidelog.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
@@ -196,6 +196,26 @@ async def test_a_frame_beyond_the_bound_is_not_read(announced):
         connection = await server.connect(max_frame_bytes=10_000)
         with pytest.raises(KafkaError, match="not a Kafka broker"):
             await beat(connection)
+
+
+async def test_a_request_whose_answer_is_too_large_hears_so_and_the_next_one_of_the_end():
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await read_frame(reader)
+        await read_frame(reader)
+        writer.write((10_001).to_bytes(4, "big") + request[4:8])
+        await reader.read()
+
+    async with Server(script) as server:
+        connection = await server.connect(max_frame_bytes=10_000)
+        first, second = beat(connection), beat(connection)
+        text = "answered Heartbeat with 10001 bytes, receive_message_max_bytes is 10000"
+        with pytest.raises(AnswerTooLarge, match=text) as caught:
+            await first
+        assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+        with pytest.raises(KafkaError, match=text) as caught:
+            await second
+        assert type(caught.value) is KafkaError
+        assert connection.closed
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\0", b"\0\0\0\0\0\xff\xff\xff"])

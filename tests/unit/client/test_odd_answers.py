@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
 from tests.unit.client.fake_broker import HANDLERS, FakeCluster
-from tests.unit.client.test_consumer import T0, consumer, until
+from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.admin.configs import ConfigResource
 from tidelog.client.network.metadata import EMPTY, merge_metadata
 from tidelog.client.network.offsets import list_offsets
+from tidelog.protocol.batches.records import encode_batch
 from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import DescribeConfigsResponse, DescribeConfigsResult
 from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from tidelog.protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
+from tidelog.protocol.messages.fetch import FetchRequest
 from tidelog.protocol.messages.list_config_resources import ConfigResource as ListedResource
 from tidelog.protocol.messages.list_config_resources import ListConfigResourcesResponse
 from tidelog.protocol.messages.metadata import (
@@ -73,6 +76,40 @@ async def test_a_coordinator_whose_answer_lacks_the_key_is_an_error(monkeypatch,
     async with FakeCluster() as cluster, Admin(bootstrap_servers=cluster.bootstrap) as client:
         with pytest.raises(KafkaError, match=r" 'g': the coordinator's answer does not mention it"):
             await getattr(client, call)(["g"])
+
+
+@pytest.mark.parametrize(("partitions", "named"), [(1, "t-0"), (3, "t-0 and 2 other partitions")])
+async def test_a_batch_that_the_connection_cannot_receive_is_an_error_of_a_poll(partitions, named):
+    """The consumer asked for it again eight times a second, without a word."""
+    async with FakeCluster(t=partitions) as cluster:
+        cluster.topics["t"][partitions - 1].append(bytes(encode_batch([(0, None, bytes(30_000), ())])))
+        async with consumer(cluster, "t", receive_message_max_bytes=20_000) as consuming:
+            for _ in range(2):  # and again, until it is sought past
+                with pytest.raises(KafkaError, match=r" receive_message_max_bytes is 20000$") as caught:
+                    await until(lambda: False, consuming)
+                assert str(caught.value).startswith(f"MESSAGE_TOO_LARGE: the records of {named} cannot be fetched: ")
+            consuming.seek(TopicPartition("t", partitions - 1), 1)
+            fill(cluster, "t", partitions - 1, 2)
+            assert await read(consuming, 2) == [1, 2]
+
+
+async def test_a_consumer_asks_for_no_more_than_the_connection_receives():
+    async with FakeCluster(t=3) as cluster, consumer(cluster, "t", receive_message_max_bytes=20_000) as consuming:
+        await until(lambda: cluster.sent(FetchRequest), consuming)
+        assert {request.max_bytes for request in cluster.sent(FetchRequest)} == {20_000 - 512 - 3 * 128}
+
+
+async def test_metadata_that_the_connection_cannot_receive_are_logged(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING, "tidelog")
+    async with FakeCluster(t=1) as cluster, consumer(cluster, receive_message_max_bytes=1_000) as consuming:
+        for number in range(50):
+            cluster.create(f"topic-{number}", 1)
+        consuming.subscribe(pattern="topic-.*")
+        refusal = " answered Metadata with "
+        await until(lambda: refusal in caplog.text, consuming)
+        for _ in range(5):
+            await consuming.poll(20)
+        assert caplog.text.count(refusal) == 1
 
 
 async def test_config_resources_of_a_type_that_the_client_does_not_know_are_listed():

@@ -29,12 +29,12 @@ from tidelog.client.consuming.record_decoder import RecordDecoder
 from tidelog.client.consuming.subscription import Subscription
 from tidelog.client.model import ConsumerRecord, TopicPartition
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.connection import Connection
+from tidelog.client.network.connection import AnswerTooLarge, Connection
 from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import ISOLATION
 from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
-from tidelog.protocol.errors import ErrorCode, KafkaError
+from tidelog.protocol.errors import ErrorCode, KafkaError, counted
 from tidelog.protocol.messages.fetch import (
     FIRST_VERSION_WITH_DIVERGENCE,
     LAST_VERSION_WITH_NAMES,
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RESPONSES_PER_NODE = 2
+_ANSWER_BYTES, _ANSWER_PARTITION_BYTES = 512, 128
+"""About what an answer takes beside its records, itself and for each partition."""
 _LARGE_ANSWER_BYTES = 256 * 1024
 """More than a broker's send buffer holds by default."""
 
@@ -59,7 +61,7 @@ _LARGE_ANSWER_BYTES = 256 * 1024
 class _NodeFetches:
     """The fetch session with one broker, and its responses that are not read to the end."""
 
-    __slots__ = ("answers_are_large", "in_flight", "node_id", "responses", "retry_at_ms", "session")
+    __slots__ = ("answers_are_large", "in_flight", "node_id", "refused", "responses", "retry_at_ms", "session")
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
@@ -69,6 +71,8 @@ class _NodeFetches:
         """The last one was."""
         self.responses: deque[list[CompletedFetch]] = deque()
         self.retry_at_ms = 0.0
+        self.refused: TopicPartition | None = None
+        """The partition for which a poll raises that the last answer was too large to receive."""
 
 
 class Fetcher:
@@ -119,7 +123,7 @@ class Fetcher:
             if node is None:
                 node = self._nodes[node_id] = _NodeFetches(node_id)
             self._drop_finished_responses(node)
-            if node.in_flight or len(node.responses) >= _RESPONSES_PER_NODE:
+            if node.in_flight or len(node.responses) >= _RESPONSES_PER_NODE or node.refused in self._buffer.errors:
                 continue
             if node.retry_at_ms > now_ms:
                 self._schedule_send(node.retry_at_ms - now_ms)
@@ -194,7 +198,7 @@ class Fetcher:
             if version > LAST_VERSION_WITH_NAMES and any(target.topic_id == NO_TOPIC_ID for target in targets.values()):
                 version = connection.version_of(FetchRequest, LAST_VERSION_WITH_NAMES)
             plan = node.session.plan(targets)
-            request = self._request(plan, version)
+            request = self._request(plan, version, self._max_bytes(len(targets)))
             timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
             response_future = connection.send(request, FetchResponse, version, timeout_ms)
         except KafkaError as error:
@@ -203,7 +207,12 @@ class Fetcher:
         node.in_flight = True
         response_future.add_done_callback(partial(self._handle_response, node, targets, version))
 
-    def _request(self, plan: FetchPlan, version: int) -> FetchRequest:
+    def _max_bytes(self, partitions: int) -> int:
+        """The most records to ask for, so that the connection can receive the answer."""
+        room = self._config.receive_message_max_bytes - _ANSWER_BYTES - partitions * _ANSWER_PARTITION_BYTES
+        return max(1, min(self._config.fetch_max_bytes, room))
+
+    def _request(self, plan: FetchPlan, version: int, max_bytes: int) -> FetchRequest:
         topics: dict[str, FetchTopic] = {}
         for partition, target in plan.to_send.items():
             topic = topics.setdefault(partition.topic, FetchTopic(topic=partition.topic, topic_id=target.topic_id))
@@ -225,7 +234,7 @@ class Fetcher:
         return FetchRequest(
             max_wait_ms=config.fetch_max_wait_ms,
             min_bytes=config.fetch_min_bytes,
-            max_bytes=config.fetch_max_bytes,
+            max_bytes=max_bytes,
             isolation_level=ISOLATION[config.isolation_level],
             session_id=plan.session_id,
             session_epoch=plan.epoch,
@@ -248,6 +257,8 @@ class Fetcher:
         if self._closed or response_future.cancelled():
             return
         if error is not None:
+            if isinstance(error, AnswerTooLarge):
+                self._raise_too_large(node, targets, error)
             self._handle_failure(node, error)
             return
         response = response_future.result()
@@ -292,6 +303,14 @@ class Fetcher:
             self._cluster.request_refresh()
             node.retry_at_ms = self._loop.time() * 1000 + self._config.retry_backoff_ms
         self.send_fetches()
+
+    def _raise_too_large(self, node: _NodeFetches, targets: Collection[TopicPartition], error: AnswerTooLarge) -> None:
+        """Have the next poll raise the error. Which of the partitions has the batch that is too large is not known."""
+        node.refused = partition = next((each for each in targets if each in self._subscription.assigned), None)
+        if partition is not None:
+            others = f" and {counted(len(targets) - 1, 'other partition')}" if len(targets) > 1 else ""
+            problem = f"the records of {partition}{others} cannot be fetched: {error.message}"
+            self.fail(partition, KafkaError(ErrorCode.MESSAGE_TOO_LARGE, problem))
 
     def _accept_partition(
         self, node: _NodeFetches, partition: TopicPartition, offset: int, data: PartitionData

@@ -19,7 +19,7 @@ from typing import TypeVar
 from tidelog.client.config import ClientConfig
 from tidelog.client.model import Node
 from tidelog.client.network.backoff import ExponentialBackoff
-from tidelog.client.network.connection import Connection, connect, first_success
+from tidelog.client.network.connection import AnswerTooLarge, Connection, connect, first_success
 from tidelog.client.network.metadata import EMPTY, ClusterMetadata, TopicMetadata, merge_metadata
 from tidelog.client.network.outcomes import cancel_all, retrieve_exception, start_task
 from tidelog.protocol.codec.schema import Message
@@ -127,6 +127,7 @@ class Cluster:
         self._close_event = asyncio.Event()
         self._finalized_features: dict[str, int] = {}
         self._finalized_features_epoch = -1
+        self._say_too_large_at_s = 0.0
 
     # -- lifecycle
 
@@ -471,7 +472,7 @@ class Cluster:
                 failures = 0
             except KafkaError as error:
                 failures += 1
-                logger.debug("metadata could not be refreshed: %s", error)
+                self._log_refresh_failure(error)
                 self._refresh_requested.set()
             except Exception:
                 # Without this loop the client would stand still with no word of the cause.
@@ -485,6 +486,14 @@ class Cluster:
                     await self._refresh_is_urgent.wait()
             except TimeoutError:
                 pass
+
+    def _log_refresh_failure(self, error: KafkaError) -> None:
+        """Warn of an answer that is too large, at most once a minute: no later attempt helps."""
+        now_s = asyncio.get_running_loop().time()
+        level = logging.DEBUG
+        if isinstance(error, AnswerTooLarge) and now_s >= self._say_too_large_at_s:
+            level, self._say_too_large_at_s = logging.WARNING, now_s + _SAID_AGAIN_S
+        logger.log(level, "metadata could not be refreshed: %s", error)
 
     def _handle_refresh_end(self, task: asyncio.Task[None]) -> None:
         if not self._closed and self.on_loop_end is not None:

@@ -49,6 +49,13 @@ _ADDRESS_WAIT_S = 0.5
 _ADDRESSES_MAX = 32
 
 
+class AnswerTooLarge(KafkaError):
+    """NETWORK_EXCEPTION: the answer to this request is larger than `receive_message_max_bytes`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.NETWORK_EXCEPTION, message)
+
+
 class Request(Protocol):
     """What a connection writes: a `Message`, or what writes the bytes of one."""
 
@@ -214,10 +221,7 @@ class Connection(asyncio.BufferedProtocol):
         while (unread := self._end - self._start) >= 4 and not self.closed:
             (size,) = _INT32.unpack_from(buffer, self._start)
             if not 0 <= size <= self._max_frame_bytes:
-                self._fail(
-                    ErrorCode.NETWORK_EXCEPTION,
-                    f"{self.address} announced {size} bytes, allowed are {self._max_frame_bytes}: not a Kafka broker?",
-                )
+                self._refuse_frame(size)
                 return
             frame_start = self._start + 4
             if unread - 4 >= size:
@@ -232,6 +236,24 @@ class Connection(asyncio.BufferedProtocol):
                 return
             else:
                 return
+
+    def _refuse_frame(self, size: int) -> None:
+        """Fail a frame beyond the bound. The request that it answers gets `AnswerTooLarge`."""
+        limit = self._max_frame_bytes
+        if size >= 0 and self._pending and self._end - self._start >= _FRAME_START.size:
+            pending = self._pending[0]
+            _, correlation_id = _FRAME_START.unpack_from(self._receive_buffer, self._start)
+            if correlation_id == pending.correlation_id:
+                name = pending.response.__name__.removesuffix("Response")
+                problem = f"{self.address} answered {name} with {size} bytes, receive_message_max_bytes is {limit}"
+                if not pending.future.done():
+                    pending.future.set_exception(AnswerTooLarge(problem))
+                self._fail(ErrorCode.NETWORK_EXCEPTION, problem)
+                return
+        self._fail(
+            ErrorCode.NETWORK_EXCEPTION,
+            f"{self.address} announced {size} bytes, allowed are {limit}: not a Kafka broker?",
+        )
 
     def _handle_frame(self, frame: bytes | memoryview) -> None:
         correlation_id = _INT32.unpack_from(frame)[0] if len(frame) >= 4 else -1
