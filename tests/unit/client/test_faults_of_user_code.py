@@ -11,12 +11,13 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster
 from tests.unit.client.test_admin import served
-from tests.unit.client.test_consumer import FAST, T0, T1, consumer, fill
+from tests.unit.client.test_consumer import FAST, T0, T1, consumer, fill, read
 from tests.unit.client.test_producer import producer
 from tests.unit.client.test_sync_consumer import in_thread
 from tests.unit.client.test_sync_producer import producer as blocking_producer
 from tidelog import Assignor, ProducerInterceptor, ProducerRecord, TopicPartition
 from tidelog.client import sync
+from tidelog.protocol.batches.records import encode_batch
 
 
 class Own(BaseException):
@@ -211,3 +212,34 @@ async def test_a_deserializer_may_move_the_positions(call, expected):
                     for partition, records in (await reading.poll(50)).items():
                         found.setdefault(partition, []).extend(record.offset for record in records)
         assert found == expected
+
+
+async def test_records_that_cannot_be_decoded_hold_up_no_other_partition_of_the_broker():
+    """The answers with them counted against the broker, so that it was asked for no others."""
+
+    def refuse(value: bytes) -> bytes:
+        if value == b"bad":
+            raise ValueError("a bad record")
+        return value
+
+    async with FakeCluster(t=3) as cluster, consumer(cluster, "t", value_deserializer=refuse) as consuming:
+        offsets: list[int] = []
+        errors = 0
+        async with asyncio.timeout(PATIENCE_S):
+            for number in range(8):
+                if number < 2:  # in two answers
+                    cluster.topics["t"][number].append(bytes(encode_batch([(0, None, b"bad", ())])))
+                fill(cluster, "t", 2, 2)
+                while len(offsets) < 2 * number + 2 or errors <= number:
+                    try:
+                        taken = await consuming.poll(20)
+                    except ValueError:
+                        errors += 1
+                    else:
+                        assert taken.keys() <= {TopicPartition("t", 2)}
+                        offsets += [record.offset for records in taken.values() for record in records]
+        assert offsets == list(range(16))
+        for partition in (T0, T1):
+            consuming.seek(partition, 1)
+            fill(cluster, "t", partition.partition, 1)
+        assert sorted(await read(consuming, 2)) == [1, 1]

@@ -166,6 +166,11 @@ class CompletedFetch:
     def exhausted(self) -> bool:
         return self.position >= self.end_offset
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the next record could not be decoded, as every later `take` will say."""
+        return self._error is not None and self._cursor >= len(self._records)
+
     def take(self, limit: int) -> list[ConsumerRecord]:
         """Return up to `limit` records and move `position` behind them; empty at the end.
 

@@ -202,9 +202,11 @@ class FetchBuffer:
         return piece if self._advance(fetch, before) else None
 
     def is_readable(self, fetch: CompletedFetch) -> bool:
-        """Whether this response has unread records and its partition is not paused."""
+        """Whether this response has unread records that can be decoded, and its partition is not paused. Others count
+        against their partition alone: they must not hold up those of the same broker.
+        """
         queue = self._fetches.get(fetch.partition)
-        if not queue or fetch not in queue:
+        if not queue or fetch not in queue or queue[0].has_failed:
             return False
         state = self._subscription.assigned.get(fetch.partition)
         return state is not None and not state.paused
