@@ -115,6 +115,8 @@ def _run(words: list[str]) -> int:
     except click.exceptions.Exit as end:  # of --help and --version
         return end.exit_code
     except click.UsageError as error:
+        if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
+            return fail(error.format_message()) and error.exit_code
         error.show()
         if isinstance(error, click.NoSuchOption) and error.ctx and isinstance(error.ctx.command, click.Group):
             click.echo("Options go after the command, as in `tidelog topics list -b HOST:PORT`.", err=True)

@@ -46,6 +46,12 @@ class CommandGroup(click.Group):
             formatter.write_dl([(name, each.get_short_help_str(_SUMMARY_CHARS_MAX)) for name, each in commands])
 
 
+class WrongValue(click.ClickException):
+    """Wrong usage by the value of an option, which is one line: the options of the command do not explain it."""
+
+    exit_code = 2
+
+
 class _Warnings(logging.Handler):
     """Prints what is logged, as lines on standard error."""
 
@@ -149,14 +155,14 @@ def client_options(bootstrap: str, properties: dict[str, str], **own: Any) -> di
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's coroutine. What a client cannot take is a usage error, an unhandled Ctrl-C a failure."""
+    """Run a command's coroutine. What a client cannot take is wrong usage, an unhandled Ctrl-C a failure."""
     from tidelog.client.arguments import WrongArgument
     from tidelog.protocol.errors import ConfigError
 
     try:
         return asyncio.run(main)
     except (ConfigError, WrongArgument) as error:
-        raise click.UsageError(str(error)) from None
+        raise WrongValue(str(error)) from None
     except KeyboardInterrupt:
         raise click.ClickException("interrupted") from None
 

@@ -80,6 +80,23 @@ def test_a_misspelt_command_names_the_nearest(cli: Cli):
     assert "No such command 'topic'. Did you mean 'topics'?" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("topics", "list", "-b", "a:b:c"), "bootstrap_servers: 'a:b:c' is not host:port"),
+        (("topics", "list", "-X", "retires=3"), "Admin has no option 'retires'; did you mean retries?"),
+        (("produce", "t", "-X", "linger.ms=x"), "linger_ms must be a whole number, not 'x'"),
+        (("reassign", "--json", "missing", "--verify"), "Invalid value for '--json': File 'missing' does not exist."),
+        (("top", "--delay", "x"), "Invalid value for '-d' / '--delay': 'x' is not a valid number."),
+        (("configs", "alter", "topics", "t", "--set", "x"), "Invalid value: 'x' is not key=value"),
+    ],
+)
+def test_a_wrong_value_is_one_line(cli: Cli, words: tuple[str, ...], problem: str):
+    status, out, err = cli(*words)
+    assert (status, out, err.count("\n")) == (2, b"", 1)
+    assert err.startswith(f"tidelog: {problem}")
+
+
 @pytest.mark.parametrize("words", [("-b", "x", "topics", "list"), ("topics", "-b", "x", "list")])
 def test_an_option_before_its_command_says_where_it_goes(cli: Cli, words: tuple[str, ...]):
     status, out, err = cli(*words)

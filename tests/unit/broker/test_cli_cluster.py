@@ -324,6 +324,26 @@ def test_a_full_volume_is_told_with_the_file(
     assert capsys.readouterr().err == f"tidelog: {tmp_path / name}: No space left on device\n"
 
 
+@pytest.mark.parametrize(("words", "code"), [(["--detach"], 1), ([], 0)])
+def test_an_interrupt_before_a_cluster_is_ready_fails_where_it_was_to_run_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], code: int
+) -> None:
+    """It ended with 0, and a script went on without a cluster."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(cluster_nodes, "check_ports", lambda nodes: None)
+    monkeypatch.setattr(cluster_nodes, "launch_all", interrupt)
+    try:
+        assert main(["cluster", "start", "--brokers", "1", "--data", str(tmp_path), *words]) == code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert capsys.readouterr().err == ("tidelog: interrupted\n" if code else "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_between_two_launches_waits_until_the_file_has_all_processes(
     tmp_path: Path, child: subprocess.Popen[bytes], number: int, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -21,12 +22,14 @@ from rich.console import Console
 
 from tests.patience import PATIENCE_S, readable
 from tidelog import EmbeddedBroker
+from tidelog.cli.common import end_signals
 from tidelog.cli.groups.command import _describe_all
 from tidelog.cli.main import main
+from tidelog.cli.top import command as top_command
 from tidelog.cli.top.command import _screen
 from tidelog.cli.top.rates import view
 from tidelog.cli.top.snapshot import Snapshot, _add_groups
-from tidelog.client import TopicPartition
+from tidelog.client import Admin, TopicPartition
 from tidelog.client.groups.model import GROUP_TYPES, GroupDescription, GroupListing
 from tidelog.client.model import ClusterDescription, Node, OffsetAndMetadata, PartitionDescription, TopicDescription
 from tidelog.client.sync import Consumer, Producer
@@ -243,6 +246,23 @@ def test_the_live_view_ends_with_ctrl_c(broker: EmbeddedBroker, columns: int):
         process.kill()
         process.wait(PATIENCE_S)
         os.close(ours)
+
+
+async def test_ctrl_c_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch):
+    """It waited for the requests' time limits, and one before the first connection ended with an error."""
+
+    class Hanging(Admin):
+        async def start(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(top_command, "Admin", Hanging)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            asyncio.get_running_loop().call_later(0.1, signal.raise_signal, signal.SIGTERM)
+            await top_command._live({}, 1.0, {})
+    finally:
+        for number in end_signals():
+            asyncio.get_running_loop().remove_signal_handler(number)
 
 
 class AdminOfGroups:

@@ -162,7 +162,9 @@ def _launch_all(file: ClusterFile, state: ClusterState, detach: bool, json_wante
         if not detach:
             asyncio.run(_show(file, end_signals))
     except KeyboardInterrupt:
-        detach = False
+        if detach:  # the caller counts on a cluster that runs
+            detach = False
+            raise
     finally:
         if not detach:
             end_signals.ignore()

@@ -97,16 +97,23 @@ async def _once(options: dict[str, Any], delay: float, shown: dict[str, Any]) ->
 
 
 async def _live(options: dict[str, Any], delay: float, shown: dict[str, Any]) -> None:
-    """Show views until Ctrl-C. If the cluster does not answer, the last view stays, with a message."""
-    stopping = asyncio.Event()
+    """Show views until Ctrl-C, which waits for no answer. If the cluster does not answer, the last view stays, with a
+    message.
+    """
+    views = asyncio.ensure_future(_show_views(options, delay, shown))
     for number in end_signals():
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, views.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await views
+
+
+async def _show_views(options: dict[str, Any], delay: float, shown: dict[str, Any]) -> None:
     console = Console()
     before: Snapshot | None = None
     last: View | None = None
     async with Admin(**options) as admin, Admin(**options) as quorum:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            while not stopping.is_set():
+            while True:
                 problem = ""
                 try:
                     now = await take(admin, quorum)
@@ -114,9 +121,7 @@ async def _live(options: dict[str, Any], delay: float, shown: dict[str, Any]) ->
                 except KafkaError as error:
                     problem = str(error)
                 live.update(_screen(last, problem, console.height), refresh=True)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay):
-                        await stopping.wait()
+                await asyncio.sleep(delay)
 
 
 def _screen(seen: View | None, problem: str, height: int) -> Group:
