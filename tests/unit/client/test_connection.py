@@ -212,9 +212,9 @@ async def test_a_request_whose_answer_is_too_large_hears_so_and_the_next_one_of_
         with pytest.raises(AnswerTooLarge, match=text) as caught:
             await first
         assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
-        with pytest.raises(KafkaError, match=text) as caught:
+        with pytest.raises(KafkaError, match=text) as end:
             await second
-        assert type(caught.value) is KafkaError
+        assert type(end.value) is KafkaError
         assert connection.closed
 
 
