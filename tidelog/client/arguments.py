@@ -206,6 +206,14 @@ def as_group_metadata(name: str, value: Any) -> ConsumerGroupMetadata:
     )
 
 
+def group_metadata_or_error(group: Any) -> ConsumerGroupMetadata | KafkaError:
+    """As `as_group_metadata`; the KafkaError of a consumer that is no member of its group now."""
+    try:
+        return as_group_metadata("group", group)
+    except KafkaError as error:
+        return error
+
+
 # -- several values
 
 

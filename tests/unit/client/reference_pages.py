@@ -44,6 +44,7 @@ _INTERNAL_METHODS = {
     "refill",
     "report_unsent",
     "return_records",
+    "send_offsets_of",
     "send_pieces",
     "warn_of_undelivered",
 }

@@ -417,3 +417,15 @@ async def test_a_close_that_is_cancelled_twice_leaves_no_task(passes: int) -> No
             await consuming.close()
         assert not tasks_of_clients()
         gate.set()
+
+
+@pytest.mark.parametrize("is_starting", [False, True])
+async def test_close_does_not_wait_after_a_consumer_without_a_connection_was_abandoned(is_starting):
+    consuming = Consumer("t", bootstrap_servers="127.0.0.1:1")
+    start = asyncio.ensure_future(consuming.start()) if is_starting else None
+    await asyncio.sleep(0)
+    await consuming.abandon()
+    await asyncio.wait_for(consuming.close(timeout_ms=10 * PATIENCE_S * 1000), PATIENCE_S)
+    if start is not None:
+        with pytest.raises(RuntimeError, match="closed"):
+            await start

@@ -12,6 +12,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.client.fake_broker import FakeCluster, refuse_produce
 from tests.unit.client.test_producer import FAST, numbered
+from tests.unit.client.test_transaction_offsets import Lost
 from tests.unit.client.transacting import cluster_of, story
 from tidelog.client import (
     ConsumerGroupMetadata,
@@ -100,6 +101,17 @@ def test_offsets_and_a_fenced_producer(cluster):
         with pytest.raises(ProducerFenced):
             first.commit_transaction()
     assert story(cluster).count("init") == 2
+
+
+def test_a_consumer_that_is_no_member_makes_the_transaction_abortable(cluster):
+    with transactional(cluster) as sending:
+        sending.begin_transaction()
+        with pytest.raises(TransactionAbortable, match="not a member"):
+            sending.send_offsets_to_transaction({TopicPartition("t", 0): 3}, Lost())
+        with pytest.raises(TransactionAbortable, match="not a member"):
+            sending.commit_transaction()
+        sending.abort_transaction()
+    assert cluster.transactions.committed_offsets == {}
 
 
 def test_an_abort_drops_the_record_that_waits_for_its_topic(cluster):

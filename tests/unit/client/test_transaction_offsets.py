@@ -27,7 +27,7 @@ from tidelog.client import (
     TransactionAbortable,
     TransactionFatal,
 )
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from tidelog.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 
@@ -78,6 +78,31 @@ async def test_the_group_is_given_by_its_id_or_by_what_knows_its_metadata():
                 await sending.send_offsets_to_transaction({T0: 1}, 17)
         with pytest.raises(RuntimeError, match="open transaction"):
             await sending.send_offsets_to_transaction({T0: 1}, MEMBER)
+
+
+class Lost:
+    """A consumer that has lost its membership: it has not polled for too long, for example."""
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the consumer is not a member of its group now")
+
+
+async def test_a_consumer_that_is_no_member_makes_the_transaction_abortable():
+    """The call raised the consumer's error, and a commit after it left the offsets out."""
+    async with cluster_of(2) as cluster, transactional(cluster) as sending:
+        await sending.begin_transaction()
+        await sending.send_offsets_to_transaction({}, Lost())
+        for call in (lambda: sending.send_offsets_to_transaction({T0: 5}, Lost()), sending.commit_transaction):
+            with pytest.raises(
+                TransactionAbortable, match="cannot be committed: the consumer is not a member"
+            ) as caught:
+                await call()
+            assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
+        await sending.abort_transaction()
+        await run(sending, 6)
+        assert cluster.transactions.committed_offsets == {("g", "t", 0): 6}
+        with pytest.raises(RuntimeError, match="open transaction"):
+            await sending.send_offsets_to_transaction({T0: 1}, Lost())
 
 
 @both_versions

@@ -195,10 +195,13 @@ class Consumer:
     async def abandon(self) -> None:
         """End like a process that dies: no commit, no call of a listener, no LeaveGroup."""
         self._closed = True
-        if self._cluster is None:
-            await self._shared_start.stop()
-        else:
+        if self._cluster is not None:
             await self._disconnect()
+            return
+        try:
+            await self._shared_start.stop()
+        finally:
+            self._close_finished.set()
 
     async def _disconnect(self) -> None:
         """End the background work and the connections."""

@@ -19,10 +19,11 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
-from tidelog.client.arguments import as_group_metadata, as_milliseconds, as_offsets, check_named_options
+from tidelog.client.arguments import as_milliseconds, as_offsets, check_named_options, group_metadata_or_error
 from tidelog.client.config import ProducerConfig
 from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import (
+    ConsumerGroupMetadata,
     OffsetAndMetadata,
     PartitionDescription,
     RecordMetadata,
@@ -631,7 +632,13 @@ class Producer:
         TransactionAbortable, also when the consumer is no longer a member of the group;
         TransactionFatal.
         """
-        to_commit, metadata = as_offsets("offsets", offsets), as_group_metadata("group", group)
+        await self.send_offsets_of(offsets, group_metadata_or_error(group))
+
+    async def send_offsets_of(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], metadata: ConsumerGroupMetadata | KafkaError
+    ) -> None:
+        """As `send_offsets_to_transaction`, with what `group_metadata_or_error` has returned."""
+        to_commit = as_offsets("offsets", offsets)
         await (await self._started_transactions()).send_offsets(to_commit, metadata)
 
     @property

@@ -24,7 +24,7 @@ from tidelog.client.producing.transaction_errors import (
 )
 from tidelog.client.producing.transaction_manager import State, TransactionManager
 from tidelog.client.producing.transaction_sender import TransactionSender
-from tidelog.protocol.errors import ErrorCode
+from tidelog.protocol.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
 
@@ -160,13 +160,19 @@ class Transactions:
         return self._manager.ended_number >= number
 
     async def send_offsets(
-        self, to_commit: Mapping[TopicPartition, OffsetAndMetadata], group: ConsumerGroupMetadata
+        self, to_commit: Mapping[TopicPartition, OffsetAndMetadata], group: ConsumerGroupMetadata | KafkaError
     ) -> None:
-        """Commit a group's offsets with the open transaction."""
+        """Commit a group's offsets with the open transaction; where the consumer says by an error that it is no member,
+        the transaction can only be aborted, as after the same answer of the group's coordinator.
+        """
         manager = self._manager
         number = manager.check_open()
         if not to_commit:
             return
+        if isinstance(group, KafkaError):
+            manager.handle_problem(group.code, f"the offsets cannot be committed: {group.message or group.code.name}")
+            self._sender.handle_change()
+            raise manager.error
         commit = manager.add_offsets(group, to_commit)
 
         def is_over() -> bool:

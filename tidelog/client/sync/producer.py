@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Never
 
-from tidelog.client.arguments import as_group_metadata, as_milliseconds, check_named_options
+from tidelog.client.arguments import as_milliseconds, check_named_options, group_metadata_or_error
 from tidelog.client.metrics import ProducerMetrics
 from tidelog.client.model import OffsetAndMetadata, PartitionDescription, RecordMetadata, TopicPartition, WrittenRange
 from tidelog.client.producing import producer
@@ -450,8 +450,8 @@ class Producer(BlockingClient):
     def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], group: Any
     ) -> None:
-        metadata = as_group_metadata("group", group)  # in this thread: it may be a blocking consumer
-        self._run(lambda: self._producer.send_offsets_to_transaction(offsets, metadata))
+        metadata = group_metadata_or_error(group)  # in this thread: it may be a blocking consumer
+        self._run(lambda: self._producer.send_offsets_of(offsets, metadata))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
