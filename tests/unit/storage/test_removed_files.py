@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.storage.batches import NOW, Logs, batch, idempotent, marker, offsets_of, read, records_of
 from tests.unit.storage.cleaning import clean
-from tests.unit.storage.test_damage import batches_of
+from tests.unit.storage.test_damage import batches_of, copy_of, repair_range
 from tidelog.storage.log.compaction import CleaningFailed
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.scrub import Scrub, check_small_files
@@ -130,6 +130,33 @@ def test_a_search_by_time_does_not_pass_over_a_segment_that_is_gone(logs: MakeLo
     found = log.offset_for_timestamp(NOW + 10)
     assert found is not None
     assert found.offset == 2
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_what_is_appended_after_the_file_of_the_active_segment_was_removed_is_there_after_a_start(
+    logs: MakeLogs, count: int
+) -> None:
+    """The file that was open took all that was appended until the next roll, and no start had it."""
+    made = logs()
+    made.append(batch(2, key=b"a", value=b"before"))
+    made.log.roll(NOW)
+    made.append(*(batch(1, key=b"a", value=b"removed") for _ in range(count)))
+    copy = copy_of(made)
+    assert made.log.segments.active.file.size_bytes() == made.log.segments.active.size_bytes
+    (made.folder / f"{2:020d}.log").unlink()
+    made.log.maintain(NOW + 1)
+    made.append(*(batch(1, key=b"a", value=b"after") for _ in range(3)))
+    made.log.maintain(NOW + 2)
+    log, end = made.log, 5 + count
+    if count:
+        with pytest.raises(DamagedRecords):
+            read(log, 2, 100, end)
+        assert [(each.first_offset, each.end_offset) for _, each in log.damaged_ranges()] == [(2, 5)]
+        repair_range(log, *log.damaged_ranges()[0], copy)
+    for _ in range(2):
+        assert offsets_of(records_of(made.log)) == list(range(end))
+        made.close_and_open()
+    assert not made.log.damaged_ranges()
 
 
 @pytest.mark.parametrize("content", [b"1\n999\n", b"", None])

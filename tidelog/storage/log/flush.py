@@ -8,6 +8,9 @@ it, the directory entries of its files and its leader epochs are on the device; 
 
 from __future__ import annotations
 
+import logging
+from typing import Protocol
+
 from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE, encode_transaction_sums
 from tidelog.storage.files.disk import Disk, File, is_exhaustion, is_full
 from tidelog.storage.files.log_files import EpochContent, LogFiles
@@ -15,6 +18,8 @@ from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.segments import Segments
+
+logger = logging.getLogger("tidelog.storage")
 
 
 class FlushTask:
@@ -344,3 +349,27 @@ class Durability:
         """The log is deleted or unusable. The result of a running flush is ignored."""
         self.is_abandoned = self.files.is_over = True
         self._task = None
+
+
+class LogInUse(Protocol):
+    """The part of `partition_log.PartitionLog` that is used here."""
+
+    disk: Disk
+    segments: Segments
+
+    def roll(self, now_ms: int, base_offset: int = -1) -> Segment: ...
+
+
+def leave_removed_file(log: LogInUse, now_ms: int) -> None:
+    """Start a new segment where another program has removed the file of the active one. Raises OSError.
+
+    Its descriptor accepts writes that no later start would have.
+    """
+    active = log.segments.active
+    if not active.is_open or log.disk.exists(active.path):
+        return
+    logger.error("%s was removed while it was in use: what is appended now gets another file", active.path)
+    if active.size_bytes:
+        log.roll(now_ms)
+    else:
+        active.release()

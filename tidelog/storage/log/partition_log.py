@@ -20,7 +20,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.uuids import METADATA_TOPIC_ID
 from tidelog.storage.files.disk import Buffer, Disk, is_exhaustion, probe_descriptors
 from tidelog.storage.log import explained_gaps, recovery
-from tidelog.storage.log.flush import Durability, FlushTask
+from tidelog.storage.log.flush import Durability, FlushTask, leave_removed_file
 from tidelog.storage.log.hidden_transactions import damage_to_repair, distrust_behind_losses, note_end
 from tidelog.storage.log.loader import LoadedLog
 from tidelog.storage.log.recovery import examine_now, markers_in, replay, settle
@@ -716,6 +716,7 @@ class PartitionLog:
         else:
             doomed += self.segments.take_doomed(now_ms)
         self.segments.release(keep_active=not is_idle)
+        leave_removed_file(self, now_ms)
         return True
 
     def expire_producers(self, now_ms: int) -> None:
