@@ -9,7 +9,7 @@ one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from tidelog.storage.files.checkpoints import LEADER_EPOCH_FILE, encode_leader_epochs, replace_file
@@ -89,11 +89,11 @@ class LogFiles:
         with self.lock:
             yield not self.is_over
 
-    def replace(self, name: str, data: bytes, *, sync: bool) -> None:
-        """Replace another file, on any thread. Raises OSError."""
+    def replace(self, name: str, content: Callable[[], bytes], *, sync: bool) -> None:
+        """Replace another file, on any thread, by its content at that time. Raises OSError."""
         with self.lock:
             if not self.is_over:
-                replace_file(self._disk, self.directory, name, data, sync=sync)
+                replace_file(self._disk, self.directory, name, content(), sync=sync)
 
     def remove(self, name: str) -> None:
         """Remove a file if it is there, on any thread. Raises OSError."""

@@ -226,7 +226,7 @@ def ends_kept_below(disk: Disk, directory: str, cleaned_offset: int) -> int:
 
 def keep_ends_below(log: LogWithGaps, end_offset: int) -> None:
     """Record that each segment ends where the next one begins, as a cleaning up to this offset does. Raises OSError."""
-    log.durability.files.replace(CLEANED_ENDS_FILE, encode_end_offset(end_offset), sync=True)
+    log.durability.files.replace(CLEANED_ENDS_FILE, lambda: encode_end_offset(end_offset), sync=True)
 
 
 def lower_cleaned_offset(log: LogWithGaps, end_offset: int) -> None:

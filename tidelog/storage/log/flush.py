@@ -94,7 +94,7 @@ class FlushTask:
             if self._epochs is not None:
                 self._epochs.write()
             if self._sums is not None:
-                self._log_files.replace(TRANSACTION_SUMS_FILE, self._sums, sync=True)
+                self._log_files.replace(TRANSACTION_SUMS_FILE, lambda: self._sums or b"", sync=True)
             for file in self._files:
                 file.sync()
             for sync, paths in ((self._disk.sync_file, self._paths), (self._disk.sync_directory, self._directories)):
@@ -215,6 +215,15 @@ class Durability:
         is_changed = sums != self._filed_sums and bool(sums or self._filed_sums is not None)
         self._sums = sums if is_changed else None
         return is_changed
+
+    def write_sums(self, segments: Segments) -> None:
+        """Write the checksums of the transaction indexes at once, to the device. Raises OSError."""
+        sums = segments.transaction_sums(with_active=False)
+        if self._task is not None and self._task.sums is not None:
+            self._task.set_sums(sums)  # it would write those from before, perhaps after this
+        self.files.replace(TRANSACTION_SUMS_FILE, lambda: encode_transaction_sums(sums), sync=True)
+        self._filed_sums, self._sums = sums, None
+        segments.sums_are_stale = False
 
     def moved(self, old: str, new: str) -> None:
         """The log's directory was renamed, under the lock of `files`. No flush may be running."""

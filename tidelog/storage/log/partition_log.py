@@ -459,13 +459,14 @@ class PartitionLog:
         """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state."""
         damage, segments = [each for _, each in self.damaged_ranges()], list(self.segments)
         distrust_behind_losses(self, repaired, damage)
-        has_rows = repaired is not None and recovery.distrust_behind_copy(segments, self.snapshots, repaired)
-        if has_rows or not damage:
-            recovery.rebuild_lacking(segments, self.snapshots, repaired if damage else None)
-            self.segments.sums_are_stale = True
+        has_rows = recovery.rebuild_hidden_rows(self.segments, self.snapshots, repaired, has_damage=bool(damage))
         if damage and repaired is not None:
             self.hidden_ends += recovery.hidden_ends(segments, self.snapshots, repaired, damage_to_repair(self))
         self._know_producers(anew=has_rows)
+
+    def distrust_transactions(self, offset: int) -> None:
+        self.segments.distrusted.add(offset)
+        self.durability.write_sums(self.segments)
 
     def _know_producers(self, *, anew: bool = False) -> bool:
         """Whether the producer state is complete. It is rebuilt when no damage is left that may be repaired."""

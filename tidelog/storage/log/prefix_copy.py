@@ -31,10 +31,11 @@ from tidelog.storage.log.recovery import read_marker
 from tidelog.storage.log.repair import NoSpace, require_space
 from tidelog.storage.producers.producer_state import ProducerState
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
+from tidelog.storage.segments.examination import Findings, examine
 from tidelog.storage.segments.leader_epochs import EpochBatches
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
 from tidelog.storage.segments.reader import headers
-from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.segment import LOG_SUFFIX, Segment, file_name
 from tidelog.storage.segments.transaction_index import AbortedTransaction
 
 if TYPE_CHECKING:
@@ -70,11 +71,14 @@ class PrefixCopy(Compaction):
         self._producers.load((), log.log_start_offset)
         self._is_whole = False
         self._behind = [
-            (each, each.damage, each.size_bytes, each.next_offset) for each in log.segments.from_offset(end_offset)
+            (each, each.damage, each.size_bytes, each.next_offset, each.generation)
+            for each in log.segments.from_offset(end_offset)
         ]
         self._rows_behind: list[tuple[Segment, list[AbortedTransaction]]] = []
         self._hidden_ends: list[tuple[int, int]] = []
         """As in `ScannedTransactions`, of transactions with records in the copy."""
+        self._examined: dict[Segment, Findings | None] = {}
+        """Segments behind the copy with damage that nothing had detected. None without the file."""
         self._last_snapshot = end_offset
         """Up to this offset, the snapshots of producers may lack transactions of which the copy has the records."""
 
@@ -141,7 +145,13 @@ class PrefixCopy(Compaction):
 
         A later start would not know their transactions, and readers of committed records would get them.
         """
+        for segment, findings in self._examined.items():
+            _ = segment.file  # a lost one becomes damage
+            segment.findings = findings
+            self.log.adopt_findings(segment)
         self.log.snapshots.delete_where(0, self._last_snapshot + 1)
+        if self._hidden_ends:  # a start that does not scan would not know them
+            self.log.distrust_transactions(min(first_offset for first_offset, _ in self._hidden_ends))
         self.log.hidden_ends += tuple(self._hidden_ends)
         hidden_behind = min((end_offset for _, end_offset in self._hidden_ends), default=INT64_MAX)
         for segment, *_ in self._behind:
@@ -293,7 +303,7 @@ class PrefixCopy(Compaction):
         open_from = set(self._producers.ongoing)
         if open_from:
             self._last_snapshot = INT64_MAX
-        for segment, damage, size_bytes, next_offset in self._behind:
+        for segment, damage, size_bytes, next_offset, generation in self._behind:
             if open_from.isdisjoint(self._producers.ongoing):
                 return
             rows: list[AbortedTransaction] = []
@@ -306,13 +316,31 @@ class PrefixCopy(Compaction):
                         self._disk, segment, end, end_offset, _REPLAYED_BYTES, position, offset
                     ):
                         for at, header in batches:
+                            if not check_crc(data, at, header):
+                                raise CorruptRecord(f"the CRC of the batch of offset {header.base_offset} is wrong")
                             rows += self._replay(header, data[at : at + header.size_bytes])
                         yield
                 except KafkaError:  # damage that nothing has detected yet
                     self._note_hidden(open_from, segment.base_offset)
+                    self._examined[segment] = self._examine(segment, size_bytes, next_offset, generation)
                 if each.first_offset < each.end_offset:
                     self._note_hidden(open_from, each.first_offset)
                 position, offset = each.end_position, each.end_offset
+
+    def _examine(self, segment: Segment, size_bytes: int, end_offset: int, generation: int) -> Findings | None:
+        try:
+            file = self._disk.open(f"{segment.directory}/{file_name(segment.base_offset, LOG_SUFFIX)}")
+        except FileNotFoundError:
+            return None
+        try:
+            findings = examine(
+                file, size_bytes, segment.base_offset, end_offset, segment.index_interval_bytes,
+                may_have_gaps=segment.may_have_gaps, may_end_early=segment.may_end_early, proven=segment.proven,
+            )  # fmt: skip
+            findings.generation = generation
+            return findings
+        finally:
+            file.close()
 
     def _note_hidden(self, open_from: set[int], end_offset: int) -> None:
         """Damage at `end_offset` may hide how the transactions end that are open there."""

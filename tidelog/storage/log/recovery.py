@@ -38,6 +38,7 @@ from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.reader import batch_at, headers, position_of
 from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.segments import Segments
 from tidelog.storage.segments.transaction_index import AbortedTransaction
 
 logger = logging.getLogger("tidelog.storage")
@@ -313,6 +314,27 @@ def is_zeros(segment: Segment, position: int) -> bool:
     return True
 
 
+def rebuild_hidden_rows(
+    segments: Segments, snapshots: ProducerSnapshots, repaired: DamagedRange | None, *, has_damage: bool
+) -> bool:
+    """Rebuild the indexes of aborted transactions in which damage has hidden rows. `has_damage`: some is left.
+
+    Whether the repaired range has batches of transactions. Raises CorruptIndex, OSError.
+    """
+    present, has_rows = list(segments), False
+    if repaired is not None:
+        distrusted = segments.distrusted
+        done = {each for each in distrusted if not has_damage or repaired.first_offset <= each < repaired.end_offset}
+        repaired = repaired._replace(first_offset=min([repaired.first_offset, *done]))
+        has_rows = distrust_behind_copy(present, snapshots, repaired)
+    if has_rows or not has_damage:
+        rebuild_lacking(present, snapshots, repaired if has_damage else None)
+        segments.sums_are_stale = True
+    if repaired is not None:
+        segments.distrusted -= done
+    return has_rows
+
+
 def rebuild_lacking(segments: list[Segment], snapshots: ProducerSnapshots, repaired: DamagedRange | None) -> None:
     """`rebuild_transaction_index` of each segment whose index lacks rows."""
     for segment in segments:
@@ -338,11 +360,14 @@ def distrust_behind_copy(segments: list[Segment], snapshots: ProducerSnapshots, 
     """
     in_range = _headers_in(segments, repaired.first_offset, repaired.end_offset)
     transactional = [header for header in in_range if header.is_transactional]
+    copied = [each for each in segments if each.base_offset < repaired.end_offset]
+    if not any(each.may_have_gaps for each in copied if each.next_offset > repaired.first_offset):
+        return bool(transactional)  # no cleaner was there
     open_ids: set[int] = set()
     for header in transactional:
         (open_ids.discard if header.is_control else open_ids.add)(header.producer_id)
     for segment in segments if transactional else ():
-        if segment.next_offset <= repaired.first_offset or not segment.may_have_gaps:
+        if segment.next_offset <= repaired.first_offset:
             continue
         if repaired.end_offset <= segment.base_offset and not open_ids:
             break

@@ -65,6 +65,9 @@ class DamagedLog(Protocol):
 
     def adopt_findings(self, segment: Segment) -> None: ...
 
+    def distrust_transactions(self, offset: int) -> None:
+        """Transactions may come back with a copy from `offset` on: say so to a later start. Raises OSError."""
+
 
 class CopyRefused(Exception):
     """The batches from another replica cannot be the lost ones. `is_gap`: the replica has no batches there.
@@ -142,7 +145,7 @@ class RangeRepair:
         self.next_offset = damage.first_offset if from_offset is None else from_offset
         self._from_offset = self.next_offset
         self._proven: list[ProvenBatches] = []
-        self._has_markers = False
+        self._has_markers = self._distrusts = False
         self._is_end_part = from_offset is not None
         self.move_end: Callable[[DamagedRange, int], bool] | None = None
         """`damaged_end.move_damaged_end` of this log, set if the other replica sends only committed records."""
@@ -248,6 +251,8 @@ class RangeRepair:
             if self.lacks_below is not None and not fills and not self._has_header(header):
                 self._require_same_records(header, self.lacks_below)
             self._require_in_index(header)
+            if header.is_transactional and self.segment.may_have_gaps:
+                self._distrust_transactions()
             self._put(data[position:end])
             self._has_markers = self._has_markers or header.is_control
             self._epoch, self.next_offset = header.partition_leader_epoch, header.next_offset
@@ -452,6 +457,19 @@ class RangeRepair:
         if not self._is_at_end or self._held_batches is not None:
             raise CopyRefused(f"the index of the segment cannot hold offset {header.base_offset}")
         raise SegmentFull(f"its index cannot hold offset {header.base_offset}", header.base_offset)
+
+    def _distrust_transactions(self) -> None:
+        """Before the first byte is there: this process may end before the indexes behind the copy have its rows.
+
+        A cleaner may have removed the copied records here, and a start that scanned the log after that did not know
+        their transactions: those that were aborted have no row.
+        """
+        if not self._distrusts:
+            try:
+                self.log.distrust_transactions(self.damage.first_offset)
+            except OSError as error:
+                raise _no_space(error) from error
+            self._distrusts = True
 
     def _put(self, batch: memoryview) -> None:
         end = self._position + len(batch)

@@ -20,6 +20,7 @@ from tidelog.storage.files.checkpoints import (
     decode_partition_metadata,
     decode_transaction_sums,
     encode_leader_epochs,
+    encode_transaction_sums,
     read_if_exists,
     replace_file,
 )
@@ -289,7 +290,8 @@ class StoppedLog:
             return [Problem(index.path, TRANSACTIONS, str(error).removeprefix(index.path).lstrip(": "))]
         if self._transaction_sums is not None:
             expected = self._transaction_sums.get(segment.base_offset, (0, 0))
-            return [] if index.checksum == expected else [Problem(index.path, TRANSACTIONS, "is not what was written")]
+            is_right = expected[0] < 0 or index.checksum == expected  # below 0: the next start makes it anew
+            return [] if is_right else [Problem(index.path, TRANSACTIONS, "is not what was written")]
         if segment.may_have_gaps or segment.damage:
             return []
         for row in rows:
@@ -335,6 +337,15 @@ class StoppedLog:
         repaired = range(check.damage.first_offset, check.damage.end_offset)
         return finish_repair(check) and not any(each.first_offset in repaired for each in check.segment.damage)
 
+    def distrust_transactions(self, offset: int) -> None:
+        """The next start makes the indexes of aborted transactions anew from there on. Raises OSError."""
+        self.segments.distrusted.add(offset)
+        sums = self.segments.transaction_sums(with_active=True)
+        if self._transaction_sums is not None:
+            sums = self._transaction_sums | {base: each for base, each in sums.items() if each[0] < 0}
+        self._transaction_sums = sums
+        replace_file(self.disk, self.directory, TRANSACTION_SUMS_FILE, encode_transaction_sums(sums))
+
     def adopt_findings(self, segment: Segment) -> None:
         """Sync the indexes rebuilt from the undamaged batches to the device. Raises OSError."""
         findings, segment.findings = segment.findings, None
@@ -346,6 +357,8 @@ class StoppedLog:
 
     def mend(self, problem: Problem) -> bool:
         """Rebuild a file that is derived from batches, if these are undamaged. Whether it did. Raises OSError."""
+        if problem.kind == SUMS and self.segments.distrusted:
+            return True  # it is written anew
         if problem.kind in (SNAPSHOT, SUMS):
             self.disk.remove(problem.file)
             self.disk.sync_directory(self.directory)

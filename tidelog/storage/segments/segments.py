@@ -13,6 +13,7 @@ from typing import Any
 
 from tidelog.storage.files.disk import Disk
 from tidelog.storage.segments.leader_epochs import LeaderEpochs
+from tidelog.storage.segments.log_config import INT64_MAX
 from tidelog.storage.segments.segment import Segment
 from tidelog.storage.segments.transaction_index import CorruptTransactionIndex
 
@@ -25,6 +26,7 @@ class Segments:
         "active",
         "condemned",
         "directory",
+        "distrusted",
         "doomed",
         "found_by_time",
         "leader_epochs",
@@ -48,6 +50,8 @@ class Segments:
         """The leader epochs of the log, which owns this object."""
         self.sums_are_stale = True
         """`transaction_sums` may have changed since the owner last compared it with its file."""
+        self.distrusted: set[int] = set()
+        """Transactions may come back with copies from these offsets on. The indexes behind may lack those aborted."""
         self.found_by_time: dict[tuple[str | int, ...], Any] = {}
         """Results of `lookup`'s searches in large batches, which run on threads."""
 
@@ -113,12 +117,16 @@ class Segments:
         return list(self._bases)
 
     def transaction_sums(self, *, with_active: bool) -> dict[int, tuple[int, int]]:
-        """Base offset -> (size, CRC-32C) of the rows of each index of aborted transactions that has rows."""
+        """Base offset -> (size, CRC-32C) of the rows of each index of aborted transactions that has rows.
+
+        Size -1 where rows may be missing: a start makes the index anew.
+        """
         segments = self._list if with_active else self._list[:-1]
+        distrusted_from = min(self.distrusted, default=INT64_MAX)
         sums: dict[int, tuple[int, int]] = {}
         for segment in segments:
             try:
-                checksum = segment.transaction_index.checksum
+                checksum = (-1, 0) if segment.next_offset > distrusted_from else segment.transaction_index.checksum
             except CorruptTransactionIndex:
                 checksum = -1, 0
             if checksum[0]:

@@ -1,0 +1,243 @@
+"""A copy brings back aborted records that a cleaner had removed here. They stay aborted.
+
+Also if the process ends before the log knows it: a start behind the cleaning has noted nothing of their transaction.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.storage.batches import NOW, Logs, QuickDisk, marker
+from tests.unit.storage.cleaning import clean
+from tests.unit.storage.test_compaction import keyed
+from tests.unit.storage.test_damage import copy_of, repair_range
+from tests.unit.storage.test_damaged_transactions import committed
+from tests.unit.storage.test_prefix_copy import GONE, copy_prefix, damage
+from tidelog.storage.files.checkpoints import TRANSACTION_SUMS_FILE, decode_transaction_sums
+from tidelog.storage.files.disk import Buffer
+from tidelog.storage.log.hidden_transactions import stable_bound
+from tidelog.storage.log.repair import NoSpace, RangeRepair, RepairCheck
+from tidelog.storage.log.verification import LogFacts, StoppedLog
+from tidelog.storage.segments.damage import DamagedRecords
+
+SEVEN: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
+CONFIG = replace(GONE, segment_bytes=1000)
+
+
+def large(key: str) -> memoryview:
+    return keyed((key, "v" * 600))
+
+
+def replicas(tmp_path: Path) -> tuple[Logs, Logs]:
+    """The first was cleaned, and then scanned by a start. The other has the aborted record at offset 0.
+
+    The abort is in the third segment.
+    """
+    made, other = (Logs(tmp_path / name, CONFIG) for name in ("made", "other"))
+    for each in (made, other):
+        each.append(keyed(("x", "aborted"), base_sequence=0, **SEVEN), large("q"))
+        each.log.roll(NOW)
+        each.append(large("r"))
+        each.log.roll(NOW)
+        each.append(marker(abort=True), from_client=False)
+        each.append(keyed(("y", "1"), base_sequence=1, **SEVEN))
+        each.append(marker(abort=False), large("s"), from_client=False)
+        each.log.roll(NOW)
+        each.append(large("t"))
+    clean(made.log)
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    assert log.aborted_transactions(0, log.log_end_offset) == []
+    log.flush()
+    made.directory.write_checkpoints()
+    return made, other
+
+
+def begin_repair(made: Logs) -> RangeRepair:
+    damage(made, 0)
+    ((segment, damaged),) = made.log.damaged_ranges()
+    work = made.log.repair_of(segment, damaged)
+    work.lacks_below, work.knows_gaps = 0, True  # the cleaner's checkpoint was lost
+    return work
+
+
+def copy_range(work: RangeRepair, other: Logs) -> RepairCheck:
+    for _, batch in sorted(copy_of(other).items()):
+        if not work.is_complete:
+            work.accept(memoryview(batch))
+    return work.finish()
+
+
+def sums_of(made: Logs) -> dict[int, tuple[int, int]]:
+    return decode_transaction_sums((made.folder / TRANSACTION_SUMS_FILE).read_bytes())
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+@pytest.mark.parametrize("machine_ran_on", [False, True])
+def test_they_stay_aborted_where_the_process_ends_during_the_repair(
+    tmp_path: Path, is_finished: bool, machine_ran_on: bool
+) -> None:
+    made, other = replicas(tmp_path)
+    check = copy_range(begin_repair(made), other)
+    check.run()
+    indexes = {name: (made.folder / name).read_bytes() for name in made.files("*.txnindex")}
+    if is_finished:
+        assert made.log.finish_repair(check)
+        assert 0 not in committed(made.log)
+        for name in set(made.files("*.txnindex")) - set(indexes):
+            (made.folder / name).unlink()  # it was not synced
+    made.kill()
+    log = made.open(machine_ran_on=machine_ran_on)
+    assert log.damaged_ranges() == []
+    assert 0 not in committed(log)
+    assert [row[:2] for row in log.aborted_transactions(0, log.log_end_offset)] == [(7, 0)]
+
+
+def test_a_start_trusts_the_indexes_again_after_the_repair(tmp_path: Path) -> None:
+    made, other = replicas(tmp_path)
+    check = copy_range(begin_repair(made), other)
+    assert [size for size, _ in sums_of(made).values()] == [-1, -1, -1]
+    check.run()
+    assert made.log.finish_repair(check)
+    made.log.flush()
+    assert [(base, size) for base, (size, _) in sums_of(made).items()] == [(3, 34)]
+    made.kill()
+    assert 0 not in committed(made.open(machine_ran_on=True))
+
+
+def test_a_flush_that_runs_meanwhile_does_not_write_the_checksums_from_before(tmp_path: Path) -> None:
+    made, other = replicas(tmp_path)
+    log, work = made.log, begin_repair(made)
+    made.append(keyed(("z", "aborted"), base_sequence=2, **SEVEN), marker(abort=True), from_client=False)
+    log.roll(NOW)
+    task = log.begin_flush()
+    assert task.sums is not None
+    copy_range(work, other)
+    task.run()
+    log.finish_flush(task)
+    assert {size for size, _ in sums_of(made).values()} == {-1}
+    made.kill()
+    assert 0 not in committed(made.open(machine_ran_on=True))
+
+
+def test_no_byte_is_copied_where_there_is_no_space_to_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, other = replicas(tmp_path)
+    work, write = begin_repair(made), QuickDisk.write_file
+    path = made.folder / made.files("*.log")[0]
+    before = path.read_bytes()
+
+    def refuse(disk: QuickDisk, path: str, data: Buffer, *, sync: bool) -> None:
+        if TRANSACTION_SUMS_FILE in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(disk, path, data, sync=sync)
+
+    monkeypatch.setattr(QuickDisk, "write_file", refuse)
+    with pytest.raises(NoSpace):
+        copy_range(work, other)
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    check = copy_range(work, other)
+    check.run()
+    assert made.log.finish_repair(check)
+    assert 0 not in committed(made.log)
+
+
+def test_they_stay_aborted_where_the_topic_is_not_compacted_any_more(tmp_path: Path) -> None:
+    """No cleaner was in the segment with the abort, but the one before had lost the records of the transaction."""
+    made, other = replicas(tmp_path)
+    made.config = replace(CONFIG, cleanup_policy=frozenset({"delete"}))
+    made.log.set_config(made.config)
+    made.log.explain_gaps(made.log.cleaned_offset)
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    damage(made, 0)
+    for segment in list(log.segments)[1:]:
+        segment.may_have_gaps = False
+    ((segment, damaged),) = log.damaged_ranges()
+    assert segment.may_have_gaps
+    repair_range(log, segment, damaged, copy_of(other), lacks_below=0)
+    assert 0 not in committed(log)
+
+
+def test_they_stay_aborted_where_a_stopped_node_was_repaired(tmp_path: Path) -> None:
+    made, other = replicas(tmp_path)
+    damage(made, 0)
+    made.close()
+    end = made.log.log_end_offset
+    facts = LogFacts(is_clean=True, recovery_point=end, high_watermark=end, is_compacted=True, cleaned_offset=0)
+    stopped = StoppedLog(made.disk, str(made.folder), facts)
+    list(stopped.verify())
+    ((segment, damaged),) = stopped.damage()
+    work = stopped.repair_of(segment, damaged)
+    work.lacks_below, work.knows_gaps = 0, True
+    assert stopped.finish_repair(copy_range(work, other))
+    assert list(stopped.verify()) == []
+    stopped.release()
+    log = made.open()
+    assert log.damaged_ranges() == []
+    assert 0 not in committed(log)
+
+
+def hide_the_abort(made: Logs) -> Path:
+    path = made.folder / made.files("*.log")[2]
+    data = bytearray(path.read_bytes())
+    data[64] ^= 255
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("loss", ["a byte", "the file"])
+def test_what_is_damaged_behind_a_whole_copy_hides_its_transactions_though_nothing_had_read_it(
+    tmp_path: Path, loss: str
+) -> None:
+    made, other = replicas(tmp_path)
+    log = made.log
+    damage(made, 0)
+    path = hide_the_abort(made)
+    if loss == "the file":
+        log.segments.release()
+        path.unlink()
+    assert len(log.damaged_ranges()) == 1
+    copy_prefix(log, other.log, 0)
+    ((segment, damaged),) = log.damaged_ranges()
+    assert damaged.first_offset == 3
+    with pytest.raises(DamagedRecords):
+        stable_bound(log, 0)
+    repair_range(log, segment, damaged, copy_of(other), lacks_below=0)
+    assert stable_bound(log, 0) == log.log_end_offset
+    assert 0 not in committed(log)
+
+
+def damaged_log(made: Logs) -> None:
+    damage(made, 0)
+    hide_the_abort(made)
+    for each in made.log.segments:
+        each.findings = each.examine()
+        made.log.adopt_findings(each)
+
+
+def no_more_damaged_log(made: Logs) -> None:
+    damage(made, 0)
+    hide_the_abort(made)
+
+
+@pytest.mark.parametrize("prepare", [damaged_log, no_more_damaged_log])
+def test_a_start_after_a_whole_copy_scans_for_the_damage_that_hides_its_transactions(
+    tmp_path: Path, prepare: Callable[[Logs], None]
+) -> None:
+    made, other = replicas(tmp_path)
+    prepare(made)
+    copy_prefix(made.log, other.log, 0)
+    made.kill()
+    log = made.open(machine_ran_on=True)
+    with pytest.raises(DamagedRecords):
+        stable_bound(log, 0)
+    ((segment, damaged),) = log.damaged_ranges()
+    repair_range(log, segment, damaged, copy_of(other), lacks_below=0)
+    assert 0 not in committed(log)
