@@ -71,11 +71,11 @@ async def _resolve(options: SourceOptions) -> ResolvedRanges:
     cluster = Cluster(options.consumer)
     await cluster.start()
     try:
-        topics, partitions, earliest, latest, ends = await _edges(cluster, options)
-        starting = (await _bound_offsets(cluster, options, options.starting, partitions)).complete()
-        ending = (await _bound_offsets(cluster, options, options.ending, partitions)).complete()
+        edges = await _edges(cluster, options, (options.starting, options.ending))
     finally:
         await cluster.close()
+    topics, partitions, earliest, bounds, latest, ends = edges
+    starting, ending = (bound.complete() for bound in bounds)
     ranges = []
     for partition in partitions:
         start = _resolve_special(starting[partition], earliest[partition], latest[partition])
@@ -112,8 +112,8 @@ async def find_first_offsets(cluster: Cluster, options: SourceOptions, omit_miss
 
     Raises KafkaError, or DataLoss for offsets that the logs lack.
     """
-    topics, partitions, earliest, latest, ends = await _edges(cluster, options, omit_missing)
-    starting, refusal = await _bound_offsets(cluster, options, options.starting, partitions)
+    edges = await _edges(cluster, options, (options.starting,), omit_missing)
+    topics, partitions, earliest, ((starting, refusal),), latest, ends = edges
     offsets = {}
     for partition, bound in starting.items():
         start = _resolve_special(bound, earliest[partition], latest[partition])
@@ -129,23 +129,30 @@ async def find_first_offsets(cluster: Cluster, options: SourceOptions, omit_miss
 
 
 class _Edges(NamedTuple):
-    """The topics and partitions to read, and their logs' first offsets, readable ends and high watermarks."""
+    """The topics and partitions to read, their logs' first offsets, readable ends and high watermarks, and the bounds
+    of the read.
+    """
 
     topics: list[MetadataResponseTopic]
     partitions: list[TopicPartition]
     earliest: Offsets
+    bounds: list[_BoundOffsets]
     latest: Offsets
     high_watermarks: Offsets
 
 
-async def _edges(cluster: Cluster, options: SourceOptions, omit_missing: bool = False) -> _Edges:
+async def _edges(
+    cluster: Cluster, options: SourceOptions, bounds: Iterable[OffsetBound], omit_missing: bool = False
+) -> _Edges:
     topics = await _topics(cluster, options, omit_missing)
     partitions = _all_partitions(topics, options, omit_missing)
     await _await_metadata(cluster, options, topics)
     earliest = await list_edge_offsets(cluster, options, partitions, EARLIEST)
+    # Before the ends: a group commits, and records of a time come, while offsets are looked up.
+    bound_offsets = [await _bound_offsets(cluster, options, bound, partitions) for bound in bounds]
     latest = await list_edge_offsets(cluster, options, partitions, LATEST)
     ends = await _high_watermarks(cluster, options, partitions, latest)
-    return _Edges(topics, partitions, earliest, latest, ends)
+    return _Edges(topics, partitions, earliest, bound_offsets, latest, ends)
 
 
 class PresentEnds(NamedTuple):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -8,12 +9,15 @@ import pytest
 from tidelog.client.model import TopicPartition
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.offsets import list_offsets
+from tidelog.client.sync import Admin
 from tidelog.protocol.errors import ConfigError, ErrorCode, KafkaError
 from tidelog.protocol.messages.metadata import MetadataResponsePartition, MetadataResponseTopic
 from tidelog.spark_ingest import offsets
 from tidelog.spark_ingest.offsets import DataLoss, resolve_ranges
+from tidelog.spark_ingest.option_table import STREAM
 from tidelog.spark_ingest.options import OffsetBound, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
+from tidelog.spark_ingest.stream import StreamDriver
 
 TIME = 1_700_000_000_000
 
@@ -128,6 +132,46 @@ def test_timestamps_become_the_first_offset_at_or_after_them(node, new_topic):
     times = by_partition(topic, TIME + 1, TIME + 9)
     assert ranges(node, subscribe=topic, startingOffsetsByTimestamp=times) == [(topic, 0, 1, 10), (topic, 1, 9, 20)]
     assert ranges(node, subscribe=topic, endingOffsetsByTimestamp=times) == [(topic, 0, 0, 1), (topic, 1, 0, 9)]
+
+
+@pytest.fixture
+def live_topic(node, new_topic, monkeypatch):
+    """A topic of 5 records that has 10 when a bound of the read is looked up; the group `live` has committed 8 then."""
+    name, real, sizes = new_topic(5), offsets._bound_offsets, [5]
+
+    async def bound_offsets(*arguments):
+        for size in sizes:
+            node.fill(name, 5, start=size)
+            with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+                admin.alter_group_offsets("live", {TopicPartition(name, 0): 8})
+        sizes.clear()
+        return await real(*arguments)
+
+    monkeypatch.setattr(offsets, "_bound_offsets", bound_offsets)
+    return name
+
+
+LIVE_BOUNDS = [
+    ({"startingOffsets": "committed", "startingOffsetsGroup": "live"}, (8, 10)),
+    ({"startingTimestamp": str(TIME + 8)}, (8, 10)),
+    ({"endingTimestamp": str(TIME + 8)}, (0, 8)),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), LIVE_BOUNDS, ids=["committed", "start by time", "end by time"])
+@pytest.mark.parametrize("is_strict", ["true", "false"])
+def test_a_bound_that_moves_with_the_log_while_a_read_is_planned_is_no_data_loss(
+    node, live_topic, given, expected, is_strict
+):
+    assert ranges(node, subscribe=live_topic, failOnDataLoss=is_strict, **given) == [(live_topic, 0, *expected)]
+
+
+@pytest.mark.parametrize("given", [given for given, _ in LIVE_BOUNDS[:2]], ids=["committed", "by time"])
+def test_a_stream_begins_at_a_bound_that_moves_with_the_log(node, live_topic, given):
+    options = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribe": live_topic, **given}
+    with closing(StreamDriver(SourceOptions.parse(options, STREAM))) as stream:
+        assert stream.initial_offset() == {live_topic: {"0": 8}}
+        assert stream.latest_offset(stream.initial_offset()) == {live_topic: {"0": 10}}
 
 
 def test_a_timestamp_after_the_last_record(node, new_topic):
