@@ -170,6 +170,12 @@ def test_a_file_of_an_older_kafka_is_refused_in_one_line_that_says_what_to_do_wi
     ]
 
 
+@pytest.mark.parametrize("key", ["super.users", "allow.everyone.if.no.acl.found"])
+def test_a_key_of_the_authorizer_is_refused_with_what_it_promises(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"of Kafka's authorizer: there is no authorization yet, .* would be open"):
+        NodeConfig({"node.id": "1", key: "User:ANONYMOUS"})
+
+
 def test_no_removed_key_is_known_and_each_successor_is():
     assert not [name for name in REMOVED if name in BROKER]
     assert {successor for successor in REMOVED.values() if successor} <= BROKER.keys()

@@ -54,6 +54,8 @@ REMOVED = {
     "reserved.broker.max.id": "",
     "zookeeper.": "",
 }
+# Kafka's authorizer reads these; they are no keys of its broker.
+_AUTHORIZER_KEYS = ("allow.everyone.if.no.acl.found", "super.users")
 _NO_HOST = re.compile(r"[^0-9A-Za-z\-._:%\[\]]")  # as Kafka's EndPoint
 _META_ADDRESSES = ("0.0.0.0", "::", "0:0:0:0:0:0:0:0")
 
@@ -408,6 +410,8 @@ def _check_names(explicit: Mapping[str, str]) -> None:
 
 
 def _hint(name: str) -> str:
+    if name in _AUTHORIZER_KEYS:
+        return " (of Kafka's authorizer: there is no authorization yet, and without this key the node would be open)"
     for removed, successor in REMOVED.items():
         if name == removed or (removed.endswith(".") and name.startswith(removed)):
             return f" (Kafka has removed it: {f'set {successor}' if successor else 'leave it out'})"
