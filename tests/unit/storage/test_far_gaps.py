@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, read, records_of
+from tests.unit.storage.cleaning import clean
 from tests.unit.storage.test_damage import copy_of, repair_range
 from tidelog.protocol.batches.record_batch import iter_headers
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps, encode_explained_gaps
@@ -161,6 +162,37 @@ def test_a_lost_segment_before_the_gap_that_is_repaired_stays_so(logs: MakeLogs,
         assert not made.log.damaged_ranges()
         (made.close if ending == "clean stop" else made.kill)()
         made.open(machine_ran_on=True)
+
+
+@pytest.mark.parametrize("has_later_gap", [False, True])
+def test_a_loss_of_power_behind_a_cleaning_takes_no_record_behind_the_gap_that_superseded_another(
+    has_later_gap: bool,
+) -> None:
+    """The file that names the gap was not on the device, and the log was cut before it."""
+    config = LogConfig(cleanup_policy=COMPACTED)
+    for seed in range(20):
+        disk = SimulatedDisk(Random(seed))
+        disk.make_directory("/data")
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id="c")
+        directory.load(lambda topic: config, NOW)
+        log = directory.create_log("t", 0, TOPIC_ID, config, NOW)
+        log.flush()
+        for offset in (0, FAR):
+            log.append_as_follower(batch(1, base_offset=offset, leader_epoch=0, key=b"k"), NOW)
+        if has_later_gap:
+            log.explain_gaps(FAR + 1, sync=False)
+        log.roll(NOW)
+        follow(log, FAR + 1)
+        log.set_high_watermark(log.log_end_offset)
+        directory.enter_in_cleaner_checkpoint(log)
+        clean(log)
+        assert offsets_of(records_of(log)) == [FAR, FAR + 1]
+        disk.lose_power()
+        directory = LogDirectory.open(disk, "/data", node_id=1, cluster_id="c")
+        directory.load(lambda topic: config, NOW)
+        log = directory.logs["t", 0]
+        assert not log.damaged_ranges(), seed
+        assert offsets_of(records_of(log))[:1] == [FAR], seed
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])

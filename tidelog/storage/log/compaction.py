@@ -22,7 +22,7 @@ from tidelog.storage.cleaner.choice import CleanableRange, CleanerSegment, clean
 from tidelog.storage.cleaner.filter import BatchFilter, CleanedBatch, LastOfProducer, filler
 from tidelog.storage.cleaner.keys import KeyTable
 from tidelog.storage.cleaner.transactions import CleanedTransactions
-from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE
+from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, EXPLAINED_GAPS_FILE
 from tidelog.storage.files.disk import Disk, is_exhaustion
 from tidelog.storage.log.explained_gaps import is_beyond_index, keep_ends_below
 from tidelog.storage.log.swap import Swap, remove_strays
@@ -144,6 +144,8 @@ class Compaction:
         self._removes_until_ms = now_ms if removes_until_ms is None else removes_until_ms
         synced = log.durability.recovery_point
         self._to_sync = [segment.path for segment in log.segments if segment.next_offset > synced]
+        explained = f"{log.directory}/{EXPLAINED_GAPS_FILE}"  # without it a start ends the log before a gap
+        self._to_sync += [explained] if log.durability.is_noted(explained) else []
         self._last_of_producers: dict[int, LastOfProducer] = {
             entry.producer_id: (entry.epoch, _last_committed_of(entry, log.high_watermark))
             for entry in log.producers.entries.values()

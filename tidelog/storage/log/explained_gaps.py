@@ -88,7 +88,7 @@ def roll_behind_gap(log: LogWithGaps, next_offset: int, now_ms: int) -> Segment:
     a start after a kill would miss that one (`may_end_early`).
     """
     gap = log.roll(now_ms)
-    _write(log, log.gaps_explained_below, sync=False, early_ends={(gap.base_offset, next_offset)})
+    name_early_ends(log, {(gap.base_offset, next_offset)})
     active = log.roll(now_ms, next_offset)
     gap.next_offset, gap.may_end_early = next_offset, True
     return active
