@@ -11,14 +11,17 @@ from tests.simulation.simulated_disk import PowerLoss, SimulatedDisk
 from tests.unit.storage.batches import NOW, TOPIC_ID, Logs, batch, offsets_of, read, records_of
 from tests.unit.storage.cleaning import clean
 from tests.unit.storage.test_damage import copy_of, repair_range
-from tidelog.protocol.batches.record_batch import iter_headers
+from tidelog.protocol.batches.record_batch import LEADER_EPOCH_OFFSET, iter_headers
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps, encode_explained_gaps
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.repair import CopyRefused
+from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.log.verification import LogFacts, StoppedLog
 from tidelog.storage.segments.damage import DamagedRecords
 from tidelog.storage.segments.log_config import LogConfig
+from tidelog.storage.segments.segment import Segment
 
 MakeLogs = Callable[..., Logs]
 
@@ -107,6 +110,55 @@ def test_a_segment_before_the_gap_that_is_cut_between_two_batches_or_emptied_is_
         assert offsets_of(records_of(made.log)) == [0, 1, 2, 3, *range(FAR, FAR + 5)]
         assert not made.log.damaged_ranges()
         made.close_and_open()
+
+
+@pytest.mark.parametrize("has_epochs", [True, False])
+@pytest.mark.parametrize("ending", ["clean stop", "kill"])
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_wrong_leader_epoch_of_the_last_batch_before_the_gap_is_damage(
+    logs: MakeLogs, is_compacted: bool, ending: str, has_epochs: bool
+) -> None:
+    """No CRC covers it. The batch behind it is in the segment after the next one, because an empty one holds the gap.
+
+    The log had the wrong epoch as its latest one.
+    """
+    made = logs(cleanup_policy=COMPACTED if is_compacted else frozenset({"delete"}))
+    if not is_compacted:
+        made.log.explain_gaps(2 * FAR)
+    with_far_gap(made, is_cleaned=False, batches=2)
+    made.log.flush()
+    copy = copy_of(made)
+    (made.close if ending == "clean stop" else made.kill)()
+    path = made.folder / f"{2:020d}.log"
+    path.write_bytes(with_epoch(path.read_bytes(), 1, 7))
+    if not has_epochs:
+        (made.folder / "leader-epoch-checkpoint").unlink()
+    log = made.open(machine_ran_on=True)
+    for segment in list(log.segments):
+        scrub(log, segment)
+    assert list(log.leader_epochs) == [(0, 0)]
+    ((segment, damage),) = log.damaged_ranges()
+    assert (damage.first_offset, damage.end_offset) == (3, 4)
+    repair = log.repair_of(segment, damage)
+    repair.is_committed = True
+    with pytest.raises(CopyRefused):
+        repair.accept(memoryview(with_epoch(copy[3], 0, 8)))
+    repair_range(log, segment, damage, copy)
+    assert offsets_of(records_of(log)) == [0, 1, 2, 3, *range(FAR, FAR + 5)]
+    assert not log.damaged_ranges()
+
+
+def with_epoch(data: bytes, number: int, leader_epoch: int) -> bytes:
+    """The batches, of which the one with this number has another leader epoch."""
+    at = [position for position, _ in iter_headers(data)][number] + LEADER_EPOCH_OFFSET
+    return data[:at] + leader_epoch.to_bytes(4, "big") + data[at + 4 :]
+
+
+def scrub(log: PartitionLog, segment: Segment) -> None:
+    work = Scrub(log, segment)
+    while not work.is_done:
+        work.run(10**6)
+    work.finish()
 
 
 def cut_between_batches(made: Logs, base_offset: int, count: int) -> None:

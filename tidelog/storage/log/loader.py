@@ -707,9 +707,10 @@ class _Loader:
     def _scan(self, segment: Segment, later: list[Segment]) -> DamagedRange | None:
         """Scan one segment. If the log ends in it and bytes or records are missing or left after that, their range."""
         end_offset = later[0].base_offset if later else UNKNOWN_END
-        epoch_max = later[0].epoch_at(0) if later else -1
+        following = next((each for each in later if each.size_bytes), None)  # an empty one may hold a gap
+        behind = (-1, -1) if following is None else (following.epoch_at(0), following.base_offset)
         rest = scan_segment(
-            segment, self.producers, self.epochs, self.transactions, end_offset, self._is_torn, epoch_max,
+            segment, self.producers, self.epochs, self.transactions, end_offset, self._is_torn, behind,
             self.filed_epochs,
         )  # fmt: skip
         next_offset, size = segment.next_offset, segment.size_bytes

@@ -210,17 +210,18 @@ def scan_segment(
     transactions: ScannedTransactions,
     end_offset: int,
     is_torn: Callable[[DamagedRange], bool],
-    epoch_max: int = -1,
+    behind: tuple[int, int] = (-1, -1),
     filed_epochs: Sequence[tuple[int, int]] = (),
 ) -> DamagedRange | None:
     """Check and index every batch of a segment. If the log ends in it, return the rest of the file after that.
 
     `producers` must be at the segment's base offset and is advanced to its end. `end_offset`: the offset after its last
     record, UNKNOWN_END for the last segment. Damage that is not a torn tail by `is_torn` is recorded, and the scan
-    continues after it. `epoch_max`: the leader epoch of the next segment. For damaged batches the epochs come from
-    `filed_epochs` (epoch, start offset).
+    continues after it. `behind`: the leader epoch and the offset of the next batch, in a later segment. For damaged
+    batches the epochs come from `filed_epochs` (epoch, start offset).
     """
     hidden_epochs: list[tuple[int, int]] = []
+    epoch_max, offset_behind = behind
     edges = EpochEdges()
     segment.begin_rebuild()
     segment.transaction_index.begin_rebuild()
@@ -265,7 +266,7 @@ def scan_segment(
         if epochs.latest < epoch and (epoch_max < 0 or epoch <= epoch_max):
             epochs.assign(epoch, start_offset)
     if epoch_max >= 0:
-        edges.note((segment.size_bytes, segment.size_bytes, end_offset, end_offset, epoch_max))
+        edges.note((segment.size_bytes, segment.size_bytes, offset_behind, offset_behind, epoch_max))
     edges.note(None)
     segment.damage = merged([*damage, *_doubt_scanned_epochs(edges, epochs, filed_epochs)])
     segment.trust(0, segment.size_bytes if rest is None else rest.position)

@@ -173,19 +173,19 @@ class RangeRepair:
         self._knows_epochs = any(first_offset <= start < end_offset for _, start in epochs)
         self._epoch = epochs.epoch_for_offset(damage.first_offset - 1) if damage.first_offset else -1
         self._epoch_max = epochs.epoch_for_offset(damage.end_offset)
-        following = self._epoch_behind()
+        following, following_offset = self._epoch_behind()
         self._has_batch_behind = following >= 0
-        if 0 <= following != self._epoch_max:  # the epoch file or this batch is wrong
+        if 0 <= following != epochs.epoch_for_offset(following_offset):  # the epoch file or this batch is wrong
             self._knows_epochs = False
             self._epoch = min(self._epoch, following)
             self._epoch_max = max(self._epoch_max, following)
 
-    def _epoch_behind(self) -> int:
-        """The leader epoch of the batch after the damage, -1 if there is none or it is unreadable."""
+    def _epoch_behind(self) -> tuple[int, int]:
+        """The leader epoch of the batch after the damage, -1 if there is none or it is unreadable, and its offset."""
         if self.damage.end_position < self.segment.size_bytes:
-            return self.segment.epoch_at(self.damage.end_position)
-        segments = self.log.segments
-        return -1 if self.segment is segments.active else segments.epoch_behind(self.segment)
+            return self.segment.epoch_at(self.damage.end_position), self.damage.end_offset
+        following = self.log.segments.with_batches_behind(self.segment)
+        return (-1, -1) if following is None else (following.epoch_at(0), following.base_offset)
 
     @property
     def is_complete(self) -> bool:

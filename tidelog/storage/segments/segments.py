@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from tidelog.storage.files.disk import Disk
@@ -106,12 +107,19 @@ class Segments:
         for segment in self._list:
             segment.age_trust()
 
+    def with_batches_behind(self, segment: Segment) -> Segment | None:
+        """The next segment with batches: an empty one may hold a gap."""
+        start = self.floor_index(segment.base_offset) + 1
+        return next((each for each in islice(self._list, start, None) if each.size_bytes), None)
+
     def epoch_behind(self, segment: Segment) -> int:
-        """The leader epoch of the first batch after a segment, or the log's latest epoch; -1 if it is unreadable."""
-        index = self.floor_index(segment.base_offset) + 1
-        if index >= len(self._list):
+        """The leader epoch of the first batch after a segment; -1 if it is unreadable, or if none is there. Behind the
+        active segment the log's latest epoch.
+        """
+        if segment is self.active:
             return self.leader_epochs.latest
-        return self._list[index].epoch_at(0)
+        following = self.with_batches_behind(segment)
+        return -1 if following is None else following.epoch_at(0)
 
     def base_offsets(self) -> list[int]:
         return list(self._bases)
