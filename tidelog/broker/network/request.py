@@ -39,6 +39,11 @@ class Peer(Protocol):
         """Whether the client has disconnected. A connection that is not read does not notice it."""
         ...
 
+    @property
+    def awaited(self) -> Deferred | None:
+        """The earliest request of the connection without a complete answer. Later answers wait for it."""
+        ...
+
     def close(self) -> None: ...
 
     def send_much(self) -> None:
