@@ -142,16 +142,19 @@ class _Edges(NamedTuple):
 
 
 async def _edges(
-    cluster: Cluster, options: SourceOptions, bounds: Iterable[OffsetBound], omit_missing: bool = False
+    cluster: Cluster, options: SourceOptions, bounds: Sequence[OffsetBound], omit_missing: bool = False
 ) -> _Edges:
     topics = await _topics(cluster, options, omit_missing)
     partitions = _all_partitions(topics, options, omit_missing)
     await _await_metadata(cluster, options, topics)
     earliest = await list_edge_offsets(cluster, options, partitions, EARLIEST)
-    # Before the ends: a group commits, and records of a time come, while offsets are looked up.
-    bound_offsets = [await _bound_offsets(cluster, options, bound, partitions) for bound in bounds]
+    # `latest` stands for a time that no record has: records of that time may come after it, and none is before it.
     latest = await list_edge_offsets(cluster, options, partitions, LATEST)
-    ends = await _high_watermarks(cluster, options, partitions, latest)
+    bound_offsets = [await _bound_offsets(cluster, options, bound, partitions) for bound in bounds]
+    # A group may commit, and a record of the time come, behind it.
+    is_looked_up = any(bound.group or bound.by_time for bound in bounds)
+    is_at_latest = options.consumer.isolation_level == "read_uncommitted" and not is_looked_up
+    ends = latest if is_at_latest else await _high_watermarks(cluster, options, partitions, latest)
     return _Edges(topics, partitions, earliest, bound_offsets, latest, ends)
 
 
@@ -366,9 +369,7 @@ def _numbers(offsets: Mapping[TopicPartition, OffsetAndTimestamp | None]) -> Off
 async def _high_watermarks(
     cluster: Cluster, options: SourceOptions, partitions: Sequence[TopicPartition], latest: Offsets
 ) -> Offsets:
-    """The high watermarks. For read_uncommitted that is `latest` itself."""
-    if options.consumer.isolation_level == "read_uncommitted":
-        return latest
+    """The high watermarks, at least `latest`."""
     offsets = await _list_offsets(cluster, options, dict.fromkeys(partitions, LATEST), "read_uncommitted")
     # A log only grows, but the high watermark of a new leader may lag.
     return {

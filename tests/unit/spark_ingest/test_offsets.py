@@ -136,42 +136,71 @@ def test_timestamps_become_the_first_offset_at_or_after_them(node, new_topic):
 
 @pytest.fixture
 def live_topic(node, new_topic, monkeypatch):
-    """A topic of 5 records that has 10 when a bound of the read is looked up; the group `live` has committed 8 then."""
-    name, real, sizes = new_topic(5), offsets._bound_offsets, [5]
+    """`live_topic(moment)`: a topic of 5 records that has 10 before or after the bounds of a read are looked up.
 
-    async def bound_offsets(*arguments):
-        for size in sizes:
-            node.fill(name, 5, start=size)
-            with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
-                admin.alter_group_offsets("live", {TopicPartition(name, 0): 8})
-        sizes.clear()
-        return await real(*arguments)
+    The group `live` has committed 8 then.
+    """
 
-    monkeypatch.setattr(offsets, "_bound_offsets", bound_offsets)
-    return name
+    def begin(moment):
+        name, real, sizes = new_topic(5), offsets._bound_offsets, [5]
+
+        def grow():
+            for size in sizes:
+                node.fill(name, 5, start=size)
+                with Admin(bootstrap_servers=node.bootstrap_servers) as admin:
+                    admin.alter_group_offsets("live", {TopicPartition(name, 0): 8})
+            sizes.clear()
+
+        async def bound_offsets(cluster, options, bound, partitions):
+            if moment == "before":
+                grow()
+            found = await real(cluster, options, bound, partitions)
+            if bound.by_time:
+                grow()
+            return found
+
+        monkeypatch.setattr(offsets, "_bound_offsets", bound_offsets)
+        return name
+
+    return begin
 
 
-LIVE_BOUNDS = [
-    ({"startingOffsets": "committed", "startingOffsetsGroup": "live"}, (8, 10)),
-    ({"startingTimestamp": str(TIME + 8)}, (8, 10)),
-    ({"endingTimestamp": str(TIME + 8)}, (0, 8)),
-]
+LATE = str(TIME + 8)
+COMMITTED = {"startingOffsets": "committed", "startingOffsetsGroup": "live"}
 
 
-@pytest.mark.parametrize(("given", "expected"), LIVE_BOUNDS, ids=["committed", "start by time", "end by time"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(COMMITTED, (8, 8)), ({"startingTimestamp": LATE}, (8, 8)), ({"endingTimestamp": LATE}, (0, 8))],
+    ids=["committed", "start by time", "end by time"],
+)
 @pytest.mark.parametrize("is_strict", ["true", "false"])
 def test_a_bound_that_moves_with_the_log_while_a_read_is_planned_is_no_data_loss(
     node, live_topic, given, expected, is_strict
 ):
-    assert ranges(node, subscribe=live_topic, failOnDataLoss=is_strict, **given) == [(live_topic, 0, *expected)]
+    topic = live_topic("before")
+    assert ranges(node, subscribe=topic, failOnDataLoss=is_strict, **given) == [(topic, 0, *expected)]
 
 
-@pytest.mark.parametrize("given", [given for given, _ in LIVE_BOUNDS[:2]], ids=["committed", "by time"])
-def test_a_stream_begins_at_a_bound_that_moves_with_the_log(node, live_topic, given):
-    options = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribe": live_topic, **given}
+def test_a_read_up_to_a_time_ends_before_records_of_that_time_that_come_while_it_is_planned(node, live_topic):
+    topic = live_topic("after")
+    assert ranges(node, subscribe=topic, endingTimestamp=LATE) == [(topic, 0, 0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("moment", "given", "first"),
+    [
+        ("before", COMMITTED, 8),
+        ("before", {"startingTimestamp": LATE}, 8),
+        ("after", {"startingTimestamp": LATE, "startingOffsetsByTimestampStrategy": "latest"}, 5),
+    ],
+    ids=["committed", "by time", "by a time that no record has yet"],
+)
+def test_a_stream_passes_over_no_record_that_comes_while_its_start_is_looked_up(node, live_topic, moment, given, first):
+    topic = live_topic(moment)
+    options = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribe": topic, **given}
     with closing(StreamDriver(SourceOptions.parse(options, STREAM))) as stream:
-        assert stream.initial_offset() == {live_topic: {"0": 8}}
-        assert stream.latest_offset(stream.initial_offset()) == {live_topic: {"0": 10}}
+        assert stream.initial_offset() == {topic: {"0": first}}
 
 
 def test_a_timestamp_after_the_last_record(node, new_topic):
