@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,6 +17,7 @@ from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps
 from tidelog.storage.log.directory import LogDirectory
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.log.prefix_copy import PrefixCopy
 from tidelog.storage.log.repair import CopyRefused
 from tidelog.storage.log.scrub import Scrub
 from tidelog.storage.log.verification import LogFacts, StoppedLog
@@ -280,3 +282,49 @@ def test_a_kill_before_another_far_gap_leaves_no_damage(is_compacted: bool, kept
         if with_gap:
             return
     pytest.fail("the batch was never written")
+
+
+FARTHER = 2**32 + 100
+
+
+@pytest.mark.parametrize("pieces", range(7))
+@pytest.mark.parametrize("is_of_earlier", [False, True])
+def test_a_kill_during_the_copy_of_a_log_with_gaps_leaves_no_mixture_of_two_cleanings(
+    tmp_path: Path, is_of_earlier: bool, pieces: int
+) -> None:
+    """The new segment that holds a gap is empty: a start took it for damaged, and kept the old ones from there on, or
+    for one of a finished swap. A deleted key was back for good.
+    """
+    config = LogConfig(cleanup_policy=COMPACTED)
+    here, other = Logs(tmp_path / "here", config), Logs(tmp_path / "other", config)
+    follow(other.log, 0, 1)
+    other.log.append_as_follower(batch(1, base_offset=FAR, leader_epoch=0, key=b"0", value=None), NOW)
+    follow(here.log, 1)
+    for made in (here, other):
+        follow(made.log, FARTHER)
+        made.log.roll(NOW)
+        follow(made.log, FARTHER + 1)
+        made.log.set_high_watermark(FARTHER + 2)
+    if is_of_earlier:
+        here.close()
+        for path in here.folder.glob(f"{2:020d}.*"):
+            path.unlink()
+        content = encode_explained_gaps(ExplainedGaps(0, frozenset({(0, FARTHER)})))
+        (here.folder / EXPLAINED_GAPS_FILE).write_bytes(content)
+        here.open()
+    here.log.flush()
+    here.directory.write_checkpoints()
+    old, new = offsets_of(records_of(here.log)), offsets_of(records_of(other.log))
+    assert (old, new) == ([1, FARTHER, FARTHER + 1], [0, 1, FAR, FARTHER, FARTHER + 1])
+    copy = PrefixCopy(here.log, next(each for each in here.log.segments if each.next_offset == FARTHER), NOW)
+    while copy._swap is None or copy._swap._next < pieces:
+        wanted = copy.wants_from
+        copy.data = b"".join(map(bytes, read(other.log, wanted, 500, FARTHER + 2).regions)) if wanted >= 0 else b""
+        copy.run()
+        if not copy.advance():
+            break
+    here.kill()
+    log = here.open(machine_ran_on=True)
+    assert offsets_of(records_of(log)) == (new if pieces > 1 else old)
+    assert not log.damaged_ranges()
+    assert here.files("*.cleaned") == here.files("*.swap") == []

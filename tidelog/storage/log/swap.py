@@ -13,10 +13,11 @@ segments, so a segment always knows the names of its files.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Final, Protocol
 
 from tidelog.storage.files.disk import Disk
+from tidelog.storage.log.explained_gaps import read_explained_gaps
 from tidelog.storage.log.flush import Durability
 from tidelog.storage.producers.producer_snapshots import ProducerSnapshots
 from tidelog.storage.segments.damage import DamagedRange
@@ -32,6 +33,8 @@ PIECE_SEGMENTS: Final = 16
 
 
 Step = Callable[[Sequence[Segment]], None]
+EarlyEnds = Set[tuple[int, int]]
+"""Of segments that may end before the next one begins: the base offsets of both."""
 
 
 class SwappedLog(Protocol):
@@ -137,7 +140,8 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
     swapped = [name for name in sorted(names) if name.endswith(SWAP_SUFFIX)]
     if not cleaned and not swapped:
         return
-    undone = _uncommitted(disk, directory, names, cleaned, swapped)
+    early_ends = read_explained_gaps(disk, directory).early_ends
+    undone = _uncommitted(disk, directory, names, cleaned, swapped, early_ends)
     # Removed durably before the .cleaned files, because a .swap without a .cleaned counts as committed.
     _remove(disk, directory, names, undone)
     _remove(disk, directory, names, cleaned)
@@ -149,10 +153,12 @@ def finish_swaps(disk: Disk, directory: str, names: set[str]) -> None:
         bases = [_offset_of(other) for other in names if other.endswith(LOG_SUFFIX)]
         begins = {*bases, *(_offset_of(other) for other in names if other.endswith(LOG_SUFFIX + SWAP_SUFFIX))}
         end, is_whole = _end_offset(disk, directory, name)
+        if is_whole and end not in begins:  # also an empty one, which holds a gap
+            end = min((after for base, after in early_ends if base == low and after in begins), default=end)
         if low in bases and not (is_whole and end in begins):
             # What it replaces is still there. A wrong end would remove segments that it does not replace.
             logger.error("%s/%s is damaged: keeping the segments from which it was made", directory, name)
-            of_swap = _of_kept(disk, directory, bases, committed, low)
+            of_swap = _of_kept(disk, directory, bases, committed, low, early_ends)
             _remove(disk, directory, names, sorted(of_swap, key=lambda each: each == name))
             committed = [each for each in committed if each not in of_swap]
             continue
@@ -180,7 +186,9 @@ def remove_strays(disk: Disk, directory: str, base_offsets: set[int]) -> None:
             disk.remove(f"{directory}/{entry.name}")
 
 
-def _uncommitted(disk: Disk, directory: str, names: set[str], cleaned: list[str], swapped: list[str]) -> list[str]:
+def _uncommitted(
+    disk: Disk, directory: str, names: set[str], cleaned: list[str], swapped: list[str], early_ends: EarlyEnds
+) -> list[str]:
     """The `.swap` files to undo: a part of their swap is `.cleaned`, and the segments that it replaces are there.
 
     Without these the swap was committed, whatever is `.cleaned`. A swap may have several new segments, in place of as
@@ -192,13 +200,15 @@ def _uncommitted(disk: Disk, directory: str, names: set[str], cleaned: list[str]
     for low in sorted({_offset_of(name) for name in swapped}):
         is_uncommitted = any(base <= low for base in cleaned_bases)
         if low not in bases:
-            is_uncommitted = is_uncommitted and _is_held(disk, directory, bases, low, min(cleaned_bases))
+            is_uncommitted = is_uncommitted and _is_held(disk, directory, bases, low, min(cleaned_bases), early_ends)
         undone += [name for name in swapped if is_uncommitted and _offset_of(name) == low]
     return undone
 
 
-def _is_held(disk: Disk, directory: str, bases: list[int], offset: int, swapped_from: int) -> bool:
-    """Whether the segment before `offset` has batches from there on.
+def _is_held(
+    disk: Disk, directory: str, bases: list[int], offset: int, swapped_from: int, early_ends: EarlyEnds
+) -> bool:
+    """Whether the segment before `offset` has batches from there on, or a gap that `explained-gaps` names.
 
     If it is one that the swap from this offset on replaces, it may also be damaged before them, or Kafka's cleaner has
     removed them: then it does not end at `offset`.
@@ -206,15 +216,19 @@ def _is_held(disk: Disk, directory: str, bases: list[int], offset: int, swapped_
     before = max((base for base in bases if 0 <= base < offset), default=-1)
     if before < 0:
         return False
+    if any(base == before and offset < after for base, after in early_ends):
+        return True
     end, is_whole = _end_offset(disk, directory, f"{before:0{_STEM_LENGTH}d}{LOG_SUFFIX}")
     return end > offset or (swapped_from <= before and not (is_whole and end == offset))
 
 
-def _of_kept(disk: Disk, directory: str, bases: list[int], committed: list[str], low: int) -> list[str]:
+def _of_kept(
+    disk: Disk, directory: str, bases: list[int], committed: list[str], low: int, early_ends: EarlyEnds
+) -> list[str]:
     """The `.swap` files of the new segment at `low`, and of those behind it that the same old ones hold."""
     bound = low + 1
     for base in sorted({_offset_of(name) for name in committed}):
-        if base > low and (base in bases or not _is_held(disk, directory, bases, base, low)):
+        if base > low and (base in bases or not _is_held(disk, directory, bases, base, low, early_ends)):
             break
         bound = max(bound, base + 1)
     return [name for name in committed if low <= _offset_of(name) < bound]
