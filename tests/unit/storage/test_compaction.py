@@ -499,7 +499,7 @@ def test_indexes_that_are_made_anew_are_whole_where_the_limit_is_lower_now(tmp_p
     assert _is_indexed(log, 200)
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [1, 4, 5])
 def test_a_producer_is_known_where_its_later_batches_are_cut_after_a_cleaning(logs: Logs, count: int) -> None:
     """The cleaner kept the last batch only, which was not committed. From the log alone the next one was refused."""
     logs.append(idempotent(0, key=b"same"), keyed(("same", "newer")))
@@ -517,6 +517,27 @@ def test_a_producer_is_known_where_its_later_batches_are_cut_after_a_cleaning(lo
     log = logs.open()
     assert log.producers.entries[7].last_sequence == 0
     logs.append(idempotent(1, key=b"other"))
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_a_producer_is_known_where_its_open_transaction_is_cut_after_a_cleaning(tmp_path: Path, count: int) -> None:
+    """As many batches as it may have in flight: of those that the log knew, none was committed. Its marker stayed, and
+    its next batch was refused."""
+    logs = Logs(tmp_path / "data", replace(CONFIG, verifies_transactions=False))
+    logs.append(idempotent(0, key=b"same", transactional=True))
+    logs.append(marker(abort=False), from_client=False)
+    logs.append(keyed(("same", "newer")))
+    roll(logs.log)
+    committed = logs.log.log_end_offset
+    for sequence in range(1, count + 1):
+        logs.append(idempotent(sequence, key=b"other", transactional=True))
+    logs.log.high_watermark = committed
+    clean(logs.log)
+    logs.log.truncate_to(committed)
+    logs.kill()
+    log = logs.open()
+    assert log.producers.entries[7].last_sequence == 0
+    logs.append(idempotent(1, key=b"other", transactional=True))
 
 
 def test_batches_of_idempotent_producers_are_known_after_grouping(logs: Logs):

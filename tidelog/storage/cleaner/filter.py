@@ -43,8 +43,15 @@ if TYPE_CHECKING:
 
 Buffer = bytes | bytearray | memoryview
 
-LastOfProducer = tuple[int, int]
-"""A producer's epoch, and the last offset of its last data batch, -1 if its last batch is a marker."""
+
+class LastOfProducer(NamedTuple):
+    """A producer's epoch, and the last offset of its last data batch, -1 if its last batch is a marker."""
+
+    epoch: int
+    last_offset: int
+    sequence_before: int = NO_SEQUENCE
+    """The last sequence of the batch before those that are not committed, where no offset of it is known."""
+
 
 _FLAGS_OF_EMPTY: Final = LOG_APPEND_TIME_FLAG | TRANSACTIONAL_FLAG | CONTROL_FLAG
 
@@ -150,10 +157,10 @@ class BatchFilter:
         last = self._last_of_producers.get(header.producer_id)
         if last is None:
             return False
-        epoch, last_offset = last
-        if last_offset >= 0:
-            return header.last_offset == last_offset
-        return header.is_control and header.producer_epoch == epoch
+        if last.last_offset < 0:
+            return header.is_control and header.producer_epoch == last.epoch
+        is_before = header.producer_epoch == last.epoch and header.last_sequence == last.sequence_before >= 0
+        return header.last_offset == last.last_offset or (is_before and not header.is_control)
 
     def _rewritten(self, section: bytes, header: BatchHeader, kept: KeptRecords, with_horizon: bool) -> CleanedBatch:
         attributes, base_timestamp = header.attributes, header.base_timestamp

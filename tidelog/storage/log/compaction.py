@@ -26,7 +26,7 @@ from tidelog.storage.files.checkpoints import CLEANED_ENDS_FILE, EXPLAINED_GAPS_
 from tidelog.storage.files.disk import Disk, is_exhaustion
 from tidelog.storage.log.explained_gaps import is_beyond_index, keep_ends_below
 from tidelog.storage.log.swap import Swap, remove_strays
-from tidelog.storage.producers.producer_state import LAST_OFFSET, ProducerEntry
+from tidelog.storage.producers.producer_state import FIRST_SEQUENCE, LAST_OFFSET, ProducerEntry
 from tidelog.storage.segments import lookup
 from tidelog.storage.segments.damage import CorruptIndex
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_POSITION
@@ -147,8 +147,7 @@ class Compaction:
         explained = f"{log.directory}/{EXPLAINED_GAPS_FILE}"  # without it a start ends the log before a gap
         self._to_sync += [explained] if log.durability.is_noted(explained) else []
         self._last_of_producers: dict[int, LastOfProducer] = {
-            entry.producer_id: (entry.epoch, _last_committed_of(entry, log.high_watermark))
-            for entry in log.producers.entries.values()
+            entry.producer_id: _last_committed_of(entry, log.high_watermark) for entry in log.producers.entries.values()
         }
         self._ready: list[tuple[list[Segment], list[Segment]]] = []
         self._swap: Swap | None = None
@@ -471,12 +470,16 @@ def chunks(
         file.close()
 
 
-def _last_committed_of(entry: ProducerEntry, high_watermark: int) -> int:
-    """The last offset of a producer's last batch, -1 without one. What is not committed may be cut: if the batch before
-    it was removed, the log would say nothing of the producer, and its next batch would be refused.
+def _last_committed_of(entry: ProducerEntry, high_watermark: int) -> LastOfProducer:
+    """A producer's last batch. What is not committed may be cut: if the batch before it was removed, the log would say
+    nothing of the producer, and its next batch would be refused.
     """
     offsets = [each[LAST_OFFSET] for each in entry.batches]
-    return max((each for each in offsets if each < high_watermark), default=max(offsets, default=-1))
+    last_offset = max((each for each in offsets if each < high_watermark), default=-1)
+    if last_offset >= 0 or not offsets:
+        return LastOfProducer(entry.epoch, last_offset)
+    before = (entry.batches[0][FIRST_SEQUENCE] - 1) % 2**31  # behind the largest one they begin again
+    return LastOfProducer(entry.epoch, offsets[-1], before)
 
 
 def _index_bytes(disk: Disk, segment: Segment) -> int:
