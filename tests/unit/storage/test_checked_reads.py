@@ -212,3 +212,51 @@ def test_the_tail_is_read_in_one_pass_only_while_it_is_trusted(tmp_path: Path) -
     assert logs.log.read_tail(0, 1 << 20, end) is None, "their checksums are due again"
     assert logs.log.read_tail(2, 1 << 20, end) is not None
     logs.close()
+
+
+@pytest.mark.parametrize("bit", [0, 1, 20, 33, 57])
+@pytest.mark.parametrize("max_bytes", [1, 10**9])
+def test_a_base_offset_that_is_too_high_for_the_batch_behind_it_is_damage_in_a_compacted_log(
+    logs: MakeLogs, max_bytes: int, bit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that ended with the batch was not compared with the next one: readers passed over the records."""
+    monkeypatch.setattr(reader, "_CHECKED_BATCHES_MAX", 5)
+    made = logs(cleanup_policy=frozenset({"compact"}))
+    for number in range(8):
+        made.append(batch(key=b"%d" % number))
+    log, path = made.log, made.folder / made.files("*.log")[0]
+    for _ in range(2):
+        log.segments.age_trust()
+    data = bytearray(path.read_bytes())
+    position = [position for position, _ in iter_headers(bytes(data))][4]
+    data[position + 7 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    offset = 0
+    offsets: list[int] = []
+    while offset < 8:
+        try:
+            result = read(log, offset, max_bytes, log.log_end_offset)
+        except DamagedRecords as error:
+            offset = error.damage.end_offset
+            continue
+        offsets += [header.base_offset for region in result.regions for _, header in iter_headers(region)]
+        offset = result.next_offset
+    assert offsets == [0, 1, 2, 3, 5, 6, 7]
+
+
+def test_a_read_in_a_compacted_log_may_end_where_damage_is_known(
+    logs: MakeLogs, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = logs(cleanup_policy=frozenset({"compact"}))
+    for number in range(8):
+        made.append(batch(key=b"%d" % number))
+    log, path = made.log, made.folder / made.files("*.log")[0]
+    data = bytearray(path.read_bytes())
+    data[[position for position, _ in iter_headers(bytes(data))][4] + 7] = 0
+    path.write_bytes(data)
+    for upper_offset in (8, 4):
+        for _ in range(2):
+            log.segments.age_trust()
+        assert read(log, 0, 10**9, upper_offset).next_offset == 4
+    assert [each.first_offset for each in log.segments.active.damage] == [4]
+    assert caplog.text.count("examining a segment") == 1

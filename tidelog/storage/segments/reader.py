@@ -39,6 +39,7 @@ MAP_ABOVE_BYTES: Final = 64 * 1024  # above it slices of a map take a third of a
 _SURELY_WARM_BYTES: Final = 64 * 1024 * 1024
 _WALK_CHUNK_BYTES: Final = 8 * 1024
 _WARM_CHUNK_BYTES: Final = 1024 * 1024
+_BASE_OFFSET_BYTES: Final = 8
 _HINTS_MAX: Final = 8
 # The batches per read whose CRCs are checked: for batches of one small record this takes 1 ms instead of 30.
 _CHECKED_BATCHES_MAX: Final = 512
@@ -163,6 +164,8 @@ def read(
         region = region[:length]
     elif end == size and expected != segment.next_offset and not (segment.may_end_early or ends_damaged(segment)):
         raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")
+    if segment.may_have_gaps and not is_trusted and end < size and bytes_after(segment.damage, end) == end:
+        _check_next(segment, end, expected)
     if not is_trusted:
         segment.trust(start, end)
     hints = segment.hints
@@ -170,6 +173,17 @@ def read(
     if len(hints) > _HINTS_MAX:
         del hints[next(iter(hints))]
     return ReadResult([region], length, next_offset)
+
+
+def _check_next(segment: Segment, position: int, expected: int) -> None:
+    """The next batch must begin behind those that are read: where there may be gaps, only it shows that the last one of
+    them has a base offset that is too high. Raises ColdRead, CorruptIndex.
+    """
+    data = segment.file.read_at_nowait(_BASE_OFFSET_BYTES, position)
+    if data is None:
+        raise _cold(segment, position, _BASE_OFFSET_BYTES)
+    if int.from_bytes(data, "big") < expected:
+        raise CorruptIndex(segment.path, f"base offset {int.from_bytes(data, 'big')} at {position}, after {expected}")
 
 
 def is_whole(result: ReadResult) -> bool:
