@@ -328,3 +328,20 @@ def test_a_kill_during_the_copy_of_a_log_with_gaps_leaves_no_mixture_of_two_clea
     assert offsets_of(records_of(log)) == (new if pieces > 1 else old)
     assert not log.damaged_ranges()
     assert here.files("*.cleaned") == here.files("*.swap") == []
+
+
+def test_a_gap_that_is_explained_is_none_of_a_log_that_a_start_has_begun_anew(logs: MakeLogs) -> None:
+    """A loss of power took all records above its log start. The first batch behind the gap counted as damaged."""
+    made = logs()
+    made.append(batch(2))
+    made.log.delete_records(2)
+    made.log.explain_gaps(5)
+    made.directory.write_checkpoints()
+    made.kill()
+    (made.folder / f"{0:020d}.log").write_bytes(b"")
+    log = made.open()
+    assert (log.log_start_offset, log.log_end_offset, log.gaps_explained_below) == (2, 2, 5)
+    follow(log, 5, 6)
+    scrub(log, log.segments.active)
+    assert not log.damaged_ranges()
+    assert offsets_of(records_of(log)) == [5, 6]

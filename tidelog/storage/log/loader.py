@@ -429,6 +429,7 @@ class _Loader:
 
     def _create_segment(self, base_offset: int) -> Segment:
         segment = Segment.create(self.disk, self.directory, base_offset, self.config, self.now_ms, self.jitter_ms)
+        segment.may_have_gaps = segment.may_have_gaps or base_offset < self.gaps_explained_below
         self._opened.append(segment)
         return segment
 
