@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.client.fake_broker import HANDLERS, FakeCluster
+from tests.unit.client.fake_broker import HANDLERS, FakeCluster, FakeNode
 from tests.unit.client.test_consumer import T0, consumer, fill, read, until
 from tidelog.client import Admin, TopicPartition
 from tidelog.client.admin.configs import ConfigResource
@@ -18,7 +18,7 @@ from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.describe_configs import DescribeConfigsResponse, DescribeConfigsResult
 from tidelog.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from tidelog.protocol.messages.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
-from tidelog.protocol.messages.fetch import FetchRequest
+from tidelog.protocol.messages.fetch import AbortedTransaction, FetchRequest, FetchResponse
 from tidelog.protocol.messages.list_config_resources import ConfigResource as ListedResource
 from tidelog.protocol.messages.list_config_resources import ListConfigResourcesResponse
 from tidelog.protocol.messages.metadata import (
@@ -97,6 +97,29 @@ async def test_a_consumer_asks_for_no_more_than_the_connection_receives():
     async with FakeCluster(t=3) as cluster, consumer(cluster, "t", receive_message_max_bytes=20_000) as consuming:
         await until(lambda: cluster.sent(FetchRequest), consuming)
         assert {request.max_bytes for request in cluster.sent(FetchRequest)} == {20_000 - 512 - 3 * 128}
+
+
+async def test_an_answer_whose_aborted_transactions_take_too_much_is_asked_for_with_fewer_records(monkeypatch):
+    """They are of no size that a request can bound. Each poll raised that the records cannot be fetched."""
+
+    async def answer(node: FakeNode, request: FetchRequest) -> Any:
+        answered: Any = await node.on_fetch(request)
+        count = request.max_bytes // 10
+        for topic in answered.responses:
+            for data in topic.partitions:
+                if data.records:
+                    data.aborted_transactions = [AbortedTransaction(producer_id=9, first_offset=0)] * count
+        return answered
+
+    monkeypatch.setitem(HANDLERS, FetchRequest.API_KEY, (FetchRequest, FetchResponse, answer))
+    async with FakeCluster(t=1) as cluster, consumer(cluster, "t", receive_message_max_bytes=20_000) as consuming:
+        fill(cluster, "t", 0, 2)
+        assert await read(consuming, 2) == [0, 1]
+        asked = [request.max_bytes for request in cluster.sent(FetchRequest)]
+        assert asked[:2] == [20_000 - 512 - 128, (20_000 - 512 - 128) // 16]
+        fill(cluster, "t", 0, 2)  # what there is fits: later requests ask for more again
+        assert len(await read(consuming, 2)) == 2
+        assert asked[1] in [request.max_bytes // 2 for request in cluster.sent(FetchRequest)[2:]]
 
 
 async def test_metadata_that_the_connection_cannot_receive_are_logged(caplog: pytest.LogCaptureFixture):

@@ -53,7 +53,11 @@ logger = logging.getLogger(__name__)
 
 _RESPONSES_PER_NODE = 2
 _ANSWER_BYTES, _ANSWER_PARTITION_BYTES = 512, 128
-"""About what an answer takes beside its records, itself and for each partition."""
+"""About what an answer takes beside its records, itself and for each partition; 16 bytes for each aborted transaction
+come to it.
+"""
+_TOO_LARGE_DIVISOR = 16
+_MAX_BYTES_MAX = 2**31 - 1
 _LARGE_ANSWER_BYTES = 256 * 1024
 """More than a broker's send buffer holds by default."""
 
@@ -61,7 +65,10 @@ _LARGE_ANSWER_BYTES = 256 * 1024
 class _NodeFetches:
     """The fetch session with one broker, and its responses that are not read to the end."""
 
-    __slots__ = ("answers_are_large", "in_flight", "node_id", "refused", "responses", "retry_at_ms", "session")
+    __slots__ = (
+        "answers_are_large", "asked_bytes", "in_flight", "max_bytes", "node_id", "refused", "responses", "retry_at_ms",
+        "session",
+    )  # fmt: skip
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
@@ -71,6 +78,10 @@ class _NodeFetches:
         """The last one was."""
         self.responses: deque[list[CompletedFetch]] = deque()
         self.retry_at_ms = 0.0
+        self.asked_bytes = 0
+        """The most records that the last request has asked for."""
+        self.max_bytes = _MAX_BYTES_MAX
+        """The most records to ask for. Less after an answer that was too large to receive, until larger ones fit."""
         self.refused: TopicPartition | None = None
         """The partition for which a poll raises that the last answer was too large to receive."""
 
@@ -198,7 +209,8 @@ class Fetcher:
             if version > LAST_VERSION_WITH_NAMES and any(target.topic_id == NO_TOPIC_ID for target in targets.values()):
                 version = connection.version_of(FetchRequest, LAST_VERSION_WITH_NAMES)
             plan = node.session.plan(targets)
-            request = self._request(plan, version, self._max_bytes(len(targets)))
+            node.asked_bytes = self._max_bytes(node, len(targets))
+            request = self._request(plan, version, node.asked_bytes)
             timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
             response_future = connection.send(request, FetchResponse, version, timeout_ms)
         except KafkaError as error:
@@ -207,10 +219,10 @@ class Fetcher:
         node.in_flight = True
         response_future.add_done_callback(partial(self._handle_response, node, targets, version))
 
-    def _max_bytes(self, partitions: int) -> int:
+    def _max_bytes(self, node: _NodeFetches, partitions: int) -> int:
         """The most records to ask for, so that the connection can receive the answer."""
         room = self._config.receive_message_max_bytes - _ANSWER_BYTES - partitions * _ANSWER_PARTITION_BYTES
-        return max(1, min(self._config.fetch_max_bytes, room))
+        return max(1, min(self._config.fetch_max_bytes, room, node.max_bytes))
 
     def _request(self, plan: FetchPlan, version: int, max_bytes: int) -> FetchRequest:
         topics: dict[str, FetchTopic] = {}
@@ -258,9 +270,10 @@ class Fetcher:
             return
         if error is not None:
             if isinstance(error, AnswerTooLarge):
-                self._raise_too_large(node, targets, error)
+                self._handle_too_large(node, targets, error)
             self._handle_failure(node, error)
             return
+        node.max_bytes = min(2 * node.max_bytes, _MAX_BYTES_MAX)
         response = response_future.result()
         code = ErrorCode.of(response.error_code)
         if version >= 7:
@@ -304,8 +317,13 @@ class Fetcher:
             node.retry_at_ms = self._loop.time() * 1000 + self._config.retry_backoff_ms
         self.send_fetches()
 
-    def _raise_too_large(self, node: _NodeFetches, targets: Collection[TopicPartition], error: AnswerTooLarge) -> None:
-        """Have the next poll raise the error. Which of the partitions has the batch that is too large is not known."""
+    def _handle_too_large(self, node: _NodeFetches, targets: Collection[TopicPartition], error: AnswerTooLarge) -> None:
+        """Ask for fewer records: the aborted transactions among them may have made the answer too large. If it was a
+        single batch, have the next poll raise the error; which of the partitions has it is not known.
+        """
+        if node.asked_bytes > 1:
+            node.max_bytes = max(1, node.asked_bytes // _TOO_LARGE_DIVISOR)
+            return
         node.refused = partition = next((each for each in targets if each in self._subscription.assigned), None)
         if partition is not None:
             others = f" and {counted(len(targets) - 1, 'other partition')}" if len(targets) > 1 else ""
