@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -116,3 +117,26 @@ async def test_a_flush_that_fails_or_whose_partition_is_gone_leaves_no_other_one
     await until(lambda: not host._under_way)
     assert [each.log.begun for each in (failed, gone)] == [0, 0]
     assert not host._waiting
+
+
+async def test_partitions_that_always_have_records_let_the_others_be_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next flush of each began before those that waited, for as long as records came to it during its flushes."""
+    monkeypatch.setattr(flushes, "UNDER_WAY_MAX", 2)
+    busy, waiting = [Partition() for _ in range(2)], [Partition() for _ in range(3)]
+    flushed: list[Any] = []
+
+    def run(log: Any) -> None:
+        flushed.append(log)
+        log.flush_due = flushed.count(log) < 20
+
+    for each in busy:
+        monkeypatch.setattr(each.log, "run", partial(run, each.log))
+    for each in waiting:
+        monkeypatch.setattr(each.log, "run", partial(flushed.append, each.log))
+    loop = asyncio.get_running_loop()
+    host: Any = Flushes(loop, None, lambda: 0, lambda: 0.0, lambda each: True, Mock(), lambda *_: None)
+    for each in (*busy, *waiting):
+        host.flush(each)
+    await until(lambda: not host._under_way)
+    assert len(flushed) == 43
+    assert max(flushed.index(each.log) for each in waiting) < 10

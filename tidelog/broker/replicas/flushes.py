@@ -69,8 +69,9 @@ class Flushes:
         """Sync all records appended so far with one fdatasync on a thread. Later records wait for the next sync."""
         if self._is_closing:
             return
-        if len(self._under_way) >= UNDER_WAY_MAX:
-            self._waiting[partition] = None
+        if self._waiting or len(self._under_way) >= UNDER_WAY_MAX:
+            self._waiting[partition] = None  # also after its own sync: those that wait longer come first
+            self._begin_waiting()
         else:
             self._begin(partition)
 
@@ -111,11 +112,11 @@ class Flushes:
             self.flush(partition)
 
     def _begin_waiting(self) -> None:
-        while self._waiting and len(self._under_way) < UNDER_WAY_MAX:
+        while self._waiting and len(self._under_way) < UNDER_WAY_MAX and not self._is_closing:
             partition = next(iter(self._waiting))
             del self._waiting[partition]
-            if self._is_hosted(partition) and not partition.offline:
-                self.flush_if_due(partition)
+            if self._is_hosted(partition) and not partition.offline and partition.log.flush_due:
+                self._begin(partition)
 
     def acknowledge(self, partition: Partition) -> None:
         """Of the partition's present log, which may have moved to another directory since the records were appended."""
