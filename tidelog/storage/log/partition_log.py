@@ -23,6 +23,7 @@ from tidelog.storage.log import explained_gaps, recovery
 from tidelog.storage.log.flush import Durability, FlushTask, leave_removed_file
 from tidelog.storage.log.hidden_transactions import damage_to_repair, distrust_behind_losses, note_end
 from tidelog.storage.log.loader import LoadedLog
+from tidelog.storage.log.recount import Recount, read_hidden
 from tidelog.storage.log.recovery import examine_now, markers_in, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.log.tidying import emptying
@@ -446,23 +447,21 @@ class PartitionLog:
             self.compaction.give_up()
         return RangeRepair(self, segment, damage, from_offset=from_offset)
 
-    def finish_repair(self, check: RepairCheck) -> bool:
+    def finish_repair(self, check: RepairCheck, recount: Recount | None = None) -> bool:
         """Apply the result of `check.run`. False if the log has changed meanwhile. Raises OSError."""
         is_done = finish_repair(check)
         if is_done:
             explained_gaps.keep_early_end(self, check.segment)
             self.durability.file_epochs(self.leader_epochs)
-        self.after_repair(check.damage if is_done else None)
+        self.after_repair(check.damage if is_done else None, recount if is_done else None)
         return is_done
 
-    def after_repair(self, repaired: DamagedRange | None = None) -> None:
+    def after_repair(self, repaired: DamagedRange | None = None, recount: Recount | None = None) -> None:
         """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state."""
-        damage, segments = [each for _, each in self.damaged_ranges()], list(self.segments)
+        damage = [each for _, each in self.damaged_ranges()]
         distrust_behind_losses(self, repaired, damage)
-        has_rows = recovery.rebuild_hidden_rows(self.segments, self.snapshots, repaired, has_damage=bool(damage))
-        if damage and repaired is not None:
-            self.hidden_ends += recovery.hidden_ends(segments, self.snapshots, repaired, damage_to_repair(self))
-        self._know_producers(anew=has_rows)
+        is_read = recount is not None and recount.apply()
+        self._know_producers(anew=not is_read and read_hidden(self, repaired, damage))
 
     def distrust_transactions(self, offset: int) -> None:
         self.segments.distrusted.add(offset)
