@@ -566,3 +566,20 @@ def test_a_lost_end_whose_epochs_the_file_lacks_refuses_no_committed_copy(made: 
     assert log.finish_repair(check)
     assert list(log.leader_epochs) == EPOCHS
     assert offsets_of(records_of(log)) == list(range(COUNT))
+
+
+def test_epochs_that_the_scrubber_corrects_are_filed_at_once(logs: MakeLogs) -> None:
+    """After a kill the file from before said that whole batches were damaged."""
+    made = logs()
+    for epoch in (0, 0, 1, 1):
+        made.append(batch(), epoch=epoch)
+    made.log.roll(NOW)
+    made.append(batch(), epoch=1)
+    made.close()
+    path = made.folder / "leader-epoch-checkpoint"
+    right = path.read_bytes()
+    path.write_bytes(b"0\n1\n0 0\n")
+    log = made.open()
+    scrub(log)
+    assert list(log.leader_epochs) == [(0, 0), (1, 2)]
+    assert path.read_bytes() == right

@@ -518,6 +518,7 @@ class PartitionLog:
         known = self.leader_epochs
         if known.correct_by(findings.epochs, start, findings.end_offset, is_cleaned=segment.may_have_gaps):
             logger.warning("%s: reading leader epochs from the batches of %s", self.directory, segment.path)
+            self.durability.file_epochs(known)
 
     def doubt_epochs_above(self, leader_epoch: int) -> bool:
         """Mark batches with a later leader epoch than the partition has had as damaged. True if there are any."""
