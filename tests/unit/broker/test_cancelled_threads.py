@@ -94,7 +94,7 @@ def check_repair(logs: Logs, thread: HeldThread) -> Awaitable[Any]:
     unused: Any = Mock()
     repairs = Repairs(1, unused, unused, unused, unused, asyncio.get_running_loop(), thread.run)
     check: Any = Check(logs.log)
-    log = SimpleNamespace(finish_repair=lambda check, recount: check.file.unpin())
+    log = SimpleNamespace(finish_repair=lambda check: check.file.unpin())
     return repairs._check(cast(Any, SimpleNamespace(log=log, watch=Mock())), check)
 
 

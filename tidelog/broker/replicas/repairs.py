@@ -30,7 +30,6 @@ from tidelog.storage.files.disk import is_full
 from tidelog.storage.log.damage_behind import begin_segment_at_damage
 from tidelog.storage.log.damaged_end import move_damaged_end
 from tidelog.storage.log.gap_scan import GapScan
-from tidelog.storage.log.recount import Recount
 from tidelog.storage.log.repair import (
     CopyRefused,
     EpochBegins,
@@ -67,8 +66,6 @@ FETCH_TIMEOUT_MS: Final = 5000
 PAUSE_S_MAX: Final = 5.0
 SPACE_PAUSE_S_MAX: Final = 30.0
 """The longest pause while the volume has no space for the copy, which each attempt fetches again."""
-RECOUNTS_MAX: Final = 5
-"""How often a thread reads what damage has hidden, where the log changes meanwhile. Then the loop does."""
 LOST_PAUSE_S_MAX: Final = 300.0
 """The longest pause for records that no replica has: only a change of the replicas or their files can restore them."""
 
@@ -482,17 +479,10 @@ class Repairs:
 
     async def _check(self, partition: Partition, check: RepairCheck) -> bool:
         log = partition.log  # a move may replace it meanwhile
-        recount: Recount | None = None
         try:
             await until_done(self._run_in_executor(check.run))
-            for _ in range(RECOUNTS_MAX if check.findings is not None else 0):
-                recount = Recount(log, check)
-                while recount.goes_on():
-                    await until_done(self._run_in_executor(recount.run))
-                if recount.is_current():
-                    break
         finally:
-            is_done = log.finish_repair(check, recount)
+            is_done = log.finish_repair(check)
         partition.watch.tail.clear()  # an answer that is kept for the next follower may have the damaged bytes
         return is_done
 

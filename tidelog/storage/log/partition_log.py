@@ -23,7 +23,6 @@ from tidelog.storage.log import explained_gaps, recovery
 from tidelog.storage.log.flush import Durability, FlushTask, leave_removed_file
 from tidelog.storage.log.hidden_transactions import damage_to_repair, distrust_behind_losses, note_end
 from tidelog.storage.log.loader import LoadedLog
-from tidelog.storage.log.recount import Recount, read_hidden
 from tidelog.storage.log.recovery import examine_now, markers_in, replay, settle
 from tidelog.storage.log.repair import RangeRepair, RepairCheck, finish_repair
 from tidelog.storage.log.tidying import emptying
@@ -447,21 +446,23 @@ class PartitionLog:
             self.compaction.give_up()
         return RangeRepair(self, segment, damage, from_offset=from_offset)
 
-    def finish_repair(self, check: RepairCheck, recount: Recount | None = None) -> bool:
+    def finish_repair(self, check: RepairCheck) -> bool:
         """Apply the result of `check.run`. False if the log has changed meanwhile. Raises OSError."""
         is_done = finish_repair(check)
         if is_done:
             explained_gaps.keep_early_end(self, check.segment)
             self.durability.file_epochs(self.leader_epochs)
-        self.after_repair(check.damage if is_done else None, recount if is_done else None)
+        self.after_repair(check.damage if is_done else None)
         return is_done
 
-    def after_repair(self, repaired: DamagedRange | None = None, recount: Recount | None = None) -> None:
+    def after_repair(self, repaired: DamagedRange | None = None) -> None:
         """Rebuild what damage has hidden: rows of aborted transactions, and when no more is left the producer state."""
-        damage = [each for _, each in self.damaged_ranges()]
+        damage, segments = [each for _, each in self.damaged_ranges()], list(self.segments)
         distrust_behind_losses(self, repaired, damage)
-        is_read = recount is not None and recount.apply()
-        self._know_producers(anew=not is_read and read_hidden(self, repaired, damage))
+        has_rows = recovery.rebuild_hidden_rows(self.segments, self.snapshots, repaired, has_damage=bool(damage))
+        if damage and repaired is not None:
+            self.hidden_ends += recovery.hidden_ends(segments, self.snapshots, repaired, damage_to_repair(self))
+        self._know_producers(anew=has_rows)
 
     def distrust_transactions(self, offset: int) -> None:
         self.segments.distrusted.add(offset)
@@ -514,8 +515,7 @@ class PartitionLog:
         if any(damage.end_offset > self.log_start_offset for damage in segment.damage):
             return
         segment.proven = ()
-        start = max(segment.base_offset, self.log_start_offset)
-        known = self.leader_epochs
+        start, known = max(segment.base_offset, self.log_start_offset), self.leader_epochs
         if known.correct_by(findings.epochs, start, findings.end_offset, is_cleaned=segment.may_have_gaps):
             logger.warning("%s: reading leader epochs from the batches of %s", self.directory, segment.path)
             self.durability.file_epochs(known)

@@ -53,28 +53,17 @@ def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -
         if index + 1 < len(segments) and segments[index + 1].base_offset <= producers.end_offset:
             continue
         try:
-            replay_segment(producers, segment, end_offset)
+            _replay_segment(producers, segment, end_offset)
         except CorruptIndex as error:
-            if segment.is_abandoned:  # a copy, for another thread
-                raise
             logger.warning("examining %s: %s", segment.path, error)
             examine_now(segment)
             take_over_findings(segment)
-            replay_segment(producers, segment, end_offset, is_examined=True)
+            _replay_segment(producers, segment, end_offset, is_examined=True)
     producers.end_offset = end_offset
 
 
-def replay_segment(
-    producers: ProducerState,
-    segment: Segment,
-    end_offset: int,
-    *,
-    is_examined: bool = False,
-    aborted_here: list[AbortedTransaction] | None = None,
-) -> None:
-    """Replay the batches of one segment. `aborted_here` gets the transactions that they abort.
-
-    Raises CorruptIndex where batches are missing, unless `is_examined`: what is missing is known as damage then.
+def _replay_segment(producers: ProducerState, segment: Segment, end_offset: int, *, is_examined: bool = False) -> None:
+    """Raises CorruptIndex where batches are missing, unless `is_examined`: what is missing is known as damage then.
 
     What the missing batches say of their producers would be missing, too: a repeated batch would be appended twice.
     """
@@ -87,9 +76,7 @@ def replay_segment(
         if header.last_offset >= end_offset:
             return
         marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
-        completed = producers.replay(header, marker)
-        if aborted_here is not None and completed is not None and completed.is_abort:
-            aborted_here.append(aborted(completed))
+        producers.replay(header, marker)
         expected = header.next_offset
     if is_judged and expected < segment.next_offset and not segment.may_end_early:
         raise CorruptIndex(segment.path, f"ends at offset {expected}, not {segment.next_offset}")
@@ -425,8 +412,6 @@ def rebuild_transaction_index(
     try:
         found = _find_aborted(segment, segments, snapshots)
     except CorruptIndex as error:  # damage that nothing has detected yet
-        if segment.is_abandoned:
-            raise
         logger.warning("examining %s: %s", segment.path, error)
         examine_now(segment)
         take_over_findings(segment)
@@ -437,12 +422,6 @@ def rebuild_transaction_index(
         first_offset = min(before.first_offset, row.first_offset)
         is_in = repaired is None or (first_offset < repaired.end_offset and repaired.first_offset <= row.last_offset)
         rows.append(row if is_in else before)
-    set_rows(segment, rows, segments)
-
-
-def set_rows(segment: Segment, rows: list[AbortedTransaction], segments: list[Segment]) -> None:
-    """Give the segment's index of aborted transactions these rows. Raises OSError."""
-    index = segment.transaction_index
     index.begin_rebuild()
     for row in sorted(rows, key=lambda row: row.last_offset):
         index.append(row)

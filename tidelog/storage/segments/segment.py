@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Sequence
-from copy import copy
 from itertools import chain
 from typing import Final
 
@@ -643,23 +642,6 @@ class Segment:
         self.generation += 1
         self.hints.clear()
         self.forget_recent()
-
-    def apart(self, *, is_active: bool, has_indexes: bool) -> Segment:
-        """A copy for another thread, which reads the segment as it is now, with files of its own. It has no index rows
-        without `has_indexes`, or where the files may not have them.
-        """
-        other = copy(self)
-        other.is_abandoned = True
-        other._file = other._map = None
-        other._loose_maps, other.hints, other.findings = [], {}, None
-        other.forget_recent()
-        other.transaction_index = self.transaction_index.apart(is_active=is_active)
-        index, other._offset_index, other._time_index = self._offset_index, None, None
-        if not has_indexes or (index is not None and index.is_rebuilt):
-            other._offset_index = offset_index(self._disk, self.path_of(INDEX_SUFFIX), self.base_offset)
-            other._time_index = time_index(self._disk, self.path_of(TIME_INDEX_SUFFIX), self.base_offset)
-            other._offset_index.begin_rebuild()  # it does not read the file
-        return other
 
     def paths(self) -> list[str]:
         """The paths of its files."""

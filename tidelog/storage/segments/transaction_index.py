@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from copy import copy
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -38,7 +37,7 @@ class CorruptTransactionIndex(Exception):
 
 
 class TransactionIndex:
-    __slots__ = ("_checksum", "_data", "_disk", "_is_apart", "_is_rebuilt", "exists", "lacks_rows", "path")
+    __slots__ = ("_checksum", "_data", "_disk", "_is_rebuilt", "exists", "lacks_rows", "path")
 
     def __init__(self, disk: Disk, path: str, *, exists: bool) -> None:
         self._disk = disk
@@ -46,7 +45,7 @@ class TransactionIndex:
         self.exists = exists
         self._data: bytearray | None = None if exists else bytearray()
         """The rows as in the file; None before the first use."""
-        self._is_rebuilt = self._is_apart = False
+        self._is_rebuilt = False
         self._checksum: tuple[int, int] | None = None
         self.lacks_rows = False
         """The index was rebuilt while damage hid batches."""
@@ -161,19 +160,6 @@ class TransactionIndex:
         self._checksum = None
         self._is_rebuilt = True
 
-    def apart(self, *, is_active: bool) -> TransactionIndex:
-        """A copy for another thread, which writes no file. `is_active`: rows are appended to this one."""
-        other = copy(self)
-        if is_active and self._data is not None:
-            other._data = bytearray(self._data)
-        other._is_apart, other._is_rebuilt = True, False
-        return other
-
-    @property
-    def is_rebuilt(self) -> bool:
-        """Whether the rows in memory are not in the file."""
-        return self._is_rebuilt
-
     def rows_or_none(self) -> list[AbortedTransaction]:
         """The rows; none if the index is unreadable."""
         try:
@@ -186,7 +172,7 @@ class TransactionIndex:
 
         A file without a row goes: a loss of power could give it back the rows that a truncation took.
         """
-        if not self._is_rebuilt or self._is_apart:
+        if not self._is_rebuilt:
             return False
         self._is_rebuilt = False
         data = bytes(self._loaded())
