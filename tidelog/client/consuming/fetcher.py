@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 _RESPONSES_PER_NODE = 2
 _ANSWER_BYTES, _ANSWER_PARTITION_BYTES = 512, 128
-"""About what an answer takes beside its records, itself and for each partition; 16 bytes for each aborted transaction
-come to it.
+"""About how many bytes an answer has besides its records: once, and for each partition. Not counted are 16 bytes for
+each aborted transaction that it lists.
 """
 _TOO_LARGE_DIVISOR = 16
 _MAX_BYTES_MAX = 2**31 - 1

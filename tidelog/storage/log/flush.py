@@ -336,8 +336,8 @@ class Durability:
             self.files.epochs(epochs).write()
 
     def file_epochs(self, epochs: LeaderEpochs) -> None:
-        """Write the epochs that a repair has corrected. By the file from before, a start after a kill would take the
-        repaired batches for damaged. Without space the next flush writes them. Raises OSError.
+        """Write epochs that were corrected by the batches. By the file from before, a start after a kill would take
+        these batches for damaged. Without space the next flush writes them. Raises OSError.
         """
         if not epochs.is_dirty:
             return

@@ -451,7 +451,6 @@ class PartitionLog:
         is_done = finish_repair(check)
         if is_done:
             explained_gaps.keep_early_end(self, check.segment)
-            self.durability.file_epochs(self.leader_epochs)
         self.after_repair(check.damage if is_done else None)
         return is_done
 
