@@ -382,8 +382,8 @@ class PartitionLog:
             return lookup.aborted_between(self.segments, from_offset, upper_offset)
         except CorruptTransactionIndex as error:
             logger.warning("rebuilding an index of aborted transactions: %s", error)
-            for segment in self.segments.from_offset(from_offset):
-                self.rebuild_transaction_index(segment)
+            recovery.rebuild_unreadable(self.segments, self.snapshots, from_offset)
+            self.segments.sums_are_stale = True
             return lookup.aborted_between(self.segments, from_offset, upper_offset)
 
     def offset_for_timestamp(

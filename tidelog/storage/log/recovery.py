@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from struct import error as StructError
+from typing import NamedTuple
 
 from tidelog.protocol.batches.record_batch import (
     CONTROL_FLAG,
@@ -47,6 +48,11 @@ logger = logging.getLogger("tidelog.storage")
 def replay(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
     """Advance the producer state from its end offset to `end_offset` with the batches in the log."""
     recall(producers, segments)
+    _replay_on(producers, segments, end_offset)
+
+
+def _replay_on(producers: ProducerState, segments: list[Segment], end_offset: int) -> None:
+    """`replay` of a state that has the last batches of its producers."""
     for index, segment in enumerate(segments):
         if segment.base_offset >= end_offset:
             break
@@ -338,9 +344,18 @@ def rebuild_hidden_rows(
 
 def rebuild_lacking(segments: list[Segment], snapshots: ProducerSnapshots, repaired: DamagedRange | None) -> None:
     """`rebuild_transaction_index` of each segment whose index lacks rows."""
+    before: _Replayed | None = None
     for segment in segments:
         if segment.transaction_index.lacks_rows and (repaired is None or segment.next_offset > repaired.first_offset):
-            rebuild_transaction_index(segment, segments, snapshots, repaired)
+            before = rebuild_transaction_index(segment, segments, snapshots, repaired, before)
+
+
+def rebuild_unreadable(segments: Segments, snapshots: ProducerSnapshots, from_offset: int) -> None:
+    """`rebuild_transaction_index` of each segment from the one of `from_offset` on whose index file is damaged."""
+    present, before = list(segments), None
+    for segment in segments.from_offset(from_offset):
+        if not segment.transaction_index.is_readable:
+            before = rebuild_transaction_index(segment, present, snapshots, before=before)
 
 
 def _headers_in(segments: list[Segment], first_offset: int, end_offset: int) -> Iterator[BatchHeader]:
@@ -394,67 +409,97 @@ def hidden_ends(
     }  # fmt: skip
     if not producer_ids:
         return ()
-    open_ids = set(_producers_at(segments, snapshots, bound).ongoing.values())
+    open_ids = set(_producers_at(segments, snapshots, bound).producers.ongoing.values())
     return () if producer_ids.isdisjoint(open_ids) else ((repaired.first_offset, bound),)
 
 
+class _Replayed(NamedTuple):
+    """The producers' state at the end of a segment, and the newest snapshot that was there for it, else -1."""
+
+    producers: ProducerState
+    snapshot_offset: int
+
+
 def rebuild_transaction_index(
-    segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots, repaired: DamagedRange | None = None
-) -> None:
+    segment: Segment,
+    segments: list[Segment],
+    snapshots: ProducerSnapshots,
+    repaired: DamagedRange | None = None,
+    before: _Replayed | None = None,
+) -> _Replayed:
     """Rebuild the index of aborted transactions of one segment. Of damaged ranges it keeps the rows that it had.
 
     `repaired`: other damage is left, and may hide the end of a producer's transaction before. So a row stays unless the
-    repaired range lies in its transaction.
+    repaired range lies in its transaction. `before`: what this returned for an earlier segment. Without it the whole
+    log before the segment is read where no snapshot is left.
     """
     index = segment.transaction_index
     filed = index.rows_or_none()
     kept = {} if repaired is None else {(row.producer_id, row.last_offset): row for row in filed}
     try:
-        found = _find_aborted(segment, segments, snapshots)
+        found, replayed = _find_aborted(segment, segments, snapshots, before)
     except CorruptIndex as error:  # damage that nothing has detected yet
         logger.warning("examining %s: %s", segment.path, error)
         examine_now(segment)
         take_over_findings(segment)
-        found = _find_aborted(segment, segments, snapshots)
+        found, replayed = _find_aborted(segment, segments, snapshots, None)
     rows = [row for row in filed if damage_at(segment.damage, row.last_offset) is not None]
     for row in found:
-        before = kept.get((row.producer_id, row.last_offset), row)
-        first_offset = min(before.first_offset, row.first_offset)
+        known = kept.get((row.producer_id, row.last_offset), row)
+        first_offset = min(known.first_offset, row.first_offset)
         is_in = repaired is None or (first_offset < repaired.end_offset and repaired.first_offset <= row.last_offset)
-        rows.append(row if is_in else before)
+        rows.append(row if is_in else known)
     index.begin_rebuild()
     for row in sorted(rows, key=lambda row: row.last_offset):
         index.append(row)
     index.settle()
     index.lacks_rows = any(each.damage for each in segments if each.base_offset <= segment.base_offset)
+    return replayed
 
 
-def _find_aborted(segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots) -> list[AbortedTransaction]:
+def _find_aborted(
+    segment: Segment, segments: list[Segment], snapshots: ProducerSnapshots, before: _Replayed | None
+) -> tuple[list[AbortedTransaction], _Replayed]:
     """The aborted transactions whose markers are in the segment. Raises CorruptIndex, OSError."""
     found: list[AbortedTransaction] = []
-    producers = _producers_at(segments, snapshots, segment.base_offset)
+    producers, snapshot_offset = _producers_at(segments, snapshots, segment.base_offset, before)
     for position, header in headers(segment):
         marker = read_marker(batch_at(segment, position, header), header) if header.is_control else None
         completed = producers.replay(header, marker)
         if completed is not None and completed.is_abort:
             found.append(aborted(completed))
-    return found
+    return found, _Replayed(producers, snapshot_offset)
 
 
-def _producers_at(segments: list[Segment], snapshots: ProducerSnapshots, end_offset: int) -> ProducerState:
-    """The producers' state before the batch of `end_offset`, without what damage hides."""
+def _producers_at(
+    segments: list[Segment], snapshots: ProducerSnapshots, end_offset: int, before: _Replayed | None = None
+) -> _Replayed:
+    """The producers' state before the batch of `end_offset`, without what damage hides.
+
+    `before` is advanced to it, unless a later snapshot can be read: that one knows what damage before it hides.
+    """
+    present = [each for each in segments if each.base_offset < end_offset]
+    offsets = [each for each in snapshots.offsets if each <= end_offset]
+    newest = max(offsets, default=-1)
     entries: list[ProducerEntry] = []
     start = segments[0].base_offset
-    for offset in reversed([each for each in snapshots.offsets if each <= end_offset]):
+    for offset in reversed(offsets):
+        if before is not None and offset <= before.snapshot_offset:
+            break
         try:
             entries, start = snapshots.read(offset), offset
+            before = None
             break
         except (CorruptSnapshot, FileNotFoundError):
             continue
+    if before is not None:
+        if before.producers.end_offset < end_offset:
+            _replay_on(before.producers, present, end_offset)
+        return before._replace(snapshot_offset=max(newest, before.snapshot_offset))
     producers = ProducerState()
     producers.load(entries, start)
-    replay(producers, [each for each in segments if each.base_offset < end_offset], end_offset)
-    return producers
+    replay(producers, present, end_offset)
+    return _Replayed(producers, newest)
 
 
 def read_marker(batch: bytes | memoryview, header: BatchHeader) -> EndMarker | None:

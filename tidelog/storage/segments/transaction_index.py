@@ -160,12 +160,18 @@ class TransactionIndex:
         self._checksum = None
         self._is_rebuilt = True
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether its rows are in memory, or its file is valid."""
+        try:
+            self._loaded()
+        except CorruptTransactionIndex:
+            return False
+        return True
+
     def rows_or_none(self) -> list[AbortedTransaction]:
         """The rows; none if the index is unreadable."""
-        try:
-            return self.rows
-        except CorruptTransactionIndex:
-            return []
+        return self.rows if self.is_readable else []
 
     def settle(self) -> bool:
         """Write a rebuilt index to its file, unless the content is equal. Whether the file changed.
