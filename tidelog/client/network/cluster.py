@@ -46,7 +46,8 @@ _ANSWER_WAIT_S = 3.0
 """The time that a broker has for what any broker answers before another one is asked as well: it may hang."""
 _UNREACHABLE_S = 3.0
 """A broker that cannot be reached for so long is logged: a poll waits for it without an error."""
-_SAID_AGAIN_S = 60.0
+_LOG_INTERVAL_S = 60.0
+"""The least time between two log lines of the same failure."""
 _IDLE_LOOK_S_MIN = 1.0
 """The least time between two looks for idle connections."""
 CLOSE_TIMEOUT_S = 1.0
@@ -58,7 +59,7 @@ them.
 class _Link:
     """The connection to one node for one purpose, and its number of consecutive failures with the last one's reason."""
 
-    __slots__ = ("connect_task", "connection", "failing_since_s", "failures", "reason", "retry_at_s", "say_at_s")
+    __slots__ = ("connect_task", "connection", "failing_since_s", "failures", "reason", "retry_at_s", "silent_until_s")
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
@@ -67,16 +68,16 @@ class _Link:
         self.reason = ""
         self.retry_at_s = 0.0
         self.failing_since_s: float | None = None
-        self.say_at_s = 0.0
+        self.silent_until_s = 0.0
 
     def count_failure(self, reason: str, node_id: int, now_s: float) -> None:
         """Note that an attempt to connect has failed, and log it when all have failed for some seconds."""
-        if self.failing_since_s is None or now_s - self.retry_at_s > _SAID_AGAIN_S:  # or long without an attempt
-            self.failing_since_s, self.say_at_s = now_s, now_s + _UNREACHABLE_S
+        if self.failing_since_s is None or now_s - self.retry_at_s > _LOG_INTERVAL_S:  # or long without an attempt
+            self.failing_since_s, self.silent_until_s = now_s, now_s + _UNREACHABLE_S
         self.failures += 1
         self.reason = reason
-        if now_s >= self.say_at_s:
-            self.say_at_s = now_s + _SAID_AGAIN_S
+        if now_s >= self.silent_until_s:
+            self.silent_until_s = now_s + _LOG_INTERVAL_S
             logger.warning(
                 "broker %d cannot be reached at its advertised address for %.0f s: %s",
                 node_id, now_s - self.failing_since_s, reason,
@@ -127,7 +128,7 @@ class Cluster:
         self._close_event = asyncio.Event()
         self._finalized_features: dict[str, int] = {}
         self._finalized_features_epoch = -1
-        self._say_too_large_at_s = 0.0
+        self._too_large_silent_until_s = 0.0
 
     # -- lifecycle
 
@@ -491,8 +492,8 @@ class Cluster:
         """Warn of an answer that is too large, at most once a minute: no later attempt helps."""
         now_s = asyncio.get_running_loop().time()
         level = logging.DEBUG
-        if isinstance(error, AnswerTooLarge) and now_s >= self._say_too_large_at_s:
-            level, self._say_too_large_at_s = logging.WARNING, now_s + _SAID_AGAIN_S
+        if isinstance(error, AnswerTooLarge) and now_s >= self._too_large_silent_until_s:
+            level, self._too_large_silent_until_s = logging.WARNING, now_s + _LOG_INTERVAL_S
         logger.log(level, "metadata could not be refreshed: %s", error)
 
     def _handle_refresh_end(self, task: asyncio.Task[None]) -> None:
