@@ -412,3 +412,40 @@ async def test_a_pattern_is_the_brokers_to_understand() -> None:
         await poll_until(lambda: member.assignment() == {T0}, member)
         with pytest.raises(ValueError, match=r"the flags of .* do not reach the broker"):
             member.subscribe(pattern=re.compile("T", re.IGNORECASE))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_in_step", [False, True])
+async def test_a_partition_that_comes_and_goes_between_two_steps_is_free_for_others(is_in_step: bool) -> None:
+    """The coordinator waits to hear that the partition is not owned, although the member never had it, or has it only
+    once the listener returns.
+    """
+    is_slow, may_return = asyncio.Event(), asyncio.Event()
+
+    class Slow(RebalanceListener):
+        async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+            if is_slow.is_set():
+                await may_return.wait()
+
+    async with FakeCluster(t=2) as cluster, consumer(cluster) as first:
+        first.subscribe(["t"], listener=Slow())
+        group = cluster.consumer_groups.group("g")
+        await poll_until(first.assignment, first)
+        name, member = member_of(cluster)
+        async with consumer(cluster, "t") as second:
+            await poll_until(lambda: len(first.assignment()) == len(second.assignment()) == 1, first, second)
+        await until(lambda: len(member.assigned) == 2)
+        is_slow.set()
+        if is_in_step:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await first.poll(10_000)
+        async with consumer(cluster, "t") as third:
+            polls = asyncio.ensure_future(poll_until(third.assignment, third))
+            await until(lambda: member.revoking)
+            await asyncio.sleep(0.05)  # some heartbeats
+            may_return.set()
+            await poll_until(third.assignment, first)
+            await polls
+            assert group.members[name].epoch == group.epoch
+            assert len(first.assignment()) == 1
+            assert not first.assignment() & third.assignment()

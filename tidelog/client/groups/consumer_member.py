@@ -52,7 +52,10 @@ class _ReportedState(NamedTuple):
     """What the coordinator knows of this member."""
 
     topics: TopicSelection
-    owned: frozenset[IdPartition]
+    acknowledgements: int
+    """So many assignments were worked on. It waits to hear the owned partitions after each, also if they are the same:
+    another assignment may have come and gone meanwhile.
+    """
 
 
 class ConsumerMember:
@@ -80,7 +83,8 @@ class ConsumerMember:
         self.owned: frozenset[IdPartition] = frozenset()
         """The partitions of the last acknowledgement."""
         self.target: frozenset[IdPartition] | None = None
-        """The last assignment of the coordinator that is not owned yet; None when there is none."""
+        """The last assignment of the coordinator that is not acknowledged yet; None when there is none."""
+        self._acknowledgements = 0
         self._topics: TopicSelection | None = None
         self._known: _ReportedState | None = None
         self._in_flight: _ReportedState | None = None
@@ -107,11 +111,12 @@ class ConsumerMember:
 
     def acknowledge(self, owned: Iterable[IdPartition], target: frozenset[IdPartition], now_ms: float) -> None:
         """The consumer owns exactly these partitions, after it has worked on `target`."""
-        self.owned = frozenset(owned)
+        previous, self.owned = self.owned, frozenset(owned)
+        if self.owned != previous or self.owned == target:
+            self._acknowledgements += 1
+            self._due_ms = now_ms
         if self.target == target == self.owned:
             self.target = None
-        if self._known is None or self._known.owned != self.owned:
-            self._due_ms = now_ms
 
     def heartbeat_now(self, now_ms: float) -> None:
         """Learn soon what the coordinator says, for example after it has refused a commit."""
@@ -151,9 +156,9 @@ class ConsumerMember:
             # a heartbeat without a response would have ended. The coordinator keeps both as long as this is null.
             if topics.regex is not None or known is None or known.topics.regex is not None:
                 request.subscribed_topic_regex = topics.regex or ""
-        if known is None or known.owned != self.owned:
+        if known is None or known.acknowledgements != self._acknowledgements:
             request.topic_partitions = _by_topic(self.owned)
-        self._in_flight = _ReportedState(topics, self.owned)
+        self._in_flight = _ReportedState(topics, self._acknowledgements)
         return request
 
     def _request(self, epoch: int) -> ConsumerGroupHeartbeatRequest:
@@ -173,8 +178,9 @@ class ConsumerMember:
             self._interval_ms = response.heartbeat_interval_ms
             if response.assignment is not None:
                 target = _partitions(response.assignment.topic_partitions)
-                self.target = None if target == self.owned else target
-            has_news = sent != (self._topics, self.owned)
+                # One that is owned is to be acknowledged after another one, which the consumer may be working on.
+                self.target = None if target == self.owned and self.target is None else target
+            has_news = sent != (self._topics, self._acknowledgements)
             self._due_ms = now_ms if has_news else now_ms + self._interval_ms
             return Outcome.MEMBER
         if code in _FENCED_ERRORS:
