@@ -26,7 +26,7 @@ from tidelog.spark_ingest.connecting import connect
 from tidelog.spark_ingest.offsets import DataLoss
 from tidelog.spark_ingest.options import MAX_BATCH_BYTES_OPTION, SourceOptions
 from tidelog.spark_ingest.planning import OffsetRange
-from tidelog.spark_ingest.topic_watch import TopicGone, TopicWatch, unless_gone
+from tidelog.spark_ingest.topic_watch import TopicGone, TopicWatch, check_gone, unless_gone
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -193,6 +193,7 @@ async def _chunks(
     try:
         finding = _await_topic_id(cluster, partition.topic, topic_id, options.poll_timeout_ms)
         first_id = await unless_gone(cluster, {partition.topic: topic_id}, finding)
+        await _check_partition(cluster, partition, topic_id)
         async with (
             aclosing(_chunks_of_log(cluster, options, offset_range, first_id)) as chunks,
             TopicWatch(cluster, {partition.topic: first_id}) as watch,
@@ -235,6 +236,18 @@ async def _await_topic_id(cluster: Cluster, topic: str, topic_id: bytes, timeout
         await cluster.wait_for_metadata((deadline - loop.time()) * 1000)
         first_id = cluster.metadata.topic_id(topic)
     return first_id
+
+
+async def _check_partition(cluster: Cluster, partition: TopicPartition, topic_id: bytes) -> None:
+    """Raises TopicGone where no broker has the partition, as of a topic that was created again with fewer."""
+    topic = cluster.metadata.topics.get(partition.topic)
+    if topic is None or partition.partition < len(topic.partitions):
+        return
+    try:
+        await check_gone(cluster, [partition], {partition.topic: topic_id})
+    except KafkaError:  # a broker may have it: the read waits for it
+        return
+    raise TopicGone(partition.topic, is_recreated=True)
 
 
 async def _chunks_of_log(

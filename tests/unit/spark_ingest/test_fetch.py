@@ -280,6 +280,18 @@ def test_offsets_of_a_topic_are_not_read_from_another_one_of_its_name(node, new_
     assert read(node, topic, 5, 8).num_rows == 3
 
 
+@pytest.mark.slow
+def test_a_partition_that_a_topic_lacks_since_it_was_created_again_is_gone(node, new_topic):
+    """A micro-batch that runs again after a restart names it, and the topic's earlier id is not known then."""
+    topic = new_topic(1, 1, 5)
+    delete(node, topic)
+    node.topic(topic, 5)
+    timeouts = {"kafkaConsumer.pollTimeoutMs": "3000"}
+    with pytest.raises(DataLoss, match=f"topic '{topic}' was created again, and the rest of {topic}-2 is gone"):
+        read(node, topic, 0, 5, partition=2, **timeouts)
+    assert read(node, topic, 0, 5, partition=2, failOnDataLoss="false", **timeouts) is None
+
+
 def test_a_topic_that_is_created_again_under_a_task_ends_it(node, new_topic):
     topic = new_topic(1000, batch_size=500)
     options = node.options(subscribe=topic, failOnDataLoss="false", **{"kafka.max.partition.fetch.bytes": "2000"})
