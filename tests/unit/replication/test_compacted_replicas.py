@@ -426,3 +426,25 @@ def test_a_cleaning_ends_when_the_topic_is_not_compacted_any_more() -> None:
     cluster.configure(cleanup_policy="compact")
     clean(cluster.nodes[1])
     assert cluster.nodes[1].values() == [b"k=3"]
+
+
+def test_a_follower_below_a_gap_at_the_end_of_its_leaders_log_waits_for_the_next_record() -> None:
+    """Each of its fetches was answered at once, without records: both nodes did nothing else any more."""
+    cluster = compacted()
+    cluster.elect(1, (1,))
+    cluster.stop(2)
+    cluster.stop(3)
+    log, epoch, far = cluster.nodes[1].log, cluster.nodes[1].partition.leader_epoch, 2**31 + 5
+    log.append_as_leader(memoryview(bytearray(encode_batch([record(0, 0, b"k=1")]))), epoch, 0, from_client=False)
+    log.roll(0)
+    log.append_as_follower(memoryview(encode_batch([record(0, 0, b"k=2")], base_offset=far, leader_epoch=epoch)), 0)
+    log.truncate_to(far)
+    log.flush()
+    cluster.start(2)
+    fetches_before = len(cluster.requests)
+    cluster.loop.run_for(5000)
+    assert len(cluster.requests) - fetches_before < 30
+    assert cluster.nodes[2].log.log_end_offset == 1
+    cluster.nodes[1].produce(b"k=3")
+    cluster.loop.settle()
+    assert cluster.nodes[2].log.log_end_offset == far + 1

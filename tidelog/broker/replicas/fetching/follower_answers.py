@@ -114,9 +114,10 @@ class FollowerAnswers:
                         entry.in_flight = True
                         session.in_flight[entry] = None
                         session.linger.sent(size_bytes, session.last_fetch_ms)
-                    else:
+                        return frame
+                    if must_answer:  # otherwise the log may end behind a gap: the follower would ask on and on
                         self._note_sent(entry, partition.log.high_watermark, False)
-                    return frame
+                        return frame
         return self._frames_of_many(session, correlation_id, version, must_answer, is_full)
 
     def _frames_of_many(
