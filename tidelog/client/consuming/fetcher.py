@@ -34,7 +34,7 @@ from tidelog.client.network.metadata import NO_TOPIC_ID
 from tidelog.client.network.offsets import ISOLATION
 from tidelog.client.network.outcomes import retrieve_exception
 from tidelog.protocol.batches.compression import DEFAULT_MAX_BYTES
-from tidelog.protocol.errors import ErrorCode, KafkaError, counted
+from tidelog.protocol.errors import ErrorCode, KafkaError
 from tidelog.protocol.messages.fetch import (
     FIRST_VERSION_WITH_DIVERGENCE,
     LAST_VERSION_WITH_NAMES,
@@ -66,7 +66,7 @@ class _NodeFetches:
     """The fetch session with one broker, and its responses that are not read to the end."""
 
     __slots__ = (
-        "answers_are_large", "asked_bytes", "in_flight", "max_bytes", "node_id", "refused", "responses", "retry_at_ms",
+        "answers_are_large", "apart", "asked_bytes", "in_flight", "max_bytes", "node_id", "responses", "retry_at_ms",
         "session",
     )  # fmt: skip
 
@@ -82,8 +82,10 @@ class _NodeFetches:
         """The most records that the last request has asked for."""
         self.max_bytes = _MAX_BYTES_MAX
         """The most records to ask for. Less after an answer that was too large to receive, until larger ones fit."""
-        self.refused: TopicPartition | None = None
-        """The partition for which a poll raises that the last answer was too large to receive."""
+        self.apart: set[TopicPartition] = set()
+        """The partitions to fetch by themselves, a batch at a time, until that fits: one of them may have a batch that
+        is too large to receive, which would end the fetches of all.
+        """
 
 
 class Fetcher:
@@ -134,7 +136,7 @@ class Fetcher:
             if node is None:
                 node = self._nodes[node_id] = _NodeFetches(node_id)
             self._drop_finished_responses(node)
-            if node.in_flight or len(node.responses) >= _RESPONSES_PER_NODE or node.refused in self._buffer.errors:
+            if node.in_flight or len(node.responses) >= _RESPONSES_PER_NODE:
                 continue
             if node.retry_at_ms > now_ms:
                 self._schedule_send(node.retry_at_ms - now_ms)
@@ -144,7 +146,8 @@ class Fetcher:
                 node.in_flight = True
                 self._cluster.start_connecting(node_id).add_done_callback(partial(self._handle_connection, node))
             else:
-                self._fetch(node, connection, partitions)
+                apart = next((partition for partition in partitions if partition in node.apart), None)
+                self._fetch(node, connection, partitions if apart is None else [apart])
 
     def _node_to_fetch_from(self, partition: TopicPartition, now_ms: float) -> int:
         """The preferred read replica while usable (KIP-392), else the leader; -1 without one.
@@ -209,8 +212,9 @@ class Fetcher:
             if version > LAST_VERSION_WITH_NAMES and any(target.topic_id == NO_TOPIC_ID for target in targets.values()):
                 version = connection.version_of(FetchRequest, LAST_VERSION_WITH_NAMES)
             plan = node.session.plan(targets)
-            node.asked_bytes = self._max_bytes(node, len(targets))
-            request = self._request(plan, version, node.asked_bytes)
+            is_apart = partitions[0] in node.apart
+            node.asked_bytes = 1 if is_apart else self._max_bytes(node, len(targets))
+            request = self._request(plan, version, node.asked_bytes, 0 if is_apart else config.fetch_max_wait_ms)
             timeout_ms = config.request_timeout_ms + config.fetch_max_wait_ms
             response_future = connection.send(request, FetchResponse, version, timeout_ms)
         except KafkaError as error:
@@ -224,7 +228,7 @@ class Fetcher:
         room = self._config.receive_message_max_bytes - _ANSWER_BYTES - partitions * _ANSWER_PARTITION_BYTES
         return max(1, min(self._config.fetch_max_bytes, room, node.max_bytes))
 
-    def _request(self, plan: FetchPlan, version: int, max_bytes: int) -> FetchRequest:
+    def _request(self, plan: FetchPlan, version: int, max_bytes: int, max_wait_ms: int) -> FetchRequest:
         topics: dict[str, FetchTopic] = {}
         for partition, target in plan.to_send.items():
             topic = topics.setdefault(partition.topic, FetchTopic(topic=partition.topic, topic_id=target.topic_id))
@@ -244,7 +248,7 @@ class Fetcher:
             topic_to_forget.partitions.append(partition.partition)
         config = self._config
         return FetchRequest(
-            max_wait_ms=config.fetch_max_wait_ms,
+            max_wait_ms=max_wait_ms,
             min_bytes=config.fetch_min_bytes,
             max_bytes=max_bytes,
             isolation_level=ISOLATION[config.isolation_level],
@@ -283,6 +287,7 @@ class Fetcher:
             return
         if response.throttle_time_ms > 0:
             node.retry_at_ms = self._loop.time() * 1000 + response.throttle_time_ms
+        node.apart.difference_update(targets)
         names = {target.topic_id: partition.topic for partition, target in targets.items()}
         completed = []
         for topic in response.responses:
@@ -318,16 +323,18 @@ class Fetcher:
         self.send_fetches()
 
     def _handle_too_large(self, node: _NodeFetches, targets: Collection[TopicPartition], error: AnswerTooLarge) -> None:
-        """Ask for fewer records: the aborted transactions among them may have made the answer too large. If it was a
-        single batch, have the next poll raise the error; which of the partitions has it is not known.
+        """Ask for fewer records: the aborted transactions among them may have made the answer too large. Have the next
+        poll raise the error if it was a single batch, whose partition is known once it is fetched by itself.
         """
+        (partition, *others) = targets
+        if others:
+            node.apart.update(targets)
         if node.asked_bytes > 1:
             node.max_bytes = max(1, node.asked_bytes // _TOO_LARGE_DIVISOR)
-            return
-        node.refused = partition = next((each for each in targets if each in self._subscription.assigned), None)
-        if partition is not None:
-            others = f" and {counted(len(targets) - 1, 'other partition')}" if len(targets) > 1 else ""
-            problem = f"the records of {partition}{others} cannot be fetched: {error.message}"
+        elif not others and partition in self._subscription.assigned:
+            node.apart.add(partition)
+            self._back_off(partition, self._config.retry_backoff_max_ms)  # meanwhile the connection is for the others
+            problem = f"the records of {partition} cannot be fetched: {error.message}"
             self.fail(partition, KafkaError(ErrorCode.MESSAGE_TOO_LARGE, problem))
 
     def _accept_partition(
@@ -453,8 +460,8 @@ class Fetcher:
             self._cluster.request_refresh()
         self._back_off(partition)
 
-    def _back_off(self, partition: TopicPartition) -> None:
-        wait_ms = self._config.retry_backoff_ms
+    def _back_off(self, partition: TopicPartition, wait_ms: float | None = None) -> None:
+        wait_ms = self._config.retry_backoff_ms if wait_ms is None else wait_ms
         self._backoff_until_ms = self._loop.time() * 1000 + wait_ms
         self._subscription.assigned[partition].retry_at_ms = self._backoff_until_ms
         self._schedule_send(wait_ms)
