@@ -219,9 +219,9 @@ async def find_log_starts(cluster: Cluster, options: SourceOptions, partitions: 
 async def ends_after(
     cluster: Cluster, options: SourceOptions, present: PresentEnds, start: Mapping[TopicPartition, int]
 ) -> PresentEnds:
-    """The same ends, at least `start` where a transaction holds back records before it."""
+    """The same ends, at least `start` where a transaction holds back records before it, or the log has grown since."""
     behind = [partition for partition, end in present.offsets.items() if end < start.get(partition, end)]
-    if not behind or options.consumer.isolation_level == "read_uncommitted":
+    if not behind:
         return present
     marks = await _high_watermarks(cluster, options, behind, dict.fromkeys(behind, 0))
     held_back = {partition: start[partition] for partition in behind if marks[partition] >= start[partition]}

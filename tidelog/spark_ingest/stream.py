@@ -123,8 +123,9 @@ class StreamDriver:
         first = await find_first_offsets(cluster, self._options, omit_missing)
         if self._target is None:
             return first
-        # The target is older. The stream must not begin after it, but in what a transaction holds back.
-        ends = (await ends_after(cluster, self._options, self._target, first.offsets)).offsets
+        # The target is older. `latest` begins at it; a start of its own lies after it where the log has grown since.
+        starts = {each: offset for each, offset in first.offsets.items() if each not in first.at_end}
+        ends = (await ends_after(cluster, self._options, self._target, starts)).offsets
         offsets = {each: min(offset, ends[each]) for each, offset in first.offsets.items() if each in ends}
         return first._replace(offsets=offsets)
 
@@ -234,7 +235,8 @@ class StreamDriver:
             present = await find_ends(cluster, options)
             if self._target is not None:
                 present = target_ends(self._target, present)
-            present = await ends_after(cluster, options, present, start)
+            if self._target is not None or options.consumer.isolation_level == "read_committed":
+                present = await ends_after(cluster, options, present, start)
             is_behind = any(
                 end < start.get(partition, end) and self.topic_id(partition.topic) in (NO_TOPIC_ID, topic_id)
                 for partition, end in present.offsets.items()

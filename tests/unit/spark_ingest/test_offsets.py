@@ -196,11 +196,19 @@ def test_a_read_up_to_a_time_ends_before_records_of_that_time_that_come_while_it
     ],
     ids=["committed", "by time", "by a time that no record has yet"],
 )
-def test_a_stream_passes_over_no_record_that_comes_while_its_start_is_looked_up(node, live_topic, moment, given, first):
+@pytest.mark.parametrize("is_available_now", [False, True])
+def test_a_stream_passes_over_no_record_that_comes_while_its_start_is_looked_up(
+    node, live_topic, moment, given, first, is_available_now
+):
+    """Nor does it begin before its start, where that is after the end of a run with AvailableNow."""
     topic = live_topic(moment)
     options = {"kafka.bootstrap.servers": node.bootstrap_servers, "subscribe": topic, **given}
     with closing(StreamDriver(SourceOptions.parse(options, STREAM))) as stream:
-        assert stream.initial_offset() == {topic: {"0": first}}
+        if is_available_now:
+            stream.prepare_for_available_now()
+        start = stream.initial_offset()
+        assert start == {topic: {"0": first}}
+        assert stream.latest_offset(start) == (start if is_available_now or first == 5 else {topic: {"0": 10}})
 
 
 def test_a_timestamp_after_the_last_record(node, new_topic):
