@@ -33,7 +33,6 @@ class Peer:
     is_gone, known_key = False, -1
     costly_waits = 0
     produce_topic_at = 0
-    awaited = None
 
     def close(self) -> None:
         raise AssertionError("the produce failed")

@@ -24,6 +24,7 @@ from tidelog.broker.apis.records import fetch, produce
 from tidelog.broker.apis.services import Services
 from tidelog.broker.cluster.controller_channel import forwarding_ms
 from tidelog.broker.network.counters import SHORTEST_S, ApiCounters, RequestCounters
+from tidelog.broker.network.order_of_requests import BEHIND, EXCLUSIVE
 from tidelog.broker.network.request import NOT_YET, Answer, Deferred, Peer, RequestContext, completed
 from tidelog.broker.scheduling.fair_scheduler import COSTLY_WAITS, LONG_TURN_S
 from tidelog.broker.scheduling.host_queue import REQUEST_HOST
@@ -210,6 +211,7 @@ class Dispatcher:
     def _decode_and_answer(self, frame: bytes, api: _Api, head: _Head, connection: Peer) -> Deferred:
         """Decode a large request in steps, between which others are served, and answer it."""
         answer = _DeferredMessage(None, exclusive=True)
+        answer.delays = BEHIND.get(api.key, ())
 
         async def run() -> bool:
             REQUEST_HOST.set(connection.host)
@@ -274,7 +276,9 @@ class Dispatcher:
                 later = partial(self._frame_later, api, context, request) if in_steps else None
                 answer = _EncodedAnswer(result, context, request, api, later)
                 # It keeps its request: of one connection, one large request waits at a time.
-                answer.exclusive = answer.exclusive or (len(frame) > WHOLE_BYTES_MAX and not api.is_of_nodes)
+                answer.exclusive |= len(frame) > WHOLE_BYTES_MAX and not api.is_of_nodes
+                answer.exclusive |= api.key in EXCLUSIVE
+                answer.delays = BEHIND.get(api.key, ())
                 return answer
             result = result.response
         if in_steps:
@@ -611,10 +615,11 @@ class _Api:
 class _DeferredMessage(Deferred):
     """A later answer to a request that may state how long its client waits."""
 
-    __slots__ = ("_patience_s",)
+    __slots__ = ("_patience_s", "delays")
 
     def __init__(self, request: Any, exclusive: bool = False) -> None:
         super().__init__(exclusive)
+        self.delays: Collection[int] = ()
         self._patience_s = 0.0
         self.wait_as_stated(request)
 

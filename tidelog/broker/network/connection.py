@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tidelog.broker.network.accepting import end, has_ended
 from tidelog.broker.network.connection_quotas import plain_address
+from tidelog.broker.network.order_of_requests import DELAYED
 from tidelog.broker.network.receive_buffers import (
     BUFFER_SMALLEST_BYTES,
     BUFFER_USUAL_BYTES,
@@ -272,7 +273,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._corked = True
         try:
             while end - start >= 4:
-                if (pending and not self._ready()) or not self._writable:
+                if (pending and not self._ready(start)) or not self._writable:
                     break  # no turn for the next frame yet, even if its size cannot be
                 size = _frame_size(view, start)[0]
                 if not 8 <= size <= self._owner.frame_bytes_max:
@@ -390,7 +391,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._answer(answer)
         return ends[len(answers) - 1], len(answers)
 
-    def _ready(self) -> bool:
+    def _ready(self, start: int = -1) -> bool:
+        """Whether the next request may be served, which begins at `start` (-1: where the buffer does)."""
         return (
             not self._exclusive
             and not self._resting
@@ -398,7 +400,15 @@ class KafkaConnection(asyncio.BufferedProtocol):
             and len(self._pending) < IN_FLIGHT_MAX
             and self._held_bytes < WRITE_HIGH_WATER_BYTES
             and not self._closed
+            and not (self._pending and self._is_delayed(self._start if start < 0 else start))
         )
+
+    def _is_delayed(self, start: int) -> bool:
+        """Whether the request at `start` reads what one before it changes that still waits."""
+        if self._end - start < _FRAME_HEAD.size:
+            return False
+        key = _FRAME_HEAD.unpack_from(self._view, start)[1]
+        return key in DELAYED and any(key in each.delays and each.response is None for each in self._pending)
 
     def _make_room(self, frame_bytes: int) -> None:
         """After processing, make room for the rest of the frame that has partly arrived."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -37,11 +37,6 @@ class Peer(Protocol):
     @property
     def is_gone(self) -> bool:
         """Whether the client has disconnected. A connection that is not read does not notice it."""
-        ...
-
-    @property
-    def awaited(self) -> Deferred | None:
-        """The earliest request of the connection without a complete answer. Later answers wait for it."""
         ...
 
     def close(self) -> None: ...
@@ -88,6 +83,9 @@ class Deferred:
     It uses a plain callback, not an asyncio future: completing it runs the connection's writer at once, so a parked
     request costs no extra turn of the loop.
     """
+
+    delays: Collection[int] = ()
+    """The API keys of the later requests of its connection that are served after it (`order_of_requests`)."""
 
     __slots__ = ("_on_complete", "exclusive", "is_abandoned", "on_abandon", "on_release", "response", "timing")
 

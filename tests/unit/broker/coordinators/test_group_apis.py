@@ -304,22 +304,5 @@ def test_many_groups_in_many_places():
     assert old.error_code == E.NOT_COORDINATOR
 
 
-def test_a_fetch_behind_a_commit_of_its_connection_that_waits_finds_the_offset_of_it():
-    """Kafka serves it after the commit."""
-    node = Node(partitions=1, commits_at_once=False)
-    commit = node.ask(offset_commit, OffsetCommitRequest(group_id="g", topics=[commit_topic("t", 0)]), 8)
-    assert commit.is_parked
-    request = fetch_request(8, {"t": [0]})
-    assert offsets(node.answer(offset_fetch, request, 8), 8) == {("t", 0): (-1, "", 0)}, "of another connection"
-    behind = context(9, 8)
-    connection: Any = SimpleNamespace(awaited=commit)
-    behind.connection = connection
-    reply = Reply(lambda: offset_fetch.handle(node.services, behind, request))
-    assert reply.is_parked
-    node.world.ports.commit(0)
-    assert not commit.is_parked
-    assert offsets(reply.response, 8) == {("t", 0): (100, "note", 0)}
-
-
 def test_no_groups_asked_none_answered():
     assert Node().answer(offset_fetch, OffsetFetchRequest(groups=[]), 8).groups == []

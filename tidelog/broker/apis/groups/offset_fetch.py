@@ -73,12 +73,9 @@ def check(request: OffsetFetchRequest) -> None:
 def handle(services: Services, context: RequestContext, request: OffsetFetchRequest) -> Any:
     answer = _Answer(services.image(), context.api_version, request)
     check_repeats(group.group_id for group in answer.groups)
-    connection, stable = context.connection, request.require_stable
-    # Kafka serves it after the requests before it: it must see an OffsetCommit of this connection that still waits.
-    is_behind = connection is not None and connection.awaited is not None
     fetch = services.groups.fetch_offsets
     response = gather(
-        [partial(fetch, group.group_id, answer.known_topics(group), stable, is_behind) for group in answer.groups],
+        [partial(fetch, group.group_id, answer.known_topics(group), request.require_stable) for group in answer.groups],
         answer.response,
     )
     is_of_all_topics = len(answer.groups) == 1 and answer.groups[0].topics is None

@@ -28,6 +28,7 @@ from tidelog.broker.apis.records.produce_waits import (
     uncommitted,
 )
 from tidelog.broker.apis.services import Services
+from tidelog.broker.network.order_of_requests import BEHIND_RECORDS
 from tidelog.broker.network.request import CLOSED, Answer, Deferred, Peer
 from tidelog.broker.scheduling.inspections import Inspection
 from tidelog.broker.scheduling.pieces import INSPECTED_PIECE_MAX, PIECE_ELEMENTS_MAX, WHOLE_BYTES_MAX, flattened
@@ -391,6 +392,7 @@ class _Progress(NamedTuple):
 class _InSteps(Deferred):
     """A request whose batches are appended later. Later requests of the connection wait until then."""
 
+    delays = BEHIND_RECORDS
     __slots__ = ("_progress", "_to")
 
     def __init__(self, to: Responder, progress: _Progress) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidelog.broker.apis.leader_hints import STALE_LEADER, addresses, leader_of
 from tidelog.broker.apis.services import Services
+from tidelog.broker.network.order_of_requests import BEHIND_RECORDS
 from tidelog.broker.network.request import CLOSED, Deferred
 from tidelog.broker.scheduling.pieces import PIECE_ELEMENTS_MAX
 from tidelog.broker.scheduling.purgatory import DEADLINE_RESOLUTION_MS, OffsetWaiter, discard_all
@@ -61,6 +62,7 @@ class Responder(NamedTuple):
 class ParkedOne(Deferred):
     """A faster `ParkedProduce` for one partition, the most frequent case in a busy cluster."""
 
+    delays = BEHIND_RECORDS
     __slots__ = ("_acks", "_bucket", "_info", "_partition", "_timeout_ms", "_to", "_topic", "_waiter")
 
     def __init__(
@@ -130,6 +132,7 @@ class ParkedOne(Deferred):
 class ParkedProduce(Deferred):
     """A request that waits until its batches are acknowledged in every partition, or until its timeout."""
 
+    delays = BEHIND_RECORDS
     __slots__ = ("_acks", "_bucket", "_open", "_timeout_ms", "_to", "_topics", "_waiters", "_waiting")
 
     def __init__(

@@ -286,17 +286,13 @@ class GroupCoordinatorService:
         return self._runtime.end_transaction(index, transaction, end)
 
     def fetch_offsets(
-        self,
-        group_id: str,
-        topics: RequestedTopics | None,
-        require_stable: bool,
-        after_pending_writes: bool = False,
+        self, group_id: str, topics: RequestedTopics | None, require_stable: bool
     ) -> FetchedTopics | Deferred:
         """The committed offsets of `topics`, or of all topics for None.
 
-        `after_pending_writes`: answer only after the pending writes are committed; `require_stable` implies it. With
-        that, a node that the controller may have replaced also commits a record first: a later coordinator may know of
-        newer offsets, and a transaction that begins at an older one processes its input twice.
+        `require_stable`: answer only after the pending writes are committed. A node that the controller may have
+        replaced then also commits a record first: a later coordinator may know of newer offsets, and a transaction
+        that begins at an older one processes its input twice.
         """
         answer: FetchedTopics | Deferred = self._runtime.submit(
             self.partition_for(group_id),
@@ -308,8 +304,8 @@ class GroupCoordinatorService:
                 now,
                 must_prove_leadership=require_stable and not self._has_session(),
             ),
-            after_pending_writes=after_pending_writes or require_stable,
-            bypasses_limits=not (after_pending_writes or require_stable),
+            after_pending_writes=require_stable,
+            bypasses_limits=not require_stable,
         )
         return answer
 
