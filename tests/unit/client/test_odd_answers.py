@@ -138,6 +138,15 @@ async def test_an_answer_whose_aborted_transactions_take_too_much_is_asked_for_w
         fill(cluster, "t", 0, 2)  # what there is fits: later requests ask for more again
         assert len(await read(consuming, 2)) == 2
         assert asked[1] in [request.max_bytes // 2 for request in cluster.sent(FetchRequest)[2:]]
+    # The partitions of a broker are fetched one by one meanwhile, a batch each. That all of these fit says nothing of
+    # an answer for all, which was too large again.
+    async with FakeCluster(t=8) as cluster, consumer(cluster, "t", receive_message_max_bytes=20_000) as consuming:
+        for number in range(8):
+            fill(cluster, "t", number, 2)
+        await read(consuming, 16)
+        await until(lambda: cluster.sent(FetchRequest)[-1].max_bytes > 1, consuming)
+        first = 20_000 - 512 - 8 * 128
+        assert [request.max_bytes for request in cluster.sent(FetchRequest)[:10]] == [first, *[1] * 8, first // 16]
 
 
 async def test_metadata_that_the_connection_cannot_receive_are_logged(caplog: pytest.LogCaptureFixture):

@@ -277,7 +277,8 @@ class Fetcher:
                 self._handle_too_large(node, targets, error)
             self._handle_failure(node, error)
             return
-        node.max_bytes = min(2 * node.max_bytes, _MAX_BYTES_MAX)
+        if node.apart.isdisjoint(targets):
+            node.max_bytes = min(2 * node.max_bytes, _MAX_BYTES_MAX)
         response = response_future.result()
         code = ErrorCode.of(response.error_code)
         if version >= 7:
@@ -462,8 +463,8 @@ class Fetcher:
 
     def _back_off(self, partition: TopicPartition, wait_ms: float | None = None) -> None:
         wait_ms = self._config.retry_backoff_ms if wait_ms is None else wait_ms
-        self._backoff_until_ms = self._loop.time() * 1000 + wait_ms
-        self._subscription.assigned[partition].retry_at_ms = self._backoff_until_ms
+        retry_at_ms = self._subscription.assigned[partition].retry_at_ms = self._loop.time() * 1000 + wait_ms
+        self._backoff_until_ms = max(self._backoff_until_ms, retry_at_ms)
         self._schedule_send(wait_ms)
 
     # -- records
