@@ -15,6 +15,7 @@ from tests.unit.storage.test_damage import copy_of, repair_range
 from tidelog.protocol.batches.record_batch import LEADER_EPOCH_OFFSET, iter_headers
 from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps, encode_explained_gaps
 from tidelog.storage.log.directory import LogDirectory
+from tidelog.storage.log.explained_gaps import is_beyond_index
 from tidelog.storage.log.loader import Ending
 from tidelog.storage.log.partition_log import PartitionLog
 from tidelog.storage.log.prefix_copy import PrefixCopy
@@ -345,3 +346,97 @@ def test_a_gap_that_is_explained_is_none_of_a_log_that_a_start_has_begun_anew(lo
     scrub(log, log.segments.active)
     assert not log.damaged_ranges()
     assert offsets_of(records_of(log)) == [5, 6]
+
+
+class SimulatedLog:
+    """One log on the simulated disk, whose process is killed or loses power."""
+
+    def __init__(self, seed: int, config: LogConfig) -> None:
+        self.config, self.disk = config, SimulatedDisk(Random(seed))
+        self.disk.make_directory("/data")
+        self.open(create=True)
+        self.log.flush()
+
+    def open(self, ending: Ending = Ending.POWER_LOSS, *, create: bool = False) -> PartitionLog:
+        self.directory = LogDirectory.open(self.disk, "/data", node_id=1, cluster_id="c")
+        if not create:
+            self.directory.ending = ending
+        self.directory.load(lambda topic: self.config, NOW)
+        if create:
+            self.directory.create_log("t", 0, TOPIC_ID, self.config, NOW)
+        self.log = self.directory.logs["t", 0]
+        return self.log
+
+    def lose_power(self) -> PartitionLog:
+        self.disk.lose_power()
+        return self.open()
+
+    def kill(self) -> PartitionLog:
+        self.disk.end_process()
+        return self.open(Ending.KILLED)
+
+
+JUST_FITS = 2**31 - 1
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("first", [1, 2, JUST_FITS - 1, JUST_FITS, JUST_FITS + 1, JUST_FITS + 2])
+def test_flushed_records_behind_a_gap_that_fits_the_index_alone_survive_a_loss_of_power(
+    first: int, is_compacted: bool
+) -> None:
+    """The batches behind the gap did not fit. A start did not believe the name of a gap that does: it cut the log."""
+    config = LogConfig(cleanup_policy=COMPACTED if is_compacted else frozenset({"delete"}))
+    for seed in range(4):
+        made = SimulatedLog(seed, config)
+        follow(made.log, 0)
+        made.log.explain_gaps(3 * FAR)
+        last = max(first + 2, JUST_FITS)
+        data = b"".join(batch(each, base_offset=offset, leader_epoch=4) for offset, each in ((first, 2), (last, 3)))
+        made.log.append_as_follower(memoryview(bytearray(data)), NOW)
+        made.log.flush()
+        for _ in range(2):
+            log = made.lose_power()
+            assert offsets_of(records_of(log)) == [0, first, first + 1, *range(last, last + 3)]
+            assert list(log.leader_epochs) == [(0, 0), (4, 1)]
+            for segment in list(log.segments):
+                scrub(log, segment)
+            assert not log.damaged_ranges()
+
+
+def test_a_copy_of_a_log_names_no_gap_that_fits_the_index_alone(tmp_path: Path) -> None:
+    config = LogConfig(cleanup_policy=COMPACTED)
+    here, other = Logs(tmp_path / "here", config), Logs(tmp_path / "other", config)
+    for made in (here, other):
+        follow(made.log, 0)
+        if made is other:
+            made.log.append_as_follower(batch(3, base_offset=JUST_FITS, leader_epoch=0), NOW)
+        follow(made.log, FARTHER)
+        made.log.set_high_watermark(made.log.log_end_offset)
+    copy = PrefixCopy(here.log, next(each for each in here.log.segments if each.next_offset == FARTHER), NOW)
+    while True:
+        wanted = copy.wants_from
+        copy.data = b"".join(map(bytes, read(other.log, wanted, 500, FARTHER + 1).regions)) if wanted >= 0 else b""
+        copy.run()
+        if not copy.advance():
+            break
+    for _ in range(2):
+        early = [each for each in here.log.segments if each.may_end_early]
+        assert all(is_beyond_index(each.base_offset, each.next_offset) for each in early)
+        assert offsets_of(records_of(here.log)) == [0, *range(JUST_FITS, JUST_FITS + 3), FARTHER]
+        here.kill_and_open()
+        assert not here.log.damaged_ranges()
+
+
+def test_flushed_records_behind_a_gap_survive_a_loss_of_power_after_the_topic_ceased_to_be_compacted() -> None:
+    """The file that named the gap was replaced without a sync, and was empty. The log was cut before the gap."""
+    for seed in range(20):
+        made = SimulatedLog(seed, LogConfig(cleanup_policy=COMPACTED))
+        follow(made.log, 0, FAR)
+        made.log.flush()
+        made.directory.enter_in_cleaner_checkpoint(made.log)
+        made.config = LogConfig()
+        made.log.explain_gaps(made.log.log_end_offset, sync=False)
+        made.log.set_config(made.config)
+        log = made.lose_power()
+        assert offsets_of(records_of(log)) == [0, FAR], seed
+        assert not log.damaged_ranges(), seed

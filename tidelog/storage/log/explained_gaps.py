@@ -15,6 +15,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
+from tidelog.protocol.batches.record_batch import read_header
+from tidelog.storage.cleaner.filter import filler
 from tidelog.storage.files.checkpoints import (
     CLEANED_ENDS_FILE,
     EXPLAINED_GAPS_FILE,
@@ -27,10 +29,13 @@ from tidelog.storage.files.checkpoints import (
     read_if_exists,
     replace_file,
 )
-from tidelog.storage.files.disk import Disk
+from tidelog.storage.files.disk import Buffer, Disk
 from tidelog.storage.log.flush import Durability, FlushTask
 from tidelog.storage.log.recovery import seal, write_if_there_is_space
+from tidelog.storage.producers.producer_state import EndMarker
+from tidelog.storage.segments.append import Batch, as_batch
 from tidelog.storage.segments.damage import CorruptIndex, DamagedRange
+from tidelog.storage.segments.leader_epochs import LeaderEpochs
 from tidelog.storage.segments.log_config import INT64_MAX, MAX_RELATIVE_OFFSET, LogConfig
 from tidelog.storage.segments.reader import position_of
 from tidelog.storage.segments.segment import LOG_SUFFIX, Segment, file_name
@@ -50,11 +55,15 @@ class LogWithGaps(Protocol):
     disk: Disk
     directory: str
     durability: Durability
+    leader_epochs: LeaderEpochs
     gaps_explained_below: int
     jitter_ms: int
     unsynced_gaps_below: int
     segments: Segments
 
+    def append_admitted(
+        self, data: Buffer, admitted: list[Batch], now_ms: int, markers: dict[int, EndMarker] | None
+    ) -> None: ...
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment: ...
 
 
@@ -80,14 +89,22 @@ def accept_gap(log: LogWithGaps, segment: Segment, damage: DamagedRange) -> None
     segment.set_damage(tuple(each for each in segment.damage if each != damage))
 
 
-def roll_behind_gap(log: LogWithGaps, next_offset: int, now_ms: int) -> Segment:
-    """A new active segment behind a gap that is too large for the index of the one before. Raises OSError.
+def roll_behind_gap(log: LogWithGaps, next_offset: int, leader_epoch: int, now_ms: int) -> Segment:
+    """A new active segment for batches behind a gap that do not fit the index of the one before. Raises OSError.
 
     An empty segment holds the gap, so that the end of the one before is known: a start misses batches that are cut off.
     The file comes before the new segment: if it named a segment beside an earlier gap, which a truncation has removed,
-    a start after a kill would miss that one (`may_end_early`).
+    a start after a kill would miss that one (`may_end_early`). A gap that fits the index ends in a batch without
+    records, of the `leader_epoch` of the next batch: after a loss of power a start would believe no name of it, and
+    would cut the log before it.
     """
     gap = log.roll(now_ms)
+    if not is_beyond_index(gap.base_offset, next_offset):
+        left = filler(next_offset - 1, leader_epoch)
+        if leader_epoch > log.leader_epochs.latest:
+            log.leader_epochs.assign(leader_epoch, gap.base_offset)
+        log.append_admitted(left.data, [as_batch(0, read_header(left.data))], now_ms, None)
+        return log.roll(now_ms)
     name_early_ends(log, {(gap.base_offset, next_offset)})
     active = log.roll(now_ms, next_offset)
     gap.next_offset, gap.may_end_early = next_offset, True
@@ -172,9 +189,11 @@ def keep_early_ends_of_unknown(log: LogWithGaps) -> None:
 
 
 def _write(log: LogWithGaps, end_offset: int, *, sync: bool, early_ends: Set[tuple[int, int]] = frozenset()) -> None:
-    """`early_ends`: some that are not among the segments yet."""
+    """`early_ends`: some that are not among the segments yet. What a start believes after a loss of power is synced."""
+    early_ends = _early_ends(log) | early_ends
+    sync = sync or any(is_beyond_index(*each) for each in early_ends)
     log.unsynced_gaps_below = max(log.unsynced_gaps_below, end_offset)  # also where there is no space for the file
-    content = encode_explained_gaps(ExplainedGaps(end_offset, _early_ends(log) | early_ends))
+    content = encode_explained_gaps(ExplainedGaps(end_offset, early_ends))
     replace_file(log.disk, log.directory, EXPLAINED_GAPS_FILE, content, sync=sync)
     log.gaps_explained_below = end_offset
     if sync:

@@ -281,7 +281,7 @@ class PartitionLog:
             or last_offset > segment.max_offset
             or segment.is_full
         ):
-            segment = self._roll_for(admitted[0][2], last_offset, now_ms)
+            segment = self._roll_for(admitted[0], last_offset, now_ms)
         try:
             if self.failure is not None:
                 raise CorruptLog(self.failure)
@@ -316,11 +316,11 @@ class PartitionLog:
             self.failure = f"{self.directory}: {second} after {error}"
         raise error
 
-    def _roll_for(self, first_offset: int, last_offset: int, now_ms: int) -> Segment:
+    def _roll_for(self, first: Batch, last_offset: int, now_ms: int) -> Segment:
         # The base offset is the log end, even before a gap: then a start can distinguish a lost tail from a gap.
         if last_offset - self.log_end_offset <= MAX_RELATIVE_OFFSET:
             return self.roll(now_ms)
-        return explained_gaps.roll_behind_gap(self, first_offset, now_ms)
+        return explained_gaps.roll_behind_gap(self, first[2], first[9], now_ms)
 
     def roll(self, now_ms: int, base_offset: int = -1) -> Segment:
         """Start a new segment at `base_offset`, by default the log end. As in Kafka, an empty active one stays before a

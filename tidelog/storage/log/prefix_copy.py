@@ -216,8 +216,12 @@ class PrefixCopy(Compaction):
                     self._end_segment(new[-1], parts, written, written_end, written_end)
                     new.append(self._begin_segment(written_end))
                     written, size_bytes, parts = 0, 0, []
-                if header.last_offset > new[-1].max_offset:  # an empty segment holds the gap
-                    self._end_segment(new[-1], [], 0, written_end, header.base_offset)
+                if header.last_offset > new[-1].max_offset:  # an empty segment holds the gap, as in `roll_behind_gap`
+                    is_named = is_beyond_index(new[-1].base_offset, header.base_offset)
+                    held = [] if is_named else [filler(header.base_offset - 1, header.partition_leader_epoch)]
+                    self._end_segment(
+                        new[-1], held, 0, written_end if is_named else header.base_offset, header.base_offset
+                    )
                     new.append(self._begin_segment(header.base_offset))
                 parts.append(CleanedBatch(batch, header.last_offset, header.max_timestamp))
                 size_bytes += len(batch)
