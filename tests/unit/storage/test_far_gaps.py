@@ -427,6 +427,23 @@ def test_a_copy_of_a_log_names_no_gap_that_fits_the_index_alone(tmp_path: Path) 
         assert not here.log.damaged_ranges()
 
 
+def test_the_segment_of_a_gap_is_empty_after_a_kill_and_a_loss_of_power() -> None:
+    """Its preallocated bytes came back: no flush synced the file without batches. They counted as damaged."""
+    config = LogConfig(cleanup_policy=COMPACTED, segment_bytes=1000, preallocate=True)
+    for seed in range(10):
+        made = SimulatedLog(seed, config)
+        follow(made.log, 0, FAR)
+        made.kill()
+        follow(made.log, FAR + 1)
+        made.log.flush()
+        made.directory.write_checkpoints()
+        log = made.lose_power()
+        for segment in list(log.segments):
+            scrub(log, segment)
+        assert not log.damaged_ranges(), seed
+        assert offsets_of(records_of(log)) == [0, FAR, FAR + 1]
+
+
 def test_flushed_records_behind_a_gap_survive_a_loss_of_power_after_the_topic_ceased_to_be_compacted() -> None:
     """The file that named the gap was replaced without a sync, and was empty. The log was cut before the gap."""
     for seed in range(20):

@@ -609,6 +609,8 @@ class Segment:
         if self.file.size_bytes() > self.size_bytes:
             self.file.truncate(self.size_bytes)
             self.synced_bytes = -1
+            if not self.size_bytes:  # it holds a gap: after a kill no flush syncs it
+                self.file.sync()
 
     def truncate(self, position: int, end_offset: int) -> None:
         """Cut file and indexes at `position`, where the batches before `end_offset` end."""
