@@ -60,7 +60,7 @@ class CompactionHistory(LogHistory):
         self.config = replace(self.config, **settings)
         self.keys = rng.choice((3, 8, 30))
         self.epoch = 0
-        self.model = CompactedModel(DELETE_RETENTION_MS)
+        self.model = self.new_model()
         self.compaction: Compaction | None = None
         self.strays: list[str] = []
         self.directory: LogDirectory
@@ -108,12 +108,15 @@ class CompactionHistory(LogHistory):
         if found is None:
             if self.model.promised_end:
                 raise Broken("AcknowledgedRecordsArePresent: the whole log is gone")
-            self.model = CompactedModel(DELETE_RETENTION_MS)
+            self.model = self.new_model()
             found = self.directory.create_log(TOPIC, 0, bytes(15) + b"\x07", self.config, self.now_ms)
         self.log = found
         self.adopt()
         self.epoch += self.rng.randint(0, 1)
         self.log.assign_epoch(self.epoch)
+
+    def new_model(self) -> CompactedModel:
+        return CompactedModel(DELETE_RETENTION_MS)
 
     def log_is_in_a_swap(self) -> bool:
         compaction = self.compaction

@@ -1,0 +1,164 @@
+"""A log with gaps of offsets under crashes at any operation: what was acknowledged is read, nothing is damaged.
+
+TIDELOG_SEED=7 replays one history; TIDELOG_GAP_SEEDS=10000 runs that many. The second half plants the mistakes that
+were made with gaps, one at a time, and requires that the histories catch each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.doses import seeds
+from tests.simulation.gap_history import GapHistory
+from tidelog.storage.files import checkpoints
+from tidelog.storage.files.checkpoints import EXPLAINED_GAPS_FILE, ExplainedGaps
+from tidelog.storage.files.disk import Disk
+from tidelog.storage.log import explained_gaps, loader, partition_log
+from tidelog.storage.log.explained_gaps import name_early_ends
+from tidelog.storage.log.partition_log import PartitionLog
+from tidelog.storage.segments import lookup
+from tidelog.storage.segments.segment import Segment
+from tidelog.storage.segments.segments import Segments
+
+CHUNK = 25
+PLANTED_SEEDS = 1500
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("chosen", seeds("TIDELOG_GAP_SEEDS", chunk=CHUNK, fast=CHUNK, full=3 * CHUNK))
+def test_a_log_with_gaps_is_whole_whatever_a_bad_disk_does(chosen: range):
+    for seed in chosen:
+        GapHistory(seed).run()
+
+
+def test_a_seed_does_the_same_again():
+    first, second = GapHistory(42), GapHistory(42)
+    first.run()
+    second.run()
+    assert first.steps == second.steps
+    assert first.disk.operations == second.disk.operations
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def name_gaps_without_a_sync(patch: pytest.MonkeyPatch) -> None:
+    """Before a7c15b4a."""
+    write = checkpoints.replace_file
+
+    def careless(disk: Disk, directory: str, name: str, data: bytes, *, sync: bool = True) -> None:
+        write(disk, directory, name, data, sync=sync and name != EXPLAINED_GAPS_FILE)
+
+    patch.setattr(explained_gaps, "replace_file", careless)
+
+
+def name_the_last_gap_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(explained_gaps, "_early_ends", lambda log: frozenset())
+
+
+def name_gaps_after_the_next_segment(patch: pytest.MonkeyPatch) -> None:
+    def careless(log: PartitionLog, next_offset: int, leader_epoch: int, now_ms: int) -> Segment:
+        gap = log.roll(now_ms)
+        active = log.roll(now_ms, next_offset)
+        gap.next_offset, gap.may_end_early = next_offset, True
+        name_early_ends(log, frozenset())
+        return active
+
+    patch.setattr(explained_gaps, "roll_behind_gap", careless)
+
+
+def name_gaps_that_fit_an_index(patch: pytest.MonkeyPatch) -> None:
+    """A start does not believe such a name after a loss of power, and cut the log before the gap."""
+
+    def careless(log: PartitionLog, next_offset: int, leader_epoch: int, now_ms: int) -> Segment:
+        gap = log.roll(now_ms)
+        name_early_ends(log, {(gap.base_offset, next_offset)})
+        active = log.roll(now_ms, next_offset)
+        gap.next_offset, gap.may_end_early = next_offset, True
+        return active
+
+    patch.setattr(explained_gaps, "roll_behind_gap", careless)
+
+
+def trim_the_segment_of_a_gap_without_a_sync(patch: pytest.MonkeyPatch) -> None:
+    def careless(segment: Segment) -> None:
+        if segment.file.size_bytes() > segment.size_bytes:
+            segment.file.truncate(segment.size_bytes)
+            segment.synced_bytes = -1
+
+    patch.setattr(Segment, "trim", careless)
+
+
+def believe_no_name(patch: pytest.MonkeyPatch) -> None:
+    def careless(disk: Disk, directory: str) -> ExplainedGaps:
+        return ExplainedGaps(explained_gaps.read_explained_gaps(disk, directory).end_offset)
+
+    patch.setattr(loader, "read_explained_gaps", careless)
+
+
+def remove_the_segment_of_a_gap_with_what_is_behind_it(patch: pytest.MonkeyPatch) -> None:
+    def careless(segments: Segments, offset: int) -> Any:
+        index = segments.floor_index(offset)
+        segment = segments[index]
+        position, end_offset = lookup.end_before(segment, offset)
+        if not position and index:
+            segment = segments[index - 1]
+            position = segment.size_bytes
+        return segment, position, end_offset, ()
+
+    patch.setattr(partition_log, "cut_at", careless)
+
+
+def take_no_gap_for_explained_in_a_new_segment(patch: pytest.MonkeyPatch) -> None:
+    """Before 1d4ef820."""
+    create = loader._Loader._create_segment
+
+    def careless(self: Any, base_offset: int) -> Segment:
+        segment = create(self, base_offset)
+        segment.may_have_gaps = self.config.is_compacted
+        return segment
+
+    patch.setattr(loader._Loader, "_create_segment", careless)
+
+
+def take_gaps_for_damage_where_a_topic_is_not_compacted_any_more(patch: pytest.MonkeyPatch) -> None:
+    def careless(log: PartitionLog, end_offset: int, *, sync: bool = True) -> None:
+        log.gaps_explained_below = max(log.gaps_explained_below, end_offset)
+
+    patch.setattr(PartitionLog, "explain_gaps", careless)
+
+
+PLANTS = [
+    (name_gaps_without_a_sync, {}),
+    (name_the_last_gap_only, {}),
+    (name_gaps_after_the_next_segment, {}),
+    (name_gaps_that_fit_an_index, {}),
+    (trim_the_segment_of_a_gap_without_a_sync, {"preallocate": True}),
+    (believe_no_name, {}),
+    (remove_the_segment_of_a_gap_with_what_is_behind_it, {}),
+    (take_no_gap_for_explained_in_a_new_segment, {"cleanup_policy": frozenset({"delete"})}),
+    (take_gaps_for_damage_where_a_topic_is_not_compacted_any_more, {}),
+]
+
+
+@pytest.mark.hunt
+@pytest.mark.parametrize(("plant", "settings"), PLANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_planted_bug_is_caught(plant: Plant, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    plant(monkeypatch)
+    for seed in range(PLANTED_SEEDS):
+        try:
+            GapHistory(seed, **settings).run()
+        except Exception as error:
+            print(seed, str(error)[:150])
+            return
+    pytest.fail("not caught")
