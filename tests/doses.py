@@ -19,7 +19,7 @@ class Dose(NamedTuple):
 
 DOSES = {
     # tests/simulation: histories of clusters, of broken directories, of changing voters, of bad disks, of one log, of a
-    # cleaned log, of the replicas of one partition, of one log with gaps of offsets
+    # cleaned log, of the replicas of one partition, of one log with gaps of offsets, of the repairs of three replicas
     "TIDELOG_CLUSTER_SEEDS": Dose(45, 1_000),
     "TIDELOG_DIRECTORY_SEEDS": Dose(20, 400),
     "TIDELOG_VOTER_SEEDS": Dose(20, 300),
@@ -28,6 +28,7 @@ DOSES = {
     "TIDELOG_COMPACTION_SEEDS": Dose(300, 5_000),
     "TIDELOG_REPLICA_SEEDS": Dose(200, 10_000),
     "TIDELOG_GAP_SEEDS": Dose(300, 10_000),
+    "TIDELOG_REPAIR_SEEDS": Dose(200, 10_000),
     # histories of clusters whose clients use transactions; the same with real processes and clients
     "TIDELOG_TRANSACTION_SEEDS": Dose(12, 10_000),
     "TIDELOG_TRANSACTION_HISTORIES": Dose(3, 1_000),

@@ -233,9 +233,8 @@ class SimulatedFile:
         self._inode.sync()
 
     def map(self, size_bytes: int) -> FileMap:
-        assert size_bytes <= len(self._inode.data), (
-            f"a map of {size_bytes} bytes reaches beyond the end of {self._path}"
-        )
+        if size_bytes > len(self._inode.data):  # as that of the system
+            raise ValueError(f"a map of {size_bytes} bytes reaches beyond the end of {self._path}")
         return SimulatedMap(bytes(self._inode.data[:size_bytes]))
 
     def pin(self) -> None:
